@@ -1,0 +1,51 @@
+# Every target sets up .venv by itself: `make demo` works on a fresh clone.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: help demo test check bench docs clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# What each target needs beside the library itself.
+demo_needs := -e '.[sklearn]'
+test_needs := -e '.[all]' --group test
+check_needs := -e '.[all]' --group test --group check
+bench_needs := -e '.[all]'
+docs_needs := -e . --group docs
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+demo: $(VENV)/demo.installed ## a grid search on a fleet of local nodes
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/test.installed $(VENV)/torch.installed ## every test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/check.installed ## lint, format, types, imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(VENV)/bench.installed ## the numbers in the docs
+	@set -e; for script in benchmarks/*.py; do test ! -e "$$script" || $(BIN)/python "$$script"; done
+
+docs: $(VENV)/docs.installed ## the site, in docs/_build
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/%.installed: pyproject.toml tools/install
+	tools/install $(PYTHON) $(VENV) $($*_needs)
+	@touch $@
+
+# Torch is optional: taken where pip has a build of it at hand, never downloaded (gigabytes).
+$(VENV)/torch.installed: tools/install | $(VENV)/test.installed
+	-tools/install $(PYTHON) $(VENV) --no-index --no-deps torch==2.13.0 && tools/install $(PYTHON) $(VENV) torch==2.13.0
+	@touch $@

@@ -1,0 +1,233 @@
+"""Ephemeral accelerator compute: ordinary Python on machines that come, work and go.
+
+::
+
+    import skyward as sky
+
+    @sky.compute
+    def square(x: int) -> int:
+        return x * x
+
+    with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
+        four = square(2) >> pool
+
+Every public name is here; each is loaded when it is first used, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyward import accelerators, errors, integrations
+    from skyward.errors import (
+        AuthenticationError,
+        BootstrapError,
+        CapacityError,
+        ConfigurationError,
+        NotInPoolError,
+        PoolStateError,
+        QuotaError,
+        RateLimitError,
+        RemoteError,
+        RemoteTraceback,
+        SerializationError,
+        SkywardError,
+        TerminationError,
+        UnreachableError,
+        WorkerLostError,
+    )
+    from skyward.events import (
+        BootstrapCompleted,
+        BootstrapProgress,
+        BootstrapStarting,
+        Callback,
+        CostFinal,
+        CostUpdate,
+        Error,
+        GpuMetrics,
+        InfraCreated,
+        InfraCreating,
+        InstanceLaunching,
+        InstanceProvisioned,
+        InstanceStopping,
+        LogLine,
+        Metrics,
+        PoolStarted,
+        PoolStopped,
+        PoolStopping,
+        Progress,
+        ProviderName,
+        SkywardEvent,
+        TimeoutApproaching,
+        WorkerLost,
+        WorkerReplaced,
+        compose,
+        emit,
+        use_callback,
+    )
+    from skyward.executor import PoolExecutor
+    from skyward.multipool import MultiPool
+    from skyward.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather
+    from skyward.pool import ComputePool
+    from skyward.providers.local import Local
+    from skyward.runtime import DistributedSampler, InstanceInfo, current_accelerator, instance_info, shard
+    from skyward.spec.accelerators import NVIDIA, Accelerator, is_nvidia, is_trainium
+    from skyward.spec.image import Image
+    from skyward.spec.instance import InstanceSpec, select_instance
+    from skyward.spec.spot import Spot, SpotLike
+    from skyward.spec.volume import S3Volume
+    from skyward.submission import CallFuture
+
+__all__ = [
+    "NVIDIA",
+    "Accelerator",
+    "AuthenticationError",
+    "BootstrapCompleted",
+    "BootstrapError",
+    "BootstrapProgress",
+    "BootstrapStarting",
+    "CallFuture",
+    "Callback",
+    "CapacityError",
+    "ComputeFunction",
+    "ComputePool",
+    "ConfigurationError",
+    "CostFinal",
+    "CostUpdate",
+    "DistributedSampler",
+    "Error",
+    "GpuMetrics",
+    "Image",
+    "InfraCreated",
+    "InfraCreating",
+    "InstanceInfo",
+    "InstanceLaunching",
+    "InstanceProvisioned",
+    "InstanceSpec",
+    "InstanceStopping",
+    "Local",
+    "LogLine",
+    "Metrics",
+    "MultiPool",
+    "NotInPoolError",
+    "PendingBatch",
+    "PendingCompute",
+    "PoolExecutor",
+    "PoolStarted",
+    "PoolStateError",
+    "PoolStopped",
+    "PoolStopping",
+    "Progress",
+    "ProviderName",
+    "QuotaError",
+    "RateLimitError",
+    "RemoteError",
+    "RemoteTraceback",
+    "S3Volume",
+    "SerializationError",
+    "SkywardError",
+    "SkywardEvent",
+    "Spot",
+    "SpotLike",
+    "TerminationError",
+    "TimeoutApproaching",
+    "UnreachableError",
+    "WorkerLost",
+    "WorkerLostError",
+    "WorkerReplaced",
+    "accelerators",
+    "compose",
+    "compute",
+    "current_accelerator",
+    "emit",
+    "errors",
+    "gather",
+    "instance_info",
+    "integrations",
+    "is_nvidia",
+    "is_trainium",
+    "select_instance",
+    "shard",
+    "use_callback",
+]
+
+_MODULES = ("accelerators", "errors", "integrations")
+_HOMES = {
+    "skyward.errors": (
+        "AuthenticationError",
+        "BootstrapError",
+        "CapacityError",
+        "ConfigurationError",
+        "NotInPoolError",
+        "PoolStateError",
+        "QuotaError",
+        "RateLimitError",
+        "RemoteError",
+        "RemoteTraceback",
+        "SerializationError",
+        "SkywardError",
+        "TerminationError",
+        "UnreachableError",
+        "WorkerLostError",
+    ),
+    "skyward.events": (
+        "BootstrapCompleted",
+        "BootstrapProgress",
+        "BootstrapStarting",
+        "Callback",
+        "CostFinal",
+        "CostUpdate",
+        "Error",
+        "GpuMetrics",
+        "InfraCreated",
+        "InfraCreating",
+        "InstanceLaunching",
+        "InstanceProvisioned",
+        "InstanceStopping",
+        "LogLine",
+        "Metrics",
+        "PoolStarted",
+        "PoolStopped",
+        "PoolStopping",
+        "Progress",
+        "ProviderName",
+        "SkywardEvent",
+        "TimeoutApproaching",
+        "WorkerLost",
+        "WorkerReplaced",
+        "compose",
+        "emit",
+        "use_callback",
+    ),
+    "skyward.executor": ("PoolExecutor",),
+    "skyward.multipool": ("MultiPool",),
+    "skyward.pending": ("ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"),
+    "skyward.pool": ("ComputePool",),
+    "skyward.providers.local": ("Local",),
+    "skyward.runtime": ("DistributedSampler", "InstanceInfo", "current_accelerator", "instance_info", "shard"),
+    "skyward.spec.accelerators": ("Accelerator", "NVIDIA", "is_nvidia", "is_trainium"),
+    "skyward.spec.image": ("Image",),
+    "skyward.spec.instance": ("InstanceSpec", "select_instance"),
+    "skyward.spec.spot": ("Spot", "SpotLike"),
+    "skyward.spec.volume": ("S3Volume",),
+    "skyward.submission": ("CallFuture",),
+}
+_NOT_YET = ("AWS", "DigitalOcean", "RunPod", "SSH", "Verda", "VastAI", "distributed")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"skyward.{name}")
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(home), name)
+            return value
+    if name in _NOT_YET:
+        raise AttributeError(f"skyward.{name} is not in this version yet; sky.Local() runs a pool on this machine")
+    raise AttributeError(f"module 'skyward' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,156 @@
+"""The client's one event loop, in a thread that lives as long as somebody uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from skyward.errors import PoolStateError
+
+__all__ = ["LoopThread", "acquire_loop"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("skyward")
+
+
+class LoopThread:
+    """An asyncio loop and the thread that runs it. Got with :func:`acquire_loop`, given up with :meth:`release`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = False
+        self._spawned: set[Future[Any]] = set()
+        self._stop = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="skyward-loop", daemon=True)
+        self._thread.start()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop itself: plain asyncio, so tornado's ``IOLoop.current()`` works inside it."""
+        return self._loop
+
+    def call(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run ``coro`` on the loop and wait for its result, in the caller's context.
+
+        When the wait ends early, by Ctrl-C or past ``timeout_s``, the coroutine is told to cancel; its clean-up is not
+        waited for.
+
+        Raises:
+            TimeoutError: it took longer than ``timeout_s``.
+            PoolStateError: called in the loop's own thread, which would wait for itself, or after the loop ended.
+        """
+        if threading.current_thread() is self._thread:
+            coro.close()
+            raise PoolStateError("blocking call in Skyward's event loop thread: await the coroutine there instead")
+        future = self._submit(coro)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def spawn(self, coro: Coroutine[Any, Any, object]) -> None:
+        """Run ``coro`` on the loop without waiting; what it raises is logged. Allowed from any thread.
+
+        Raises:
+            PoolStateError: the loop has ended.
+        """
+        future = self._submit(coro)
+        self._spawned.add(future)
+        future.add_done_callback(self._report)
+
+    def release(self) -> None:
+        """Give the loop up. The last one to do so ends it: tasks are cancelled and awaited, the thread is joined.
+
+        Raises:
+            PoolStateError: called in the loop's own thread, which cannot wait for its own end.
+        """
+        if threading.current_thread() is self._thread:
+            raise PoolStateError("Skyward's event loop cannot be released from its own thread")
+        _shared.release(self)
+
+    def end(self) -> None:
+        """Stop the loop and join its thread, whoever still uses it. Idempotent."""
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def forget(self) -> None:
+        """In a forked child: the thread was not copied, so nothing can run here any more."""
+        self._lock = threading.Lock()
+        self._ended = True
+
+    def _submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._lock:
+            if self._ended:
+                coro.close()
+                raise PoolStateError("Skyward's event loop has ended: the pool was closed, or this is a forked child")
+            return asyncio.run_coroutine_threadsafe(coro, self._loop)
+
+    def _report(self, future: Future[Any]) -> None:
+        self._spawned.discard(future)
+        if not future.cancelled() and (error := future.exception()):
+            _logger.error("a background task failed", exc_info=error)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._wait_for_stop())
+        finally:
+            self._ended = True
+
+    async def _wait_for_stop(self) -> None:
+        await self._stop.wait()
+
+
+class _SharedLoop:
+    """Counts who uses the process's loop thread."""
+
+    _lock = threading.Lock()
+    _thread: LoopThread | None = None
+    _users = 0
+
+    def acquire(self) -> LoopThread:
+        with self._lock:
+            if self._thread is None:
+                self._thread = LoopThread()
+            self._users += 1
+            return self._thread
+
+    def release(self, thread: LoopThread) -> None:
+        with self._lock:
+            if thread is not self._thread:
+                return
+            self._users -= 1
+            if self._users:
+                return
+            self._thread = None
+        thread.end()
+
+    def forget(self) -> None:
+        if self._thread is not None:
+            self._thread.forget()
+        self._lock = threading.Lock()
+        self._thread = None
+        self._users = 0
+
+
+_shared = _SharedLoop()
+
+
+def acquire_loop() -> LoopThread:
+    """The process's loop thread, started if nobody uses it yet; every call is matched by one ``release()``."""
+    return _shared.acquire()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_shared.forget)

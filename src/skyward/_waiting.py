@@ -1,0 +1,108 @@
+"""The one way to wait: a probe, a deadline, a clock that tests can replace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+from skyward.errors import UnreachableError
+
+__all__ = ["SYSTEM_CLOCK", "Clock", "NotYet", "SystemClock", "wait_until"]
+
+T = TypeVar("T")
+
+_GROWTH = 1.5
+_LONGEST_PAUSE = 10
+
+
+class Clock(Protocol):
+    """Time, as code that waits sees it."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment; never goes back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds``."""
+        ...
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    def monotonic(self) -> float:
+        """See :meth:`Clock.monotonic`."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """See :meth:`Clock.sleep`."""
+        await asyncio.sleep(seconds)
+
+
+SYSTEM_CLOCK: Final[Clock] = SystemClock()
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """What a probe returns instead of ``None`` when it can say how far things are.
+
+    Attributes:
+        observed: the present state, in words; the error at the deadline quotes the last one.
+    """
+
+    observed: str
+
+
+async def wait_until(
+    probe: Callable[[], Awaitable[T | NotYet | None]],
+    *,
+    deadline_s: float,
+    interval_s: float,
+    what: str,
+    clock: Clock = SYSTEM_CLOCK,
+) -> T:
+    """Call ``probe`` until it returns a value, and return that.
+
+    The pause between two probes starts at ``interval_s`` and grows to ten times that; the last probe is made at the
+    deadline, and has ``interval_s`` to answer. A probe that hangs is cancelled.
+
+    Args:
+        probe: returns the value, or ``None`` or :class:`NotYet` to be asked again; what it raises ends the wait.
+        deadline_s: how long to wait in all. At least one probe is made.
+        interval_s: the first pause.
+        what: what is waited for, as the error should call it: ``"node 2 to answer over SSH"``.
+        clock: the time.
+
+    Raises:
+        UnreachableError: the deadline passed; names ``what`` and the last observation.
+    """
+    deadline = clock.monotonic() + deadline_s
+    pause_s = interval_s
+    observed = "nothing"
+    while True:
+        remaining_s = deadline - clock.monotonic()
+        outcome = await _ask(probe, max(remaining_s, interval_s))
+        if isinstance(outcome, NotYet):
+            observed = outcome.observed
+        elif outcome is not None:
+            return outcome
+        remaining_s = deadline - clock.monotonic()
+        if remaining_s <= 0:
+            raise UnreachableError(f"waited {deadline_s:g} s for {what}; last observed: {observed}")
+        await clock.sleep(min(pause_s, remaining_s))
+        pause_s = min(pause_s * _GROWTH, interval_s * _LONGEST_PAUSE)
+
+
+async def _ask(probe: Callable[[], Awaitable[T | NotYet | None]], limit_s: float) -> T | NotYet | None:
+    """One probe; when it hangs, that is the observation."""
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            return await probe()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return NotYet(f"no answer within {limit_s:g} s")

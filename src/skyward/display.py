@@ -1,0 +1,384 @@
+"""What a pool shows while it works: a subscriber to its events that writes to stderr."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Final, ParamSpec, Protocol, TextIO, cast
+
+from skyward import events as ev
+from skyward._waiting import SYSTEM_CLOCK, Clock
+from skyward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+__all__ = ["Display", "DisplayKind", "open_display", "parse_display"]
+
+P = ParamSpec("P")
+
+_logger = logging.getLogger("skyward")
+
+_VISIBLE_AFTER_S: Final = 1.0
+_PLAIN_PROGRESS_EVERY_S: Final = 10.0
+_BAR_WIDTH: Final = 30
+_NODE_COLOURS: Final = ("cyan", "magenta", "green", "blue", "bright_cyan", "bright_magenta", "bright_green")
+
+_STEPS: Final[dict[type[ev.SkywardEvent], str]] = {
+    ev.InfraCreating: "preparing",
+    ev.InfraCreated: "prepared: {e.region}",
+    ev.InstanceLaunching: "launching {e.count} x {e.instance_type} on {e.provider}",
+    ev.InstanceProvisioned: "instance {e.instance_id} runs",
+    ev.BootstrapStarting: "bootstrap starts",
+    ev.BootstrapProgress: "bootstrap: {e.step}",
+    ev.BootstrapCompleted: "bootstrap done",
+    ev.PoolStarted: "open (nodes: {e.nodes}, workers: {e.workers})",
+    ev.PoolStopping: "closing",
+    ev.InstanceStopping: "terminating instance {e.instance_id}",
+}
+_WARNINGS: Final[dict[type[ev.SkywardEvent], str]] = {
+    ev.WorkerLost: "worker {e.worker} lost: {e.reason}",
+    ev.WorkerReplaced: "worker {e.worker} replaced",
+    ev.TimeoutApproaching: "ends in {e.seconds_left:.0f} s: its timeout is nearly used up",
+}
+
+_CONTROLS: Final = (*range(9), *range(10, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+_DIRECTIONS: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_HARMLESS: Final = {code: ascii(chr(code))[1:-1] for code in (*_CONTROLS, *_DIRECTIONS)}
+
+
+class DisplayKind(enum.StrEnum):
+    """How much a pool shows."""
+
+    LOG = "log"
+    """A line for each step and for each line that a call prints; a bar for work that takes longer than a second."""
+    SPINNER = "spinner"
+    """One moving line instead of the steps, and bars; of the lines only what went wrong."""
+    QUIET = "quiet"
+    """Nothing at all; what fails is raised."""
+
+
+def parse_display(kind: str) -> DisplayKind:
+    """The kind that ``kind`` names.
+
+    Raises:
+        ConfigurationError: there is no such kind.
+    """
+    try:
+        return DisplayKind(kind)
+    except ValueError:
+        allowed = ", ".join(repr(str(known)) for known in DisplayKind)
+        raise ConfigurationError(f"display must be one of {allowed}, got {kind!r}") from None
+
+
+def open_display(kind: str, bus: ev.EventBus, stream: TextIO | None = None, *, clock: Clock = SYSTEM_CLOCK) -> Display:
+    """Show what ``bus`` carries, until the display is closed.
+
+    Args:
+        kind: a :class:`DisplayKind` or its value.
+        bus: the pool's events.
+        stream: where to; ``sys.stderr`` when None. Only a terminal gets colours, bars and a spinner.
+        clock: the time.
+
+    Raises:
+        ConfigurationError: there is no such kind.
+    """
+    parsed = parse_display(kind)
+    safe = _SafeStream(None if parsed is DisplayKind.QUIET else stream or sys.stderr)
+    screen = _LiveScreen(safe, clock) if safe.isatty() else _PlainScreen(safe, clock)
+    return Display(parsed, bus, screen, clock)
+
+
+class _Tone(enum.Enum):
+    """What a line is, hence how it looks on a terminal."""
+
+    STEP = "dim"
+    """What the pool does."""
+    OUTPUT = ""
+    """What a call printed."""
+    WARNING = "yellow"
+    """Something was lost, or will be."""
+    ERROR = "bold red"
+    """Something went wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    source: str
+    node: int | None = None
+    text: str
+    tone: _Tone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    label: str
+    done: int
+    total: int | None
+    started_s: float
+
+    def bar(self, blocks: str) -> str:
+        """A bar in the two characters ``blocks``, full and empty; nothing while the total is unknown."""
+        if not self.total:
+            return ""
+        full = _BAR_WIDTH * self.done // self.total
+        return blocks[0] * full + blocks[1] * (_BAR_WIDTH - full) + " "
+
+    def count(self, now_s: float) -> str:
+        """``3/10, 2.5/s``."""
+        of = "" if self.total is None else f"/{self.total}"
+        return f"{self.done}{of}, {self.done / max(now_s - self.started_s, 1e-3):.1f}/s"
+
+
+class _Screen(Protocol):
+    """Where lines go. All of it is called from one thread at a time."""
+
+    moves: bool
+    """Whether it can show a line that changes."""
+
+    def line(self, line: _Line) -> None:
+        """Add a line."""
+        ...
+
+    def status(self, phase: str, works: Sequence[_Work]) -> None:
+        """Show what is going on: a phase, unless it is empty, and works."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing but the lines."""
+        ...
+
+
+class Display:
+    """Shows a pool's events. Close the bus first, so that nothing is on its way any more."""
+
+    def __init__(self, kind: DisplayKind, bus: ev.EventBus, screen: _Screen, clock: Clock) -> None:
+        self._spins = kind is DisplayKind.SPINNER and screen.moves
+        self._log = kind is DisplayKind.LOG
+        self._screen = screen
+        self._clock = clock
+        self._phase = ""
+        self._nodes: dict[str, int] = {}
+        self._works: dict[str, _Work] = {}
+        self._opened_s = 0.0
+        self._started: ev.PoolStarted | None = None
+        self._stopped: ev.PoolStopped | None = None
+        self._cost: ev.CostFinal | None = None
+        self._unsubscribe = None if kind is DisplayKind.QUIET else bus.subscribe(None, self._show)
+
+    def close(self) -> None:
+        """Stop showing, and write the closing summary if the pool ever opened. Idempotent."""
+        if self._unsubscribe is None:
+            return
+        self._unsubscribe()
+        self._unsubscribe = None
+        self._screen.close()
+        if self._started:
+            lived_s = self._clock.monotonic() - self._opened_s
+            self._write("pool", None, _summary(self._started, lived_s, self._stopped, self._cost), _Tone.STEP)
+
+    def _show(self, event: ev.SkywardEvent) -> None:
+        self._remember(event)
+        match event:
+            case ev.LogLine():
+                if self._log:
+                    self._say(event, event.line, _Tone.OUTPUT)
+            case ev.Progress():
+                self._advance(event)
+            case ev.Error():
+                self._say(event, f"error: {event.message}", _Tone.ERROR)
+            case _ if template := _WARNINGS.get(type(event)):
+                self._say(event, template.format(e=event), _Tone.WARNING)
+            case _ if template := _STEPS.get(type(event)):
+                self._step(event, template.format(e=event).removesuffix(": "))
+            case _:
+                pass
+        now_s = self._clock.monotonic()
+        self._screen.status(self._phase, [w for w in self._works.values() if now_s - w.started_s > _VISIBLE_AFTER_S])
+
+    def _remember(self, event: ev.SkywardEvent) -> None:
+        match event:
+            case ev.InstanceProvisioned():
+                self._nodes[event.instance_id] = event.node
+            case ev.PoolStarted():
+                self._started = event
+                self._opened_s = self._clock.monotonic()
+            case ev.PoolStopped():
+                self._stopped = event
+            case ev.CostFinal():
+                self._cost = event
+            case _:
+                pass
+
+    def _step(self, event: ev.SkywardEvent, text: str) -> None:
+        if self._spins:
+            self._phase = "" if isinstance(event, ev.PoolStarted) else f"{self._source(event)[0]}: {text}"
+        else:
+            self._say(event, text, _Tone.STEP)
+
+    def _advance(self, event: ev.Progress) -> None:
+        now_s = self._clock.monotonic()
+        before = self._works.get(event.label)
+        started_s = before.started_s if before and before.done <= event.done else now_s
+        work = _Work(label=event.label, done=event.done, total=event.total, started_s=started_s)
+        self._works[event.label] = work
+        if event.done != event.total:
+            return
+        del self._works[event.label]
+        if now_s - started_s > _VISIBLE_AFTER_S:
+            self._write("pool", None, f"{work.label}: {work.count(now_s)}", _Tone.STEP)
+
+    def _say(self, event: ev.SkywardEvent, text: str, tone: _Tone) -> None:
+        source, node = self._source(event)
+        self._write(source, node, text, tone)
+
+    def _source(self, event: ev.SkywardEvent) -> tuple[str, int | None]:
+        instance_id: str | None = getattr(event, "instance_id", None)
+        node: int | None = getattr(event, "node", self._nodes.get(instance_id or ""))
+        return (f"node {node}" if node is not None else instance_id or "pool"), node
+
+    def _write(self, source: str, node: int | None, text: str, tone: _Tone) -> None:
+        for line in text.split("\n"):
+            self._screen.line(_Line(source=_harmless(source), node=node, text=_harmless(line), tone=tone))
+
+
+def _harmless(text: str) -> str:
+    """The text with control characters, tabs excepted, made visible."""
+    return text.translate(_HARMLESS)
+
+
+def _summary(started: ev.PoolStarted, lived_s: float, stopped: ev.PoolStopped | None, cost: ev.CostFinal | None) -> str:
+    parts = [f"nodes: {started.nodes}", f"workers: {started.workers}"]
+    if stopped:
+        parts.append(f"calls: {stopped.calls}")
+    if cost:
+        parts.append(f"cost: ${cost.total_cost:.2f}")
+    if cost and cost.savings_vs_ondemand > 0:
+        parts.append(f"saved by spot: ${cost.savings_vs_ondemand:.2f}")
+    return f"closed after {lived_s:.1f} s ({', '.join(parts)})"
+
+
+class _PlainScreen:
+    """Plain lines, for files and pipes."""
+
+    moves = False
+
+    def __init__(self, stream: _SafeStream, clock: Clock) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._next_progress_s = 0.0
+
+    def line(self, line: _Line) -> None:
+        self._stream.write(f"{line.source:<7} {self._stream.rule} {line.text}\n")
+        self._stream.flush()
+
+    def status(self, phase: str, works: Sequence[_Work]) -> None:
+        now_s = self._clock.monotonic()
+        if not works or now_s < self._next_progress_s:
+            return
+        self._next_progress_s = now_s + _PLAIN_PROGRESS_EVERY_S
+        for work in works:
+            text = _harmless(f"{work.label}: {work.count(now_s)}")
+            self.line(_Line(source="pool", text=text, tone=_Tone.STEP))
+
+    def close(self) -> None:
+        pass
+
+
+class _LiveScreen:
+    """Coloured lines, and below them a spinner and bars while there is something to show in them."""
+
+    moves = True
+
+    def __init__(self, stream: _SafeStream, clock: Clock) -> None:
+        from rich.console import Console
+        from rich.spinner import Spinner
+
+        self._rule = stream.rule
+        self._blocks = "█░" if stream.unicode else "#-"
+        self._clock = clock
+        self._console = Console(file=cast("IO[str]", stream), force_terminal=True)
+        self._spinner = Spinner("dots" if stream.unicode else "line")
+        self._live: Live | None = None
+        self._phase = ""
+        self._works: tuple[_Work, ...] = ()
+
+    def line(self, line: _Line) -> None:
+        from rich.text import Text
+
+        colour = "bold" if line.node is None else _NODE_COLOURS[line.node % len(_NODE_COLOURS)]
+        text = Text.assemble((f"{line.source:<7}", colour), f" {self._rule} ", (line.text, line.tone.value))
+        self._console.print(text, soft_wrap=True)
+
+    def status(self, phase: str, works: Sequence[_Work]) -> None:
+        from rich.live import Live
+
+        self._phase, self._works = _harmless(phase), tuple(works)
+        if not (phase or works):
+            self.close()
+        elif self._live is None:
+            self._live = Live(
+                get_renderable=self._render,
+                console=self._console,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start(refresh=True)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _render(self) -> RenderableType:
+        """What changes; called by rich's thread several times a second."""
+        from rich.console import Group
+        from rich.text import Text
+
+        now_s = self._clock.monotonic()
+        bars = [Text(f"{work.bar(self._blocks)}{_harmless(work.label)}: {work.count(now_s)}") for work in self._works]
+        self._spinner.update(text=Text(self._phase))
+        return Group(*([self._spinner] if self._phase else []), *bars)
+
+
+class _SafeStream:
+    """A text stream that takes any text in its encoding, and stops trying once the stream is closed or broken."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.unicode = self.encoding.lower().startswith("utf")
+        self.rule = "│" if self.unicode else "|"
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal that understands control sequences."""
+        if self._stream is None or os.environ.get("TERM") == "dumb":
+            return False
+        try:
+            return self._stream.isatty()
+        except ValueError:  # what a closed stream says
+            return False
+
+    def write(self, text: str) -> int:
+        """Write ``text``; what the encoding lacks is written as an escape."""
+        if self._stream is not None:
+            self._attempt(self._stream.write, text.encode(self.encoding, "backslashreplace").decode(self.encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        if self._stream is not None:
+            self._attempt(self._stream.flush)
+
+    def _attempt(self, act: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            act(*args, **kwargs)
+        except (OSError, ValueError) as error:
+            _logger.debug("the display's stream is gone: %s", error)
+            self._stream = None

@@ -1,0 +1,59 @@
+"""A pool's own certificate: every connection of the pool shows it, and trusts nothing else."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from typing import TYPE_CHECKING
+
+from skyward.wire.frames import TlsIdentity
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+__all__ = ["client_security", "issue"]
+
+_NAME = "skyward-pool"
+_CLOCK_SKEW = datetime.timedelta(hours=1)
+_LIFETIME = datetime.timedelta(days=30)
+
+
+def issue() -> TlsIdentity:
+    """A fresh P-256 key and its self-signed certificate. Nothing is written anywhere."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    return TlsIdentity(ca=pem, cert=pem, key=private)
+
+
+def client_security(identity: TlsIdentity) -> Security:
+    """The client's side of the pool's mutual TLS, for ``distributed``."""
+    from distributed import Security
+
+    return Security(
+        require_encryption=True,
+        tls_min_version=ssl.TLSVersion.TLSv1_3,
+        tls_ca_file=identity.ca,
+        tls_client_cert=identity.cert,
+        tls_client_key=identity.key,
+    )

@@ -1,0 +1,312 @@
+"""Which call goes to which worker, when. Pure: events in, actions out; no I/O and no clock of its own.
+
+One shared queue, and a small window of calls in flight per worker. How many calls a worker may hold follows from what
+such calls took on workers before: about 20 ms of work, or two round trips where those are longer. A call of a kind not
+seen before, or one whose worker was lost, goes to an idle worker alone. The cost of a call does not depend on the
+number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Action", "CallState", "Cancel", "Dispatch", "GiveUp", "Revoke", "Send", "WorkerId"]
+
+_TARGET_S = 0.02
+_MAX_IN_FLIGHT = 1024
+_KNOWN_KINDS = 4096
+_OVERDUE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WorkerId:
+    """A worker's slot: node rank and index on the node. A worker that replaces a lost one has the same id."""
+
+    node: int
+    worker: int
+
+
+@dataclass(slots=True, eq=False)
+class CallState:
+    """A call on its way.
+
+    Attributes:
+        id: unique in the pool, never 0.
+        kind: calls of one kind take about the same time (the function's id).
+        retries: how many losses of its worker it survives.
+        pinned: the only worker that may run it.
+        losses: how many it had.
+    """
+
+    id: int
+    kind: str
+    retries: int = 3
+    pinned: WorkerId | None = None
+    losses: int = 0
+    cancelled: bool = False
+    worker: WorkerId | None = None
+    expected_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send these calls to this worker, in order."""
+
+    worker: WorkerId
+    calls: Sequence[CallState]
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Ask the worker to give back those of these calls that it has not begun."""
+
+    worker: WorkerId
+    call_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ask the worker to drop these calls; one that runs ends with its worker."""
+
+    worker: WorkerId
+    call_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The call's worker was lost too often, or its only worker is gone for good."""
+
+    call: CallState
+    worker: WorkerId
+    reason: str
+
+
+Action = Send | Revoke | Cancel | GiveUp
+
+
+@dataclass(slots=True)
+class _Worker:
+    id: WorkerId
+    target_s: float = _TARGET_S
+    in_flight: dict[int, CallState] = field(default_factory=dict)
+    own_queue: deque[CallState] = field(default_factory=deque)
+    load_s: float = 0.0
+    busy_since: float = 0.0
+    overdue: bool = False
+    up: bool = False
+
+    def accepts(self, expected_s: float) -> bool:
+        if not self.in_flight:
+            return True
+        return not self.overdue and len(self.in_flight) < _MAX_IN_FLIGHT and self.load_s + expected_s <= self.target_s
+
+
+class Dispatch:
+    """The state of all calls of a pool. Every method returns the actions that follow from the event."""
+
+    def __init__(self) -> None:
+        self._queue: deque[CallState] = deque()
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._idle: dict[WorkerId, _Worker] = {}
+        self._open: dict[WorkerId, _Worker] = {}
+        self._pinned: dict[WorkerId, _Worker] = {}
+        self._calls: dict[int, CallState] = {}
+        self._expected_s: OrderedDict[str, float] = OrderedDict()
+
+    @property
+    def unfinished(self) -> int:
+        """How many calls wait or run."""
+        return len(self._calls)
+
+    def call(self, call_id: int) -> CallState | None:
+        """An unfinished call."""
+        return self._calls.get(call_id)
+
+    def submit(self, calls: Iterable[CallState], now: float) -> list[Action]:
+        """New calls."""
+        for call in calls:
+            self._calls[call.id] = call
+            self._enqueue(call)
+        return self._assign(now)
+
+    def worker_up(self, worker_id: WorkerId, now: float, *, round_trip_s: float = 0.0) -> list[Action]:
+        """A worker, new or replaced, is ready and holds nothing."""
+        worker = self._workers.setdefault(worker_id, _Worker(worker_id))
+        worker.up = True
+        worker.target_s = max(_TARGET_S, 2 * round_trip_s)
+        self._sort(worker)
+        return self._assign(now)
+
+    def worker_lost(
+        self, worker_id: WorkerId, reason: str, now: float, *, unsent: frozenset[int] = frozenset()
+    ) -> list[Action]:
+        """A worker died with all it held; calls in ``unsent`` had not left the client.
+
+        Calls run in order, so only the first unfinished one may be to blame: it alone is charged with the loss.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return []
+        worker.up = False
+        held, worker.in_flight, worker.load_s = list(worker.in_flight.values()), {}, 0.0
+        self._sort(worker)
+        actions: list[Action] = []
+        suspect = next((call for call in held if call.id not in unsent), None)
+        for call in reversed(held):
+            call.worker = None
+            if call.cancelled:
+                self._calls.pop(call.id, None)
+                continue
+            call.losses += call is suspect
+            if call.losses > call.retries:
+                actions.append(self._give_up(call, worker_id, reason))
+            else:
+                self._enqueue(call, front=True)
+        return actions + self._assign(now)
+
+    def worker_gone(self, worker_id: WorkerId, reason: str, now: float) -> list[Action]:
+        """A worker was lost for good: what is pinned to it can never run; with no worker left, nothing can."""
+        actions = self.worker_lost(worker_id, reason, now)
+        worker = self._workers.pop(worker_id, None)
+        stranded = list(worker.own_queue) if worker else []
+        if not self._workers:
+            stranded += self._queue
+            self._queue.clear()
+        return actions + [self._give_up(call, worker_id, reason) for call in stranded if not call.cancelled]
+
+    def finished(self, call_id: int, seconds: float, now: float) -> list[Action]:
+        """A call ended on its worker, whatever its outcome."""
+        call = self._calls.pop(call_id, None)
+        if call is None:
+            return []
+        self._learn(call.kind, seconds)
+        self._release(call, now)
+        return self._assign(now)
+
+    def given_back(self, call_ids: Iterable[int], now: float) -> list[Action]:
+        """A worker gave calls back unbegun."""
+        for call_id in reversed(list(call_ids)):
+            call = self._calls.get(call_id)
+            if call is None:
+                continue
+            self._take_back(call)
+            if call.cancelled:
+                del self._calls[call_id]
+            else:
+                self._enqueue(call, front=True)
+        return self._assign(now)
+
+    def cancel(self, call_ids: Iterable[int], *, kill: bool) -> list[Action]:
+        """Nobody waits for these calls any more; ``kill`` says whether those that run are to be ended."""
+        held: dict[WorkerId, list[int]] = {}
+        for call_id in call_ids:
+            call = self._calls.get(call_id)
+            if call is None or call.cancelled:
+                continue
+            call.cancelled = True
+            if call.worker is None:
+                del self._calls[call_id]  # it stays in the queue, marked, and is skipped there
+            else:
+                held.setdefault(call.worker, []).append(call_id)
+        kind = Cancel if kill else Revoke
+        return [kind(worker_id, ids) for worker_id, ids in held.items()]
+
+    def rebalance(self, now: float) -> list[Action]:
+        """Call this now and then: takes back what waits behind an unexpectedly long call while others are idle."""
+        if self._queue or not self._idle:
+            return []
+        actions: list[Action] = []
+        for worker in self._workers.values():
+            head, *rest = worker.in_flight.values() or (None,)
+            if head is None or not rest:
+                continue
+            patience = max(_OVERDUE_S, 4 * head.expected_s) if head.expected_s < math.inf else _OVERDUE_S
+            if now - worker.busy_since > patience:
+                worker.overdue = True
+                self._sort(worker)
+                movable = [call.id for call in rest if call.pinned is None]
+                actions += [Revoke(worker.id, movable)] if movable else []
+        return actions
+
+    def _enqueue(self, call: CallState, *, front: bool = False) -> None:
+        queue = self._queue
+        if call.pinned is not None:
+            worker = self._workers.setdefault(call.pinned, _Worker(call.pinned))
+            self._pinned[call.pinned] = worker
+            queue = worker.own_queue
+        queue.appendleft(call) if front else queue.append(call)
+
+    def _assign(self, now: float) -> list[Action]:
+        sends: list[Action] = []
+        for worker in list(self._pinned.values()):
+            self._hand_over(worker, worker.own_queue, _MAX_IN_FLIGHT, now, sends)
+            if not worker.own_queue or not worker.up:
+                del self._pinned[worker.id]
+        share = math.ceil(len(self._queue) / max(1, len(self._workers)))
+        while self._queue and (self._idle or self._open):
+            worker = next(iter((self._idle or self._open).values()))
+            if not self._hand_over(worker, self._queue, share, now, sends):
+                self._open.pop(worker.id, None)  # full for the next call; it is looked at again when it finishes one
+        return sends
+
+    def _hand_over(self, worker: _Worker, queue: deque[CallState], limit: int, now: float, sends: list[Action]) -> bool:
+        batch: list[CallState] = []
+        while queue and worker.up and len(batch) < limit:
+            call = queue[0]
+            if call.cancelled:
+                queue.popleft()
+                continue
+            call.expected_s = math.inf if call.losses else self._expected_s.get(call.kind, math.inf)
+            if not worker.accepts(call.expected_s):
+                break
+            queue.popleft()
+            call.worker = worker.id
+            worker.busy_since = worker.busy_since if worker.in_flight else now
+            worker.in_flight[call.id] = call
+            worker.load_s += call.expected_s
+            batch.append(call)
+        if batch:
+            sends.append(Send(worker.id, batch))
+            self._sort(worker)
+        return bool(batch)
+
+    def _sort(self, worker: _Worker) -> None:
+        """Into the idle, those with room, or neither."""
+        self._idle.pop(worker.id, None)
+        self._open.pop(worker.id, None)
+        if worker.up and not worker.in_flight:
+            self._idle[worker.id] = worker
+        elif worker.up and worker.accepts(0.0):
+            self._open[worker.id] = worker
+        if worker.own_queue and worker.up:
+            self._pinned[worker.id] = worker
+
+    def _release(self, call: CallState, now: float) -> None:
+        """The call is over; the next one on its worker begins."""
+        worker = self._workers.get(call.worker) if call.worker is not None else None
+        if worker is not None:
+            worker.busy_since, worker.overdue = now, False
+        self._take_back(call)
+
+    def _take_back(self, call: CallState) -> None:
+        worker = self._workers.get(call.worker) if call.worker is not None else None
+        call.worker = None
+        if worker is None or worker.in_flight.pop(call.id, None) is None:
+            return
+        worker.load_s = worker.load_s - call.expected_s if worker.in_flight and call.expected_s < math.inf else 0.0
+        self._sort(worker)
+
+    def _learn(self, kind: str, seconds: float) -> None:
+        """Quick to believe in long calls, slow to believe in short ones."""
+        known = self._expected_s.get(kind)
+        self._expected_s[kind] = seconds if known is None or seconds > known else 0.8 * known + 0.2 * seconds
+        self._expected_s.move_to_end(kind)
+        if len(self._expected_s) > _KNOWN_KINDS:
+            self._expected_s.popitem(last=False)
+
+    def _give_up(self, call: CallState, worker_id: WorkerId, reason: str) -> GiveUp:
+        del self._calls[call.id]
+        return GiveUp(call, worker_id, reason)

@@ -1,0 +1,65 @@
+"""What a worker sends back about one call, put together."""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from skyward.engine.futures import RawOutcome
+from skyward.events import Callback, LogLine, SkywardEvent
+from skyward.node.logs import LogPiece, Reassembler
+from skyward.wire.messages import Kind, Outcome
+from skyward.wire.pickling import PackedError
+from skyward.wire.session import Item
+
+__all__ = ["Incoming"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Incoming:
+    """Chunks, lines and events of a call, until its outcome.
+
+    Attributes:
+        callbacks: those in force where the call was made; they hear of its lines and events.
+    """
+
+    callbacks: tuple[Callback, ...] = ()
+    _parts: dict[int, memoryview] = field(default_factory=dict)
+    _lines: Reassembler = field(default_factory=Reassembler)
+
+    def add_chunk(self, item: Item) -> None:
+        """A piece of a large result."""
+        _, _, index, part_bytes, offset, data = item
+        part = self._parts.get(index)
+        if part is None:
+            part = self._parts[index] = memoryview(mmap.mmap(-1, part_bytes))
+        part[offset : offset + len(data)] = data
+
+    def outcome(self, wire: Sequence[Any], *, where: str) -> RawOutcome:
+        """The end of the call."""
+        outcome = Outcome.from_wire(wire)
+        if outcome.error is not None:
+            type_name, message, traceback, pickled = outcome.error
+            error = PackedError(type_name=type_name, message=message, traceback=traceback, pickled=pickled)
+            return RawOutcome(error=error, seconds=outcome.seconds, where=where)
+        parts = [self._parts[index] for index in range(len(outcome.part_bytes))]
+        data = outcome.data or parts.pop(0)
+        return RawOutcome(data=data, buffers=tuple(parts), seconds=outcome.seconds, where=where)
+
+    def events(self, item: Item, *, node: int, instance_id: str) -> Iterator[SkywardEvent]:
+        """The events in an item of lines, or of an event that user code emitted."""
+        if item[0] == Kind.EVENT:
+            yield pickle.loads(item[2])
+            return
+        for stream, text, partial, timestamp in item[2]:
+            line = self._lines.add(LogPiece(text=text, partial=partial, stream=stream, timestamp=timestamp))
+            if line is not None:
+                yield LogLine(node, instance_id, line.text, line.timestamp)
+
+    def reset(self) -> None:
+        """The worker was lost: what it had sent of a result counts no more."""
+        self._parts.clear()
+        self._lines = Reassembler()

@@ -1,0 +1,192 @@
+"""A pool while it is open: its fleet, its lanes, its events, from first to last."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from skyward._loop import LoopThread
+from skyward._waiting import SYSTEM_CLOCK
+from skyward.engine.certificates import client_security, issue
+from skyward.engine.cluster import Engine
+from skyward.engine.dispatch import WorkerId
+from skyward.engine.futures import BatchWatch, RemoteFuture
+from skyward.engine.packing import wrap
+from skyward.errors import PoolStateError
+from skyward.events import EventBus, PoolStarted, PoolStopped, PoolStopping, Progress, TimeoutApproaching
+from skyward.node.control import Ending, Message, MetricsReport, TimeoutWarning, WorkerExit, WorkerRunning
+from skyward.node.metrics import NodeMetrics
+from skyward.providers.base import Provider
+from skyward.provision.fleet import Fleet
+from skyward.provision.ledger import Ledger
+from skyward.provision.nodes import NodeHandle
+from skyward.spec.request import PoolRequest
+from skyward.submission import ArgumentMemo, Invocation
+
+__all__ = ["RunningPool"]
+
+T = TypeVar("T")
+
+_FIRST_WORKERS_TIMEOUT_S = 120.0
+_PROGRESS_INTERVAL_S = 0.1
+_COST_INTERVAL_S = 30.0
+
+
+class RunningPool:
+    """Everything that a pool holds while it is open.
+
+    Args:
+        pool_id: unique among all pools.
+        provider: who has the machines.
+        request: what was asked for, validated.
+        loop: the client's loop thread.
+        bus: where the pool's events go; closed by whoever made it.
+    """
+
+    def __init__(
+        self, *, pool_id: str, provider: Provider, request: PoolRequest, loop: LoopThread, bus: EventBus
+    ) -> None:
+        self._pool_id = pool_id
+        self._provider = provider
+        self._request = request
+        self._loop = loop
+        self._bus = bus
+        self._fleet: Fleet | None = None
+        self._engine: Engine | None = None
+        self._opening: asyncio.Task[Any] | None = None
+        self._cost_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def instance_count(self) -> int:
+        """How many nodes are there."""
+        return len(self._fleet.nodes) if self._fleet else 0
+
+    def open(self) -> None:
+        """Provision and connect. Whatever ends it early, nothing is left behind when it returns."""
+        try:
+            self._loop.call(self._open())
+        except BaseException:
+            self._loop.call(self._abandon())
+            raise
+
+    def close(self) -> None:
+        """Fail what is unfinished, end every machine, confirm it."""
+        self._loop.call(self._close())
+
+    def submit(
+        self, calls: Sequence[Invocation], memo: ArgumentMemo, watch: BatchWatch | None = None
+    ) -> list[RemoteFuture]:
+        """Pickle calls here and now, and queue them."""
+        return self._ready_engine.submit(wrap(calls, memo), watch)
+
+    def broadcast(self, call: Invocation, watch: BatchWatch | None = None) -> list[RemoteFuture]:
+        """Pickle a call here and now, and queue it on every worker."""
+        (parcel,) = wrap([call], ArgumentMemo())
+        return self._ready_engine.broadcast(parcel, watch)
+
+    def cancel(self, futures: Sequence[Future[Any]], *, kill: bool = True) -> None:
+        """See :meth:`skyward.engine.cluster.Engine.cancel`."""
+        self._ready_engine.cancel(futures, kill=kill)
+
+    def wait(self, futures: Sequence[RemoteFuture], watch: BatchWatch, label: str, *, all_of_them: bool) -> None:
+        """Wait for a batch; the first failure ends the wait and drops the rest, unless ``all_of_them`` are wanted.
+
+        Ctrl-C ends what runs: its workers are replaced, the pool stays usable.
+        """
+        try:
+            while not watch.wait(_PROGRESS_INTERVAL_S):
+                self._bus.publish(Progress(label, len(futures) - watch.remaining, len(futures)))
+            while all_of_them and watch.remaining:
+                watch.rearm()
+                watch.wait(_PROGRESS_INTERVAL_S)
+        except BaseException:
+            self.cancel(futures)
+            raise
+        self._bus.publish(Progress(label, len(futures) - watch.remaining, len(futures)))
+        if watch.remaining:
+            self.cancel(futures, kill=False)
+
+    @property
+    def _ready_engine(self) -> Engine:
+        if self._engine is None:
+            raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
+        return self._engine
+
+    async def _open(self) -> None:
+        self._opening = asyncio.current_task()
+        tls = await asyncio.to_thread(issue)
+        importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "distributed"))
+        self._fleet = Fleet(
+            self._provider,
+            self._request,
+            pool_id=self._pool_id,
+            tls=tls,
+            publish=self._bus.publish,
+            on_node_message=self._hear,
+            ledger=await asyncio.to_thread(Ledger.of_user),
+        )
+        try:
+            await self._fleet.start()
+            await importing
+            await self._connect(client_security(tls).get_connection_args("client"))
+        except BaseException:
+            importing.cancel()
+            await self._close()
+            raise
+        workers = self._request.nodes * self._request.workers_per_node
+        self._bus.publish(PoolStarted(self._request.nodes, workers))
+        self._report_cost(self._fleet)
+
+    async def _connect(self, connection_args: dict[str, Any]) -> None:
+        assert self._fleet is not None
+        engine = Engine(self._loop.loop, connection_args, self._bus)
+        engine.start()
+        self._engine = engine
+        for node in self._fleet.nodes:
+            engine.attach(node)
+        async with asyncio.timeout(_FIRST_WORKERS_TIMEOUT_S):
+            await engine.wait_ready()
+
+    async def _abandon(self) -> None:
+        """Opening was interrupted: it was told to cancel; wait until it has tidied up."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+
+    def _report_cost(self, fleet: Fleet) -> None:
+        self._bus.publish(fleet.cost(SYSTEM_CLOCK.monotonic()).update())
+        self._cost_timer = self._loop.loop.call_later(_COST_INTERVAL_S, self._report_cost, fleet)
+
+    async def _close(self) -> None:
+        if self._cost_timer is not None:
+            self._cost_timer.cancel()
+        self._bus.publish(PoolStopping())
+        engine, self._engine = self._engine, None
+        try:
+            if engine is not None:
+                await engine.close()
+        finally:
+            if self._fleet is not None:
+                await self._fleet.stop()
+                self._bus.publish(self._fleet.cost(SYSTEM_CLOCK.monotonic()).final())
+        self._bus.publish(PoolStopped(engine.ended_calls if engine else 0))
+
+    def _hear(self, node: NodeHandle, message: Message) -> None:
+        match message:
+            case WorkerExit() if self._engine is not None:
+                worker = WorkerId(node.rank, message.worker)
+                self._engine.worker_exited(worker, message.incarnation, message.reason)
+            case WorkerRunning() if self._engine is not None:
+                self._engine.worker_started(WorkerId(node.rank, message.worker))
+            case MetricsReport():
+                metrics = NodeMetrics.from_dict(message.values)
+                self._bus.publish(metrics.to_event(instance_id=node.instance.id, node=node.rank))
+            case TimeoutWarning():
+                self._bus.publish(TimeoutApproaching(node.instance.id, message.seconds_left))
+            case Ending() if self._engine is not None:
+                self._engine.node_gone(node.rank, f"its node ended: {message.reason}")
+            case _:
+                pass

@@ -1,0 +1,160 @@
+"""Every error Skyward raises, grouped by what the caller does next.
+
+::
+
+    SkywardError
+    ├── fix the input
+    │   ├── ConfigurationError        a parameter is wrong; the message names it (also a ValueError)
+    │   ├── SerializationError        a function, argument or result cannot be pickled (also a TypeError)
+    │   ├── PoolStateError            the pool is not open, already closed, or not usable here (also a RuntimeError)
+    │   ├── NotInPoolError            asked on the client for what only a call on a node knows (also a RuntimeError)
+    │   └── AuthenticationError       credentials or keys were refused
+    ├── try elsewhere
+    │   ├── CapacityError             the provider has none of it now
+    │   └── QuotaError                the account may not have more of it
+    ├── wait
+    │   ├── RateLimitError            the provider asks for patience
+    │   └── UnreachableError          a node or an API did not answer within its deadline
+    └── report
+        ├── BootstrapError            preparing a node failed; carries the step and the log's tail
+        ├── WorkerLostError           a call lost its worker more often than its retries allow
+        ├── RemoteError               a call failed with an exception that could not be rebuilt here
+        └── TerminationError          machines could not be confirmed gone; carries their ids
+
+A call that raises on a worker raises the same exception here, with :class:`RemoteTraceback` as its ``__cause__``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "AuthenticationError",
+    "BootstrapError",
+    "CapacityError",
+    "ConfigurationError",
+    "NotInPoolError",
+    "PoolStateError",
+    "QuotaError",
+    "RateLimitError",
+    "RemoteError",
+    "RemoteTraceback",
+    "SerializationError",
+    "SkywardError",
+    "TerminationError",
+    "UnreachableError",
+    "WorkerLostError",
+]
+
+
+class SkywardError(Exception):
+    """Base of every error that Skyward itself raises."""
+
+
+class ConfigurationError(SkywardError, ValueError):
+    """A parameter has a value or a type that is not allowed; the message names it and says what is."""
+
+
+class SerializationError(SkywardError, TypeError):
+    """A function, an argument or a result cannot be pickled; the message names the offending part."""
+
+
+class PoolStateError(SkywardError, RuntimeError):
+    """The pool is not open, already closed, or was used inside one of its own calls."""
+
+
+class NotInPoolError(SkywardError, RuntimeError):
+    """Something that only a call on a node can know was asked for elsewhere."""
+
+
+class AuthenticationError(SkywardError):
+    """Credentials, a key or a certificate were refused. Trying again with the same ones does not help."""
+
+
+class CapacityError(SkywardError):
+    """The provider has no machine of this kind to give now. Another type, zone, region or provider may."""
+
+
+class QuotaError(SkywardError):
+    """The account may not have more machines of this kind. Ask the provider, or choose another kind."""
+
+
+class RateLimitError(SkywardError):
+    """The provider refused a request because too many came before it."""
+
+
+class UnreachableError(SkywardError):
+    """A node or a provider's API did not answer within its deadline."""
+
+
+class BootstrapError(SkywardError):
+    """Preparing a node failed.
+
+    Attributes:
+        node: rank of the node.
+        step: the bootstrap step that failed (``uv``, ``apt``, ``deps``, ``skyward``, ``server``, ``volumes``).
+        log_tail: last lines of the step's log.
+        log_path: where the whole log lies, on the node.
+    """
+
+    def __init__(self, message: str, *, node: int, step: str, log_tail: str = "", log_path: str = "") -> None:
+        super().__init__(message)
+        self.node = node
+        self.step = step
+        self.log_tail = log_tail
+        self.log_path = log_path
+
+
+class WorkerLostError(SkywardError):
+    """A call's worker died more often than the call's ``retries`` allow, or can never come back.
+
+    Attributes:
+        node: rank of the node of the last loss.
+        worker: index of the worker on that node.
+        reason: exit code, signal or memory limit, as the node's supervisor reported it.
+        log_path: the worker's log, on its node.
+    """
+
+    def __init__(self, message: str, *, node: int, worker: int, reason: str, log_path: str = "") -> None:
+        super().__init__(message)
+        self.node = node
+        self.worker = worker
+        self.reason = reason
+        self.log_path = log_path
+
+
+class RemoteError(SkywardError):
+    """A call failed on its worker with an exception that could not be rebuilt on this side.
+
+    Attributes:
+        type_name: qualified name of the original exception's class.
+        remote_traceback: the formatted traceback from the worker.
+    """
+
+    def __init__(self, message: str, *, type_name: str, remote_traceback: str) -> None:
+        super().__init__(message)
+        self.type_name = type_name
+        self.remote_traceback = remote_traceback
+
+
+class RemoteTraceback(Exception):
+    """Not raised: the ``__cause__`` of a remote exception; its text is the traceback as the worker formatted it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text.rstrip()}"
+
+
+class TerminationError(SkywardError):
+    """Machines could not be confirmed gone and may still cost money.
+
+    Attributes:
+        instance_ids: the provider's ids of those machines; ``skyward sweep`` tries again.
+    """
+
+    def __init__(self, message: str, *, instance_ids: Sequence[str]) -> None:
+        super().__init__(message)
+        self.instance_ids = tuple(instance_ids)

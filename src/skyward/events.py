@@ -1,0 +1,499 @@
+"""What happens to a pool, as values, and how callbacks hear of it.
+
+Events are plain frozen values. Everywhere in them ``instance_id`` is the provider's id of an instance, ``node`` the
+rank of a node in its fleet, ``worker`` the index of a worker on its node and ``instance_type`` the provider's name for
+a kind of machine. Costs are in USD, prices in USD per hour, memory in MiB, temperatures in degrees Celsius; None means
+unknown, or that there is none.
+
+A callback takes an event and returns nothing, or another event, which is then emitted too. What it raises is logged and
+breaks nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Literal, TypeAlias, TypeVar, overload
+
+__all__ = [
+    "BootstrapCompleted",
+    "BootstrapProgress",
+    "BootstrapStarting",
+    "Callback",
+    "CostFinal",
+    "CostUpdate",
+    "Error",
+    "EventBus",
+    "GpuMetrics",
+    "InfraCreated",
+    "InfraCreating",
+    "InstanceLaunching",
+    "InstanceProvisioned",
+    "InstanceStopping",
+    "LogLine",
+    "Metrics",
+    "PoolStarted",
+    "PoolStopped",
+    "PoolStopping",
+    "Progress",
+    "ProviderName",
+    "SkywardEvent",
+    "TimeoutApproaching",
+    "WorkerLost",
+    "WorkerReplaced",
+    "compose",
+    "current_callbacks",
+    "emit",
+    "use_callback",
+]
+
+_logger = logging.getLogger("skyward")
+
+ProviderName: TypeAlias = Literal["aws", "digitalocean", "local", "runpod", "ssh", "vastai", "verda"]
+"""The providers' names, as events, ledger and documentation write them."""
+
+
+@dataclass(frozen=True, slots=True)
+class InfraCreating:
+    """The pool begins to make what its instances need: keys, networks, certificates."""
+
+
+@dataclass(frozen=True, slots=True)
+class InfraCreated:
+    """What the instances need exists in ``region``, which is empty where it has no meaning."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLaunching:
+    """``count`` instances are being asked for."""
+
+    count: int
+    instance_type: str
+    provider: ProviderName
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceProvisioned:
+    """An instance runs.
+
+    Attributes:
+        spot: whether the provider may take it back.
+        ip: its address.
+        price_on_demand: what such a machine costs on demand.
+        price_spot: what it costs on the spot market.
+    """
+
+    instance_id: str
+    node: int
+    spot: bool
+    provider: ProviderName
+    ip: str | None = None
+    instance_type: str | None = None
+    price_on_demand: float | None = None
+    price_spot: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapStarting:
+    """A node's environment is about to be prepared."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapProgress:
+    """Preparing a node reached a step: ``uv``, ``apt``, ``deps``, ``skyward``, ``server`` or ``volumes``."""
+
+    instance_id: str
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapCompleted:
+    """A node is prepared."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStarted:
+    """The pool takes calls, on ``workers`` workers of ``nodes`` nodes."""
+
+    nodes: int = 1
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMetrics:
+    """One GPU's part of :class:`Metrics`.
+
+    Attributes:
+        index: the GPU's number on its node.
+        name: its model, as the driver says it.
+        utilization: percent of the time it was busy.
+    """
+
+    index: int
+    name: str
+    utilization: float
+    memory_used_mb: float
+    memory_total_mb: float
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """How busy a node is.
+
+    Attributes:
+        cpu_percent: of all cores together, 0 to 100.
+        gpu_utilization: mean over the node's GPUs, 0 to 100.
+        gpu_memory_used_mb: sum over the GPUs.
+        gpu_memory_total_mb: sum over the GPUs.
+        gpu_temperature: of the hottest GPU.
+        gpus: each GPU by itself.
+    """
+
+    instance_id: str
+    node: int
+    cpu_percent: float
+    memory_percent: float
+    memory_used_mb: float
+    memory_total_mb: float
+    gpu_utilization: float | None = None
+    gpu_memory_used_mb: float | None = None
+    gpu_memory_total_mb: float | None = None
+    gpu_temperature: float | None = None
+    gpus: tuple[GpuMetrics, ...] = ()
+
+    @property
+    def cpu(self) -> float:
+        """Short for ``cpu_percent``."""
+        return self.cpu_percent
+
+    @property
+    def memory(self) -> float:
+        """Short for ``memory_percent``."""
+        return self.memory_percent
+
+    @property
+    def gpu(self) -> float | None:
+        """Short for ``gpu_utilization``."""
+        return self.gpu_utilization
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line that a call printed.
+
+    Attributes:
+        line: the text, without its line end.
+        timestamp: when, in seconds since the epoch, by the node's clock.
+    """
+
+    node: int
+    instance_id: str
+    line: str
+    timestamp: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A piece of work, such as a ``gather`` or a joblib call, got further.
+
+    The last one has ``done == total``; work that is given up says so by lowering ``total`` to ``done``.
+
+    Attributes:
+        label: what the work is called; tells it from other work going on in the pool.
+        done: calls that have ended.
+        total: calls it consists of; None while that is unknown.
+    """
+
+    label: str
+    done: int
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker process ended without being asked to; its calls go elsewhere and it is replaced.
+
+    Attributes:
+        reason: exit code, signal or memory limit, in words.
+    """
+
+    node: int
+    worker: int
+    instance_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReplaced:
+    """A lost worker's replacement takes calls."""
+
+    node: int
+    worker: int
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutApproaching:
+    """A tenth of a node's ``timeout`` is left: in ``seconds_left`` it ends, calls or not."""
+
+    instance_id: str
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStopping:
+    """An instance is being terminated."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStopping:
+    """The pool takes no more calls and ends its nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStopped:
+    """Every node is gone; ``calls`` calls have ended, failed ones included. The pool's last event."""
+
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostUpdate:
+    """What the pool has cost since its first instance was asked for, and what those now running cost."""
+
+    elapsed_seconds: float
+    accumulated_cost: float
+    hourly_rate: float
+    spot_count: int
+    ondemand_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostFinal:
+    """What the pool cost, from asking for its first instance to the end of the last.
+
+    Attributes:
+        hourly_rate: while all instances ran.
+        savings_vs_ondemand: how much more the same machines cost on demand.
+    """
+
+    total_cost: float
+    total_seconds: float
+    hourly_rate: float
+    spot_count: int
+    ondemand_count: int
+    savings_vs_ondemand: float
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Something went wrong that the pool survives, or that ends it; the exception, if any, is raised elsewhere.
+
+    Attributes:
+        message: what, where, and what to do next.
+        instance_id: the provider's id; None where it concerns no single instance.
+    """
+
+    message: str
+    instance_id: str | None = None
+
+
+SkywardEvent: TypeAlias = (
+    InfraCreating
+    | InfraCreated
+    | InstanceLaunching
+    | InstanceProvisioned
+    | BootstrapStarting
+    | BootstrapProgress
+    | BootstrapCompleted
+    | PoolStarted
+    | Metrics
+    | LogLine
+    | Progress
+    | WorkerLost
+    | WorkerReplaced
+    | TimeoutApproaching
+    | InstanceStopping
+    | PoolStopping
+    | PoolStopped
+    | CostUpdate
+    | CostFinal
+    | Error
+)
+"""Any event."""
+
+Callback: TypeAlias = Callable[[SkywardEvent], SkywardEvent | None]
+"""Hears events. An event it returns is emitted too, unless it is the very one it was given."""
+
+E = TypeVar("E", bound=SkywardEvent)
+
+_CHAIN_LIMIT = 32
+_callbacks: ContextVar[tuple[Callback, ...]] = ContextVar("skyward_callbacks", default=())
+
+
+def compose(*callbacks: Callback) -> Callback:
+    """One callback that hands every event to each of ``callbacks``, in order.
+
+    One of them failing does not keep the event from the others; what one of them returns is emitted.
+    """
+    return _Composed(_flatten(callbacks))
+
+
+def emit(event: SkywardEvent) -> None:
+    """Hand ``event`` to every callback in force here, in this thread, before returning.
+
+    In a call on a node the event goes to the client, to the pool's callbacks.
+    """
+    _deliver(event, current_callbacks())
+
+
+@contextmanager
+def use_callback(callback: Callback) -> Generator[None]:
+    """Add ``callback`` to those in force, for the block and for what it starts.
+
+    It hears what is emitted there and the events of calls submitted there.
+    """
+    token = _callbacks.set((*_callbacks.get(), *_flatten([callback])))
+    try:
+        yield
+    finally:
+        _callbacks.reset(token)
+
+
+def current_callbacks() -> tuple[Callback, ...]:
+    """The callbacks in force here, the outermost first."""
+    return _callbacks.get()
+
+
+class EventBus:
+    """Carries a pool's events to its subscribers: in order, one at a time, in a thread of its own.
+
+    Publishing never blocks and is allowed from any thread, event loops and the subscribers themselves included. The
+    thread starts with the first event and ends with :meth:`close`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[_Delivery | None] = SimpleQueue()
+        self._subscriptions: tuple[_Subscription, ...] = ()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def publish(self, event: SkywardEvent, also: tuple[Callback, ...] = ()) -> None:
+        """Queue ``event`` for the subscribers and for the callbacks ``also``; once closed, do nothing."""
+        if self._thread is None:
+            self._start()
+        if not self._closed:
+            self._queue.put(_Delivery(event, also))
+
+    @overload
+    def subscribe(self, event_type: None, callback: Callback) -> Callable[[], None]: ...
+    @overload
+    def subscribe(self, event_type: type[E], callback: Callable[[E], SkywardEvent | None]) -> Callable[[], None]: ...
+    def subscribe(self, event_type: type[Any] | None, callback: Callable[[Any], Any]) -> Callable[[], None]:
+        """Call ``callback`` with every event of ``event_type`` (None: with every event) from now on.
+
+        Returns a function that ends the subscription; calling it again does nothing.
+        """
+        added = tuple(_Subscription(event_type or object, part) for part in _flatten([callback]))
+        with self._lock:
+            self._subscriptions += added
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._subscriptions = tuple(kept for kept in self._subscriptions if kept not in added)
+
+        return unsubscribe
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Deliver what was published and end the thread. Idempotent.
+
+        A subscriber that is still busy after ``timeout_s`` is left behind, and the log says so. Called by a subscriber
+        itself it does not wait.
+        """
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._queue.put(None)
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(timeout_s)
+        if thread.is_alive():
+            _logger.warning("a callback is still busy %g s after its pool was closed; later events are lost", timeout_s)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="skyward-events", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while delivery := self._queue.get():
+            _deliver(delivery.event, (*self._subscriptions, *delivery.also))
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    event: SkywardEvent
+    also: tuple[Callback, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Subscription:
+    event_type: type[Any]
+    callback: Callback
+
+    def __call__(self, event: SkywardEvent) -> SkywardEvent | None:
+        return self.callback(event) if isinstance(event, self.event_type) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Composed:
+    callbacks: tuple[Callback, ...]
+
+    def __call__(self, event: SkywardEvent) -> SkywardEvent | None:
+        _deliver(event, self.callbacks)
+
+
+def _flatten(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+    """Take composed callbacks apart, so that each part's answer is seen by whoever delivers."""
+    parts = ((callback.callbacks if isinstance(callback, _Composed) else (callback,)) for callback in callbacks)
+    return tuple(part for group in parts for part in group)
+
+
+def _deliver(event: SkywardEvent, callbacks: tuple[Callback, ...]) -> None:
+    """Hand ``event``, and then every event that came in answer, to all ``callbacks``."""
+    waiting = deque([event])
+    for _ in range(_CHAIN_LIMIT):
+        if not waiting:
+            return
+        current = waiting.popleft()
+        for callback in callbacks:
+            answer = _call(callback, current)
+            if answer is not current and isinstance(answer, SkywardEvent):
+                waiting.append(answer)
+    if waiting:
+        _logger.warning("callbacks keep answering %s with new events; dropped the rest", type(event).__name__)
+
+
+def _call(callback: Callback, event: SkywardEvent) -> object:
+    try:
+        return callback(event)
+    except (Exception, SystemExit):
+        _logger.exception("callback %r failed on %s", callback, type(event).__name__)
+        return None

@@ -1,0 +1,24 @@
+"""Where other libraries meet Skyward: joblib and scikit-learn.
+
+The names live in the package ``skyward_joblib``, which is loaded when the first of them is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyward_joblib import JoblibPool, ScikitLearnPool, joblib_backend, sklearn_backend
+
+__all__ = ["JoblibPool", "ScikitLearnPool", "joblib_backend", "sklearn_backend"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("skyward_joblib"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,86 @@
+"""What the programs that a supervisor starts have in common: plan in, reports out, and never outliving it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from skyward.node.config import NodeConfig
+from skyward.node.control import Message, Report, from_frame, to_frame
+from skyward.node.plan import NodePlan
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+__all__ = ["Program", "dask_security", "run_program", "take_standard_output"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One process under the supervisor.
+
+    Attributes:
+        plan: the first line of standard input.
+        commands: the lines after it.
+        report: tells the supervisor something.
+    """
+
+    plan: NodePlan
+    commands: asyncio.Queue[Message]
+    report: Callable[[Report], None]
+
+
+def take_standard_output() -> TextIO:
+    """Standard output carries the reports: what else would print there goes to standard error, the node's log."""
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return reports
+
+
+def run_program(serve: Callable[[Program], Coroutine[Any, Any, None]], reports: TextIO) -> None:
+    """Run ``serve`` until it returns, or until standard input closes: the supervisor is gone, or wants the end."""
+
+    def report(message: Report) -> None:
+        reports.write(json.dumps(to_frame(message)) + "\n")
+
+    asyncio.run(_run(serve, report))
+
+
+async def _run(serve: Callable[[Program], Coroutine[Any, Any, None]], report: Callable[[Report], None]) -> None:
+    plan = NodePlan.from_json(sys.stdin.readline())
+    commands: asyncio.Queue[Message] = asyncio.Queue()
+    following = asyncio.create_task(asyncio.to_thread(_follow, asyncio.get_running_loop(), commands))
+    try:
+        await serve(Program(plan=plan, commands=commands, report=report))
+    finally:
+        following.cancel()
+
+
+def _follow(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Message]) -> None:
+    for line in sys.stdin:
+        loop.call_soon_threadsafe(commands.put_nowait, from_frame(json.loads(line)))
+    # Nothing to tidy up: workers end with their nanny, and the node's folders are the supervisor's.
+    os._exit(0)
+
+
+def dask_security(config: NodeConfig) -> Security:
+    """The pool's certificate for every role; nothing but mutual TLS 1.3 is spoken."""
+    from distributed import Security
+
+    return Security(
+        require_encryption=True,
+        tls_min_version=ssl.TLSVersion.TLSv1_3,
+        tls_ca_file=config.tls_ca,
+        tls_client_cert=config.tls_cert,
+        tls_client_key=config.tls_key,
+        tls_scheduler_cert=config.tls_cert,
+        tls_scheduler_key=config.tls_key,
+        tls_worker_cert=config.tls_cert,
+        tls_worker_key=config.tls_key,
+    )

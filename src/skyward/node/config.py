@@ -1,0 +1,143 @@
+"""What the client tells a node's supervisor, and what it answers: the two ends of one file and one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["NodeConfig", "NodeReady", "WorkerPlace"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """The node's one configuration file (mode 0600), as the client writes it.
+
+    Attributes:
+        pool_id: the pool's id.
+        instance_id: the provider's id of this machine; every process of the node carries it in its environment.
+        node: the node's rank, 0-based; it is reused by a replacement.
+        total_nodes: the fleet's wanted size.
+        workers: how many worker processes this node runs.
+        head: whether this node runs the scheduler (on an island every node does).
+        address: the address that every port of the node binds to.
+        workdir: the node's own folder: logs, worker directories.
+        env: environment of every worker, set before user code; its values are secret.
+        tls_ca: PEM certificate that every peer must chain to.
+        tls_cert: PEM certificate of this node.
+        tls_key: PEM private key of this node.
+        timeout_s: hard cap on the node's life.
+        lease_s: how long the node lives on after the client's control connection was closed by its peer.
+        away_s: how long it lives on while the client is silent.
+        collect_metrics: whether to report metrics.
+        metrics_interval_s: how often.
+        accelerators: names of the accelerators that were asked for.
+    """
+
+    pool_id: str
+    instance_id: str
+    node: int
+    total_nodes: int
+    workers: int
+    head: bool
+    address: str
+    workdir: str
+    env: Mapping[str, str] = field(repr=False)
+    tls_ca: str = field(repr=False)
+    tls_cert: str = field(repr=False)
+    tls_key: str = field(repr=False)
+    timeout_s: float = 3600.0
+    lease_s: float = 120.0
+    away_s: float = 1800.0
+    collect_metrics: bool = True
+    metrics_interval_s: float = 2.0
+    accelerators: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeConfig:
+        """Read the file's text."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(**values | {"accelerators": tuple(values["accelerators"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReady:
+    """The one line a supervisor prints once its ports are chosen; they stay the same for the node's life.
+
+    Attributes:
+        control: ``host:port`` of the supervisor's control port (mutual TLS).
+        scheduler: ``tls://host:port`` of the node's scheduler; empty where it runs none.
+        workers: ``tls://host:port`` of each worker, by index.
+        call_ports: free ports of this node, handed out one per broadcast (``InstanceInfo.head_port``).
+        blob_dir: folder in memory for large arguments, made by the supervisor, mode 0700.
+        blob_dir_disk: folder on disk for those that do not fit.
+        blob_budget_bytes: how much may lie in ``blob_dir``: a quarter of the node's memory.
+        pid: the supervisor's process id.
+        python: the node's Python version.
+        cpu_count: usable cores.
+        memory_bytes: physical memory, or the cgroup's limit.
+    """
+
+    control: str
+    scheduler: str
+    workers: tuple[str, ...]
+    call_ports: tuple[int, ...]
+    blob_dir: str
+    blob_dir_disk: str
+    blob_budget_bytes: int
+    pid: int
+    python: str
+    cpu_count: int
+    memory_bytes: int
+
+    def to_json(self) -> str:
+        """The line's text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeReady:
+        """Read the line's text."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(**values | {"workers": tuple(values["workers"]), "call_ports": tuple(values["call_ports"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlace:
+    """Where a worker process stands: set in its environment (``SKYWARD_WORKER``) before any user code.
+
+    Attributes:
+        pool_id: the pool's id (``InstanceInfo.job_id``).
+        instance_id: the provider's id of the machine.
+        node: rank of the node.
+        total_nodes: the fleet's wanted size.
+        worker: index of the worker on its node.
+        workers_per_node: workers on each node.
+        head_addr: address of node 0.
+        accelerators: names of what this worker may use.
+        memory_limit_bytes: the worker's share of the node's memory.
+    """
+
+    pool_id: str
+    instance_id: str
+    node: int
+    total_nodes: int
+    worker: int
+    workers_per_node: int
+    head_addr: str
+    accelerators: tuple[str, ...]
+    memory_limit_bytes: int
+
+    def to_json(self) -> str:
+        """The variable's text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerPlace:
+        """Read the variable's text."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(**values | {"accelerators": tuple(values["accelerators"])})

@@ -1,0 +1,189 @@
+"""What the client and a node's supervisor say to each other on the control connection."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from skyward.wire.frames import FrameError
+
+__all__ = [
+    "Command",
+    "Ending",
+    "Kill",
+    "Message",
+    "MetricsReport",
+    "Ping",
+    "Pong",
+    "Report",
+    "SchedulerExit",
+    "SchedulerRunning",
+    "Start",
+    "Stop",
+    "TimeoutWarning",
+    "WorkerExit",
+    "WorkerRunning",
+    "from_frame",
+    "to_frame",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Client to node: start the workers. Idempotent; other values than before restart them.
+
+    Attributes:
+        scheduler: ``tls://host:port`` of the scheduler that they register with.
+        head_addr: address of node 0, for :class:`~skyward.node.config.WorkerPlace`.
+    """
+
+    scheduler: str
+    head_addr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """Client to node: I am here. Renews the lease and is answered with :class:`Pong`."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Client to node: SIGKILL one worker, unless it is already another incarnation. It comes back by itself."""
+
+    worker: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Client to node: end everything. Answered by :class:`Ending`; the connection closes once all of it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    """Node to client: the answer to the :class:`Ping` with the same number."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRunning:
+    """Node to client: a worker has registered with the scheduler. Sent again, for each, on every new connection.
+
+    Attributes:
+        worker: index of the worker on its node.
+        incarnation: id of this process; a worker that comes back has another.
+        pid: its process id, on the node.
+        address: ``tls://host:port``, the same for every incarnation.
+    """
+
+    worker: int
+    incarnation: str
+    pid: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExit:
+    """Node to client: a worker's process has ended; the node starts the next incarnation by itself.
+
+    Attributes:
+        worker: index of the worker on its node.
+        incarnation: id of the process that ended.
+        exit_code: its exit status; None when a signal ended it or nobody knows.
+        signal: number of the signal that ended it, or None.
+        reason: both in plain English.
+        memory_limit_bytes: the limit, when exceeding it was the reason; else None.
+    """
+
+    worker: int
+    incarnation: str
+    exit_code: int | None
+    signal: int | None
+    reason: str
+    memory_limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerRunning:
+    """Node to client: the node's scheduler accepts connections."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerExit:
+    """Node to client: the scheduler's process has ended; the node starts it again, at the same address."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsReport:
+    """Node to client: how busy the node is.
+
+    Attributes:
+        values: the fields of :class:`skyward.node.metrics.NodeMetrics`.
+    """
+
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutWarning:
+    """Node to client: the node's hard ``timeout`` is near."""
+
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Node to client: the node is ending everything, and why. The connection closes when it has."""
+
+    reason: str
+
+
+Command: TypeAlias = Start | Ping | Kill | Stop
+"""What a client says."""
+Report: TypeAlias = (
+    Pong | WorkerRunning | WorkerExit | SchedulerRunning | SchedulerExit | MetricsReport | TimeoutWarning | Ending
+)
+"""What a node says."""
+Message: TypeAlias = Command | Report
+
+_KINDS: dict[str, type[Message]] = {
+    "start": Start,
+    "ping": Ping,
+    "kill": Kill,
+    "stop": Stop,
+    "pong": Pong,
+    "worker": WorkerRunning,
+    "worker_exit": WorkerExit,
+    "scheduler": SchedulerRunning,
+    "scheduler_exit": SchedulerExit,
+    "metrics": MetricsReport,
+    "warning": TimeoutWarning,
+    "ending": Ending,
+}
+_NAMES = {cls: kind for kind, cls in _KINDS.items()}
+
+
+def to_frame(message: Message) -> dict[str, Any]:
+    """The message as a map for a frame, or for a line of JSON."""
+    return {"kind": _NAMES[type(message)], **asdict(message)}
+
+
+def from_frame(frame: dict[str, Any]) -> Message:
+    """The message in a map.
+
+    Raises:
+        FrameError: it is none of ours.
+    """
+    values = dict(frame)
+    kind = values.pop("kind", None)
+    try:
+        return _KINDS[kind](**values)
+    except (KeyError, TypeError) as error:
+        raise FrameError(f"not a control message: kind {kind!r} with {sorted(values)}") from error

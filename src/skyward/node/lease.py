@@ -1,0 +1,57 @@
+"""How long a node may live: pure, the clock is the caller's."""
+
+from __future__ import annotations
+
+__all__ = ["Lease"]
+
+_WARNING_SHARE = 0.1
+
+
+class Lease:
+    """Decides when a node has to end. Every time is in seconds of one monotonic clock, given by the caller.
+
+    Three limits run: ``timeout_s`` from boot whatever happens; ``lease_s`` while no client is connected (its end of
+    the connection was closed, so it is gone); ``away_s`` while one is connected and silent (asleep, or no network).
+    """
+
+    def __init__(self, *, timeout_s: float, lease_s: float, away_s: float, now: float) -> None:
+        self._timeout_s = timeout_s
+        self._lease_s = lease_s
+        self._away_s = away_s
+        self._booted = now
+        self._heard = now
+        self._clients = 0
+        self._warned = False
+
+    def joined(self, now: float) -> None:
+        """A client has connected."""
+        self._clients += 1
+        self._heard = now
+
+    def heard(self, now: float) -> None:
+        """A client has said something."""
+        self._heard = now
+
+    def left(self, now: float) -> None:
+        """A client's connection was closed."""
+        self._clients -= 1
+        self._heard = now
+
+    def end_reason(self, now: float) -> str | None:
+        """Why the node has to end now, or None."""
+        if now - self._booted >= self._timeout_s:
+            return f"its timeout of {self._timeout_s:g} s is over"
+        silence_s = now - self._heard
+        if self._clients == 0 and silence_s >= self._lease_s:
+            return f"no client has been connected for {self._lease_s:g} s (lease)"
+        if self._clients > 0 and silence_s >= self._away_s:
+            return f"the client has been silent for {self._away_s:g} s (away)"
+        return None
+
+    def due_warning_s(self, now: float) -> float | None:
+        """Seconds left of the timeout, once: when a tenth of it is left. Else None."""
+        left_s = self._booted + self._timeout_s - now
+        if self._warned or left_s > self._timeout_s * _WARNING_SHARE:
+            return None
+        self._warned = True
+        return max(0.0, left_s)

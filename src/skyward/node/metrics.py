@@ -1,0 +1,323 @@
+"""How busy a node is: processors, memory, and GPUs where there are any."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol, TypeVar
+
+import psutil
+
+from skyward.events import GpuMetrics, Metrics
+
+__all__ = [
+    "GpuReading",
+    "HostProbe",
+    "MemoryCgroup",
+    "MetricsSampler",
+    "NodeMetrics",
+    "NvmlProbe",
+    "find_memory_cgroup",
+    "open_gpu_probe",
+    "open_sampler",
+]
+
+log = logging.getLogger("skyward.node.metrics")
+
+T = TypeVar("T")
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """One GPU at one moment.
+
+    Attributes:
+        index: the driver's number of it.
+        uuid: the driver's name of it, e.g. ``GPU-…``; the same after a restart.
+        name: its model.
+        memory_used_mb: in MiB.
+        memory_total_mb: in MiB.
+        utilization: percent of the time it was busy; None where it does not tell (under MIG).
+        temperature: degrees Celsius; None where it does not tell.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_used_mb: float
+    memory_total_mb: float
+    utilization: float | None = None
+    temperature: float | None = None
+
+    def to_event(self) -> GpuMetrics:
+        """Its part of the event."""
+        return GpuMetrics(
+            index=self.index,
+            name=self.name,
+            utilization=self.utilization or 0.0,
+            memory_used_mb=self.memory_used_mb,
+            memory_total_mb=self.memory_total_mb,
+            temperature=self.temperature,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMetrics:
+    """A node at one moment.
+
+    Attributes:
+        cpu_percent: of all cores together since the sample before, 0 to 100.
+        memory_used_mb: in MiB, without what the system could drop at once.
+        memory_total_mb: in MiB: physical memory, or the control group's limit where that is smaller.
+        gpus: those that answered, by index.
+    """
+
+    cpu_percent: float
+    memory_used_mb: float
+    memory_total_mb: float
+    gpus: tuple[GpuReading, ...] = ()
+
+    @property
+    def memory_percent(self) -> float:
+        """Used memory, 0 to 100."""
+        return 100 * self.memory_used_mb / self.memory_total_mb
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the wire: strings, numbers, sequences and None only."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> NodeMetrics:
+        """From the wire."""
+        gpus = tuple(GpuReading(**gpu) for gpu in values["gpus"])
+        return replace(cls(**values), gpus=gpus)
+
+    def to_event(self, *, instance_id: str, node: int) -> Metrics:
+        """The event that tells the user."""
+        utilizations = [gpu.utilization for gpu in self.gpus if gpu.utilization is not None]
+        return Metrics(
+            instance_id=instance_id,
+            node=node,
+            cpu_percent=self.cpu_percent,
+            memory_percent=self.memory_percent,
+            memory_used_mb=self.memory_used_mb,
+            memory_total_mb=self.memory_total_mb,
+            gpu_utilization=fmean(utilizations) if utilizations else None,
+            gpu_memory_used_mb=sum(gpu.memory_used_mb for gpu in self.gpus) if self.gpus else None,
+            gpu_memory_total_mb=sum(gpu.memory_total_mb for gpu in self.gpus) if self.gpus else None,
+            gpu_temperature=max((gpu.temperature for gpu in self.gpus if gpu.temperature is not None), default=None),
+            gpus=tuple(gpu.to_event() for gpu in self.gpus),
+        )
+
+
+class MemoryInfo(Protocol):
+    """Physical memory, in bytes."""
+
+    @property
+    def total(self) -> int:
+        """All there is."""
+        ...
+
+    @property
+    def available(self) -> int:
+        """What programs could have without swapping."""
+        ...
+
+
+class HostProbe(Protocol):
+    """What is read of the machine: :mod:`psutil`'s functions of these names. None of them blocks."""
+
+    def cpu_percent(self) -> float:
+        """Of all cores together since the last call, 0 to 100; the first call's value means nothing."""
+        ...
+
+    def virtual_memory(self) -> MemoryInfo:
+        """Physical memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCgroup:
+    """The control group that limits this process's memory.
+
+    Attributes:
+        limit_bytes: how much its processes may have together.
+    """
+
+    limit_bytes: int
+    usage_file: Path
+    stat_file: Path
+    reclaimable_key: str
+
+    def used_bytes(self) -> int:
+        """What its processes have, without file pages that the kernel would drop first."""
+        stat = dict(line.split() for line in self.stat_file.read_text().splitlines())
+        return max(0, int(self.usage_file.read_text()) - int(stat.get(self.reclaimable_key, 0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CgroupFiles:
+    mount: str
+    limit: str
+    usage: str
+    reclaimable_key: str
+
+
+_CGROUP_V2 = _CgroupFiles(
+    mount="sys/fs/cgroup", limit="memory.max", usage="memory.current", reclaimable_key="inactive_file"
+)
+_CGROUP_V1 = _CgroupFiles(
+    mount="sys/fs/cgroup/memory",
+    limit="memory.limit_in_bytes",
+    usage="memory.usage_in_bytes",
+    reclaimable_key="total_inactive_file",
+)
+
+
+def find_memory_cgroup(root: Path = Path("/")) -> MemoryCgroup | None:
+    """The group with the smallest limit among this process's own and all above it; None if none has a limit.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    groups: list[MemoryCgroup] = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            groups += _limited(root, _CGROUP_V2, path)
+        elif "memory" in controllers.split(","):
+            groups += _limited(root, _CGROUP_V1, path)
+    return min(groups, key=lambda group: group.limit_bytes, default=None)
+
+
+def _limited(root: Path, files: _CgroupFiles, path: str) -> list[MemoryCgroup]:
+    own = Path(path.lstrip("/"))
+    folders = [root / files.mount / folder for folder in (own, *own.parents)]
+    return [
+        MemoryCgroup(
+            limit_bytes=int(text),
+            usage_file=folder / files.usage,
+            stat_file=folder / "memory.stat",
+            reclaimable_key=files.reclaimable_key,
+        )
+        for folder in folders
+        if (folder / files.limit).exists() and (text := (folder / files.limit).read_text().strip()) != "max"
+    ]
+
+
+class NvmlProbe:
+    """Reads NVIDIA GPUs, about a millisecond each. Never raises: a GPU that does not answer is left out.
+
+    Args:
+        nvml: the :mod:`pynvml` module, initialised; closing the probe shuts it down.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._open = True
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """The GPUs that answer."""
+        count = self._ask(self._nvml.nvmlDeviceGetCount) or 0
+        readings = (self._ask(self._read_one, index) for index in range(count))
+        return tuple(reading for reading in readings if reading is not None)
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        if self._open:
+            self._open = False
+            self._ask(self._nvml.nvmlShutdown)
+
+    def _read_one(self, index: int) -> GpuReading:
+        nvml = self._nvml
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        load = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+        temperature = self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        return GpuReading(
+            index=index,
+            uuid=nvml.nvmlDeviceGetUUID(handle),
+            name=nvml.nvmlDeviceGetName(handle),
+            memory_used_mb=memory.used / _MIB,
+            memory_total_mb=memory.total / _MIB,
+            utilization=None if load is None else float(load.gpu),
+            temperature=None if temperature is None else float(temperature),
+        )
+
+    def _ask(self, question: Callable[..., T], *args: Any) -> T | None:
+        try:
+            return question(*args)
+        except self._nvml.NVMLError as error:
+            log.debug("NVML: %s%r: %s", getattr(question, "__name__", question), args, error)
+            return None
+
+
+def _import_nvml() -> Any:
+    return importlib.import_module("pynvml")
+
+
+def open_gpu_probe(load: Callable[[], Any] = _import_nvml) -> NvmlProbe | None:
+    """A probe of this machine's NVIDIA GPUs; None without their driver.
+
+    Args:
+        load: returns the :mod:`pynvml` module, not yet initialised.
+    """
+    try:
+        nvml = load()
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        log.debug("no GPU metrics: %s", error)
+        return None
+    return NvmlProbe(nvml)
+
+
+class MetricsSampler:
+    """Takes samples of this node; without GPUs each costs a fraction of a millisecond. Not thread-safe.
+
+    Args:
+        host: processors and physical memory.
+        gpus: closed with the sampler; None where there are none.
+        cgroup: what limits memory further, if anything does.
+    """
+
+    def __init__(self, *, host: HostProbe, gpus: NvmlProbe | None = None, cgroup: MemoryCgroup | None = None) -> None:
+        self._host = host
+        self._gpus = gpus
+        self._cgroup = cgroup
+        host.cpu_percent()  # the first answer means nothing
+
+    def sample(self) -> NodeMetrics:
+        """The node now."""
+        memory = self._host.virtual_memory()
+        used, total = memory.total - memory.available, memory.total
+        if self._cgroup and self._cgroup.limit_bytes < total:
+            used, total = self._cgroup.used_bytes(), self._cgroup.limit_bytes
+        return NodeMetrics(
+            cpu_percent=self._host.cpu_percent(),
+            memory_used_mb=used / _MIB,
+            memory_total_mb=total / _MIB,
+            gpus=self._gpus.read() if self._gpus else (),
+        )
+
+    def close(self) -> None:
+        """Let go of the driver. Idempotent."""
+        if self._gpus:
+            self._gpus.close()
+
+
+def open_sampler() -> MetricsSampler:
+    """A sampler of this machine."""
+    return MetricsSampler(host=psutil, gpus=open_gpu_probe(), cgroup=find_memory_cgroup())

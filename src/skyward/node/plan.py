@@ -1,0 +1,82 @@
+"""What the supervisor decided for its node, as its processes receive it on their standard input."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from skyward.node.config import NodeConfig, NodeReady, WorkerPlace
+
+__all__ = ["NodePlan"]
+
+# What Dask's nannies put into the environment of a worker just before they start it; ours fork theirs from a process
+# that is older. The hash seed makes the workers of all nodes hash alike; any number does.
+_DASK_ENV = {"MALLOC_TRIM_THRESHOLD_": "65536", "PYTHONHASHSEED": "6640"}
+_THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """One node: what was asked for, and what the supervisor chose.
+
+    Attributes:
+        config: what the client asked for.
+        ready: ports, folders and sizes.
+        nanny_ports: port of each worker's nanny, by index.
+    """
+
+    config: NodeConfig
+    ready: NodeReady
+    nanny_ports: tuple[int, ...]
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Each worker's share of the node's memory."""
+        return self.ready.memory_bytes // self.config.workers
+
+    @property
+    def worker_folder(self) -> str:
+        """Folder of the workers' own directories; it goes when the node ends."""
+        return str(Path(self.config.workdir, "workers"))
+
+    def process_env(self) -> dict[str, str]:
+        """What every process of the node has in its environment, beside what the supervisor inherited."""
+        threads = str(max(1, self.ready.cpu_count // self.config.workers))
+        ours = _DASK_ENV | dict.fromkeys(_THREAD_CAPS, threads)
+        return ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
+
+    def worker_env(self, worker: int, head_addr: str) -> dict[str, str]:
+        """What worker number ``worker`` has besides."""
+        config = self.config
+        place = WorkerPlace(
+            pool_id=config.pool_id,
+            instance_id=config.instance_id,
+            node=config.node,
+            total_nodes=config.total_nodes,
+            worker=worker,
+            workers_per_node=config.workers,
+            head_addr=head_addr,
+            accelerators=config.accelerators,
+            memory_limit_bytes=self.memory_limit_bytes,
+        )
+        return {
+            "SKYWARD_WORKER": place.to_json(),
+            "SKYWARD_WORKER_LOG": str(Path(config.workdir, f"worker-{worker}.log")),
+            "SKYWARD_BLOB_DIRS": os.pathsep.join((self.ready.blob_dir, self.ready.blob_dir_disk)),
+        }
+
+    def to_json(self) -> str:
+        """The plan as one line. It holds the node's private key: never in a log, an argument or a variable."""
+        return json.dumps([json.loads(self.config.to_json()), json.loads(self.ready.to_json()), self.nanny_ports])
+
+    @classmethod
+    def from_json(cls, text: str) -> NodePlan:
+        """Read the line."""
+        config, ready, nanny_ports = json.loads(text)
+        return cls(
+            config=NodeConfig.from_json(json.dumps(config)),
+            ready=NodeReady.from_json(json.dumps(ready)),
+            nanny_ports=tuple(nanny_ports),
+        )

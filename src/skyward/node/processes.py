@@ -1,0 +1,85 @@
+"""The processes of one node: adopting orphans, and ending all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Collection, Iterator
+
+import psutil
+
+__all__ = ["become_subreaper", "descendants", "exit_reason", "kill_all", "kill_session", "reap_orphans"]
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> None:
+    """Adopt what a descendant leaves behind, instead of process 1. Does nothing but on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def exit_reason(exit_code: int) -> str:
+    """An exit code in plain English; a negative one is a signal."""
+    if exit_code >= 0:
+        return f"exited with status {exit_code}"
+    try:
+        name = f" ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        name = ""
+    return f"killed by signal {-exit_code}{name}"
+
+
+def descendants(instance_id: str) -> list[psutil.Process]:
+    """Every living process below this one, and every other one of this user that carries the instance's id."""
+    me = psutil.Process()
+    below = {child.pid: child for child in me.children(recursive=True)}
+    below |= {process.pid: process for process in _carrying(instance_id) if process.pid != me.pid}
+    return [process for process in below.values() if _lives(process)]
+
+
+def kill_all(instance_id: str, *, keep: Collection[int] = ()) -> int:
+    """SIGKILL every one of :func:`descendants`, but those below the pids in ``keep``; returns how many there were."""
+    kept = set(keep)
+    for pid in keep:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            kept.update(child.pid for child in psutil.Process(pid).children(recursive=True))
+    doomed = [process for process in descendants(instance_id) if process.pid not in kept]
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    return len(doomed)
+
+
+def kill_session(session: int) -> None:
+    """SIGKILL every process of a session: what a worker that led it has left behind."""
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == session:
+                os.kill(pid, signal.SIGKILL)
+
+
+def reap_orphans(children: Collection[int]) -> None:
+    """Collect the exit status of dead adopted processes; ``children`` are those that somebody else waits for."""
+    for process in psutil.Process().children():
+        if process.pid not in children and not _lives(process):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+def _carrying(instance_id: str) -> Iterator[psutil.Process]:
+    uid = os.getuid()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.uids().real == uid and process.environ().get("SKYWARD_INSTANCE") == instance_id:
+                yield process
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,132 @@
+"""The nannies of a node: one per worker, replaced when it closes for good."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import distributed.utils
+import stamina
+from distributed import Nanny, Status
+
+from skyward.node._program import Program, dask_security
+from skyward.node.control import Report, Start, WorkerExit, WorkerRunning
+from skyward.node.plan import NodePlan
+from skyward.node.processes import exit_reason, kill_session
+from skyward.node.worker import LaneWorker
+
+__all__ = ["SlotNanny", "keep_slots", "start_worker", "worker_exit"]
+
+log = logging.getLogger("skyward.node.slots")
+
+_GIB = 1 << 30
+_UNKNOWN_EXIT = 255
+
+
+def start_worker(**kwargs: Any) -> LaneWorker:
+    """The worker of a fresh process, which leads a session: what its calls spawn can be found and ended with it."""
+    os.setsid()
+    if "numpy.random" in sys.modules:
+        # Forked with the fork server's state, every worker would draw the same numbers.
+        sys.modules["numpy.random"].seed()
+    return LaneWorker(**kwargs)
+
+
+def worker_exit(worker: int, incarnation: str, exit_code: int, memory_limit_bytes: int | None) -> WorkerExit:
+    """The report on a process that ended; ``memory_limit_bytes`` only if exceeding it was the reason."""
+    if memory_limit_bytes is not None:
+        reason = f"exceeded its memory limit of {memory_limit_bytes / _GIB:.1f} GiB"
+    else:
+        reason = exit_reason(exit_code)
+    return WorkerExit(
+        worker=worker,
+        incarnation=incarnation,
+        exit_code=exit_code if exit_code >= 0 else None,
+        signal=-exit_code if exit_code < 0 else None,
+        reason=reason,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+
+
+class SlotNanny(Nanny):
+    """Dask's nanny of one worker: every process it starts is a new incarnation, and every end is reported."""
+
+    def __init__(self, plan: NodePlan, worker: int, order: Start, report: Callable[[Report], None]) -> None:
+        self._slot = worker
+        self._report = report
+        self._incarnation = ""
+        self._pid: int | None = None
+        config = plan.config
+        super().__init__(
+            order.scheduler,
+            nthreads=1,
+            name=f"node{config.node}-worker{worker}",
+            host=config.address,
+            port=plan.nanny_ports[worker],
+            worker_port=int(plan.ready.workers[worker].rpartition(":")[2]),
+            protocol="tls",
+            security=dask_security(config),
+            local_directory=plan.worker_folder,
+            memory_limit=plan.memory_limit_bytes,
+            env=plan.worker_env(worker, order.head_addr),
+            worker_class=start_worker,
+        )
+
+    async def instantiate(self) -> Status:
+        """Start the worker process under a new incarnation, unless there is one."""
+        if self.process is not None and self.process.status in (Status.starting, Status.running):
+            return await super().instantiate()
+        self._incarnation = self.env["SKYWARD_INCARNATION"] = uuid.uuid4().hex
+        self._pid = None
+        status = await super().instantiate()
+        if self.process is not None and self.process.pid is not None:
+            self._pid = self.process.pid
+            self._report(
+                WorkerRunning(
+                    worker=self._slot,
+                    incarnation=self._incarnation,
+                    pid=self._pid,
+                    address=self.process.worker_address,
+                )
+            )
+        return status
+
+    def _on_worker_exit_sync(self, exitcode: int) -> None:
+        over_limit = self._pid is not None and self.memory_manager._last_terminated_pid == self._pid
+        limit = self.memory_manager.memory_limit if over_limit else None
+        if self._pid is not None:
+            # A forked child would hold the port that the next incarnation needs.
+            kill_session(self._pid)
+        self._report(worker_exit(self._slot, self._incarnation, exitcode, limit))
+        super()._on_worker_exit_sync(exitcode)
+
+
+class _NannyClosedError(Exception):
+    """A nanny closed for good, as Dask's do when a worker dies while it starts."""
+
+
+async def _keep_slot(program: Program, worker: int, order: Start) -> None:
+    async for attempt in stamina.retry_context(
+        on=Exception, attempts=None, timeout=None, wait_initial=0.1, wait_max=1.0, wait_jitter=0.1
+    ):
+        with attempt:
+            async with SlotNanny(program.plan, worker, order, program.report) as nanny:
+                await nanny.finished()
+            raise _NannyClosedError(f"nanny of worker {worker} closed")
+
+
+async def keep_slots(program: Program) -> None:
+    """Wait for the scheduler's address, then keep a nanny running for every worker; never returns."""
+    order = await program.commands.get()
+    if not isinstance(order, Start):
+        raise TypeError(f"the first command must be Start, got {order!r}")
+    # The fork server is up already, with less preloaded than distributed would put there: see nannies.py.
+    distributed.utils._forkserver_preload_set = True
+    dask.config.set({"distributed.worker.daemon": False, "distributed.worker.multiprocessing-method": "forkserver"})
+    await asyncio.gather(*(_keep_slot(program, worker, order) for worker in range(program.plan.config.workers)))

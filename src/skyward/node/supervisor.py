@@ -1,0 +1,293 @@
+"""The program that owns a node: starts, watches and ends everything on it. ``python -m skyward.node.supervisor FILE``.
+
+It needs neither a worker nor the client to be alive, and imports nothing heavy: it is up in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, assert_never
+
+from skyward._waiting import NotYet, wait_until
+from skyward.errors import UnreachableError
+from skyward.node.children import Child
+from skyward.node.config import NodeConfig, NodeReady
+from skyward.node.control import (
+    Command,
+    Ending,
+    Kill,
+    Message,
+    MetricsReport,
+    Ping,
+    Pong,
+    Report,
+    SchedulerExit,
+    SchedulerRunning,
+    Start,
+    Stop,
+    TimeoutWarning,
+    WorkerExit,
+    WorkerRunning,
+)
+from skyward.node.lease import Lease
+from skyward.node.metrics import open_sampler
+from skyward.node.plan import NodePlan
+from skyward.node.processes import become_subreaper, kill_all, reap_orphans
+from skyward.node.server import ControlServer
+from skyward.node.survey import make_plan
+from skyward.wire.frames import TlsIdentity
+
+__all__ = ["Supervisor", "main"]
+
+log = logging.getLogger("skyward.node.supervisor")
+
+_TICK_S = 0.25
+_END_S = 15.0
+
+
+class Supervisor:
+    """One node, from its configuration to its end.
+
+    Args:
+        config: what the client asked for.
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._lease = Lease(
+            timeout_s=config.timeout_s, lease_s=config.lease_s, away_s=config.away_s, now=time.monotonic()
+        )
+        self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._server = ControlServer(self)
+        self._workers: dict[int, WorkerRunning] = {}
+        self._scheduler: SchedulerRunning | None = None
+        self._nannies: Child | None = None
+        self._scheduling: Child | None = None
+
+    async def run(self, announce: Callable[[NodeReady], None]) -> None:
+        """Bring the node up, announce it, and return when everything of it has ended."""
+        identity = TlsIdentity(ca=self._config.tls_ca, cert=self._config.tls_cert, key=self._config.tls_key)
+        port = await self._server.listen(self._config.address, identity)
+        plan = make_plan(self._config, port)
+        tasks = [asyncio.create_task(work) for work in self._work(plan)]
+        reason = "it failed"
+        try:
+            announce(plan.ready)
+            await asyncio.wait((self._ending, *tasks), return_when=asyncio.FIRST_COMPLETED)
+            reason = self._ending.result() if self._ending.done() else "a task of its supervisor failed"
+        finally:
+            log.info("ending: %s", reason)
+            self._server.broadcast(Ending(reason=reason))
+            for task in tasks:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            await _end_processes(self._config.instance_id)
+            _remove_folders(plan)
+            await self._server.close()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    def end(self, reason: str) -> None:
+        """End everything; the first reason counts. Idempotent."""
+        if not self._ending.done():
+            self._ending.set_result(reason)
+
+    def joined(self) -> None:
+        """See :class:`~skyward.node.server.ControlHandler`."""
+        self._lease.joined(time.monotonic())
+
+    def left(self) -> None:
+        """See :class:`~skyward.node.server.ControlHandler`."""
+        self._lease.left(time.monotonic())
+
+    def state(self) -> list[Report]:
+        """See :class:`~skyward.node.server.ControlHandler`."""
+        return [*([self._scheduler] if self._scheduler else []), *self._workers.values()]
+
+    def told(self, command: Command, reply: Callable[[Report], None]) -> None:
+        """See :class:`~skyward.node.server.ControlHandler`."""
+        self._lease.heard(time.monotonic())
+        match command:
+            case Ping(n=n):
+                reply(Pong(n=n))
+            case Start():
+                self._start_workers(command)
+            case Kill():
+                self._kill_worker(command)
+            case Stop():
+                self.end("the client asked for it")
+            case unknown:
+                assert_never(unknown)
+
+    def _work(self, plan: NodePlan) -> list[Coroutine[Any, Any, None]]:
+        self._nannies = Child("skyward.node.nannies", plan, on_report=self._on_report, on_exit=self._on_nannies_exit)
+        work = [self._nannies.keep(), self._watch()]
+        if self._config.head:
+            self._scheduling = Child(
+                "skyward.node.scheduler", plan, on_report=self._on_report, on_exit=self._on_scheduler_exit
+            )
+            work.insert(0, self._scheduling.keep())
+        if self._config.collect_metrics:
+            work.append(self._measure())
+        return work
+
+    async def _measure(self) -> None:
+        sampler = open_sampler()
+        try:
+            while not self._ending.done():
+                await asyncio.wait((self._ending,), timeout=self._config.metrics_interval_s)
+                self._server.broadcast(MetricsReport(values=sampler.sample().to_dict()))
+        finally:
+            sampler.close()
+
+    async def _watch(self) -> None:
+        while not self._ending.done():
+            now = time.monotonic()
+            if reason := self._lease.end_reason(now):
+                self.end(reason)
+            if (left_s := self._lease.due_warning_s(now)) is not None:
+                self._server.broadcast(TimeoutWarning(seconds_left=left_s))
+            reap_orphans(self._own_pids())
+            await asyncio.wait((self._ending,), timeout=_TICK_S)
+
+    def _own_pids(self) -> list[int]:
+        children = (self._nannies, self._scheduling)
+        return [child.pid for child in children if child is not None and child.pid is not None]
+
+    def _start_workers(self, order: Start) -> None:
+        if self._nannies is not None:
+            self._nannies.send(order)
+
+    def _kill_worker(self, order: Kill) -> None:
+        worker = self._workers.get(order.worker)
+        if worker is not None and worker.incarnation == order.incarnation:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+
+    def _on_report(self, message: Message) -> None:
+        match message:
+            case WorkerRunning():
+                self._workers[message.worker] = message
+            case WorkerExit():
+                self._workers.pop(message.worker, None)
+            case SchedulerRunning():
+                self._scheduler = message
+                self._start_workers(Start(scheduler=message.address, head_addr=self._config.address))
+            case unexpected:
+                raise TypeError(f"a process of the node reported {unexpected!r}")
+        self._server.broadcast(message)
+
+    def _on_scheduler_exit(self, reason: str) -> None:
+        self._scheduler = None
+        self._server.broadcast(SchedulerExit(reason=reason))
+
+    def _on_nannies_exit(self, reason: str) -> None:
+        scheduler = self._scheduling.pid if self._scheduling is not None else None
+        kill_all(self._config.instance_id, keep=[scheduler] if scheduler is not None else [])
+        lost, self._workers = self._workers, {}
+        for worker in lost.values():
+            self._server.broadcast(
+                WorkerExit(
+                    worker=worker.worker,
+                    incarnation=worker.incarnation,
+                    exit_code=None,
+                    signal=None,
+                    reason=f"ended with its nanny process, which {reason}",
+                    memory_limit_bytes=None,
+                )
+            )
+
+
+async def _end_processes(instance_id: str) -> None:
+    async def none_left() -> bool | NotYet:
+        count = kill_all(instance_id)
+        reap_orphans(())
+        return NotYet(f"{count} processes") if count else True
+
+    try:
+        await wait_until(none_left, deadline_s=_END_S, interval_s=0.01, what="every process of the node to end")
+    except UnreachableError:
+        log.exception("some processes could not be ended")
+
+
+def _remove_folders(plan: NodePlan) -> None:
+    for folder in {plan.ready.blob_dir, plan.ready.blob_dir_disk, plan.worker_folder}:
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            log.exception("could not remove %s", folder)
+
+
+async def _supervise(config: NodeConfig, announce: Callable[[NodeReady], None]) -> None:
+    supervisor = Supervisor(config)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, supervisor.end, "it was told to (SIGTERM)")
+    await supervisor.run(announce)
+
+
+def _detached(config: NodeConfig, answer: int) -> None:
+    """The rest of the supervisor's life, in a session of its own, with its log as standard output and error."""
+    os.setsid()
+    os.chdir(config.workdir)
+    log_file = os.open("supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log_file, 1), (log_file, 2)):
+        os.dup2(source, target)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    become_subreaper()
+
+    def announce(ready: NodeReady) -> None:
+        # Fails when the starting side has given up meanwhile: then the node ends.
+        os.write(answer, ready.to_json().encode())
+        os.close(answer)
+
+    asyncio.run(_supervise(config, announce))
+
+
+def _fork(config: NodeConfig) -> str:
+    """Start the detached process; returns what it announced, which is nothing when it failed."""
+    here, there = os.pipe()
+    if os.fork() == 0:
+        os.close(here)
+        status = 1
+        try:
+            _detached(config, there)
+            status = 0
+        except BaseException:  # past the fork nobody else would report it
+            log.exception("the supervisor failed")
+        finally:
+            os._exit(status)
+    os.close(there)
+    with open(here) as answer:
+        return answer.read()
+
+
+def main() -> None:
+    """Read the configuration file and remove it, for it holds a private key; print :class:`NodeReady` and return.
+
+    The node lives on in a detached process. When it does not come up: exit status 1, and the reason on standard error.
+    """
+    path = Path(sys.argv[1])
+    config = NodeConfig.from_json(path.read_text())
+    path.unlink()
+    Path(config.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    ready = _fork(config)
+    if not ready:
+        log_file = Path(config.workdir, "supervisor.log")
+        raise SystemExit(f"the node did not come up:\n{log_file.read_text()[-2000:]}\nwhole log: {log_file}")
+    sys.stdout.write(ready + "\n")
+
+
+if __name__ == "__main__":
+    main()

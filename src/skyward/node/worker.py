@@ -1,0 +1,51 @@
+"""The worker process: a Dask worker with a lane beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from distributed import Worker
+from distributed.threadpoolexecutor import ThreadPoolExecutor
+
+from skyward.node.config import WorkerPlace
+from skyward.node.lane import LaneServer
+
+__all__ = ["LaneWorker"]
+
+
+class LaneWorker(Worker):
+    """A :class:`distributed.Worker` that also serves native and joblib calls.
+
+    It takes Worker's own arguments. Its place, incarnation, blob folders and log file come from the environment that
+    the nanny sets before the process starts, since whatever user code starts needs them too. Lane calls run in an
+    executor of their own: sharing Dask's hides them from the scheduler.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _own_log(Path(os.environ["SKYWARD_WORKER_LOG"]))
+        super().__init__(*args, **kwargs)
+        executor = ThreadPoolExecutor(1, thread_name_prefix="skyward-lane")
+        self.executors["lane"] = executor
+        self.lane = LaneServer(
+            incarnation=os.environ["SKYWARD_INCARNATION"],
+            place=WorkerPlace.from_json(os.environ["SKYWARD_WORKER"]),
+            blob_dirs=[Path(folder) for folder in os.environ["SKYWARD_BLOB_DIRS"].split(os.pathsep)],
+            executor=executor,
+        )
+        self.lane.output.install()
+        self.handlers["lane"] = self.lane.accept
+
+    def start_http_server(self, *_args: Any, **_kwargs: Any) -> None:
+        """Serve no HTTP: distributed's pages have no authentication."""
+
+
+def _own_log(path: Path) -> None:
+    """Send what does not pass through ``sys.stdout`` (C code, subprocesses, tracebacks of crashes) to the log file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -1,0 +1,369 @@
+"""Lazy calls: ``@compute``, what calling such a function gives, and the operators that send it to a pool.
+
+::
+
+    fn(x) >> pool                 # once, on any worker
+    fn(x) @ pool                  # once on every worker
+    (f(x) & g(y)) >> pool         # both, in parallel
+    gather(*calls) >> pool        # any number, in parallel
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from types import MethodType
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    TypeVarTuple,
+    cast,
+    overload,
+)
+
+from skyward.errors import ConfigurationError
+from skyward.submission import Invocation
+from skyward.wire.pickling import pack, unpack
+
+__all__ = ["ComputeFunction", "PendingBatch", "PendingCompute", "Runner", "compute", "gather", "invocation_of"]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+R1 = TypeVar("R1")
+R2 = TypeVar("R2")
+R3 = TypeVar("R3")
+R4 = TypeVar("R4")
+R5 = TypeVar("R5")
+
+
+class Runner(Protocol):
+    """What stands to the right of ``>>`` and ``@``: a pool."""
+
+    def run(self, pending: PendingCompute[R], /) -> R:
+        """Run one call on any worker and wait for its result."""
+        ...
+
+    def run_batch(self, batch: PendingBatch[*Ts], /) -> tuple[*Ts]:
+        """Run the calls in parallel and wait for their results, in order."""
+        ...
+
+    def broadcast(self, pending: PendingCompute[R], /) -> tuple[R, ...]:
+        """Run one call on every worker and wait for the results, ordered by (node, worker)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PendingCompute(Generic[R]):
+    """A call that waits to be sent to a pool; its result will be an ``R``. Immutable; picklable by any pickler.
+
+    Attributes:
+        fn: what runs on the worker.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        retries: how often the call is run again after its worker was lost.
+    """
+
+    fn: Callable[..., R]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    retries: int = 3
+
+    def __rshift__(self, pool: Runner) -> R:
+        """``call >> pool``: run it on one worker and return its result."""
+        return _checked_pool(pool, ">>").run(self)
+
+    def __matmul__(self, pool: Runner) -> tuple[R, ...]:
+        """``call @ pool``: run it once on every worker; the results are ordered by (node, worker)."""
+        return _checked_pool(pool, "@").broadcast(self)
+
+    @overload
+    def __and__(self, other: PendingCompute[S]) -> PendingBatch[R, S]: ...
+    @overload
+    def __and__(self, other: PendingBatch[*Ts]) -> PendingBatch[R, *Ts]: ...
+    def __and__(self, other: PendingCompute[Any] | PendingBatch[*Ts]) -> PendingBatch[*tuple[Any, ...]]:
+        """``call & call``: both, in parallel."""
+        alone: PendingBatch[*tuple[Any, ...]] = PendingBatch(calls=(self,))
+        return alone & other
+
+    def __rand__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
+        """Reached only when the left side is not pending, which is a mistake."""
+        raise _not_pending(other)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = (self.fn, self.args, self.kwargs, self.retries)
+        packed = pack(parts, what=_name_of(self.fn))
+        return _unpickled, (packed.data, [bytes(buffer) for buffer in packed.buffers])
+
+    def invocation(self) -> Invocation:
+        """The call as the task-submission interface takes it."""
+        return Invocation(fn=self.fn, args=self.args, kwargs=self.kwargs, retries=self.retries, label=_name_of(self.fn))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PendingBatch(Generic[*Ts]):
+    """Calls that wait to be run in parallel; the results will be a ``tuple[*Ts]``, in order. Immutable; picklable.
+
+    Attributes:
+        calls: the calls.
+        return_exceptions: whether a failed call's exception takes the place of its result instead of being raised.
+    """
+
+    calls: tuple[PendingCompute[Any], ...]
+    return_exceptions: bool = False
+
+    def __rshift__(self, pool: Runner) -> tuple[*Ts]:
+        """``batch >> pool``: run the calls in parallel; the first failure is raised at once."""
+        return _checked_pool(pool, ">>").run_batch(self)
+
+    @overload
+    def __and__(self, other: PendingCompute[S]) -> PendingBatch[*Ts, S]: ...
+    @overload
+    def __and__(self, other: PendingBatch[*tuple[Any, ...]]) -> PendingBatch[*tuple[Any, ...]]: ...
+    def __and__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
+        """``batch & call``: one more, in parallel with the others."""
+        match other:
+            case PendingCompute():
+                return replace(self, calls=(*self.calls, other))
+            case PendingBatch():
+                either = self.return_exceptions or other.return_exceptions
+                return replace(self, calls=self.calls + other.calls, return_exceptions=either)
+            case _:
+                raise _not_pending(other)
+
+    def __rand__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
+        """Reached only when the left side is not pending, which is a mistake."""
+        raise _not_pending(other)
+
+    def __iter__(self) -> Iterator[PendingCompute[Any]]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+
+class ComputeFunction(Generic[P, R]):
+    """A function whose calls are lazy: calling it gives a :class:`PendingCompute`. Made by :func:`compute`.
+
+    Name, documentation and signature are the function's. It works as a method too: the object travels to the worker as
+    the first argument, and what the method changes in it stays there.
+
+    Attributes:
+        retries: how often a call is run again after its worker was lost.
+    """
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[P, R]
+
+    def __init__(self, fn: Callable[P, R], *, retries: int = 3, retry: tuple[type[Exception], ...] = ()) -> None:
+        body = _body_of(fn, retries, retry)
+        functools.update_wrapper(self, body)
+        # The body is what workers run. Being reachable under this name, it is pickled like any function: by reference
+        # or by value, as its module asks. The decorated function itself is not reachable: its name is this object's.
+        body.__qualname__ = f"{self.__qualname__}.__wrapped__"
+        self.retries = retries
+
+    @property
+    def local(self) -> Callable[P, R]:
+        """The function as it was before it was decorated, to call here and now."""
+        return cast("Callable[P, R]", vars(self.__wrapped__)["__wrapped__"])
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[R]:
+        """A call with these arguments, not yet on its way.
+
+        Raises:
+            ConfigurationError: an argument is a pool.
+        """
+        _refuse_pools(self.__name__, args, kwargs)
+        return PendingCompute(fn=self.__wrapped__, args=args, kwargs=kwargs, retries=self.retries)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> ComputeFunction[P, R]: ...
+    @overload
+    def __get__(
+        self: ComputeFunction[Concatenate[T, Q], S], instance: T, owner: type | None = None
+    ) -> Callable[Q, PendingCompute[S]]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As functions do: itself on the class, bound on an object."""
+        return self if instance is None else MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<compute function {self.__module__}.{self.__qualname__}>"
+
+
+@overload
+def compute(fn: Callable[P, R], /) -> ComputeFunction[P, R]: ...
+@overload
+def compute(
+    *, retries: int = 3, retry: tuple[type[Exception], ...] = ()
+) -> Callable[[Callable[P, R]], ComputeFunction[P, R]]: ...
+def compute(
+    fn: Callable[..., Any] | None = None, /, *, retries: int = 3, retry: tuple[type[Exception], ...] = ()
+) -> Any:
+    """Make a function lazy: calling it gives a :class:`PendingCompute`. Used bare or with options.
+
+    Args:
+        fn: the function.
+        retries: how often a call is run again: after its worker was lost, and after it raised one of ``retry``.
+        retry: exception classes after which the function is called again, on its worker and with growing pauses.
+            Other exceptions are raised at once.
+
+    Raises:
+        ConfigurationError: an option is not of this kind.
+    """
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(f"retries must be a whole number ≥ 0, got {retries!r}")
+    if not isinstance(retry, tuple) or not all(_is_exception_class(entry) for entry in retry):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(f"retry must be a tuple of exception classes such as (OSError,), got {retry!r}")
+    decorate = functools.partial(_decorated, retries=retries, retry=retry)
+    return decorate if fn is None else decorate(fn)
+
+
+@overload
+def gather(*, return_exceptions: bool = ...) -> PendingBatch[()]: ...
+@overload
+def gather(c1: PendingCompute[R1], /, *, return_exceptions: Literal[False] = ...) -> PendingBatch[R1]: ...
+@overload
+def gather(
+    c1: PendingCompute[R1], c2: PendingCompute[R2], /, *, return_exceptions: Literal[False] = ...
+) -> PendingBatch[R1, R2]: ...
+@overload
+def gather(
+    c1: PendingCompute[R1],
+    c2: PendingCompute[R2],
+    c3: PendingCompute[R3],
+    /,
+    *,
+    return_exceptions: Literal[False] = ...,
+) -> PendingBatch[R1, R2, R3]: ...
+@overload
+def gather(
+    c1: PendingCompute[R1],
+    c2: PendingCompute[R2],
+    c3: PendingCompute[R3],
+    c4: PendingCompute[R4],
+    /,
+    *,
+    return_exceptions: Literal[False] = ...,
+) -> PendingBatch[R1, R2, R3, R4]: ...
+@overload
+def gather(
+    c1: PendingCompute[R1],
+    c2: PendingCompute[R2],
+    c3: PendingCompute[R3],
+    c4: PendingCompute[R4],
+    c5: PendingCompute[R5],
+    /,
+    *,
+    return_exceptions: Literal[False] = ...,
+) -> PendingBatch[R1, R2, R3, R4, R5]: ...
+@overload
+def gather(
+    *computations: PendingCompute[R], return_exceptions: Literal[False] = ...
+) -> PendingBatch[*tuple[R, ...]]: ...
+@overload
+def gather(
+    *computations: PendingCompute[R], return_exceptions: bool
+) -> PendingBatch[*tuple[R | BaseException, ...]]: ...
+def gather(*computations: PendingCompute[Any], return_exceptions: bool = False) -> PendingBatch[*tuple[Any, ...]]:
+    """Group calls to run in parallel; ``gather(...) >> pool`` is the tuple of their results, in order.
+
+    Args:
+        computations: the calls; none give ``()``.
+        return_exceptions: put a failed call's exception in the place of its result. By default the first failure is
+            raised at once, the calls still queued are dropped and those running are left to finish.
+
+    Raises:
+        ConfigurationError: an argument is not a pending call.
+    """
+    for position, computation in enumerate(computations, start=1):
+        if not isinstance(computation, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(
+                f"gather takes pending calls, got {type(computation).__name__} as argument {position}; "
+                "write gather(fn(1), fn(2)), or gather(*calls) for a list or a generator"
+            )
+    return PendingBatch(calls=computations, return_exceptions=return_exceptions)
+
+
+def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:
+    """One call of a plain function, or of a :class:`ComputeFunction` with its options, ready to be submitted.
+
+    Raises:
+        ConfigurationError: ``fn`` is not callable, or an argument is a pool.
+    """
+    if isinstance(getattr(fn, "__func__", fn), ComputeFunction):
+        return fn(*args, **kwargs).invocation()
+    _refuse_pools(_name_of(fn), args, kwargs)
+    return Invocation(fn=fn, args=args, kwargs=kwargs, label=_name_of(fn))
+
+
+def _decorated(fn: Callable[P, R], *, retries: int, retry: tuple[type[Exception], ...]) -> ComputeFunction[P, R]:
+    if not callable(fn):
+        raise ConfigurationError(f"compute decorates a function, got {type(fn).__name__}")
+    return ComputeFunction(fn, retries=retries, retry=retry)
+
+
+def _body_of(fn: Callable[P, R], retries: int, retry: tuple[type[Exception], ...]) -> Callable[P, R]:
+    run: Callable[..., R] = functools.partial(_run_with_retries, fn, retries, retry) if retry else fn
+
+    @functools.wraps(fn)
+    def body(*args: P.args, **kwargs: P.kwargs) -> R:
+        return run(*args, **kwargs)
+
+    return body
+
+
+def _run_with_retries(
+    fn: Callable[..., R], retries: int, retry: tuple[type[Exception], ...], /, *args: Any, **kwargs: Any
+) -> R:
+    import stamina
+
+    return stamina.RetryingCaller(attempts=retries + 1, timeout=None)(retry, fn, *args, **kwargs)
+
+
+def _unpickled(data: bytes, buffers: list[bytes]) -> PendingCompute[Any]:
+    fn, args, kwargs, retries = unpack(data, [bytearray(buffer) for buffer in buffers])
+    return PendingCompute(fn=fn, args=args, kwargs=kwargs, retries=retries)
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def _is_exception_class(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+def _is_pool(value: object) -> bool:
+    return hasattr(type(value), "run_batch")  # cheaper than isinstance with a Protocol: asked for every argument
+
+
+def _checked_pool(value: Runner, operator: str) -> Runner:
+    if not _is_pool(value):
+        raise TypeError(f"a pool must stand to the right of {operator}, got {type(value).__name__}")
+    return value
+
+
+def _refuse_pools(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if any(map(_is_pool, args)) or any(map(_is_pool, kwargs.values())):
+        raise ConfigurationError(
+            f"an argument of {name}() is a pool, and a pool does not travel to its workers; "
+            f"leave it out and write {name}(...) >> pool"
+        )
+
+
+def _not_pending(value: object) -> TypeError:
+    return TypeError(
+        f"& joins pending calls, got {type(value).__name__}: >> and @ bind tighter than &, so that side has already "
+        "run; write (f() & g()) >> pool"
+    )

@@ -1,0 +1,302 @@
+"""``ComputePool``: what a user opens. Wiring and lifecycle, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, cast
+
+from skyward._loop import acquire_loop
+from skyward.display import open_display, parse_display
+from skyward.engine.futures import BatchWatch, RemoteFuture
+from skyward.engine.running import RunningPool
+from skyward.errors import ConfigurationError, PoolStateError
+from skyward.events import Callback, E, EventBus, SkywardEvent, current_callbacks
+from skyward.executor import PoolExecutor
+from skyward.pending import PendingBatch, PendingCompute, Ts, invocation_of
+from skyward.providers.base import Provider
+from skyward.spec.accelerators import Accelerator
+from skyward.spec.image import Image
+from skyward.spec.request import parse_request
+from skyward.spec.spot import SpotLike
+from skyward.spec.volume import Volume
+from skyward.submission import ArgumentMemo, CallFuture, Invocation
+
+__all__ = ["ComputePool", "current_pool"]
+
+R = TypeVar("R")
+
+_PROVIDER_VERBS = ("offers", "launch", "describe", "terminate", "close")
+_current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=None)
+# Threads start with an empty context: there the pool that was opened last counts.
+_open_pools: list[ComputePool] = []
+
+
+class ComputePool:
+    """Machines for as long as a ``with`` block lasts.
+
+    Entering creates and prepares them; leaving ends them and confirms it, whatever happened in between. A pool may be
+    entered again later; it gets new machines then. Methods are thread-safe.
+
+    Args:
+        provider: who has the machines, such as ``sky.Local()``.
+        image: the environment of the workers.
+        nodes: number of machines.
+        machine: the provider's name of an instance type, instead of choosing one.
+        accelerator: what each machine must have, such as ``"A100"`` or ``Accelerator.NVIDIA.H100(count=8)``.
+        cpu: cores that each machine must have at least.
+        memory: memory that each machine must have at least, such as ``"32GB"``.
+        volume: storage to mount on every node.
+        spot: whether machines may be spot machines: ``"always"``, ``"if-available"``, ``"never"``, or the part of
+            them that must be, such as ``0.8``. Where there is no spot market, machines are on demand.
+        timeout: hard cap on a machine's life from its boot, in seconds.
+        env: environment variables of the workers; they override the image's.
+        concurrency: worker processes per node (per MIG partition where there are any).
+        display: ``"log"``, ``"spinner"`` or ``"quiet"``.
+        on_event: hears every event.
+        collect_metrics: whether nodes report :class:`~skyward.events.Metrics`.
+        pip: shorthand for ``image=Image(pip=…)``, added to the image's.
+
+    Raises:
+        ConfigurationError: a parameter is wrong; nothing was created.
+    """
+
+    def __init__(
+        self,
+        *,
+        provider: Provider,
+        image: Image | None = None,
+        nodes: int = 1,
+        machine: str | None = None,
+        accelerator: str | Accelerator | None = None,
+        cpu: int | None = None,
+        memory: str | None = None,
+        volume: Sequence[Volume] | None = None,
+        spot: SpotLike = "always",
+        timeout: int = 3600,
+        env: Mapping[str, str] | None = None,
+        concurrency: int = 1,
+        display: str = "log",
+        on_event: Callback | None = None,
+        collect_metrics: bool = True,
+        pip: Sequence[str] | None = None,
+    ) -> None:
+        self._provider = _checked_provider(provider)
+        self._request = parse_request(
+            image=image,
+            nodes=nodes,
+            machine=machine,
+            accelerator=accelerator,
+            cpu=cpu,
+            memory=memory,
+            volume=volume,
+            spot=spot,
+            timeout=timeout,
+            env=env,
+            concurrency=concurrency,
+            collect_metrics=collect_metrics,
+            pip=pip,
+        )
+        self._display = parse_display(display)
+        if on_event is not None and not callable(on_event):
+            raise ConfigurationError(f"on_event must be a function of one event, got {type(on_event).__name__}")
+        self._subscriptions: list[tuple[type[Any] | None, Callback]] = [(None, on_event)] if on_event else []
+        self._lock = threading.Lock()
+        self._entered = False
+        self._running: RunningPool | None = None
+        self._bus: EventBus | None = None
+        self._closing = ExitStack()
+        self._outer: ComputePool | None = None
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        _refuse_inside_call()
+        with self._lock:
+            if self._entered:
+                raise PoolStateError("the pool is already open; leave its `with` block first, or make another pool")
+            self._entered = True
+        try:
+            with ExitStack() as stack:
+                self._open(stack)
+                self._closing = stack.pop_all()
+        except BaseException:
+            self._entered = False
+            raise
+        self._outer = _current.get()
+        _current.set(self)
+        _open_pools.append(self)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _open_pools.remove(self)
+        if _current.get() is self:
+            _current.set(self._outer)
+        try:
+            self._closing.close()
+        finally:
+            self._entered = False
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.__enter__)
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, exc_type, exc, traceback)
+
+    def _open(self, stack: ExitStack) -> None:
+        loop = acquire_loop()
+        stack.callback(loop.release)
+        bus = self._bus = EventBus()
+        stack.callback(self._forget)
+        stack.callback(open_display(self._display, bus).close)
+        stack.callback(bus.close)
+        for event_type, callback in [*self._subscriptions, *((None, outer) for outer in current_callbacks())]:
+            bus.subscribe(cast("type[SkywardEvent]", event_type), callback)
+        running = RunningPool(
+            pool_id=f"sky-{uuid.uuid4().hex[:10]}",
+            provider=self._provider,
+            request=self._request,
+            loop=loop,
+            bus=bus,
+        )
+        running.open()
+        stack.callback(running.close)
+        self._running = running
+
+    def _forget(self) -> None:
+        self._running = self._bus = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the pool is open: provisioned, and not yet on its way out."""
+        return self._running is not None
+
+    @property
+    def instance_count(self) -> int:
+        """Number of machines there are; 0 while the pool is not open."""
+        return self._running.instance_count if self._running else 0
+
+    def on(self, event_type: type[E], callback: Callable[[E], SkywardEvent | None]) -> None:
+        """Call ``callback`` with every event of ``event_type``, in the pool's event thread, until the pool closes."""
+        if not isinstance(event_type, type) or not callable(callback):
+            raise ConfigurationError("on takes an event class and a function of one event: pool.on(Metrics, print)")
+        self._subscriptions.append((event_type, cast("Callback", callback)))
+        if self._bus is not None:
+            self._bus.subscribe(event_type, callback)
+
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def run(self, pending: PendingCompute[R]) -> R:
+        """Run one call on any worker and return its result: ``pending >> pool``."""
+        if isinstance(pending, PendingBatch):
+            return cast("R", self.run_batch(pending))
+        watch = BatchWatch(1)
+        futures = self._ready.submit([pending.invocation()], ArgumentMemo(), watch)
+        self._ready.wait(futures, watch, "call", all_of_them=False)
+        return futures[0].result()
+
+    def run_batch(self, batch: PendingBatch[Unpack[Ts]]) -> tuple[Unpack[Ts]]:
+        """Run calls in parallel and return their results in order: ``batch >> pool``.
+
+        The first failure is raised at once; calls still queued are dropped and those running are left to finish,
+        unless the batch asks for exceptions as values.
+        """
+        watch = BatchWatch(len(batch.calls))
+        futures = self._ready.submit([call.invocation() for call in batch.calls], ArgumentMemo(), watch)
+        return cast("tuple[Unpack[Ts]]", self._results(futures, watch, return_exceptions=batch.return_exceptions))
+
+    def broadcast(self, pending: PendingCompute[R]) -> tuple[R, ...]:
+        """Run one call once on every worker and return the results by (node, worker): ``pending @ pool``."""
+        watch = BatchWatch(self.capacity)
+        futures = self._ready.broadcast(pending.invocation(), watch)
+        return self._results(futures, watch, return_exceptions=False)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+        """Queue one call of ``fn``, decorated or not; the future can be waited for, and awaited in asyncio."""
+        return self.submit_calls([invocation_of(fn, args, kwargs)])[0]
+
+    def map(self, fn: Callable[..., R], /, *iterables: Iterable[Any], timeout: float | None = None) -> Iterator[R]:
+        """As :meth:`concurrent.futures.Executor.map`: results in order, as they come."""
+        return self.executor().map(fn, *iterables, timeout=timeout)
+
+    def executor(self) -> PoolExecutor:
+        """The pool as a :class:`concurrent.futures.Executor`; shutting it down leaves the pool open."""
+        return PoolExecutor(self)
+
+    def _results(self, futures: list[RemoteFuture], watch: BatchWatch, *, return_exceptions: bool) -> tuple[Any, ...]:
+        label = f"{len(futures)} calls"
+        self._ready.wait(futures, watch, label, all_of_them=return_exceptions)
+        if return_exceptions:
+            return tuple(future.exception() or future.result() for future in futures)
+        if watch.failed is not None:
+            watch.failed.result()
+        return tuple(future.result() for future in futures)
+
+    # --- the task-submission interface ------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """See :attr:`skyward.submission.TaskSubmitter.capacity`."""
+        return self._request.nodes * self._request.workers_per_node
+
+    def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:
+        """See :meth:`skyward.submission.TaskSubmitter.submit_calls`."""
+        return list(self._ready.submit(calls, memo or ArgumentMemo()))
+
+    def broadcast_call(self, call: Invocation) -> list[CallFuture[Any]]:
+        """See :meth:`skyward.submission.TaskSubmitter.broadcast_call`."""
+        return list(self._ready.broadcast(call))
+
+    def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
+        """See :meth:`skyward.submission.TaskSubmitter.cancel_calls`."""
+        self._ready.cancel(list(futures))
+
+    def publish(self, event: SkywardEvent) -> None:
+        """Let the pool's callbacks and its display hear of ``event``."""
+        if self._bus is not None:
+            self._bus.publish(event)
+
+    @property
+    def _ready(self) -> RunningPool:
+        if self._running is None:
+            _refuse_inside_call()
+            raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
+        return self._running
+
+    def __reduce__(self) -> Any:
+        raise ConfigurationError(
+            "a pool cannot be sent to a worker, as an argument or from an enclosing scope: calls do not submit calls"
+        )
+
+
+def current_pool() -> ComputePool | None:
+    """The innermost pool in whose ``with`` block this code runs; in other threads, the pool opened last."""
+    pool = _current.get()
+    if pool is not None and pool.is_active:
+        return pool
+    return next((pool for pool in reversed(_open_pools) if pool.is_active), None)
+
+
+def _checked_provider(provider: Any) -> Provider:
+    example = "a provider object such as sky.Local()"
+    if isinstance(provider, type):
+        raise ConfigurationError(f"provider must be {example}, got the class {provider.__name__}: add parentheses")
+    if not all(callable(getattr(provider, verb, None)) for verb in _PROVIDER_VERBS):
+        raise ConfigurationError(f"provider must be {example}, got {type(provider).__name__}")
+    return cast("Provider", provider)
+
+
+def _refuse_inside_call() -> None:
+    if "SKYWARD_WORKER" in os.environ:
+        raise PoolStateError("a pool was used inside a call; calls do not submit calls: return the data instead")

@@ -1,0 +1,134 @@
+"""The seam between Skyward and those who have machines: five verbs, and capabilities as types."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from skyward.spec.instance import InstanceSpec
+from skyward.spec.request import PoolRequest
+
+__all__ = ["Access", "Instance", "InstanceState", "LaunchOrder", "LocalAccess", "Offer", "Provider"]
+
+
+class InstanceState(enum.Enum):
+    """Where a machine is in its life, whatever the vendor calls it."""
+
+    PENDING = "pending"
+    """Asked for, not yet running: it may or may not bill."""
+    RUNNING = "running"
+    """It runs and bills; says nothing about being reachable."""
+    STOPPING = "stopping"
+    """On its way out; may still bill."""
+    GONE = "gone"
+    """Terminated, never existed, or forgotten by the provider: it does not bill. Final."""
+    FAILED = "failed"
+    """The provider could not make it run. Final, but it must still be terminated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAccess:
+    """The machine is this one.
+
+    Attributes:
+        address: the loopback address the node's ports bind to.
+        workdir: the node's own folder.
+    """
+
+    address: str
+    workdir: str
+
+
+Access = LocalAccess
+"""How a machine is reached: one type per transport (SSH joins when its transport does)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A machine that a provider would launch.
+
+    Attributes:
+        spec: type, accelerators, cores and memory.
+        region: where; empty where it has no meaning.
+        spot: whether the provider may take it back.
+        price_per_hour: USD for one machine as offered; None is unknown, 0.0 is free.
+        on_demand_price_per_hour: USD for the same machine on demand; None is unknown.
+    """
+
+    spec: InstanceSpec
+    region: str = ""
+    spot: bool = False
+    price_per_hour: float | None = None
+    on_demand_price_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOrder:
+    """What to launch.
+
+    Attributes:
+        pool_id: the pool's id; every machine is tagged with it.
+        keys: one ledger key per machine wanted; every machine is tagged with its own.
+        timeout_s: the hard cap on the machine's life, armed before first contact where the provider can.
+    """
+
+    pool_id: str
+    keys: tuple[str, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A provider's record of a machine.
+
+    Attributes:
+        id: the provider's id.
+        key: the ledger key it was launched under.
+        state: where it is in its life.
+        offer: what it was launched as.
+        access: how to reach it; None while the provider does not say yet.
+    """
+
+    id: str
+    key: str
+    state: InstanceState
+    offer: Offer
+    access: Access | None = field(default=None)
+
+
+class Provider(Protocol):
+    """Creates and terminates instances. Errors are Skyward's (see :mod:`skyward.errors`); nobody below retries."""
+
+    @property
+    def name(self) -> str:
+        """The provider's name in events, ledger and documentation, e.g. ``"local"``."""
+        ...
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """What could satisfy the request, unranked. Creates nothing. Idempotent."""
+        ...
+
+    async def launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+        """Create the machines and return at once; waits for none of them. Not idempotent, except by key.
+
+        Either every machine of the order was asked for, or none is left: a partial success is cleaned up here.
+        """
+        ...
+
+    async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
+        """The machines' present state, in the order asked. An unknown id is :attr:`InstanceState.GONE`. Idempotent."""
+        ...
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        """End the machines and whatever came with them; silent when they are gone. Idempotent.
+
+        Returns when each is confirmed :attr:`InstanceState.GONE`, or raises
+        :class:`~skyward.errors.TerminationError` with the ids that are not.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give up sessions and connections; ends no machine. Idempotent."""
+        ...

@@ -1,0 +1,281 @@
+"""This machine as a provider: every node is a folder, a loopback address and the processes that carry its id."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import platformdirs
+
+from skyward._waiting import NotYet, wait_until
+from skyward.errors import ConfigurationError, TerminationError, UnreachableError
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, LocalAccess, Offer
+from skyward.spec.accelerators import find_variant
+from skyward.spec.instance import InstanceSpec
+from skyward.spec.request import PoolRequest
+
+__all__ = ["INSTANCE_VARIABLE", "Local"]
+
+INSTANCE_VARIABLE = "SKYWARD_INSTANCE"
+"""Environment variable that every process of a node carries; its value is the instance's id."""
+
+_KILL_DEADLINE_S = 15.0
+_TAGS = "instance.json"
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tags:
+    """What an instance was launched as; the file is what makes the folder an instance."""
+
+    instance_id: str
+    pool_id: str
+    key: str
+    address: str
+    created_at: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gpu:
+    model: str
+    memory_gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Nodes on this machine, for nothing: processes of yours, apart from each other and ended with the pool.
+
+    Nodes share the machine's cores, memory and accelerators. Nothing is mounted or installed system-wide. Each node
+    has a folder below this user's state folder; when the node has ended only its logs are left there.
+    """
+
+    @property
+    def name(self) -> str:
+        """``"local"``."""
+        return "local"
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """This machine, free, without a spot market.
+
+        Raises:
+            ConfigurationError: the request needs what this machine does not have or ``Local`` does not do.
+        """
+        return [await asyncio.to_thread(_check, request)]
+
+    async def launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+        """Make a folder (0700) and choose a loopback address for each node."""
+        return await asyncio.to_thread(_launch, offer, order)
+
+    async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
+        """Running as long as the folder is tagged, whatever its processes do; else gone."""
+        return await asyncio.to_thread(lambda: [_describe(instance_id) for instance_id in instance_ids])
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        """Kill every process of the nodes until none is left, and empty their folders down to the logs."""
+        left = tuple(instance_ids)
+
+        async def killed() -> bool | NotYet:
+            nonlocal left
+            left = await asyncio.to_thread(_kill, instance_ids)
+            return NotYet(f"processes of {', '.join(left)}") if left else True
+
+        try:
+            await wait_until(killed, deadline_s=_KILL_DEADLINE_S, interval_s=0.02, what="killed processes to end")
+        except UnreachableError as error:
+            raise TerminationError(f"processes on this machine do not end: {error}", instance_ids=left) from error
+        await asyncio.to_thread(lambda: [_remove(instance_id) for instance_id in instance_ids])
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _root() -> Path:
+    return platformdirs.user_state_path("skyward") / "local"
+
+
+def _check(request: PoolRequest) -> Offer:
+    machine = _this_machine()
+    if request.machine is not None:
+        raise ConfigurationError(f"machine={request.machine!r}: Local() has one machine, this one; leave it out")
+    if request.volumes:
+        raise ConfigurationError("volume: Local() mounts nothing on your machine; give calls the folder's path instead")
+    if missing := _missing_apt(request.image.apt):
+        raise ConfigurationError(
+            f"image: Local() installs nothing on your machine; first run `apt install {' '.join(missing)}`"
+        )
+    if request.wish.shortfall(machine):
+        raise ConfigurationError(
+            f"a node of {request.wish} does not fit on this machine, which is {machine}; "
+            "ask for less, or use a provider that has it"
+        )
+    return _offer(machine)
+
+
+def _offer(machine: InstanceSpec) -> Offer:
+    return Offer(spec=machine, price_per_hour=0.0, on_demand_price_per_hour=0.0)
+
+
+def _this_machine() -> InstanceSpec:
+    import psutil
+
+    gpus = _gpus()
+    return InstanceSpec(
+        name="this machine",
+        cpu=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_gib=round(psutil.virtual_memory().total / _GIB, 1),
+        accelerator=gpus[0].model if gpus else None,
+        accelerator_count=gpus.count(gpus[0]) if gpus else 0,
+        accelerator_memory_gib=gpus[0].memory_gib if gpus else None,
+    )
+
+
+def _gpus() -> Sequence[_Gpu]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver, no GPU
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            _Gpu(
+                model=_model(pynvml.nvmlDeviceGetName(handle)),
+                memory_gib=round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / _GIB, 1),
+            )
+            for handle in handles
+        ]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _model(reported: str) -> str:
+    """The catalogue's name in what the driver says: ``"NVIDIA A100-SXM4-80GB"``, ``"Tesla T4"``."""
+    known = (find_variant(word) for word in reported.replace("-", " ").split())
+    return next((variant.model.name for variant in known if variant is not None), reported)
+
+
+def _missing_apt(packages: Sequence[str]) -> Sequence[str]:
+    if not packages:
+        return ()
+    query = shutil.which("dpkg-query")
+    return tuple(package for package in packages if query is None or not _is_installed(query, package))
+
+
+def _is_installed(query: str, package: str) -> bool:
+    asked = subprocess.run(
+        [query, "--show", "--showformat=${db:Status-Status}", "--", package],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    return asked.stdout == "installed"
+
+
+def _launch(offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+    made: list[Instance] = []
+    try:
+        for key in order.keys:
+            made.append(_instance(_make(key, order), offer))
+    except OSError:
+        for instance in made:
+            _remove(instance.id)
+        raise
+    return made
+
+
+def _make(key: str, order: LaunchOrder) -> _Tags:
+    instance_id = f"local-{uuid.uuid4().hex[:12]}"
+    folder = _root() / order.pool_id / instance_id
+    folder.mkdir(mode=0o700, parents=True)
+    tags = _Tags(
+        instance_id=instance_id,
+        pool_id=order.pool_id,
+        key=key,
+        address=_loopback_address(instance_id),
+        created_at=time.time(),
+        timeout_s=order.timeout_s,
+    )
+    (folder / _TAGS).write_text(json.dumps(asdict(tags)), encoding="utf-8")
+    return tags
+
+
+def _loopback_address(instance_id: str) -> str:
+    """An address of the instance's own; 127.0.0.1 where the system answers to no other (macOS)."""
+    second, third, fourth = hashlib.blake2b(instance_id.encode(), digest_size=3).digest()
+    address = f"127.{1 + second % 254}.{third}.{1 + fourth % 254}"
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return "127.0.0.1"
+    return address
+
+
+def _find(instance_id: str) -> Path | None:
+    return next(iter(_root().glob(f"*/{instance_id}/{_TAGS}")), None)
+
+
+def _read(instance_id: str) -> _Tags | None:
+    path = _find(instance_id)
+    return None if path is None else _Tags(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def _instance(tags: _Tags, offer: Offer) -> Instance:
+    folder = _root() / tags.pool_id / tags.instance_id
+    access = LocalAccess(address=tags.address, workdir=str(folder))
+    return Instance(id=tags.instance_id, key=tags.key, state=InstanceState.RUNNING, offer=offer, access=access)
+
+
+def _describe(instance_id: str) -> Instance:
+    tags = _read(instance_id)
+    offer = _offer(_this_machine())
+    if tags is None:
+        return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=offer)
+    return _instance(tags, offer)
+
+
+def _kill(instance_ids: Sequence[str]) -> tuple[str, ...]:
+    """SIGKILL what the instances run, whoever its parent is, and say whose there was."""
+    import psutil
+
+    alive: set[str] = set()
+    for process in psutil.process_iter():
+        try:
+            instance_id = process.environ().get(INSTANCE_VARIABLE, "")
+            if instance_id in instance_ids and process.pid != os.getpid():
+                alive.add(instance_id)
+                process.kill()
+        except psutil.Error:  # another user's, or gone meanwhile
+            continue
+    return tuple(sorted(alive))
+
+
+def _remove(instance_id: str) -> None:
+    """Empty the folder down to its logs; without its tags it is no instance any more, so they go last."""
+    tags = _find(instance_id)
+    if tags is None:
+        return
+    folder = tags.parent
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry != tags and entry.suffix != ".log":
+            entry.unlink()
+    # The supervisor removes its blobs itself, unless it had to be killed.
+    shutil.rmtree(f"/dev/shm/skyward-{os.getuid()}-{instance_id}", ignore_errors=True)
+    tags.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()

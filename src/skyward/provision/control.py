@@ -1,0 +1,165 @@
+"""The client's end of the control connection: it keeps a node alive, and hears how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+
+import stamina
+
+from skyward._waiting import SYSTEM_CLOCK
+from skyward.errors import AuthenticationError, UnreachableError
+from skyward.node.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
+from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, write_frame
+
+__all__ = ["ControlClient"]
+
+log = logging.getLogger("skyward.provision.control")
+
+_PING_S = 5.0
+_SILENT_PINGS = 3
+_LOST = (OSError, asyncio.IncompleteReadError, FrameError)
+
+
+class ControlClient:
+    """Stays connected to one node's supervisor until :meth:`close`: pings it, and dials again when the link is lost.
+
+    Not closing it properly is what tells the node that its client is gone.
+
+    Args:
+        address: ``host:port`` at which the supervisor's control port answers.
+        identity: the pool's certificates.
+        on_message: called on the loop with everything the node reports; after every reconnect it first reports the
+            workers that run. Must not block.
+        on_lost: called on the loop whenever the connection is lost, the last time included: after
+            :class:`~skyward.node.control.Ending`, when the node has ended.
+        ping_s: how often to ping; three unanswered ones mean that the connection is lost.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: TlsIdentity,
+        *,
+        on_message: Callable[[Message], None],
+        on_lost: Callable[[], None],
+        ping_s: float = _PING_S,
+    ) -> None:
+        self._address = address
+        self._host, _, self._port = address.rpartition(":")
+        self._context = client_context(identity)
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._ping_s = ping_s
+        self._writer: asyncio.StreamWriter | None = None
+        self._connected = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ending = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def connect(self, deadline_s: float) -> None:
+        """Dial until the node answers, then stay connected in the background.
+
+        Raises:
+            AuthenticationError: one of the two is not of this pool.
+            UnreachableError: no answer within ``deadline_s``.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                streams = await self._dial()
+        except TimeoutError as error:
+            raise UnreachableError(f"no answer from the node at {self._address} within {deadline_s:g} s") from error
+        self._task = asyncio.create_task(self._stay_connected(*streams))
+
+    async def send(self, command: Command) -> None:
+        """Say something to the node; waits for the connection while it is lost.
+
+        Raises:
+            UnreachableError: the node has ended, or this client was closed.
+        """
+        await self._connected.wait()
+        if self._writer is None:
+            raise UnreachableError(f"the node at {self._address} has ended")
+        write_frame(self._writer, to_frame(command))
+
+    async def stop_node(self, timeout_s: float) -> None:
+        """Ask the node to end everything and wait until it has; silent when it already had.
+
+        Raises:
+            UnreachableError: it has not confirmed within ``timeout_s``.
+        """
+        if self._ended.is_set():
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.send(Stop())
+                await self._ended.wait()
+        except TimeoutError as error:
+            raise UnreachableError(f"the node at {self._address} did not end within {timeout_s:g} s") from error
+
+    async def close(self) -> None:
+        """Hang up. The node ends when its lease is over, unless it was stopped before. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._finish()
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            async for attempt in stamina.retry_context(
+                on=_may_pass, attempts=None, timeout=None, wait_initial=0.05, wait_max=5.0
+            ):
+                with attempt:
+                    return await asyncio.open_connection(self._host, int(self._port), ssl=self._context)
+        except ssl.SSLCertVerificationError as error:
+            raise AuthenticationError(f"the node at {self._address} is not of this pool: {error}") from error
+        raise AssertionError("unreachable")
+
+    async def _stay_connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await self._converse(reader, writer)
+            self._on_lost()
+            if self._ending:
+                self._finish()
+                return
+            reader, writer = await self._dial()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._connected.set()
+        pinging = asyncio.create_task(self._ping(writer))
+        try:
+            while True:
+                async with asyncio.timeout(self._ping_s * _SILENT_PINGS):
+                    message = from_frame(await read_frame(reader))
+                self._ending = self._ending or isinstance(message, Ending)
+                if not isinstance(message, Pong):
+                    self._on_message(message)
+        except TimeoutError:
+            log.info("the node at %s has not answered %d pings", self._address, _SILENT_PINGS)
+        except _LOST as error:
+            log.info("connection to the node at %s lost: %s", self._address, error)
+        finally:
+            self._connected.clear()
+            self._writer = None
+            pinging.cancel()
+            await asyncio.gather(pinging, return_exceptions=True)
+            writer.transport.abort()
+
+    async def _ping(self, writer: asyncio.StreamWriter) -> None:
+        n = 0
+        while True:
+            n += 1
+            write_frame(writer, to_frame(Ping(n=n)))
+            await SYSTEM_CLOCK.sleep(self._ping_s)
+
+    def _finish(self) -> None:
+        self._ended.set()
+        self._connected.set()
+
+
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, OSError) and not isinstance(error, ssl.SSLCertVerificationError)

@@ -1,0 +1,88 @@
+"""What machines cost, from when they were launched, when they ended and what they were offered at. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skyward.events import CostFinal, CostUpdate
+
+__all__ = ["CostReport", "Usage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """One machine's time on the meter. Times are readings, in seconds, of one clock.
+
+    Attributes:
+        launched_at: when it was asked for.
+        ended_at: when it was confirmed gone; None while it may still bill.
+        spot: whether it was bought on the spot market.
+        price_per_hour: USD; None is unknown and counts as nothing.
+        on_demand_price_per_hour: USD for the same machine on demand; None is unknown: no savings are claimed.
+    """
+
+    launched_at: float
+    ended_at: float | None = None
+    spot: bool = False
+    price_per_hour: float | None = None
+    on_demand_price_per_hour: float | None = None
+
+    def hours(self, now: float) -> float:
+        """Hours on the meter until ``now``."""
+        return ((now if self.ended_at is None else self.ended_at) - self.launched_at) / 3600
+
+    def cost(self, now: float) -> float:
+        """USD until ``now``."""
+        return self.hours(now) * (self.price_per_hour or 0.0)
+
+    def savings(self, now: float) -> float:
+        """USD less than the same time on demand would have cost."""
+        if self.price_per_hour is None or self.on_demand_price_per_hour is None:
+            return 0.0
+        return self.hours(now) * (self.on_demand_price_per_hour - self.price_per_hour)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostReport:
+    """What a fleet has cost until now.
+
+    Attributes:
+        usages: every machine it has had.
+        now: the present reading of the usages' clock, in seconds.
+    """
+
+    usages: tuple[Usage, ...]
+    now: float
+
+    @property
+    def total(self) -> float:
+        """USD so far."""
+        return sum(usage.cost(self.now) for usage in self.usages)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from the first launch until now, or until the last machine ended."""
+        ends = [self.now if usage.ended_at is None else usage.ended_at for usage in self.usages]
+        return max(ends, default=self.now) - min((usage.launched_at for usage in self.usages), default=self.now)
+
+    def update(self) -> CostUpdate:
+        """The report as the event of a running pool: rate and counts are of the machines that run now."""
+        running = [usage for usage in self.usages if usage.ended_at is None]
+        return CostUpdate(
+            elapsed_seconds=self.elapsed_s,
+            accumulated_cost=self.total,
+            hourly_rate=sum(usage.price_per_hour or 0.0 for usage in running),
+            spot_count=sum(usage.spot for usage in running),
+            ondemand_count=sum(not usage.spot for usage in running),
+        )
+
+    def final(self) -> CostFinal:
+        """The report as the event of a pool that has ended: rate and counts are of all machines together."""
+        return CostFinal(
+            total_cost=self.total,
+            total_seconds=self.elapsed_s,
+            hourly_rate=sum(usage.price_per_hour or 0.0 for usage in self.usages),
+            spot_count=sum(usage.spot for usage in self.usages),
+            ondemand_count=sum(not usage.spot for usage in self.usages),
+            savings_vs_ondemand=sum(usage.savings(self.now) for usage in self.usages),
+        )

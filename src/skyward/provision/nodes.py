@@ -1,0 +1,149 @@
+"""One node as the client sees it: its machine, the way to it, and the control connection to its supervisor."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import assert_never
+
+from skyward.errors import BootstrapError, PoolStateError
+from skyward.node.config import NodeConfig, NodeReady
+from skyward.node.control import Kill, Message, Start
+from skyward.providers.base import Access, Instance, LocalAccess
+from skyward.provision.control import ControlClient
+from skyward.provision.environment import prepare_environment
+from skyward.spec.image import Image
+from skyward.transport.base import Transport
+from skyward.transport.local import LocalTransport
+from skyward.wire.frames import TlsIdentity
+
+__all__ = ["NodeHandle", "NodeListener", "open_node", "open_transport"]
+
+_START_TIMEOUT_S = 60.0
+_CONNECT_TIMEOUT_S = 30.0
+_logger = logging.getLogger("skyward")
+
+
+class NodeHandle:
+    """One node. Its verbs are called in order: ``prepare``, ``start``, ``join``; ``stop`` at any time.
+
+    Attributes:
+        instance: the provider's record of its machine.
+        rank: the node's rank, 0-based.
+        access: how the machine is reached.
+        transport: the way to the machine.
+    """
+
+    def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
+        if instance.access is None:
+            raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
+        self.instance = instance
+        self.rank = rank
+        self.access: Access = instance.access
+        self.transport = transport
+        self._on_message = on_message
+        self._python = ""
+        self._ready: NodeReady | None = None
+        self._control: ControlClient | None = None
+
+    @property
+    def ready(self) -> NodeReady:
+        """The node's ports and size; raises :class:`~skyward.errors.PoolStateError` before it has started."""
+        if self._ready is None:
+            raise PoolStateError(f"node {self.rank} has not started")
+        return self._ready
+
+    async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
+        """Give the node its Python environment; ``progress`` hears of each bootstrap step as it begins.
+
+        Raises :class:`~skyward.errors.BootstrapError`.
+        """
+        self._python = await prepare_environment(image, self.transport, node=self.rank, progress=progress)
+
+    async def start(self, config: NodeConfig) -> None:
+        """Start the supervisor and connect to it; returns once its ports are known.
+
+        Raises :class:`~skyward.errors.BootstrapError` with what the supervisor said.
+        """
+        self._ready = await self._start_supervisor(config)
+        identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
+        host, _, port = self._ready.control.rpartition(":")
+        host, here = await self.transport.forward(host, int(port))
+        self._control = ControlClient(f"{host}:{here}", identity, on_message=self._hear, on_lost=self._connection_lost)
+        await self._control.connect(_CONNECT_TIMEOUT_S)
+
+    async def join(self, *, scheduler: str, head_addr: str) -> None:
+        """Have the supervisor start the workers, which register with ``scheduler`` (``tls://host:port``)."""
+        await self._connection.send(Start(scheduler=scheduler, head_addr=head_addr))
+
+    async def kill_worker(self, worker: int, incarnation: str) -> None:
+        """SIGKILL one worker, unless it is another incarnation by now; its supervisor starts it again."""
+        await self._connection.send(Kill(worker=worker, incarnation=incarnation))
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ask the supervisor to end everything and wait for it; then give up the connection, in any case. Idempotent.
+
+        Raises :class:`~skyward.errors.UnreachableError` when the node did not end in time: terminating its machine
+        is what ends it then.
+        """
+        control, self._control = self._control, None
+        try:
+            if control is not None:
+                await control.stop_node(timeout_s)
+        finally:
+            if control is not None:
+                await control.close()
+            await self.transport.close()
+
+    @property
+    def _connection(self) -> ControlClient:
+        if self._control is None:
+            raise PoolStateError(f"node {self.rank} is not connected")
+        return self._control
+
+    async def _start_supervisor(self, config: NodeConfig) -> NodeReady:
+        path = f"{config.workdir}/node.json"
+        await self.transport.put(config.to_json().encode(), path, mode=0o600)
+        completed = await self.transport.run(
+            [self._python, "-m", "skyward.node.supervisor", path],
+            env={"SKYWARD_INSTANCE": config.instance_id},
+            timeout_s=_START_TIMEOUT_S,
+        )
+        try:
+            return NodeReady.from_json(completed.stdout)
+        except (ValueError, KeyError, TypeError) as error:
+            log_path = f"{config.workdir}/supervisor.log"
+            raise BootstrapError(
+                f"the supervisor of node {self.rank} did not start (exit code {completed.exit_code}); "
+                f"its log is {log_path}\n{completed.stderr.strip() or completed.stdout.strip()}",
+                node=self.rank,
+                step="server",
+                log_tail=completed.stderr,
+                log_path=log_path,
+            ) from error
+
+    def _hear(self, message: Message) -> None:
+        self._on_message(self, message)
+
+    def _connection_lost(self) -> None:
+        _logger.info("lost the control connection to node %d", self.rank)
+
+
+NodeListener = Callable[[NodeHandle, Message], None]
+"""Hears what nodes report, on the event loop."""
+
+
+def open_transport(access: Access) -> Transport:
+    """The transport for a way to reach a machine."""
+    match access:
+        case LocalAccess():
+            return LocalTransport(access)
+        case _:
+            assert_never(access)
+
+
+def open_node(instance: Instance, rank: int, on_message: NodeListener) -> NodeHandle:
+    """The node of a machine that is running; nothing has been sent to it yet."""
+    if instance.access is None:
+        raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
+    return NodeHandle(instance=instance, rank=rank, transport=open_transport(instance.access), on_message=on_message)

@@ -1,0 +1,294 @@
+"""What user code may ask on a node: where it runs, and which part of the data is its own.
+
+Where a worker stands is in its environment, so subprocesses and threads of user code see it too. Which call is running
+is known in the process that runs it; everywhere else the world is one worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import operator
+import os
+import random
+import sys
+from array import array
+from collections.abc import Generator, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, overload
+
+from skyward.errors import ConfigurationError, NotInPoolError
+
+__all__ = [
+    "CallContext",
+    "DistributedSampler",
+    "InstanceInfo",
+    "current_accelerator",
+    "current_call",
+    "enter_call",
+    "instance_info",
+    "shard",
+]
+
+T = TypeVar("T")
+T1 = TypeVar("T1")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceInfo:
+    """Where this code runs.
+
+    Attributes:
+        node: rank of this node, 0-based.
+        total_nodes: how many nodes the pool has.
+        is_head: whether this is worker 0 of node 0.
+        accelerators: names of what this worker may use, one per device.
+        head_addr: address of node 0.
+        head_port: a port of node 0 that was free when the call was sent, the same for all its workers; 0 outside a
+            call.
+        job_id: the pool's id.
+        worker: index of this worker on its node, 0-based.
+        workers_per_node: workers on each node.
+    """
+
+    node: int
+    total_nodes: int
+    is_head: bool
+    accelerators: list[str]
+    head_addr: str
+    head_port: int
+    job_id: str
+    worker: int
+    workers_per_node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """What a running call knows of itself.
+
+    Attributes:
+        world: workers that run this call: all of them under ``@``, else 1.
+        rank: this worker's position among them, 0-based.
+        seed: one number for all of them, another for every call.
+        head_port: see :class:`InstanceInfo`.
+    """
+
+    world: int = 1
+    rank: int = 0
+    seed: int = 0
+    head_port: int = 0
+
+
+_ALONE = CallContext()
+_call: ContextVar[CallContext | None] = ContextVar("skyward_call", default=None)
+# A thread that user code starts has a new, empty context: it belongs to the call that its process runs.
+_running: list[CallContext] = []
+
+
+@contextmanager
+def enter_call(context: CallContext) -> Generator[None]:
+    """Make ``context`` the current call, for this context and for threads of this process that have none."""
+    token = _call.set(context)
+    _running.append(context)
+    try:
+        yield
+    finally:
+        _running.remove(context)
+        _call.reset(token)
+
+
+def current_call() -> CallContext | None:
+    """The call this code belongs to; None outside one, and in programs that a call started."""
+    return _call.get() or next(reversed(_running), None)
+
+
+def instance_info() -> InstanceInfo:
+    """Where this code runs: node, worker and cluster.
+
+    Raises:
+        NotInPoolError: this process is no worker and was started by none.
+    """
+    place = _place()
+    if place is None:
+        raise NotInPoolError(
+            "instance_info() is known only on a node: call it inside a function decorated with @compute and run that "
+            "with `>> pool` or `@ pool`"
+        )
+    return InstanceInfo(
+        node=place["node"],
+        total_nodes=place["total_nodes"],
+        is_head=place["node"] == 0 and place["worker"] == 0,
+        accelerators=place["accelerators"],
+        head_addr=place["head_addr"],
+        head_port=(current_call() or _ALONE).head_port,
+        job_id=place["pool_id"],
+        worker=place["worker"],
+        workers_per_node=place["workers_per_node"],
+    )
+
+
+def current_accelerator() -> str | None:
+    """Name of the accelerator that this worker may use, e.g. ``"H100"``; None without one and outside a pool."""
+    place = _place()
+    return next(iter(place["accelerators"]), None) if place else None
+
+
+def _place() -> dict[str, Any] | None:
+    text = os.environ.get("SKYWARD_WORKER")
+    return json.loads(text) if text else None
+
+
+@overload
+def shard(array: T, /, *, shuffle: bool = False, seed: int | None = None) -> T: ...
+@overload
+def shard(first: T1, second: T2, /, *, shuffle: bool = False, seed: int | None = None) -> tuple[T1, T2]: ...
+@overload
+def shard(
+    first: T1, second: T2, third: T3, /, *, shuffle: bool = False, seed: int | None = None
+) -> tuple[T1, T2, T3]: ...
+@overload
+def shard(*arrays: Any, shuffle: bool = False, seed: int | None = None) -> Any: ...
+def shard(*arrays: Any, shuffle: bool = False, seed: int | None = None) -> Any:
+    """This worker's part of data that all workers of the call have whole.
+
+    Under ``@`` rank r of w workers gets the r-th of w contiguous parts, whose lengths differ by at most one; together
+    they are the whole, each element once. Under ``>>`` and outside a call the part is everything.
+
+    Args:
+        arrays: lists, tuples, ranges, numpy arrays and memory maps, torch tensors, pandas frames and series, or
+            anything else with a shape or with ``__len__`` and ``__getitem__``; all of one length, which is the first
+            dimension's. Types are kept, and without ``shuffle`` what can give a view gives one. Other types, and a
+            shuffled range, become a list of their elements.
+        shuffle: deal the elements in a random order, the same for all arrays and all workers.
+        seed: of that order; None takes one that the call's workers share, so two calls of ``shard`` in one call agree.
+
+    Returns:
+        The part of the only array, or a tuple with a part of each.
+
+    Raises:
+        ConfigurationError: no array, arrays of unequal length, or one that cannot be sharded.
+    """
+    if not arrays:
+        raise ConfigurationError("shard() needs at least one array, e.g. shard(x) or shard(x, y)")
+    lengths = [_length(value) for value in arrays]
+    if len(set(lengths)) > 1:
+        raise ConfigurationError(f"arrays given to shard() must have one length, got lengths {lengths}")
+    call = current_call() or _ALONE
+    part = slice(lengths[0] * call.rank // call.world, lengths[0] * (call.rank + 1) // call.world)
+    index = _permutation(lengths[0], call.seed if seed is None else seed)[part] if shuffle else part
+    parts = [_take(value, index) for value in arrays]
+    return tuple(parts) if len(parts) > 1 else parts[0]
+
+
+def _length(value: object) -> int:
+    shape = cast("Sequence[int] | None", getattr(value, "shape", None))
+    if shape:
+        return shape[0]
+    if shape is not None or not _has_positions(value):
+        raise ConfigurationError(f"shard() needs something indexed by position, as a list is, got {_type_name(value)}")
+    return _size(value, "shard()")
+
+
+def _has_positions(value: object) -> bool:
+    return hasattr(value, "__getitem__") and not isinstance(value, Mapping)
+
+
+def _size(value: object, user: str) -> int:
+    if not isinstance(value, Sized):
+        raise ConfigurationError(f"{user} needs something with a length, got {_type_name(value)}")
+    return len(value)
+
+
+def _type_name(value: object) -> str:
+    return f"a value of type {type(value).__name__}"
+
+
+def _permutation(length: int, seed: int) -> Sequence[int]:
+    """The order of ``length`` random keys: the same with numpy, which is faster, as without."""
+    draw = random.Random(operator.index(seed)).random
+    keys = array("d", (draw() for _ in range(length)))
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return sorted(range(length), key=keys.__getitem__)
+    return numpy.asarray(keys).argsort(kind="stable")
+
+
+def _take(value: Any, index: slice | Sequence[int]) -> Any:
+    if hasattr(value, "shape"):
+        return getattr(value, "iloc", value)[index]
+    if isinstance(index, slice):
+        if isinstance(value, list | tuple | range | array | str | bytes | bytearray):
+            return cast("Sequence[Any]", value)[index]
+        index = range(index.start, index.stop)
+    elements = [value[int(position)] for position in index]
+    return tuple(elements) if isinstance(value, tuple) else elements
+
+
+class DistributedSampler:
+    """Deals a dataset's indices to the workers of a call: a sampler for :class:`torch.utils.data.DataLoader`.
+
+    Every worker gets equally many indices, so that all make the same number of steps: the last ones repeat the first,
+    or are left out with ``drop_last``. Once torch is imported the indices are those of torch's own sampler of this
+    name; torch is not needed.
+
+    Args:
+        dataset: anything with a length.
+        num_replicas: workers to deal to; None means the workers of the call.
+        rank: which of them this is; None means this worker's rank in the call.
+        shuffle: deal in a random order, another in each epoch (see :meth:`set_epoch`).
+        seed: of that order; must be the same on all workers.
+        drop_last: leave out what does not divide evenly instead of repeating.
+
+    Raises:
+        ConfigurationError: the dataset has no length, or the rank is not one of ``num_replicas``.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        call = current_call() or _ALONE
+        self.dataset = dataset
+        self.num_replicas = call.world if num_replicas is None else num_replicas
+        self.rank = call.rank if rank is None else rank
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0
+        if not 0 <= self.rank < self.num_replicas:
+            raise ConfigurationError(f"rank must be in 0..{self.num_replicas - 1}, got {self.rank}")
+        self._length = _size(dataset, "DistributedSampler")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iteration; call it with the epoch's number before each."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """How many indices this worker gets; the same for every worker."""
+        whole, rest = divmod(self._length, self.num_replicas)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def __iter__(self) -> Iterator[int]:
+        """This worker's indices, in the order of the current epoch."""
+        total = len(self) * self.num_replicas
+        return itertools.islice(itertools.cycle(self._order()), self.rank, total, self.num_replicas)
+
+    def _order(self) -> Sequence[int]:
+        if not self.shuffle:
+            return range(self._length)
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return [int(index) for index in _permutation(self._length, self.seed + self.epoch)]
+        generator = torch.Generator()
+        generator.manual_seed(self.seed + self.epoch)
+        return torch.randperm(self._length, generator=generator).tolist()

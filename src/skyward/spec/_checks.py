@@ -1,0 +1,71 @@
+"""Checks of single parameters: each returns the value with its type, or says what is allowed."""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from collections.abc import Sequence
+from typing import cast
+
+from skyward.errors import ConfigurationError
+
+__all__ = ["flag", "gibibytes", "positive_number", "refusal", "text", "texts", "whole_number"]
+
+_GIB_PER_UNIT = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
+_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([MGT])i?B\s*", re.IGNORECASE | re.ASCII)
+
+
+def refusal(parameter: str, allowed: str, given: object) -> ConfigurationError:
+    """The error that names the parameter, what is allowed and what was given."""
+    return ConfigurationError(f"{parameter} must be {allowed}, got {reprlib.repr(given)}")
+
+
+def whole_number(parameter: str, value: object, *, minimum: int = 1) -> int:
+    """``value`` if it is an int of at least ``minimum``; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise refusal(parameter, f"a whole number ≥ {minimum}", value)
+    return value
+
+
+def positive_number(parameter: str, value: object) -> float:
+    """``value`` as a float if it is a finite int or float above zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise refusal(parameter, "a number > 0", value)
+    return float(value)
+
+
+def flag(parameter: str, value: object) -> bool:
+    """``value`` if it is a bool."""
+    if not isinstance(value, bool):
+        raise refusal(parameter, "True or False", value)
+    return value
+
+
+def text(parameter: str, value: object, *, allowed: str = "non-empty text") -> str:
+    """``value`` if it is a string that is not blank and can pass through a command line."""
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise refusal(parameter, allowed, value)
+    return value
+
+
+def texts(parameter: str, value: object) -> tuple[str, ...]:
+    """``value`` as a tuple if it is a sequence of strings that no command would take for an option."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise refusal(parameter, "a list of strings", value)
+    items = tuple(text(f"{parameter}[{i}]", item) for i, item in enumerate(cast("Sequence[object]", value)))
+    for i, item in enumerate(items):
+        if item.lstrip().startswith("-"):
+            raise refusal(f"{parameter}[{i}]", "a value, not an option", item)
+    return items
+
+
+def gibibytes(parameter: str, value: object) -> float:
+    """A memory size such as ``"32GB"`` or ``"1.5 TiB"``, in GiB.
+
+    "GB" is read as GiB, which is how machines and accelerators are sold; so nobody gets less than was asked for.
+    """
+    match = _MEMORY.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not float(match[1]):
+        raise refusal(parameter, 'a size such as "32GB"', value)
+    return float(match[1]) * _GIB_PER_UNIT[match[2].upper()]

@@ -1,0 +1,150 @@
+"""``Image``: what must be on a node before it runs calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from skyward.errors import ConfigurationError
+from skyward.spec._checks import refusal, text, texts, whole_number
+from skyward.spec.env import EnvVars
+from skyward.spec.pins import engine_pins
+from skyward.spec.script import DEFAULT_ROOT, render_bootstrap
+
+__all__ = ["Image", "client_python"]
+
+_HASH_LENGTH = 12
+_PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?", re.ASCII)
+
+
+def client_python() -> str:
+    """The Python minor version of this process, e.g. ``"3.11"``."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
+class Image:
+    """A node's environment. Lists are taken and kept as tuples; the repr masks the values of ``env``.
+
+    Attributes:
+        python: version such as ``"3.11"``; None means the client's minor version, the only one a pool accepts.
+        pip: requirements, as pip reads them.
+        pip_extra_index_url: a further package index.
+        apt: Debian packages.
+        env: environment variables of every worker, set before user code.
+        includes: local paths of code that calls import.
+        pip_index_url: the package index instead of the default one.
+        find_links: places with wheels, first one first.
+
+    Raises:
+        ConfigurationError: a parameter has the wrong type or form, or an index URL carries credentials.
+    """
+
+    python: str | None
+    pip: tuple[str, ...]
+    pip_extra_index_url: str | None
+    apt: tuple[str, ...]
+    env: EnvVars
+    includes: tuple[str, ...]
+    pip_index_url: str | None
+    find_links: tuple[str, ...]
+
+    def __init__(
+        self,
+        *,
+        python: str | None = None,
+        pip: Sequence[str] = (),
+        pip_extra_index_url: str | None = None,
+        apt: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        includes: Sequence[str] = (),
+        pip_index_url: str | None = None,
+        find_links: Sequence[str] = (),
+    ) -> None:
+        values = {
+            "python": _python(python),
+            "pip": texts("pip", pip),
+            "pip_extra_index_url": _index_url("pip_extra_index_url", pip_extra_index_url),
+            "apt": texts("apt", apt),
+            "env": EnvVars(env),
+            "includes": texts("includes", includes),
+            "pip_index_url": _index_url("pip_index_url", pip_index_url),
+            "find_links": texts("find_links", find_links),
+        }
+        for attribute, value in values.items():
+            object.__setattr__(self, attribute, value)
+
+    @property
+    def python_version(self) -> str:
+        """The Python version to install: ``python``, or the client's minor version."""
+        return self.python or client_python()
+
+    def content_hash(self, *, pins: Sequence[str] | None = None) -> str:
+        """12 hexadecimal characters that name the installed environment: Python, packages, indexes, engine pins.
+
+        The order of ``pip`` and ``apt`` does not matter, that of ``find_links`` does. ``env`` and ``includes`` install
+        nothing and are left out.
+
+        Args:
+            pins: versions of the engine's packages; None means those of this process.
+        """
+        parts = {
+            "python": self.python_version,
+            "pip": sorted(set(self.pip)),
+            "apt": sorted(set(self.apt)),
+            "indexes": [self.pip_index_url, self.pip_extra_index_url],
+            "find_links": self.find_links,
+            "pins": sorted(engine_pins() if pins is None else pins),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_HASH_LENGTH]
+
+    def bootstrap(self, ttl: int = 0) -> str:
+        """The POSIX-sh script that prepares a machine; running it again changes nothing.
+
+        It holds no value of ``env``: those travel in a file of their own (:func:`skyward.spec.script.render_env_file`).
+
+        Args:
+            ttl: seconds until the machine shuts itself down, armed before anything else; 0 arms nothing.
+        """
+        ttl_s = whole_number("ttl", ttl, minimum=0)
+        return render_bootstrap(self, root=DEFAULT_ROOT, engine_pins=engine_pins(), ttl_s=ttl_s)
+
+    def merged(self, *, pip: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Image:
+        """This image with further requirements, and with ``env`` winning over its own."""
+        return Image(
+            python=self.python,
+            pip=tuple(dict.fromkeys((*self.pip, *texts("pip", pip)))),
+            pip_extra_index_url=self.pip_extra_index_url,
+            apt=self.apt,
+            env=self.env | EnvVars(env),
+            includes=self.includes,
+            pip_index_url=self.pip_index_url,
+            find_links=self.find_links,
+        )
+
+
+def _python(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _PYTHON.fullmatch(value):
+        raise refusal("python", 'a version such as "3.11"', value)
+    return value
+
+
+def _index_url(parameter: str, value: object) -> str | None:
+    if value is None:
+        return None
+    url = urlsplit(text(parameter, value))
+    if "@" in url.netloc:
+        raise ConfigurationError(
+            f"{parameter} must not carry credentials: they would show in logs and command lines; "
+            "set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL, and UV_INDEX_URL or UV_EXTRA_INDEX_URL, in env instead"
+        )
+    if url.scheme not in ("http", "https", "file"):
+        raise refusal(parameter, "an http, https or file URL", value)
+    return url.geturl()

@@ -1,0 +1,138 @@
+"""``PoolRequest``: what a pool was asked for, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from skyward.errors import ConfigurationError
+from skyward.spec._checks import flag, gibibytes, positive_number, refusal, text, whole_number
+from skyward.spec.accelerators import Accelerator, AcceleratorLike, parse_accelerator
+from skyward.spec.env import EnvVars
+from skyward.spec.image import Image, client_python
+from skyward.spec.instance import InstanceWish
+from skyward.spec.spot import SpotLike, SpotStrategy, parse_spot
+from skyward.spec.volume import S3Volume, Volume
+
+__all__ = ["PoolRequest", "parse_request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequest:
+    """Everything that ``ComputePool`` takes about machines, as checked values (:func:`parse_request` makes it).
+
+    Attributes:
+        nodes: how many machines.
+        machine: the provider's name of the machine type to use, whatever else is asked for.
+        accelerator: kind and number on each node.
+        cpu: least number of cores for each worker.
+        memory_gib: least main memory for each worker.
+        volumes: what to mount on every node.
+        spot: whether machines may be ones that the provider can take back.
+        timeout_s: hard cap on a node's life, from boot.
+        env: environment of every worker: the image's, overridden by the pool's. Secret.
+        concurrency: worker processes on each node, or on each MIG partition.
+        image: what to install, ``pip`` shorthand included; its ``env`` is the one above.
+        collect_metrics: whether nodes report metrics.
+        lease_s: how long a node lives on after its client died.
+        away_s: how long a node lives on while its client is silent.
+    """
+
+    image: Image
+    spot: SpotStrategy
+    nodes: int = 1
+    machine: str | None = None
+    accelerator: Accelerator | None = None
+    cpu: int | None = None
+    memory_gib: float | None = None
+    volumes: tuple[Volume, ...] = ()
+    timeout_s: float = 3600.0
+    env: EnvVars
+    concurrency: int = 1
+    collect_metrics: bool = True
+    lease_s: float = 120.0
+    away_s: float = 1800.0
+
+    @property
+    def workers_per_node(self) -> int:
+        """Worker processes on each node: ``concurrency`` times the MIG partitions of the node."""
+        return self.concurrency * (self.accelerator.partitions if self.accelerator else 1)
+
+    @property
+    def wish(self) -> InstanceWish:
+        """The least that each machine must have, for all of its workers together."""
+        workers = self.workers_per_node
+        return InstanceWish(
+            accelerator=self.accelerator,
+            cpu=None if self.cpu is None else self.cpu * workers,
+            memory_gib=None if self.memory_gib is None else self.memory_gib * workers,
+        )
+
+
+def parse_request(
+    *,
+    nodes: int = 1,
+    machine: str | None = None,
+    accelerator: AcceleratorLike | None = None,
+    cpu: int | None = None,
+    memory: str | None = None,
+    volume: Sequence[Volume] | None = None,
+    spot: SpotLike = "always",
+    timeout: float = 3600,
+    env: Mapping[str, str] | None = None,
+    concurrency: int = 1,
+    image: Image | None = None,
+    pip: Sequence[str] | None = None,
+    collect_metrics: bool = True,
+) -> PoolRequest:
+    """Check every argument of ``ComputePool`` that concerns machines.
+
+    Raises:
+        ConfigurationError: a value or a type is wrong; the message names the parameter, what was given and what is
+            allowed. Nothing was started.
+    """
+    complete = _image(image).merged(pip=() if pip is None else pip, env=EnvVars(env))
+    return PoolRequest(
+        nodes=whole_number("nodes", nodes),
+        machine=None if machine is None else text("machine", machine),
+        accelerator=None if accelerator is None else parse_accelerator(accelerator),
+        cpu=None if cpu is None else whole_number("cpu", cpu),
+        memory_gib=None if memory is None else gibibytes("memory", memory),
+        volumes=_volumes(volume),
+        spot=parse_spot(spot),
+        timeout_s=positive_number("timeout", timeout),
+        env=complete.env,
+        concurrency=whole_number("concurrency", concurrency),
+        image=complete,
+        collect_metrics=flag("collect_metrics", collect_metrics),
+    )
+
+
+def _image(value: object) -> Image:
+    image = Image() if value is None else value
+    if not isinstance(image, Image):
+        raise refusal("image", "an Image", image)
+    here = client_python()
+    if image.python is not None and image.python.split(".")[:2] != here.split("."):
+        raise ConfigurationError(
+            f"image.python must be {here}, the Python that runs this program, got {image.python!r}: "
+            "functions are sent as bytecode. Leave it out, or run this program with that Python"
+        )
+    return image
+
+
+def _volumes(value: object) -> tuple[Volume, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise refusal("volume", "a list of S3Volume", value)
+    volumes = cast("Sequence[object]", value)
+    for i, volume in enumerate(volumes):
+        if not isinstance(volume, S3Volume):
+            raise refusal(f"volume[{i}]", "an S3Volume", volume)
+    checked = tuple(cast("Sequence[Volume]", volumes))
+    paths = [volume.mount_path for volume in checked]
+    if len(set(paths)) < len(paths):
+        raise refusal("volume", "a list of S3Volume with different mount paths", paths)
+    return checked

@@ -1,0 +1,117 @@
+"""Nodes that exist in memory only, for tests of what drives them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from skyward.node.config import NodeConfig, NodeReady
+from skyward.providers.base import Instance
+from skyward.provision.nodes import NodeHandle, NodeListener, open_transport
+from skyward.spec.image import Image
+
+__all__ = ["FakeNode", "FakeNodes", "Phase"]
+
+Phase = Literal["prepare", "start", "join", "stop"]
+"""What a fake node can be told to fail at."""
+
+
+class FakeNode(NodeHandle):
+    """A node whose machine does not exist. Made by :class:`FakeNodes`, which knows what fails.
+
+    Attributes:
+        log: the phases gone through, in order.
+        config: what it was started with; None before.
+        scheduler: what it was told to join; empty before.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        rank: int,
+        on_message: NodeListener,
+        faults: Mapping[Phase, BaseException | asyncio.Event],
+    ) -> None:
+        assert instance.access is not None
+        super().__init__(instance=instance, rank=rank, transport=open_transport(instance.access), on_message=on_message)
+        self.log: list[Phase] = []
+        self.config: NodeConfig | None = None
+        self.scheduler = ""
+        self._faults = faults
+
+    async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
+        """See :meth:`NodeHandle.prepare`."""
+        await self._enter("prepare")
+
+    async def start(self, config: NodeConfig) -> None:
+        """See :meth:`NodeHandle.start`."""
+        await self._enter("start")
+        self.config = config
+        self._ready = NodeReady(
+            control="127.0.0.1:1",
+            scheduler=f"tls://127.0.0.1:{9000 + self.rank}" if config.head else "",
+            workers=tuple(f"tls://127.0.0.1:{9100 + index}" for index in range(config.workers)),
+            call_ports=(),
+            blob_dir="",
+            blob_dir_disk="",
+            blob_budget_bytes=0,
+            pid=1,
+            python="3.11",
+            cpu_count=2,
+            memory_bytes=1 << 30,
+        )
+
+    async def join(self, *, scheduler: str, head_addr: str) -> None:
+        """See :meth:`NodeHandle.join`."""
+        await self._enter("join")
+        self.scheduler = scheduler
+
+    async def stop(self, timeout_s: float) -> None:
+        """See :meth:`NodeHandle.stop`."""
+        await self._enter("stop")
+
+    async def _enter(self, phase: Phase) -> None:
+        self.log.append(phase)
+        await asyncio.sleep(0)
+        match self._faults.get(phase):
+            case asyncio.Event() as hanging:
+                hanging.set()
+                await asyncio.Event().wait()
+            case BaseException() as error:
+                raise error
+            case None:
+                return
+
+
+class FakeNodes:
+    """Opens fake nodes: pass it to a fleet as ``open_node``.
+
+    Attributes:
+        opened: the nodes opened, in order.
+        hanging: set once a node hangs that was told to.
+    """
+
+    def __init__(self) -> None:
+        self.opened: list[FakeNode] = []
+        self.hanging = asyncio.Event()
+        self._faults: dict[int, dict[Phase, BaseException | asyncio.Event]] = defaultdict(dict)
+
+    def fail(self, rank: int, phase: Phase, error: BaseException) -> None:
+        """Have the node of ``rank`` raise ``error`` in ``phase``."""
+        self._faults[rank][phase] = error
+
+    def hang(self, rank: int, phase: Phase) -> None:
+        """Have the node of ``rank`` never come back from ``phase``."""
+        self._faults[rank][phase] = self.hanging
+
+    def logs(self) -> Mapping[int, Sequence[Phase]]:
+        """What each node went through, by rank."""
+        return {node.rank: node.log for node in self.opened}
+
+    def __call__(self, instance: Instance, rank: int, on_message: NodeListener) -> FakeNode:
+        """Open a node."""
+        node = FakeNode(instance, rank, on_message, self._faults[rank])
+        self.opened.append(node)
+        return node

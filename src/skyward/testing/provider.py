@@ -1,0 +1,205 @@
+"""A provider in memory that fails on command, and the contract that every provider keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, LocalAccess, Offer, Provider
+from skyward.spec.instance import InstanceSpec
+from skyward.spec.request import PoolRequest, parse_request
+
+__all__ = ["FakeProvider", "ProviderContract", "Verb"]
+
+Verb = Literal["offers", "launch", "describe", "terminate"]
+"""What a :class:`FakeProvider` can be told to fail at."""
+
+
+class FakeProvider:
+    """Implements :class:`~skyward.providers.base.Provider` in memory.
+
+    Attributes:
+        instances: every machine ever launched, by id.
+        calls: the verbs called, in order.
+        launch_limit: launch no more than this many machines of an order, saying nothing; None launches all.
+        pending_looks: how often a new machine is described as pending before it runs.
+    """
+
+    def __init__(self, offers: Sequence[Offer] = (), *, pending_looks: int = 0) -> None:
+        self.instances: dict[str, Instance] = {}
+        self.calls: list[Verb] = []
+        self.launch_limit: int | None = None
+        self.pending_looks = pending_looks
+        self._offers = offers or (Offer(spec=InstanceSpec(name="fake", cpu=2, memory_gib=4), price_per_hour=1.0),)
+        self._faults: dict[Verb, deque[BaseException]] = defaultdict(deque)
+        self._numbers = itertools.count()
+        self._looks: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        """``"fake"``."""
+        return "fake"
+
+    @property
+    def alive(self) -> Sequence[str]:
+        """Ids of the machines that are not gone."""
+        return [each.id for each in self.instances.values() if each.state is not InstanceState.GONE]
+
+    def fail(self, verb: Verb, error: BaseException, *, times: int = 1) -> None:
+        """Have the next ``times`` calls of ``verb`` raise ``error`` and do nothing else."""
+        self._faults[verb].extend([error] * times)
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """See :meth:`Provider.offers`."""
+        self._enter("offers")
+        return self._offers
+
+    async def launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+        """See :meth:`Provider.launch`."""
+        self._enter("launch")
+        made = [self._make(key, offer) for key in order.keys[: self.launch_limit]]
+        self.instances.update({instance.id: instance for instance in made})
+        return made
+
+    async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
+        """See :meth:`Provider.describe`."""
+        self._enter("describe")
+        return [self._look(instance_id) for instance_id in instance_ids]
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        """See :meth:`Provider.terminate`."""
+        self._enter("terminate")
+        for instance_id in self.instances.keys() & set(instance_ids):
+            self.set_state(instance_id, InstanceState.GONE)
+
+    async def close(self) -> None:
+        """See :meth:`Provider.close`."""
+
+    def set_state(self, instance_id: str, state: InstanceState) -> None:
+        """Let something happen to a machine behind Skyward's back."""
+        self.instances[instance_id] = replace(self.instances[instance_id], state=state)
+
+    def _enter(self, verb: Verb) -> None:
+        self.calls.append(verb)
+        if self._faults[verb]:
+            raise self._faults[verb].popleft()
+
+    def _make(self, key: str, offer: Offer) -> Instance:
+        instance_id = f"fake-{next(self._numbers)}"
+        self._looks[instance_id] = self.pending_looks
+        pending = Instance(id=instance_id, key=key, state=InstanceState.PENDING, offer=offer)
+        return pending if self.pending_looks else _running(pending)
+
+    def _look(self, instance_id: str) -> Instance:
+        if instance_id not in self.instances:
+            return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=self._offers[0])
+        instance = self.instances[instance_id]
+        if instance.state is InstanceState.PENDING:
+            self._looks[instance_id] -= 1
+            if self._looks[instance_id] < 0:
+                instance = self.instances[instance_id] = _running(instance)
+        return instance
+
+
+def _running(instance: Instance) -> Instance:
+    access = LocalAccess(address="127.0.0.1", workdir=f"/nonexistent/{instance.id}")
+    return replace(instance, state=InstanceState.RUNNING, access=access)
+
+
+class ProviderContract:
+    """What every provider keeps: subclass it as ``Test...``, and say how to make the provider.
+
+    Attributes:
+        request: the arguments of a pool that the provider can satisfy.
+    """
+
+    request: ClassVar[dict[str, Any]] = {"nodes": 2}
+
+    def make_provider(self) -> Provider:
+        """The provider under test, with nothing launched."""
+        raise NotImplementedError
+
+    def test_offers_create_nothing(self) -> None:
+        """Offers for a request that can be satisfied exist, and asking changes nothing."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            offers = await provider.offers(parse_request(**self.request))
+            again = await provider.offers(parse_request(**self.request))
+            assert offers
+            assert list(offers) == list(again)
+
+        asyncio.run(scenario())
+
+    def test_launch_answers_every_key_with_an_instance_of_its_own(self) -> None:
+        """One instance per ledger key, each with a different id."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            launched = await self._launch(provider)
+            assert {each.key for each in launched} == {"key-0", "key-1"}
+            assert len({each.id for each in launched}) == 2
+            await provider.terminate([each.id for each in launched])
+
+        asyncio.run(scenario())
+
+    def test_describe_keeps_the_order_and_knows_what_is_not_there(self) -> None:
+        """Instances come in the order asked for; an unknown id is gone, not an error."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            ids = [each.id for each in await self._launch(provider)]
+            seen = await provider.describe([ids[1], "never-was", ids[0]])
+            assert [each.id for each in seen] == [ids[1], "never-was", ids[0]]
+            assert seen[1].state is InstanceState.GONE
+            assert InstanceState.GONE not in (seen[0].state, seen[2].state)
+            await provider.terminate(ids)
+
+        asyncio.run(scenario())
+
+    def test_terminated_instances_are_gone_and_the_others_are_not(self) -> None:
+        """Terminating one instance confirms that it is gone and leaves its neighbour alone."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            first, second = [each.id for each in await self._launch(provider)]
+            await provider.terminate([first])
+            seen = await provider.describe([first, second])
+            assert seen[0].state is InstanceState.GONE
+            assert seen[1].state is not InstanceState.GONE
+            await provider.terminate([second])
+
+        asyncio.run(scenario())
+
+    def test_terminate_is_idempotent_and_silent_when_gone(self) -> None:
+        """Terminating twice, or what never was, is no error."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            ids = [each.id for each in await self._launch(provider)]
+            await provider.terminate(ids)
+            await provider.terminate([*ids, "never-was"])
+
+        asyncio.run(scenario())
+
+    def test_close_ends_no_machine_and_may_be_repeated(self) -> None:
+        """What was launched outlives the provider's sessions, and can be ended in new ones."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            ids = [each.id for each in await self._launch(provider)]
+            await provider.close()
+            await provider.close()
+            assert all(each.state is not InstanceState.GONE for each in await provider.describe(ids))
+            await provider.terminate(ids)
+
+        asyncio.run(scenario())
+
+    async def _launch(self, provider: Provider) -> Sequence[Instance]:
+        offer = (await provider.offers(parse_request(**self.request)))[0]
+        order = LaunchOrder(pool_id="contract", keys=("key-0", "key-1"), timeout_s=60.0)
+        return await provider.launch(offer, order)

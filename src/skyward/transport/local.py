@@ -1,0 +1,101 @@
+"""The transport to this machine: commands are subprocesses, forwards are the ports themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from skyward.errors import UnreachableError
+from skyward.providers.base import LocalAccess
+from skyward.transport.base import Completed
+
+__all__ = ["LocalTransport"]
+
+_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+
+
+class LocalTransport:
+    """Implements :class:`~skyward.transport.base.Transport`; commands start in the access's ``workdir``.
+
+    They inherit this process's environment, and ``env`` beside it.
+    """
+
+    def __init__(self, access: LocalAccess) -> None:
+        self._workdir = Path(access.workdir)
+
+    async def run(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+    ) -> Completed:
+        """See :meth:`Transport.run <skyward.transport.base.Transport.run>`."""
+        self._workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Files, not pipes: a pipe ends only when the last daemon that inherited it does.
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            given.write(stdin)
+            given.seek(0)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    stdin=given,
+                    stdout=out,
+                    stderr=err,
+                    env=os.environ | dict(env or {}),
+                    cwd=self._workdir,
+                    start_new_session=True,
+                )
+            except FileNotFoundError as error:
+                return Completed(exit_code=_NOT_FOUND, stdout="", stderr=str(error))
+            except PermissionError as error:
+                return Completed(exit_code=_NOT_EXECUTABLE, stdout="", stderr=str(error))
+            exit_code = await _wait(process, argv, timeout_s)
+            return Completed(exit_code=exit_code, stdout=_text(out), stderr=_text(err))
+
+    async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
+        """See :meth:`Transport.put <skyward.transport.base.Transport.put>`."""
+        parts = [data] if isinstance(data, bytes | memoryview) else data
+        await asyncio.to_thread(_write, parts, Path(path), mode)
+
+    async def forward(self, host: str, port: int) -> tuple[str, int]:
+        """See :meth:`Transport.forward <skyward.transport.base.Transport.forward>`."""
+        return (host, port)
+
+    async def close(self) -> None:
+        """See :meth:`Transport.close <skyward.transport.base.Transport.close>`."""
+
+
+async def _wait(process: asyncio.subprocess.Process, argv: Sequence[str], timeout_s: float) -> int:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await process.wait()
+    except TimeoutError as error:
+        raise UnreachableError(f"{argv[0]} did not end within {timeout_s:g} s on this machine") from error
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await asyncio.shield(process.wait())
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _write(parts: Sequence[bytes | memoryview], path: Path, mode: int) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "wb") as file:
+            for part in parts:
+                file.write(part)
+            os.fchmod(descriptor, mode)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -1,0 +1,104 @@
+"""Frames of the control connection: a length, then one msgpack map, over mutual TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "FrameError",
+    "TlsIdentity",
+    "client_context",
+    "read_frame",
+    "server_context",
+    "write_frame",
+]
+
+MAX_FRAME_BYTES = 1 << 20
+"""No frame is larger; a peer that announces more is not one of ours."""
+
+_LENGTH = struct.Struct("!I")
+
+
+class FrameError(ValueError):
+    """The peer sent what is not a frame; the connection is of no further use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsIdentity:
+    """What one end of a mutual TLS connection needs, as PEM text.
+
+    Attributes:
+        ca: the only certificate that peers may chain to.
+        cert: this end's certificate.
+        key: its private key.
+    """
+
+    ca: str = field(repr=False)
+    cert: str = field(repr=False)
+    key: str = field(repr=False)
+
+
+def server_context(identity: TlsIdentity) -> ssl.SSLContext:
+    """The listening end: TLS 1.3, and every client must show a certificate of the pool's CA."""
+    return _context(ssl.PROTOCOL_TLS_SERVER, identity)
+
+
+def client_context(identity: TlsIdentity) -> ssl.SSLContext:
+    """The dialling end: TLS 1.3, and the server must show a certificate of the pool's CA, whatever its address."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+
+
+def _context(protocol: int, identity: TlsIdentity) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=identity.ca)
+    # The ssl module reads a certificate chain from files only: https://github.com/python/cpython/issues/60691
+    with tempfile.TemporaryDirectory(prefix="skyward-") as folder:
+        cert, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
+        cert.write_text(identity.cert)
+        key.write_text(identity.key)
+        context.load_cert_chain(cert, key)
+    return context
+
+
+async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Read one frame.
+
+    Raises:
+        asyncio.IncompleteReadError: the peer closed the connection.
+        FrameError: it is too large, or no map.
+    """
+    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if size > MAX_FRAME_BYTES:
+        raise FrameError(f"the peer announces a frame of {size} bytes; {MAX_FRAME_BYTES} are allowed")
+    body = await reader.readexactly(size)
+    try:
+        frame = msgpack.unpackb(body)
+    except ValueError as error:
+        raise FrameError(f"the peer sent a frame that is not msgpack: {error}") from error
+    if not isinstance(frame, dict):
+        raise FrameError(f"the peer sent a {type(frame).__name__} instead of a map")
+    return frame
+
+
+def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
+    """Put one frame into the writer's buffer; ``await writer.drain()`` sends it.
+
+    Raises:
+        FrameError: it is larger than the peer accepts.
+    """
+    body = msgpack.packb(frame)
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {len(body)} bytes is larger than the {MAX_FRAME_BYTES} allowed")
+    writer.write(_LENGTH.pack(len(body)) + body)

@@ -1,0 +1,241 @@
+"""How calls and results become bytes, on both ends of a lane.
+
+Functions and classes from the user's own modules (those that are not installed packages) travel by value, so that a
+local ``helpers.py`` needs no packaging; installed modules travel by reference. Buffers of 1 MiB and more stay out of
+band (pickle protocol 5), so that large arrays are never copied into a pickle.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import pickle
+import site
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
+
+__all__ = ["LARGE_BYTES", "Packed", "PackedError", "pack", "pack_error", "unpack", "unpack_error"]
+
+LARGE_BYTES = 1 << 20
+"""Buffers of this size and more are kept out of the pickle."""
+
+_OWN_PACKAGES = frozenset({"skyward", "skyward_dask", "skyward_joblib"})
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A pickled object.
+
+    Attributes:
+        data: the pickle.
+        buffers: its out-of-band buffers, flat, in the pickle's order, each of :data:`LARGE_BYTES` or more.
+    """
+
+    data: bytes
+    buffers: tuple[memoryview, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedError:
+    """An exception on its way from a worker.
+
+    Attributes:
+        type_name: qualified name of its class.
+        message: its text.
+        traceback: as the worker formatted it.
+        pickled: the exception itself; empty if it cannot be rebuilt elsewhere.
+    """
+
+    type_name: str
+    message: str
+    traceback: str
+    pickled: bytes
+
+
+def pack(obj: object, *, what: str) -> Packed:
+    """Pickle ``obj``; ``what`` names it in errors.
+
+    Raises:
+        SerializationError: it cannot be pickled; the message names the offending part.
+    """
+    buffers: list[memoryview] = []
+
+    def keep_out(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < LARGE_BYTES:
+            return True
+        buffers.append(view)
+        return False
+
+    try:
+        data = _dumps(obj, keep_out)
+    except SkywardError:
+        raise
+    except Exception as error:
+        path, part, cause = _blame(obj, what, error)
+        message = f"{path} cannot be pickled: {cause} (its type is {type(part).__module__}.{type(part).__qualname__})"
+        raise SerializationError(message) from error
+    return Packed(data=data, buffers=tuple(buffers))
+
+
+def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
+    """Rebuild what :func:`pack` took; arrays share the memory of ``buffers`` and are writable where those are."""
+    return pickle.loads(data, buffers=buffers)
+
+
+def pack_error(error: BaseException) -> PackedError:
+    """Prepare an exception for its way back. Never raises."""
+    return PackedError(
+        type_name=f"{type(error).__module__}.{type(error).__qualname__}",
+        message=_text_of(error),
+        traceback="".join(traceback.format_exception(error)),
+        pickled=_pickle_error(error),
+    )
+
+
+def unpack_error(packed: PackedError, *, where: str) -> BaseException:
+    """The exception as itself, its remote traceback as ``__cause__`` and a note saying ``where``.
+
+    Falls back to :class:`~skyward.errors.RemoteError` where it cannot be rebuilt, and for ``SystemExit`` and its kin:
+    a call that exits must not end the client.
+    """
+    error: BaseException | None = None
+    if packed.pickled:
+        try:
+            error = pickle.loads(packed.pickled)
+        except Exception as unpickling:  # any class may do anything here; the text below still tells all
+            where = f"{where}; rebuilding it here failed with {type(unpickling).__name__}: {unpickling}"
+    if not isinstance(error, Exception):
+        error = RemoteError(
+            f"{packed.type_name}: {packed.message}", type_name=packed.type_name, remote_traceback=packed.traceback
+        )
+    error.__cause__ = RemoteTraceback(packed.traceback)
+    error.add_note(f"raised on {where}")
+    return error
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Cloudpickle's, plus: the user's own modules go by value."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        name = obj.__name__ if isinstance(obj, ModuleType) else getattr(obj, "__module__", None)
+        if isinstance(name, str) and isinstance(obj, type | ModuleType | Callable):
+            _send_by_value_if_the_users(name.partition(".")[0])
+        return super().reducer_override(obj)
+
+
+def _dumps(obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
+    if type(obj) in _PLAIN_TYPES or _is_plain_call(obj):
+        return pickle.dumps(obj, protocol=5)
+    with io.BytesIO() as file:
+        _Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
+        return file.getvalue()
+
+
+def _is_plain_call(obj: object) -> bool:
+    """Arguments of scalars and text only, ``(args, kwargs)``: the common small call, where cloudpickle adds nothing."""
+    match obj:
+        case (tuple() as args, dict() as kwargs) if not kwargs:
+            return all(type(arg) in _PLAIN_TYPES for arg in args)
+        case _:
+            return False
+
+
+@functools.cache
+def _send_by_value_if_the_users(package: str) -> None:
+    module = sys.modules.get(package)
+    if module is None or package in _OWN_PACKAGES or package == "__main__" or _is_installed(module):
+        return
+    cloudpickle.register_pickle_by_value(module)
+
+
+def _is_installed(module: ModuleType) -> bool:
+    location = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    if location is None:
+        return True
+    path = Path(location).resolve()
+    return any(path.is_relative_to(folder) for folder in _install_folders())
+
+
+@functools.cache
+def _install_folders() -> tuple[Path, ...]:
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple(Path(folder).resolve() for folder in folders)
+
+
+def _blame(obj: object, path: str, error: Exception, depth: int = 4) -> tuple[str, object, Exception]:
+    """The smallest part of ``obj`` that fails to pickle by itself."""
+    if depth:
+        for name, child in _children(obj):
+            try:
+                _dumps(child)
+            except Exception as inner:
+                return _blame(child, f"{path}{name}", inner, depth - 1)
+    return path, obj, error
+
+
+def _children(obj: object) -> Iterator[tuple[str, object]]:
+    match obj:
+        case Mapping():
+            yield from ((f"[{key!r}]", value) for key, value in obj.items())
+        case list() | tuple() | set() | frozenset():
+            yield from ((f"[{index}]", value) for index, value in enumerate(obj))
+        case _ if inspect.isfunction(obj):
+            seen = inspect.getclosurevars(obj)
+            for name, value in (*seen.nonlocals.items(), *seen.globals.items()):
+                if value is not obj:
+                    yield f" → its variable {name!r}", value
+        case _:
+            yield from ((f".{name}", value) for name, value in getattr(obj, "__dict__", {}).items())
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def _pickle_error(error: BaseException) -> bytes:
+    """Empty where it cannot be rebuilt; tried here, since a class's ``__init__`` may not take what ``args`` holds."""
+    if not isinstance(error, Exception):
+        return b""
+    for candidate in (error, _Rebuilt(error)):
+        try:
+            data = _dumps(candidate)
+            if type(pickle.loads(data)) is type(error):
+                return data
+        except Exception:
+            continue
+    return b""
+
+
+class _Rebuilt:
+    """Pickles an exception without calling its ``__init__`` when it is rebuilt."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        error = self._error
+        return _rebuild_error, (type(error), error.args, dict(error.__dict__))
+
+
+def _rebuild_error(cls: type[Exception], args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error

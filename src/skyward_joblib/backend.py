@@ -1,0 +1,155 @@
+"""joblib's side of Skyward: a parallel backend on top of the task-submission interface."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase
+
+from skyward.errors import ConfigurationError, PoolStateError
+from skyward.pool import current_pool
+from skyward.submission import CallFuture, Invocation, TaskSubmitter
+from skyward_joblib.on_node import NodeBackend, run_batch
+from skyward_joblib.progress import LoopProgress
+from skyward_joblib.window import CallWindow
+
+__all__ = ["SkywardBackend"]
+
+_MIN_BATCH_S = AutoBatchingMixin.MIN_IDEAL_BATCH_DURATION
+_MAX_BATCH_S = AutoBatchingMixin.MAX_IDEAL_BATCH_DURATION
+
+
+class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
+    """Runs joblib's batches on a fleet's workers.
+
+    joblib makes it from the name ``"skyward"``; an instance may be handed to ``parallel_config`` or ``Parallel`` as
+    well, and shared by threads. It contacts nothing until a ``Parallel`` call starts. ``n_jobs`` counts workers; -1,
+    the default, is all of them. An ``n_jobs`` of 1 that was asked for runs in the caller's process, as everywhere in
+    joblib; where 1 is only what a fleet amounts to, 2 is reported, so that the work goes to the fleet nevertheless.
+
+    Args:
+        nesting_level: joblib's own, how deep in other parallel loops this is.
+        inner_max_num_threads: how many threads native libraries may use in each worker; None leaves that to the node.
+        pool: where to run; None is the innermost pool that is open when a ``Parallel`` call starts.
+    """
+
+    supports_retrieve_callback = True
+    supports_inner_max_num_threads = True
+    default_n_jobs = -1
+
+    def __init__(
+        self,
+        nesting_level: int | None = None,
+        inner_max_num_threads: int | None = None,
+        *,
+        pool: TaskSubmitter | None = None,
+    ) -> None:
+        super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)
+        if pool is not None and not hasattr(pool, "submit_calls"):
+            raise ConfigurationError(f"pool must be an open ComputePool, got {type(pool).__name__}")
+        self._pool = pool
+        self._window: CallWindow | None = None
+        self._progress = LoopProgress(pool, total=None)
+        self._round_trip_s = _MAX_BATCH_S
+        self._just_retrieved = threading.local()
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """How many batches may run at once, on the fleet's wanted size.
+
+        Raises:
+            ValueError: ``n_jobs`` is 0.
+            PoolStateError: no pool is open.
+        """
+        wanted = self._wanted_workers(n_jobs, self._find_pool())
+        return 1 if n_jobs == 1 else max(wanted, 2)
+
+    def configure(self, n_jobs: int = 1, parallel: Any = None, **_settings: Any) -> int:
+        """Serve one ``Parallel`` object; others that share this instance get a copy each, so that none ends another."""
+        if self.__dict__.setdefault("parallel", parallel) is not parallel:
+            raise FallbackToBackend(SkywardBackend(self.nesting_level, self.inner_max_num_threads, pool=self._pool))
+        return self.effective_n_jobs(n_jobs)
+
+    def start_call(self) -> None:
+        """Begin a call of the ``Parallel`` object."""
+        pool = self._find_pool()
+        wanted = self._wanted_workers(self.parallel.n_jobs, pool)
+        self._window = CallWindow(pool, limit=wanted if wanted < pool.capacity else None)
+        self._progress = LoopProgress(pool, total=getattr(self.parallel, "n_tasks", None))
+
+    def stop_call(self) -> None:
+        """End a call; what it left behind is given up."""
+        self.abort_everything()
+        self._progress.end()
+
+    def submit(self, func: Any, callback: Any = None) -> CallFuture[Any]:
+        """Queue a batch."""
+        if self._window is None:
+            raise RuntimeError("joblib submitted a batch outside of a Parallel call")
+        name = _name_of_first_task(func)
+        self._progress.begin(name)
+        label = name if len(func) == 1 else f"{name} ({len(func)} tasks)"
+        call = Invocation(fn=run_batch, args=(func, self.inner_max_num_threads), label=label)
+        return self._window.submit(call, callback or _ignore)
+
+    def retrieve_result_callback(self, out: CallFuture[Any]) -> Any:
+        """The batch's results, or its exception with the remote traceback as its cause."""
+        self._just_retrieved.worker_s = out.worker_seconds
+        return out.result()
+
+    def batch_completed(self, batch_size: int, duration: float) -> None:
+        """Learn from a batch; joblib calls it after :meth:`retrieve_result_callback`, in the same thread.
+
+        joblib's duration holds the way there and back and the wait for a worker. The time on the worker sizes batches;
+        the shortest remainder is the round trip, and batches of twice that keep every worker busy meanwhile.
+        """
+        worker_s: float | None = getattr(self._just_retrieved, "worker_s", None)
+        if worker_s is not None:
+            self._round_trip_s = min(self._round_trip_s, max(duration - worker_s, 0.0))
+            self.MIN_IDEAL_BATCH_DURATION = min(max(_MIN_BATCH_S, 2 * self._round_trip_s), _MAX_BATCH_S)
+            duration = worker_s
+        super().batch_completed(batch_size, duration)
+        self._progress.add(batch_size)
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        """Give up the call's batches, queued and running ones. Idempotent; the fleet stays."""
+        if self._window is not None:
+            self._window.close()
+
+    def terminate(self) -> None:
+        """Forget the call; joblib does this after every one."""
+        self.reset_batch_stats()
+
+    def get_nested_backend(self) -> tuple[ParallelBackendBase, int | None]:
+        """What a ``Parallel`` inside a batch uses on the node: loky, inside that threads, inside that nothing.
+
+        It starts at nesting level 0: deeper, loky refuses any thread but the main one, and a worker runs calls in
+        another.
+        """
+        return NodeBackend(nesting_level=0, inner_max_num_threads=self.inner_max_num_threads), None
+
+    def _find_pool(self) -> TaskSubmitter:
+        if self._pool is not None:
+            return self._pool
+        pool = current_pool()
+        if pool is None:
+            raise PoolStateError(
+                "the joblib backend 'skyward' needs an open pool: use it inside `with ComputePool(...)`, "
+                "or name one: parallel_config('skyward', pool=pool)"
+            )
+        return pool
+
+    def _wanted_workers(self, n_jobs: int | None, pool: TaskSubmitter) -> int:
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        n_jobs = self.default_n_jobs if n_jobs is None else n_jobs
+        return min(n_jobs, pool.capacity) if n_jobs > 0 else max(pool.capacity + 1 + n_jobs, 1)
+
+
+def _name_of_first_task(batch: Any) -> str:
+    function = batch.items[0][0]
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _ignore(_future: CallFuture[Any]) -> None:
+    return None

@@ -1,0 +1,67 @@
+"""What a joblib batch needs around it on the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from joblib import cpu_count
+from joblib.parallel import LokyBackend
+
+from skyward.errors import ConfigurationError, NotInPoolError
+from skyward.runtime import instance_info
+
+__all__ = ["NodeBackend", "run_batch"]
+
+
+class NodeBackend(LokyBackend):
+    """loky for parallel loops inside a batch, within the worker's share of its node's cores.
+
+    It travels with every batch and counts the cores where it arrives.
+    """
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """As loky's; negative numbers count the worker's share of the cores."""
+        if n_jobs is not None and n_jobs < 0:
+            n_jobs = max(_worker_cores() + 1 + n_jobs, 1)
+        return super().effective_n_jobs(n_jobs)
+
+    def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
+        """As loky's; unless told otherwise, each process's native libraries get their part of the share."""
+        asked = self.inner_max_num_threads
+        self.inner_max_num_threads = asked or max(_worker_cores() // self.effective_n_jobs(n_jobs), 1)
+        try:
+            return super().configure(n_jobs=n_jobs, parallel=parallel, **settings)
+        finally:
+            self.inner_max_num_threads = asked
+
+
+def run_batch(batch: Callable[[], list[Any]], max_num_threads: int | None) -> list[Any]:
+    """Run one of joblib's batches; its native libraries use at most ``max_num_threads`` threads each, if given.
+
+    Raises:
+        ConfigurationError: ``max_num_threads`` is given and the node lacks threadpoolctl.
+    """
+    with _limited_threads(max_num_threads):
+        return batch()
+
+
+def _limited_threads(max_num_threads: int | None) -> AbstractContextManager[Any]:
+    if max_num_threads is None:
+        return nullcontext()
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError as error:
+        raise ConfigurationError(
+            "inner_max_num_threads needs threadpoolctl on the nodes: add it to the pool, pip=['threadpoolctl']"
+        ) from error
+    return threadpool_limits(max_num_threads)
+
+
+def _worker_cores() -> int:
+    try:
+        workers = instance_info().workers_per_node
+    except NotInPoolError:
+        workers = 1
+    return max(cpu_count() // workers, 1)

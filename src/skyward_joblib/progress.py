@@ -1,0 +1,56 @@
+"""How far one joblib call is, for the pool's display."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol, runtime_checkable
+
+from skyward.events import Progress
+
+__all__ = ["LoopProgress"]
+
+
+@runtime_checkable
+class _Publisher(Protocol):
+    def publish(self, event: Progress) -> None: ...
+
+
+class LoopProgress:
+    """Publishes the progress of one joblib call, if there is one who listens. Thread-safe.
+
+    Args:
+        pool: where the call runs; silent unless it publishes events.
+        total: tasks in the call; None if joblib does not know.
+    """
+
+    def __init__(self, pool: object, *, total: int | None) -> None:
+        self._publisher = pool if isinstance(pool, _Publisher) else None
+        self._total = total
+        self._label = ""
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def begin(self, label: str) -> None:
+        """The first batch is on its way; later ones change nothing."""
+        with self._lock:
+            if not self._label:
+                self._label = label
+                self._publish()
+
+    def add(self, tasks: int) -> None:
+        """So many tasks more are done."""
+        with self._lock:
+            self._done += tasks
+            self._publish()
+
+    def end(self) -> None:
+        """No more is to come, be it done or given up. Idempotent."""
+        with self._lock:
+            if self._done != self._total:
+                self._total = self._done
+                self._publish()
+            self._publisher = None
+
+    def _publish(self) -> None:
+        if self._publisher is not None and self._label:
+            self._publisher.publish(Progress(self._label, self._done, self._total))

@@ -1,0 +1,134 @@
+"""What every test gets: a home of its own, a check that it leaves nothing behind, and no silent skips in CI."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import psutil
+import pytest
+import stamina
+
+SETTLE_S = 10.0
+"""How long what a test started may take to end by itself after the test."""
+
+KEPT_THREADS = ("Dask-Offload",)  # distributed's pool for (de)serialization
+"""Prefixes of the names of threads that live as long as the process does."""
+
+KEPT_FILES = ("pymp-", "pytest-of-")
+"""Prefixes of what Python and pytest remove themselves, at exit."""
+
+SKIPS = Path(__file__).with_name("skips.txt")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Point everything that a user owns at an empty folder, before anything reads it."""
+    home = tmp_path_factory.mktemp("home")
+    places = {
+        "HOME": home,
+        "TMPDIR": home / "tmp",
+        "XDG_CACHE_HOME": home / ".cache",
+        "XDG_CONFIG_HOME": home / ".config",
+        "XDG_DATA_HOME": home / ".local/share",
+        "XDG_RUNTIME_DIR": home / "run",
+        "XDG_STATE_HOME": home / ".local/state",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, path in places.items():
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            patch.setenv(name, str(path))
+        patch.setattr(tempfile, "tempdir", None)
+        yield home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_leaves_nothing(own_home: Path) -> Iterator[None]:
+    """Catch what fixtures that outlive a test leave behind."""
+    yield from _leaving_nothing()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(own_home: Path) -> Iterator[None]:
+    """Fail a test that leaves a thread, a child process, a listening socket or a temporary file behind."""
+    yield from _leaving_nothing()
+
+
+class LeakError(AssertionError):
+    """Something that was not there before the test is still there after it."""
+
+
+def _leaving_nothing() -> Iterator[None]:
+    before = _held()
+    yield
+    for attempt in stamina.retry_context(
+        on=LeakError, attempts=None, timeout=SETTLE_S, wait_initial=0.02, wait_max=0.5, wait_jitter=0
+    ):
+        with attempt:
+            if left := _held() - before:
+                raise LeakError("left behind: " + ", ".join(sorted(left)))
+
+
+def _held() -> frozenset[str]:
+    return frozenset([*_threads(), *_children(), *_listeners(), *_temporary_files()])
+
+
+def _threads() -> Iterator[str]:
+    for thread in threading.enumerate():
+        if not thread.name.startswith(KEPT_THREADS):
+            yield f"thread {thread.name} ({thread.ident})"
+
+
+def _children() -> Iterator[str]:
+    for child in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(child.cmdline())
+        except psutil.NoSuchProcess:
+            continue
+        if "multiprocessing.resource_tracker" not in command and "loky.backend.resource_tracker" not in command:
+            yield f"process {child.pid} ({command[:120] or 'a zombie'})"
+
+
+def _listeners() -> Iterator[str]:
+    for connection in psutil.Process().net_connections(kind="inet"):
+        if connection.status == psutil.CONN_LISTEN:
+            yield f"listening socket {connection.laddr.ip}:{connection.laddr.port}"
+
+
+def _temporary_files() -> Iterator[str]:
+    for entry in os.scandir(tempfile.gettempdir()):
+        if not entry.name.startswith(KEPT_FILES):
+            yield f"temporary file {entry.path}"
+
+
+@cache
+def _allowed_skips() -> frozenset[str]:
+    lines = SKIPS.read_text(encoding="utf-8").splitlines()
+    return frozenset(line.split()[0] for line in lines if line.strip() and not line.startswith("#"))
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    skipped = report.outcome == "skipped" and not hasattr(report, "wasxfail")
+    if skipped and os.environ.get("CI") == "true" and report.nodeid not in _allowed_skips():
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} was skipped, and {SKIPS.name} does not say why it may be: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """In CI a skipped test is a failed one, unless tests/skips.txt lists it."""
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """The same for a file that skips itself as a whole."""
+    report = yield
+    _refuse_skip(report)
+    return report

@@ -1,0 +1,453 @@
+"""One real node: its supervisor, scheduler, nannies and workers, as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+import psutil
+import pytest
+from distributed import Client
+
+from skyward._waiting import NotYet, wait_until
+from skyward.engine.certificates import client_security, issue
+from skyward.node.children import Child
+from skyward.node.config import NodeConfig, NodeReady
+from skyward.node.control import (
+    Ending,
+    Kill,
+    Message,
+    MetricsReport,
+    SchedulerExit,
+    SchedulerRunning,
+    Start,
+    TimeoutWarning,
+    WorkerExit,
+    WorkerRunning,
+)
+from skyward.node.metrics import NodeMetrics
+from skyward.node.processes import kill_all
+from skyward.node.survey import make_plan
+from skyward.providers.base import LocalAccess
+from skyward.provision.control import ControlClient
+from skyward.transport.base import Completed
+from skyward.transport.local import LocalTransport
+from skyward.wire.frames import TlsIdentity, client_context
+
+M = TypeVar("M", bound=Message)
+
+WORKERS = 2
+DEADLINE_S = 30.0
+MIB = 1 << 20
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def identity() -> TlsIdentity:
+    return issue()
+
+
+@pytest.fixture
+def config(tmp_path: Path, identity: TlsIdentity) -> NodeConfig:
+    return NodeConfig(
+        pool_id="pool",
+        instance_id=f"e2e-{uuid.uuid4().hex[:12]}",
+        node=0,
+        total_nodes=1,
+        workers=WORKERS,
+        head=True,
+        address="127.61.7.1",
+        workdir=str(tmp_path / "node"),
+        env={"COLOUR": "blue"},
+        tls_ca=identity.ca,
+        tls_cert=identity.cert,
+        tls_key=identity.key,
+        metrics_interval_s=0.2,
+    )
+
+
+class Node:
+    """A running node and its client."""
+
+    def __init__(self, config: NodeConfig, ready: NodeReady) -> None:
+        self.config = config
+        self.ready = ready
+        self.workers: dict[int, WorkerRunning] = {}
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
+        self.control = ControlClient(
+            ready.control, identity, on_message=self._messages.put_nowait, on_lost=lambda: None
+        )
+
+    async def next(self, kind: type[M]) -> M:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                message = await self._messages.get()
+                if isinstance(message, WorkerRunning):
+                    self.workers[message.worker] = message
+                if isinstance(message, kind):
+                    return message
+
+    async def all_running(self) -> None:
+        while len(self.workers) < self.config.workers:
+            await self.next(WorkerRunning)
+
+    def processes(self) -> list[psutil.Process]:
+        return processes_of(self.config.instance_id, self.ready.pid)
+
+    def process_running(self, module: str) -> psutil.Process:
+        (process,) = (p for p in self.processes() if any(f"from {module}" in word for word in p.cmdline()))
+        return process
+
+
+def processes_of(instance_id: str, supervisor: int) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.pid == supervisor or process.environ().get("SKYWARD_INSTANCE") == instance_id:
+                found.append(process)
+    return found
+
+
+async def run_supervisor(config: NodeConfig) -> Completed:
+    transport = LocalTransport(LocalAccess(address=config.address, workdir=config.workdir))
+    path = f"{config.workdir}/node.json"
+    await transport.put(config.to_json().encode(), path)
+    return await transport.run([sys.executable, "-m", "skyward.node.supervisor", path], timeout_s=DEADLINE_S)
+
+
+@contextlib.asynccontextmanager
+async def running(config: NodeConfig, *, connected: bool = True) -> AsyncIterator[Node]:
+    completed = await run_supervisor(config)
+    assert completed.exit_code == 0, completed.stderr
+    node = Node(config, NodeReady.from_json(completed.stdout))
+    try:
+        if connected:
+            await node.control.connect(DEADLINE_S)
+        yield node
+    finally:
+        await node.control.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(node.ready.pid, signal.SIGTERM)
+        await nothing_left(node)
+
+
+async def nothing_left(node: Node) -> None:
+    async def probe() -> bool | NotYet:
+        left = node.processes()
+        return NotYet(f"{left}") if left else True
+
+    await wait_until(probe, deadline_s=DEADLINE_S, interval_s=0.02, what="the node's processes to end")
+    assert not Path(node.ready.blob_dir).exists()
+    assert not Path(node.ready.blob_dir_disk).exists()
+    assert sorted(path.suffix for path in Path(node.config.workdir).iterdir()) == [".log"] * len(
+        list(Path(node.config.workdir).iterdir())
+    )
+    listening = {c.laddr for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    assert not {place for place in listening if place.ip == node.config.address}
+
+
+@contextlib.asynccontextmanager
+async def dask_client(config: NodeConfig, scheduler: str) -> AsyncIterator[Client]:
+    identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
+    async with Client(scheduler, security=client_security(identity), asynchronous=True) as client:
+        yield client
+
+
+def kind_of_worker() -> dict[str, Any]:
+    import numpy
+
+    return {
+        "pid": os.getpid(),
+        "session": os.getsid(0),
+        "colour": os.environ["COLOUR"],
+        "incarnation": os.environ["SKYWARD_INCARNATION"],
+        "threads": os.environ["OMP_NUM_THREADS"],
+        "draw": float(numpy.random.random()),
+        "hash": hash("text"),
+        "sigint": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+        "cwd": os.getcwd(),
+    }
+
+
+async def test_both_workers_run_and_register(config: NodeConfig) -> None:
+    started = time.perf_counter()
+    async with running(config) as node:
+        ready_s = time.perf_counter() - started
+        await node.all_running()
+        print(f"ready after {ready_s:.2f} s, {WORKERS} workers after {time.perf_counter() - started:.2f} s")
+        assert not Path(config.workdir, "node.json").exists()
+        assert [node.workers[i].address for i in range(WORKERS)] == list(node.ready.workers)
+        async with dask_client(config, node.ready.scheduler) as client:
+            await client.wait_for_workers(WORKERS, timeout=DEADLINE_S)
+            kinds = [await client.submit(kind_of_worker, workers=[a], pure=False) for a in node.ready.workers]
+            known = client.scheduler_info(n_workers=-1)["workers"]
+        assert {place["name"] for place in known.values()} == {"node0-worker0", "node0-worker1"}
+        assert {place["memory_limit"] for place in known.values()} == {node.ready.memory_bytes // WORKERS}
+        for i, kind in enumerate(kinds):
+            assert kind["pid"] == kind["session"] == node.workers[i].pid
+            assert kind["incarnation"] == node.workers[i].incarnation
+            assert kind["colour"] == "blue"
+            assert kind["threads"] == str(max(1, node.ready.cpu_count // WORKERS))
+            assert kind["sigint"]
+            assert kind["cwd"] == config.workdir
+        assert kinds[0]["draw"] != kinds[1]["draw"]
+        assert kinds[0]["hash"] == kinds[1]["hash"]
+        metrics = await node.next(MetricsReport)
+        assert NodeMetrics.from_dict(metrics.values).memory_used_mb > 0
+
+
+async def test_killed_worker_comes_back_as_another_incarnation_at_its_port(config: NodeConfig) -> None:
+    async with running(config) as node:
+        await node.all_running()
+        first = node.workers[0]
+        await node.control.send(Kill(worker=0, incarnation=first.incarnation))
+        ended = await node.next(WorkerExit)
+        second = await node.next(WorkerRunning)
+        assert ended == WorkerExit(
+            worker=0,
+            incarnation=first.incarnation,
+            exit_code=None,
+            signal=9,
+            reason="killed by signal 9 (SIGKILL)",
+            memory_limit_bytes=None,
+        )
+        assert second.address == first.address
+        assert second.incarnation != first.incarnation
+        assert second.pid != first.pid
+
+        await node.control.send(Kill(worker=0, incarnation=first.incarnation))
+        await node.control.send(Kill(worker=1, incarnation=node.workers[1].incarnation))
+        assert (await node.next(WorkerExit)).worker == 1
+        assert psutil.pid_exists(second.pid)
+
+
+def exit_with(status: int) -> None:
+    os._exit(status)
+
+
+def fork_a_sleeper() -> int:
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    return child
+
+
+async def test_exit_status_is_reported(config: NodeConfig) -> None:
+    async with running(config) as node, dask_client(config, node.ready.scheduler) as client:
+        await node.all_running()
+        client.submit(exit_with, 3, workers=[node.ready.workers[1]])
+        ended = await node.next(WorkerExit)
+        assert (ended.worker, ended.exit_code, ended.reason) == (1, 3, "exited with status 3")
+
+
+async def test_forked_child_of_a_dead_worker_does_not_keep_its_port(config: NodeConfig) -> None:
+    async with running(config) as node, dask_client(config, node.ready.scheduler) as client:
+        await node.all_running()
+        child = await client.submit(fork_a_sleeper, workers=[node.ready.workers[0]])
+        assert psutil.pid_exists(child)
+        os.kill(node.workers[0].pid, signal.SIGKILL)
+        await node.next(WorkerExit)
+        assert (await node.next(WorkerRunning)).address == node.ready.workers[0]
+        await gone([child])
+
+
+async def gone(pids: list[int]) -> None:
+    async def probe() -> bool | None:
+        return None if any(psutil.pid_exists(pid) for pid in pids) else True
+
+    await wait_until(probe, deadline_s=DEADLINE_S, interval_s=0.02, what=f"{pids} to end")
+
+
+def eat_memory() -> int:
+    return len(bytearray(os.urandom(MIB)) * 600)
+
+
+async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -> None:
+    Path(config.workdir).mkdir()
+    plan = make_plan(config, 0)
+    plan = replace(plan, ready=replace(plan.ready, memory_bytes=2 * 400 * MIB))
+    heard: asyncio.Queue[Message] = asyncio.Queue()
+    children = [
+        Child(module, plan, on_report=heard.put_nowait, on_exit=lambda reason: None)
+        for module in ("skyward.node.scheduler", "skyward.node.nannies")
+    ]
+    children[1].send(Start(scheduler=plan.ready.scheduler, head_addr=config.address))
+    tasks = [asyncio.create_task(child.keep()) for child in children]
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not isinstance(await heard.get(), WorkerRunning):
+                continue
+            async with dask_client(config, plan.ready.scheduler) as client:
+                client.submit(eat_memory, retries=0)
+                while not isinstance(ended := await heard.get(), WorkerExit):
+                    continue
+        assert ended.memory_limit_bytes == 400 * MIB
+        assert ended.reason == "exceeded its memory limit of 0.4 GiB"
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+        async def none_left() -> bool | None:
+            return None if kill_all(config.instance_id) else True
+
+        await wait_until(none_left, deadline_s=DEADLINE_S, interval_s=0.02, what="everything to end")
+        Path(plan.ready.blob_dir).rmdir()
+
+
+def leave_a_daemon() -> int:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True).pid
+
+
+async def test_stop_leaves_nothing_not_even_what_calls_have_spawned(config: NodeConfig) -> None:
+    async with running(config) as node:
+        await node.all_running()
+        async with dask_client(config, node.ready.scheduler) as client:
+            daemon = await client.submit(leave_a_daemon)
+            Path(node.ready.blob_dir, "blob").write_bytes(b"large")
+        await node.control.stop_node(DEADLINE_S)
+        assert (await node.next(Ending)).reason == "the client asked for it"
+        assert not psutil.pid_exists(daemon)
+        await nothing_left(node)
+
+
+async def test_node_whose_client_is_gone_ends_after_its_lease(config: NodeConfig) -> None:
+    async with running(replace(config, lease_s=1.0)) as node:
+        await node.control.close()
+        await nothing_left(node)
+        assert "no client has been connected for 1 s" in Path(config.workdir, "supervisor.log").read_text()
+
+
+async def test_node_ends_at_its_timeout_and_warns_before(config: NodeConfig) -> None:
+    async with running(replace(config, timeout_s=3.0)) as node:
+        warning = await node.next(TimeoutWarning)
+        assert 0 < warning.seconds_left <= 0.3
+        assert (await node.next(Ending)).reason == "its timeout of 3 s is over"
+        await nothing_left(node)
+
+
+async def test_dead_nanny_process_is_reported_and_replaced(config: NodeConfig) -> None:
+    async with running(config) as node:
+        await node.all_running()
+        before = dict(node.workers)
+        node.process_running("skyward.node.nannies").kill()
+        ended = [await node.next(WorkerExit) for _ in range(WORKERS)]
+        assert {report.incarnation for report in ended} == {worker.incarnation for worker in before.values()}
+        assert "nanny process" in ended[0].reason
+        node.workers.clear()
+        await node.all_running()
+        assert {worker.address for worker in node.workers.values()} == set(node.ready.workers)
+
+
+async def test_dead_scheduler_is_replaced_at_its_address(config: NodeConfig) -> None:
+    async with running(config) as node:
+        await node.all_running()
+        node.process_running("skyward.node.scheduler").kill()
+        assert "SIGKILL" in (await node.next(SchedulerExit)).reason
+        assert (await node.next(SchedulerRunning)).address == node.ready.scheduler
+
+
+async def test_nothing_outlives_a_killed_supervisor(config: NodeConfig) -> None:
+    completed = await run_supervisor(config)
+    node = Node(config, NodeReady.from_json(completed.stdout))
+    await node.control.connect(DEADLINE_S)
+    await node.all_running()
+    os.kill(node.ready.pid, signal.SIGKILL)
+    await node.control.close()
+
+    async def probe() -> bool | NotYet:
+        left = node.processes()
+        return NotYet(f"{left}") if left else True
+
+    await wait_until(probe, deadline_s=DEADLINE_S, interval_s=0.02, what="the node's processes to end")
+    Path(node.ready.blob_dir).rmdir()
+
+
+async def test_node_that_is_not_the_head_starts_workers_when_told_the_scheduler(config: NodeConfig) -> None:
+    other = replace(
+        config,
+        node=1,
+        head=False,
+        address="127.61.7.2",
+        instance_id=config.instance_id + "b",
+        workdir=config.workdir + "b",
+    )
+    async with running(config) as head, running(other) as node:
+        assert node.ready.scheduler == ""
+        await node.control.send(Start(scheduler=head.ready.scheduler, head_addr=config.address))
+        await head.all_running()
+        await node.all_running()
+        async with dask_client(config, head.ready.scheduler) as client:
+            await client.wait_for_workers(2 * WORKERS, timeout=DEADLINE_S)
+
+
+async def test_node_that_cannot_start_says_why(config: NodeConfig) -> None:
+    completed = await run_supervisor(replace(config, address="192.0.2.1"))
+
+    assert completed.exit_code == 1
+    assert completed.stdout == ""
+    assert "192.0.2.1" in completed.stderr
+    assert "supervisor.log" in completed.stderr
+
+
+def strangers(identity: TlsIdentity) -> Iterator[tuple[str, ssl.SSLContext | None]]:
+    nobody = ssl.create_default_context(cadata=identity.ca)
+    nobody.check_hostname = False
+    yield "in plain text", None
+    yield "without a certificate", nobody
+    other = issue()
+    yield "with another pool's certificate", client_context(replace(other, ca=identity.ca))
+
+
+async def answer_to(place: tuple[str, int], context: ssl.SSLContext | None) -> bytes:
+    """What a stranger reads after saying something; an alert of the TLS library is no answer."""
+    try:
+        async with asyncio.timeout(5):
+            reader, writer = await asyncio.open_connection(*place, ssl=context)
+    except OSError:
+        return b""
+    try:
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(1):
+            return await reader.read()
+    except (OSError, TimeoutError):
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+def is_tls_alert(answer: bytes) -> bool:
+    return len(answer) == 7 and answer[0] == 0x15
+
+
+async def test_strangers_get_no_answer_from_any_port(config: NodeConfig, identity: TlsIdentity) -> None:
+    async with running(config) as node:
+        await node.all_running()
+        pids = {process.pid for process in node.processes()}
+        places = {
+            (connection.laddr.ip, connection.laddr.port)
+            for connection in psutil.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN and connection.pid in pids
+        }
+        assert len(places) == 1 + 1 + 2 * WORKERS
+        assert {ip for ip, _ in places} == {config.address}
+        for who, context in strangers(identity):
+            answers = await asyncio.gather(*(answer_to(place, context) for place in places))
+            assert not [answer for answer in answers if answer and not is_tls_alert(answer)], who

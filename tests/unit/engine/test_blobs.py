@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from skyward.engine.blobs import Blob, NodeBlobs, identify
+from skyward.errors import SkywardError
+from skyward.submission import ArgumentMemo
+from skyward.transport.base import Completed
+
+MIB = 1 << 20
+
+
+@dataclass
+class Place:
+    blob_dir: str = "/memory"
+    blob_dir_disk: str = "/disk"
+    blob_budget_bytes: int = 10 * MIB
+
+
+@dataclass
+class FakeNode:
+    """A transport that keeps files in a dict."""
+
+    files: dict[str, int] = field(default_factory=dict)
+    puts: list[str] = field(default_factory=list)
+
+    async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
+        assert isinstance(data, memoryview)
+        await asyncio.sleep(0)
+        self.puts.append(path)
+        self.files[path] = data.nbytes
+
+    async def run(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+    ) -> Completed:
+        assert argv[:2] == ["rm", "-f"]
+        for path in argv[2:]:
+            del self.files[path]
+        return Completed(exit_code=0, stdout="", stderr="")
+
+    async def forward(self, host: str, port: int) -> tuple[str, int]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
+def blob_of(number: int, mib: int = 4) -> Blob:
+    array = np.full(mib * MIB, number, dtype="u1")
+    (blob,) = identify([memoryview(array)], ArgumentMemo())
+    return blob
+
+
+def test_equal_content_has_one_name_and_other_content_another() -> None:
+    assert blob_of(1).id == blob_of(1).id != blob_of(2).id
+
+
+def test_a_memo_hashes_an_array_once_and_only_for_its_lifetime() -> None:
+    array = np.zeros(2 * MIB, dtype="u1")
+    memo = ArgumentMemo()
+    (first,) = identify([memoryview(array)], memo)
+    array[0] = 1
+    assert identify([memoryview(array)], memo)[0].id == first.id
+    assert identify([memoryview(array)], ArgumentMemo())[0].id != first.id
+
+
+def test_read_only_arrays_are_known_to_the_memo_too() -> None:
+    array = np.zeros(2 * MIB, dtype="u1")
+    array.flags.writeable = False
+    memo = ArgumentMemo()
+    identify([memoryview(array), memoryview(array)], memo)
+    assert len(memo.ids) == 1
+
+
+async def ensure(blobs: NodeBlobs, *wanted: Blob) -> None:
+    await blobs.ensure(wanted)
+    blobs.hold(wanted)
+    blobs.release(wanted)
+
+
+def test_a_blob_is_put_once_even_when_two_calls_want_it_at_once() -> None:
+    node, blob = FakeNode(), blob_of(1)
+    blobs = NodeBlobs(Place(), node)
+
+    async def both() -> None:
+        await asyncio.gather(blobs.ensure([blob]), blobs.ensure([blob]))
+
+    asyncio.run(both())
+    assert node.puts == [f"/memory/{blob.id}"]
+    assert blobs.has([blob])
+
+
+def test_the_least_recently_used_blob_goes_first() -> None:
+    node = FakeNode()
+    blobs = NodeBlobs(Place(), node)
+    old, used, new = blob_of(1), blob_of(2), blob_of(3)
+
+    async def story() -> None:
+        await ensure(blobs, old)
+        await ensure(blobs, used)
+        await ensure(blobs, old)
+        await ensure(blobs, new)
+
+    asyncio.run(story())
+    assert sorted(node.files) == sorted([f"/memory/{old.id}", f"/memory/{new.id}"])
+
+
+def test_blobs_in_use_stay_and_others_go_to_disk() -> None:
+    node = FakeNode()
+    blobs = NodeBlobs(Place(), node)
+    held = [blob_of(1), blob_of(2)]
+
+    async def story() -> None:
+        await blobs.ensure(held)
+        blobs.hold(held)
+        await blobs.ensure([blob_of(3), blob_of(4, mib=20)])
+
+    asyncio.run(story())
+    assert {path.split("/")[1] for path in node.files} == {"memory", "disk"}
+    assert sum(path.startswith("/memory") for path in node.files) == 2
+    assert blobs.has(held)
+
+
+def test_a_forgotten_blob_is_put_again() -> None:
+    node, blob = FakeNode(), blob_of(1)
+    blobs = NodeBlobs(Place(), node)
+
+    async def story() -> None:
+        await blobs.ensure([blob])
+        blobs.forget([blob.id])
+        await blobs.ensure([blob])
+
+    asyncio.run(story())
+    assert len(node.puts) == 2
+
+
+def test_an_argument_changed_after_submission_is_an_error() -> None:
+    array = np.zeros(2 * MIB, dtype="u1")
+    (blob,) = identify([memoryview(array)], ArgumentMemo())
+    array[5] = 1
+    node = FakeNode()
+    with pytest.raises(SkywardError, match="changed after its call was submitted"):
+        asyncio.run(NodeBlobs(Place(), node).ensure([blob]))
+    assert node.files == {}

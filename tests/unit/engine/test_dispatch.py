@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from skyward.engine.dispatch import Action, CallState, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
+
+A, B = WorkerId(0, 0), WorkerId(0, 1)
+
+
+class Table:
+    """A dispatch with a clock that stands still unless told otherwise, and what it sent where."""
+
+    def __init__(self, *workers: WorkerId) -> None:
+        self.dispatch = Dispatch()
+        self.now = 0.0
+        self.ids = itertools.count(1)
+        for worker in workers:
+            assert self.dispatch.worker_up(worker, self.now) == []
+
+    def calls(self, count: int, kind: str = "f", **options: object) -> list[CallState]:
+        return [CallState(id=next(self.ids), kind=kind, **options) for _ in range(count)]  # type: ignore[arg-type]
+
+    def submit(self, calls: Sequence[CallState]) -> list[Action]:
+        return self.dispatch.submit(calls, self.now)
+
+    def learn(self, kind: str, seconds: float) -> None:
+        (call,) = self.calls(1, kind)
+        self.submit([call])
+        self.dispatch.finished(call.id, seconds, self.now)
+
+
+def sent(actions: Sequence[Action]) -> dict[WorkerId, list[int]]:
+    found: dict[WorkerId, list[int]] = {}
+    for action in actions:
+        if isinstance(action, Send):
+            found.setdefault(action.worker, []).extend(call.id for call in action.calls)
+    return found
+
+
+def test_calls_of_an_unknown_kind_go_one_to_each_idle_worker() -> None:
+    table = Table(A, B)
+    calls = table.calls(4)
+    assert sent(table.submit(calls)) == {A: [calls[0].id], B: [calls[1].id]}
+
+
+def test_short_calls_of_a_known_kind_go_in_batches_shared_fairly() -> None:
+    table = Table(A, B)
+    table.learn("f", 0.0001)
+    calls = table.calls(10)
+    shares = sent(table.submit(calls))
+    assert {len(ids) for ids in shares.values()} == {5}
+    assert sorted(itertools.chain(*shares.values())) == [call.id for call in calls]
+
+
+def test_long_calls_are_never_stacked() -> None:
+    table = Table(A, B)
+    table.learn("f", 1.0)
+    assert all(len(ids) == 1 for ids in sent(table.submit(table.calls(10))).values())
+
+
+def test_a_long_round_trip_widens_the_window() -> None:
+    table = Table()
+    table.dispatch.worker_up(A, 0.0, round_trip_s=0.05)
+    table.learn("f", 0.02)
+    assert len(sent(table.submit(table.calls(50)))[A]) == 5
+
+
+def test_a_finished_call_makes_room_for_the_next() -> None:
+    table = Table(A)
+    first, second = table.calls(2)
+    table.submit([first, second])
+    assert sent(table.dispatch.finished(first.id, 1.0, 0.0)) == {A: [second.id]}
+
+
+def test_calls_wait_until_a_worker_is_there() -> None:
+    table = Table()
+    (call,) = table.calls(1)
+    assert table.submit([call]) == []
+    assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [call.id]}
+
+
+def test_a_pinned_call_waits_for_its_worker_and_does_not_hold_up_others() -> None:
+    table = Table(A)
+    pinned, free = table.calls(1, pinned=B)[0], table.calls(1)[0]
+    assert sent(table.submit([pinned, free])) == {A: [free.id]}
+    assert sent(table.dispatch.worker_up(B, 0.0)) == {B: [pinned.id]}
+
+
+def test_lost_worker_requeues_its_calls_in_order_and_charges_the_first_only() -> None:
+    table = Table(A)
+    table.learn("f", 0.0001)
+    calls = table.calls(5)
+    table.submit(calls)
+    assert table.dispatch.worker_lost(A, "killed", 0.0) == []
+    assert [call.losses for call in calls] == [1, 0, 0, 0, 0]
+    assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [calls[0].id]}, "a suspect runs alone"
+    assert sent(table.dispatch.finished(calls[0].id, 0.0001, 0.0)) == {A: [call.id for call in calls[1:]]}
+
+
+def test_a_call_that_had_not_left_the_client_is_not_charged() -> None:
+    table = Table(A)
+    (call,) = table.calls(1)
+    table.submit([call])
+    table.dispatch.worker_lost(A, "killed", 0.0, unsent=frozenset({call.id}))
+    assert call.losses == 0
+
+
+def test_poison_is_given_up_after_its_retries_and_its_neighbours_survive() -> None:
+    table = Table(A)
+    table.learn("f", 0.0001)
+    innocent, poison, bystander = table.calls(3, retries=2)
+    actions = table.submit([innocent, poison, bystander])
+    given_up: list[GiveUp] = []
+    for _ in range(20):
+        running = list(itertools.chain(*sent(actions).values()))
+        actions = []
+        for call_id in running:
+            if call_id == poison.id:
+                actions += table.dispatch.worker_lost(A, "killed by signal 9", 0.0)
+                given_up += [action for action in actions if isinstance(action, GiveUp)]
+                actions += table.dispatch.worker_up(A, 0.0)
+                break
+            actions += table.dispatch.finished(call_id, 0.0001, 0.0)
+    assert [action.call for action in given_up] == [poison]
+    assert given_up[0].reason == "killed by signal 9"
+    assert poison.losses == 3
+    assert table.dispatch.unfinished == 0
+
+
+def test_with_no_worker_left_what_waits_is_given_up() -> None:
+    table = Table(A)
+    calls = table.calls(3, retries=0)
+    table.submit(calls)
+    actions = table.dispatch.worker_gone(A, "its node ended", 0.0)
+    assert {action.call.id for action in actions if isinstance(action, GiveUp)} == {call.id for call in calls}
+    assert table.dispatch.unfinished == 0
+
+
+def test_cancelling_a_waiting_call_drops_it_silently() -> None:
+    table = Table(A)
+    first, second, third = table.calls(3)
+    table.submit([first, second, third])
+    assert table.dispatch.cancel([second.id], kill=True) == []
+    assert sent(table.dispatch.finished(first.id, 1.0, 0.0)) == {A: [third.id]}
+
+
+@pytest.mark.parametrize(("kill", "action"), [(True, Cancel), (False, Revoke)])
+def test_cancelling_a_call_in_flight_asks_its_worker(kill: bool, action: type[Action]) -> None:
+    table = Table(A)
+    (call,) = table.calls(1)
+    table.submit([call])
+    assert table.dispatch.cancel([call.id], kill=kill) == [action(A, [call.id])]
+    table.dispatch.worker_lost(A, "cancelled", 0.0)
+    assert table.dispatch.unfinished == 0
+
+
+def test_what_waits_behind_an_overdue_call_is_taken_back_for_idle_workers() -> None:
+    table = Table(A)
+    table.learn("f", 0.001)
+    slow, *rest = table.calls(4)
+    table.submit([slow, *rest])
+    table.dispatch.worker_up(B, 0.0)
+    assert table.dispatch.rebalance(0.01) == []
+    ids = [call.id for call in rest]
+    assert table.dispatch.rebalance(1.0) == [Revoke(A, ids)]
+    assert sent(table.dispatch.given_back(ids, 1.0)) == {B: ids}
+
+
+def test_one_slow_call_teaches_caution() -> None:
+    table = Table(A)
+    table.learn("f", 0.0001)
+    table.learn("f", 1.0)
+    assert len(sent(table.submit(table.calls(10)))[A]) == 1
+
+
+def test_no_call_is_lost_or_run_twice_in_a_random_history() -> None:
+    import random
+
+    chance = random.Random(7)
+    workers = [WorkerId(node, index) for node in range(3) for index in range(2)]
+    table = Table(*workers)
+    in_flight: dict[WorkerId, list[int]] = {worker: [] for worker in workers}
+    finished: list[int] = []
+    submitted: list[int] = []
+
+    def apply(actions: Sequence[Action]) -> None:
+        for worker, ids in sent(actions).items():
+            in_flight[worker] += ids
+        assert not any(isinstance(action, GiveUp) for action in actions)
+
+    for _ in range(2000):
+        worker = chance.choice(workers)
+        match chance.randrange(10):
+            case 0:
+                calls = table.calls(chance.randrange(8), chance.choice("fg"), retries=10**6)
+                submitted += [call.id for call in calls]
+                apply(table.submit(calls))
+            case 1:
+                in_flight[worker].clear()
+                apply(table.dispatch.worker_lost(worker, "killed", table.now))
+                apply(table.dispatch.worker_up(worker, table.now))
+            case _ if in_flight[worker]:
+                call_id = in_flight[worker].pop(0)
+                finished.append(call_id)
+                apply(table.dispatch.finished(call_id, chance.choice([1e-5, 1e-3, 0.5]), table.now))
+            case _:
+                pass
+    while any(in_flight.values()):
+        for worker in workers:
+            while in_flight[worker]:
+                call_id = in_flight[worker].pop(0)
+                finished.append(call_id)
+                apply(table.dispatch.finished(call_id, 1e-4, table.now))
+    assert sorted(finished) == submitted
+    assert table.dispatch.unfinished == 0
+
+
+def test_expected_time_of_an_unknown_kind_is_unbounded() -> None:
+    table = Table(A)
+    (call,) = table.calls(1)
+    table.submit([call])
+    assert call.expected_s == math.inf

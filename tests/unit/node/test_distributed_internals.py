@@ -1,0 +1,89 @@
+"""What we rely on inside distributed. A failure here means: read the named code again before raising the pin."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import distributed.utils
+import pytest
+from distributed import Nanny, Scheduler, Security, Status, Worker
+from distributed.nanny import WorkerProcess
+from distributed.worker_memory import NannyMemoryManager
+
+
+def source_of(thing: Callable[..., Any]) -> str:
+    return inspect.getsource(thing)
+
+
+@pytest.mark.parametrize("cls", [Scheduler, Worker])
+def test_http_servers_are_started_by_the_method_we_override(cls: type) -> None:
+    assert "start_http_server" in dir(cls)
+    assert "self.start_http_server(" in inspect.getsource(cls)
+
+
+def test_http_server_attributes_are_touched_only_with_a_dashboard() -> None:
+    assert "if show_dashboard:" in source_of(Scheduler.__init__)
+    assert "if self._dashboard:" in source_of(Worker.start_unsafe)
+    assert 'hasattr(self, "http_application")' in source_of(Worker._stop_services)
+
+
+def test_nanny_hands_its_own_env_to_every_process_it_starts() -> None:
+    assert "env=self.env" in source_of(Nanny.instantiate)
+    assert "env=self.env" in source_of(WorkerProcess.start)
+    assert "os.environ.update(env)" in source_of(WorkerProcess._run)
+
+
+def test_nanny_starts_processes_only_by_instantiate() -> None:
+    assert "await self.instantiate()" in source_of(Nanny.start_unsafe)
+    assert "await self.instantiate()" in source_of(Nanny.restart)
+    assert "await self.instantiate()" in source_of(Nanny._on_worker_exit)
+
+
+def test_starting_a_process_sets_its_state_before_it_first_waits() -> None:
+    source = source_of(WorkerProcess.start)
+
+    assert source.index("self.status = Status.starting") < source.index("await self.process.start()")
+    assert {Status.starting, Status.running} <= set(Status)
+
+
+def test_nanny_hears_of_exits_by_the_method_we_override() -> None:
+    assert list(inspect.signature(Nanny._on_worker_exit_sync).parameters) == ["self", "exitcode"]
+    assert "on_exit=self._on_worker_exit_sync" in source_of(Nanny.instantiate)
+
+
+def test_memory_manager_remembers_the_pid_it_terminated() -> None:
+    source = source_of(NannyMemoryManager.memory_monitor)
+
+    assert "self._last_terminated_pid = process.pid" in source
+    assert "process.terminate()" in source
+
+
+def test_worker_class_may_be_any_callable() -> None:
+    assert "worker=self.Worker" in source_of(Nanny.instantiate)
+    assert "functools.partial(self.Worker, **self.worker_kwargs)" in source_of(WorkerProcess.start)
+
+
+def test_fork_server_preload_can_be_left_to_us() -> None:
+    assert distributed.utils._forkserver_preload_set in (True, False)
+    assert "not _forkserver_preload_set" in source_of(distributed.utils.get_mp_context)
+
+
+def test_environment_before_the_spawn_is_what_the_plan_sets() -> None:
+    import dask
+
+    assert set(dask.config.get("distributed.nanny.pre-spawn-environ")) == {
+        "MALLOC_TRIM_THRESHOLD_",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+    }
+    assert 'update({"PYTHONHASHSEED": "6640"})' in source_of(Nanny.__init__)
+
+
+def test_certificates_may_be_text_and_stay_mutual() -> None:
+    source = source_of(Security._get_tls_context)
+
+    assert "cadata=ca" in source
+    assert "ctx.verify_mode = ssl.CERT_REQUIRED" in source

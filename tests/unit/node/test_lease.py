@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from skyward.node.lease import Lease
+
+
+def make_lease(*, timeout_s: float = 1000, lease_s: float = 10, away_s: float = 100) -> Lease:
+    return Lease(timeout_s=timeout_s, lease_s=lease_s, away_s=away_s, now=0)
+
+
+@pytest.mark.parametrize(
+    ("events", "asked_at", "reason"),
+    [
+        pytest.param([], 9.9, None, id="before-the-first-client-for-less-than-a-lease"),
+        pytest.param([], 10, "lease", id="no-client-ever-came"),
+        pytest.param([("joined", 5)], 104.9, None, id="silent-for-less-than-away"),
+        pytest.param([("joined", 5)], 105, "away", id="silent-from-the-start"),
+        pytest.param([("joined", 5), ("heard", 90)], 189.9, None, id="a-ping-renews"),
+        pytest.param([("joined", 5), ("heard", 90)], 190, "away", id="silent-after-a-ping"),
+        pytest.param([("joined", 5), ("left", 20)], 29.9, None, id="gone-for-less-than-a-lease"),
+        pytest.param([("joined", 5), ("left", 20)], 30, "lease", id="gone"),
+        pytest.param([("joined", 5), ("left", 20), ("joined", 29)], 120, None, id="came-back-in-time"),
+        pytest.param([("joined", 5), ("joined", 8), ("left", 9)], 60, None, id="redialled-before-the-old-one-was-lost"),
+        pytest.param([("joined", 5), ("joined", 8), ("left", 9), ("left", 10)], 20, "lease", id="both-gone"),
+        pytest.param([("joined", 5), ("heard", 999.9)], 1000, "timeout", id="timeout-though-the-client-is-there"),
+        pytest.param([("joined", 5), ("left", 6)], 2000, "timeout", id="timeout-comes-before-the-lease"),
+    ],
+)
+def test_node_ends_when_its_lease_is_over(events: list[tuple[str, float]], asked_at: float, reason: str | None) -> None:
+    lease = make_lease()
+    for name, at in events:
+        getattr(lease, name)(at)
+
+    said = lease.end_reason(asked_at)
+
+    assert (reason in said) if reason and said else (said == reason)
+
+
+def test_warning_is_due_once_when_a_tenth_of_the_timeout_is_left() -> None:
+    lease = make_lease(timeout_s=1000)
+
+    due = [lease.due_warning_s(now) for now in (0, 899, 901, 950)]
+
+    assert due == [None, None, 99, None]
+
+
+def test_warning_that_comes_late_never_says_less_than_nothing() -> None:
+    assert make_lease(timeout_s=1000).due_warning_s(1001) == 0

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from skyward.node.config import NodeConfig, WorkerPlace
+from skyward.node.plan import NodePlan
+from skyward.node.processes import exit_reason, kill_all, kill_session
+from skyward.node.survey import free_ports, make_folders, make_plan
+
+ADDRESS = "127.83.1.10"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> NodeConfig:
+    return NodeConfig(
+        pool_id="pool",
+        instance_id=f"unit-{os.getpid()}",
+        node=1,
+        total_nodes=2,
+        workers=3,
+        head=True,
+        address=ADDRESS,
+        workdir=str(tmp_path),
+        env={"COLOUR": "blue"},
+        tls_ca="ca",
+        tls_cert="cert",
+        tls_key="key",
+        accelerators=("A100",),
+    )
+
+
+@pytest.fixture
+def plan(config: NodeConfig) -> Iterator[NodePlan]:
+    plan = make_plan(config, 4711)
+    yield plan
+    for folder in {plan.ready.blob_dir, plan.ready.blob_dir_disk}:
+        Path(folder).rmdir()
+
+
+def test_plan_survives_its_line(plan: NodePlan) -> None:
+    line = plan.to_json()
+
+    assert "\n" not in line
+    assert NodePlan.from_json(line) == plan
+
+
+def test_every_port_of_a_plan_is_another_one(plan: NodePlan) -> None:
+    addresses = [plan.ready.control, plan.ready.scheduler, *plan.ready.workers]
+    ports = [int(address.rpartition(":")[2]) for address in addresses]
+    ports += [*plan.nanny_ports, *plan.ready.call_ports]
+
+    assert len(set(ports)) == len(ports) == 2 + 3 + 3 + 32
+
+
+def test_node_without_a_scheduler_names_none(config: NodeConfig) -> None:
+    values = json.loads(config.to_json()) | {"head": False}
+    plan = make_plan(NodeConfig.from_json(json.dumps(values)), 4711)
+    Path(plan.ready.blob_dir).rmdir()
+
+    assert plan.ready.scheduler == ""
+
+
+def test_free_ports_can_be_bound() -> None:
+    for port in free_ports(ADDRESS, 3):
+        socket.create_server((ADDRESS, port)).close()
+
+
+def test_blob_folders_are_private_and_may_be_there_already(plan: NodePlan) -> None:
+    make_folders(plan.config)
+
+    for folder in (plan.ready.blob_dir, plan.ready.blob_dir_disk):
+        assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
+
+
+def test_worker_knows_its_place(plan: NodePlan) -> None:
+    env = plan.worker_env(2, "127.0.0.9")
+
+    assert WorkerPlace.from_json(env["SKYWARD_WORKER"]) == WorkerPlace(
+        pool_id="pool",
+        instance_id=plan.config.instance_id,
+        node=1,
+        total_nodes=2,
+        worker=2,
+        workers_per_node=3,
+        head_addr="127.0.0.9",
+        accelerators=("A100",),
+        memory_limit_bytes=plan.ready.memory_bytes // 3,
+    )
+    assert env["SKYWARD_BLOB_DIRS"].split(":") == [plan.ready.blob_dir, plan.ready.blob_dir_disk]
+    assert env["SKYWARD_WORKER_LOG"] == f"{plan.config.workdir}/worker-2.log"
+
+
+def test_thread_caps_give_way_to_the_users_environment(config: NodeConfig, plan: NodePlan) -> None:
+    values = json.loads(config.to_json()) | {"env": {"OMP_NUM_THREADS": "64", "SKYWARD_INSTANCE": "mine"}}
+    own = NodePlan(config=NodeConfig.from_json(json.dumps(values)), ready=plan.ready, nanny_ports=plan.nanny_ports)
+
+    assert plan.process_env()["OMP_NUM_THREADS"] == str(max(1, plan.ready.cpu_count // 3))
+    assert own.process_env()["OMP_NUM_THREADS"] == "64"
+    assert own.process_env()["MKL_NUM_THREADS"] == plan.process_env()["MKL_NUM_THREADS"]
+    assert own.process_env()["SKYWARD_INSTANCE"] == config.instance_id
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "reason"),
+    [
+        (0, "exited with status 0"),
+        (3, "exited with status 3"),
+        (-9, "killed by signal 9 (SIGKILL)"),
+        (-15, "killed by signal 15 (SIGTERM)"),
+        (-77, "killed by signal 77"),
+    ],
+)
+def test_exit_code_in_plain_english(exit_code: int, reason: str) -> None:
+    assert exit_reason(exit_code) == reason
+
+
+PARENT_OF_A_DAEMON = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session={daemon})
+print(child.pid, flush=True)
+"""
+
+
+def spawn_parent(*, daemon: bool, instance_id: str = "") -> tuple[subprocess.Popen[str], psutil.Process]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT_OF_A_DAEMON.format(daemon=daemon)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"SKYWARD_INSTANCE": instance_id},
+    )
+    with process:
+        assert process.stdout is not None
+        return process, psutil.Process(int(process.stdout.readline()))
+
+
+def test_killing_a_session_ends_what_its_leader_left_behind() -> None:
+    leader, orphan = spawn_parent(daemon=False)
+
+    kill_session(leader.pid)
+
+    psutil.wait_procs([orphan], timeout=5)
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+
+
+def test_killing_all_finds_a_daemon_by_the_instance_in_its_environment() -> None:
+    name = f"unit-daemon-{os.getpid()}"
+    _, daemon = spawn_parent(daemon=True, instance_id=name)
+
+    assert kill_all("somebody-else", keep=[os.getpid()]) == 0
+    assert kill_all(name) == 1
+
+    psutil.wait_procs([daemon], timeout=5)
+    assert kill_all(name) == 0

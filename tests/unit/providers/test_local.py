@@ -1,0 +1,185 @@
+"""This machine as a provider: what it refuses, what it makes, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.errors import ConfigurationError
+from skyward.providers import local
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, LocalAccess
+from skyward.providers.local import INSTANCE_VARIABLE, Local
+from skyward.spec.image import Image
+from skyward.spec.request import parse_request
+from skyward.spec.volume import S3Volume
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def instance() -> Iterator[Instance]:
+    made = launch("key-0")[0]
+    yield made
+    terminate(made)
+
+
+def launch(*keys: str, pool_id: str = "pool") -> list[Instance]:
+    async def scenario() -> list[Instance]:
+        (offer,) = await Local().offers(parse_request())
+        return list(await Local().launch(offer, LaunchOrder(pool_id=pool_id, keys=keys, timeout_s=60.0)))
+
+    return asyncio.run(scenario())
+
+
+def terminate(*instances: Instance) -> None:
+    asyncio.run(Local().terminate([instance.id for instance in instances]))
+
+
+def folder_of(instance: Instance) -> Path:
+    assert isinstance(instance.access, LocalAccess)
+    return Path(instance.access.workdir)
+
+
+def run_in(instance: Instance, program: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {INSTANCE_VARIABLE: instance.id}
+    return subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE)
+
+
+def test_the_offer_is_this_machine_for_nothing_and_on_demand() -> None:
+    (offer,) = asyncio.run(Local().offers(parse_request(spot="always")))
+
+    assert (offer.price_per_hour, offer.spot, offer.spec.cpu > 0) == (0.0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"accelerator": "A100"}, "does not fit on this machine, which is this machine"),
+        ({"cpu": 100_000}, "100000 cores does not fit"),
+        ({"memory": "100000GB"}, "does not fit"),
+        ({"machine": "p5.48xlarge"}, "machine='p5.48xlarge': Local"),
+        ({"volume": [S3Volume(mount_path="/data", bucket="bucket")]}, "volume: Local"),
+        ({"image": Image(apt=["no-such-package-here"])}, "apt install no-such-package-here"),
+    ],
+)
+def test_what_this_machine_does_not_have_is_refused_by_name(
+    asked: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_gpus", tuple)
+
+    with pytest.raises(ConfigurationError, match=message):
+        asyncio.run(Local().offers(parse_request(**asked)))
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="needs a Debian")
+def test_apt_packages_that_are_installed_need_nothing() -> None:
+    assert asyncio.run(Local().offers(parse_request(image=Image(apt=["dpkg"]))))
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("Tesla T4", "T4"),
+        ("Voodoo 2", "Voodoo 2"),
+    ],
+)
+def test_what_the_driver_calls_a_gpu_is_read(reported: str, name: str) -> None:
+    assert local._model(reported).startswith(name)
+
+
+def test_an_accelerator_that_is_here_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_gpus", lambda: [local._Gpu(model="H100", memory_gib=79.6)] * 2)
+
+    assert asyncio.run(Local().offers(parse_request(accelerator="H100")))
+
+
+def test_a_node_has_a_private_folder_tagged_with_pool_and_key(instance: Instance) -> None:
+    tags = json.loads((folder_of(instance) / "instance.json").read_text())
+
+    assert stat.S_IMODE(folder_of(instance).stat().st_mode) == 0o700
+    assert (tags["pool_id"], tags["key"], tags["instance_id"]) == ("pool", "key-0", instance.id)
+
+
+def test_nodes_have_loopback_addresses_of_their_own() -> None:
+    made = launch("key-0", "key-1", "key-2")
+    addresses = {each.access.address for each in made if each.access}
+    terminate(*made)
+
+    assert all(ip_address(address) in ip_network("127.0.0.0/8") for address in addresses)
+    assert len(addresses) == 3 or addresses == {"127.0.0.1"}
+
+
+def test_without_addresses_of_their_own_they_share_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(local.socket.socket):
+        def bind(self, address: Any) -> None:
+            raise OSError("cannot assign requested address")
+
+    monkeypatch.setattr(local.socket, "socket", Refusing)
+
+    assert local._loopback_address("local-1") == "127.0.0.1"
+
+
+def test_another_process_sees_the_instance(instance: Instance) -> None:
+    (seen,) = asyncio.run(Local().describe([instance.id]))
+
+    assert (seen.state, seen.key, seen.access) == (InstanceState.RUNNING, "key-0", instance.access)
+
+
+def test_terminating_kills_the_instances_processes_and_their_orphans_only(instance: Instance) -> None:
+    other = launch("key-1")[0]
+    double_fork = (
+        "import subprocess, sys, time\n"
+        "orphan = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        "print(orphan.pid, flush=True); time.sleep(600)"
+    )
+    ours, spared = run_in(instance, double_fork), run_in(other, "import time; print(1, flush=True); time.sleep(600)")
+    assert ours.stdout is not None
+    assert spared.stdout is not None
+    orphan = int(ours.stdout.readline())
+    spared.stdout.readline()
+
+    terminate(instance)
+
+    assert ours.wait(timeout=10) == -9
+    assert not Path(f"/proc/{orphan}/environ").exists() or Path(f"/proc/{orphan}/stat").read_text().split()[2] == "Z"
+    assert spared.poll() is None
+    terminate(other)
+    assert spared.wait(timeout=10) == -9
+    ours.stdout.close()
+    spared.stdout.close()
+
+
+def test_after_terminating_only_the_logs_are_left(instance: Instance) -> None:
+    folder = folder_of(instance)
+    (folder / "worker-0.log").write_text("what happened")
+    (folder / "node.json").write_text("secret")
+    (folder / "blobs").mkdir()
+    (folder / "blobs" / "big").write_text("data")
+
+    terminate(instance)
+
+    assert [path.name for path in folder.iterdir()] == ["worker-0.log"]
+    (seen,) = asyncio.run(Local().describe([instance.id]))
+    assert seen.state is InstanceState.GONE
+
+
+def test_a_node_without_logs_leaves_no_folder(instance: Instance) -> None:
+    terminate(instance)
+
+    assert not folder_of(instance).exists()

@@ -1,0 +1,89 @@
+"""The table of a node's life."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyward.provision.lifecycle import (
+    Action,
+    Begin,
+    End,
+    Ended,
+    EndNodes,
+    Event,
+    Join,
+    Joined,
+    Launch,
+    Launched,
+    Lifecycle,
+    NodeState,
+    Prepare,
+    Prepared,
+    Start,
+    Started,
+)
+
+UP: list[tuple[Event, list[Action], list[NodeState]]] = [
+    (Begin(), [Launch(ranks=(0, 1))], [NodeState.LAUNCHING] * 2),
+    (Launched(ranks=(0, 1)), [Prepare(rank=0), Prepare(rank=1)], [NodeState.PREPARING] * 2),
+    (Prepared(rank=1), [Start(rank=1)], [NodeState.PREPARING, NodeState.STARTING]),
+    (Started(rank=1), [], [NodeState.PREPARING, NodeState.JOINING]),
+    (Prepared(rank=0), [Start(rank=0)], [NodeState.STARTING, NodeState.JOINING]),
+    (Started(rank=0), [Join(rank=0), Join(rank=1)], [NodeState.JOINING] * 2),
+    (Joined(rank=0), [], [NodeState.READY, NodeState.JOINING]),
+    (Joined(rank=1), [], [NodeState.READY] * 2),
+]
+DOWN: list[tuple[Event, list[Action], list[NodeState]]] = [
+    (End(), [EndNodes(ranks=(0, 1))], [NodeState.ENDING] * 2),
+    (Ended(ranks=(0, 1)), [], [NodeState.GONE] * 2),
+]
+
+
+def test_a_fleet_comes_up_and_goes_down() -> None:
+    lifecycle = Lifecycle(2)
+    for event, actions, states in UP + DOWN:
+        assert (list(lifecycle.handle(event)), list(lifecycle.states)) == (actions, states), event
+
+
+def test_a_node_that_starts_after_the_head_joins_at_once() -> None:
+    lifecycle = Lifecycle(2)
+    for event in (Begin(), Launched(ranks=(0, 1)), Prepared(rank=0), Prepared(rank=1), Started(rank=0), Joined(rank=0)):
+        lifecycle.handle(event)
+
+    assert list(lifecycle.handle(Started(rank=1))) == [Join(rank=1)]
+
+
+@pytest.mark.parametrize("steps", range(1, len(UP) + 1))
+def test_every_state_that_may_have_a_machine_ends_by_terminating_it(steps: int) -> None:
+    lifecycle = Lifecycle(2)
+    for event, _, _ in UP[:steps]:
+        lifecycle.handle(event)
+
+    assert list(lifecycle.handle(End())) == [EndNodes(ranks=(0, 1))]
+
+
+def test_a_fleet_that_never_began_has_nothing_to_end() -> None:
+    lifecycle = Lifecycle(2)
+
+    assert list(lifecycle.handle(End())) == []
+    assert list(lifecycle.states) == [NodeState.GONE] * 2
+
+
+def test_an_end_that_failed_is_tried_again_and_one_that_worked_is_not() -> None:
+    lifecycle = Lifecycle(1)
+    lifecycle.handle(Begin())
+    lifecycle.handle(End())
+
+    assert list(lifecycle.handle(End())) == [EndNodes(ranks=(0,))]
+    lifecycle.handle(Ended(ranks=(0,)))
+    assert list(lifecycle.handle(End())) == []
+
+
+@pytest.mark.parametrize("late", [Begin(), Launched(ranks=(0,)), Prepared(rank=0), Started(rank=0), Joined(rank=0)])
+def test_what_happens_to_an_ending_node_changes_nothing(late: Event) -> None:
+    lifecycle = Lifecycle(1)
+    lifecycle.handle(Begin())
+    lifecycle.handle(End())
+
+    assert list(lifecycle.handle(late)) == []
+    assert list(lifecycle.states) == [NodeState.ENDING]

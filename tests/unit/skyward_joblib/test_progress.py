@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from joblib import Parallel, delayed, parallel_config
+
+from skyward.events import Progress
+from skyward_joblib.progress import LoopProgress
+
+
+class Pool:
+    def __init__(self):
+        self.events = []
+
+    def publish(self, event):
+        self.events.append(event)
+
+
+def test_progress_starts_with_the_first_batch_and_ends_with_the_last():
+    pool = Pool()
+    progress = LoopProgress(pool, total=3)
+    progress.begin("fit")
+    progress.add(2)
+    progress.begin("score")
+    progress.add(1)
+    progress.end()
+    assert pool.events == [Progress("fit", 0, 3), Progress("fit", 2, 3), Progress("fit", 3, 3)]
+
+
+def test_given_up_work_says_so_and_what_ends_later_is_not_told():
+    pool = Pool()
+    progress = LoopProgress(pool, total=9)
+    progress.begin("fit")
+    progress.add(2)
+    progress.end()
+    progress.add(1)
+    progress.end()
+    assert pool.events[2:] == [Progress("fit", 2, 2)]
+
+
+def test_call_without_tasks_is_silent():
+    pool = Pool()
+    LoopProgress(pool, total=None).end()
+    assert pool.events == []
+
+
+def test_who_does_not_publish_is_not_told():
+    progress = LoopProgress(object(), total=1)
+    progress.begin("fit")
+    progress.end()
+
+
+def test_loop_tells_its_pool_how_far_it_is(fleet, monkeypatch):
+    events = []
+    monkeypatch.setattr(fleet, "publish", events.append, raising=False)
+    with parallel_config("skyward", pool=fleet):
+        Parallel(batch_size=2, pre_dispatch="all")([delayed(abs)(n) for n in range(4)])
+        Parallel(batch_size=1)(delayed(abs)(n) for n in range(2))
+    assert events == [
+        *(Progress("abs", done, 4) for done in (0, 2, 4)),
+        *(Progress("abs", done, None) for done in (0, 1, 2)),
+        Progress("abs", 2, 2),
+    ]

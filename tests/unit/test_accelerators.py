@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from skyward import accelerators
+from skyward.spec.accelerators import Accelerator, Vendor, models
+
+
+def test_functions_make_the_same_as_the_factories():
+    assert accelerators.A100(count=2, memory="40GB") == Accelerator.NVIDIA.A100(count=2, memory="40GB")
+    assert accelerators.Trainium(version=1) == Accelerator.AWS.Trainium(version=1)
+
+
+def test_the_whole_catalogue_can_be_made():
+    plain = [name for name in accelerators.__all__ if hasattr(Accelerator.NVIDIA, name)]
+    made = {getattr(accelerators, name)().name for name in plain}
+    made |= {accelerators.Trainium(version=version).name for version in (1, 2, 3)}
+    made |= {accelerators.Inferentia(version=version).name for version in (1, 2)}
+    made |= {accelerators.TPU(version=version).name for version in ("v2", "v3", "v4", "v5e", "v5p", "v6e")}
+    amd = [model.name for model in models() if model.vendor is Vendor.AMD]
+    made |= {accelerators.MI(name.removeprefix("MI")).name for name in amd if name.startswith("MI")}
+    made |= {accelerators.RadeonPro(name.removeprefix("Radeon-Pro-")).name for name in amd if name.startswith("R")}
+
+    assert made == {model.name for model in models()}
+
+
+def test_all_is_every_function():
+    assert sorted(accelerators.__all__) == sorted(
+        name for name, value in vars(accelerators).items() if callable(value) and name != "Accelerator"
+    )

@@ -1,0 +1,369 @@
+"""What a pool shows: plain lines in a pipe, colours and a moving line on a terminal, nothing when quiet."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from skyward.display import DisplayKind, open_display, parse_display
+from skyward.errors import ConfigurationError
+from skyward.events import (
+    BootstrapProgress,
+    Callback,
+    CostFinal,
+    Error,
+    EventBus,
+    InfraCreated,
+    InfraCreating,
+    InstanceLaunching,
+    InstanceProvisioned,
+    LogLine,
+    Metrics,
+    PoolStarted,
+    PoolStopped,
+    PoolStopping,
+    Progress,
+    SkywardEvent,
+    TimeoutApproaching,
+    WorkerLost,
+    WorkerReplaced,
+)from skyward.testing.clock import FakeClock
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class InlineBus(EventBus):
+    """Delivers at once, in the publisher's thread, so that a test decides what time it is meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard_by: list[Callback] = []
+
+    def subscribe(self, event_type: object, callback: Callback) -> Callable[[], None]:  # type: ignore[override]
+        self.heard_by.append(callback)
+        return self.heard_by.clear
+
+    def publish(self, event: SkywardEvent, also: object = ()) -> None:
+        for callback in self.heard_by:
+            callback(event)
+
+
+class Show:
+    """A display on a stream, and the clock it sees."""
+
+    def __init__(self, kind: str, stream: io.TextIOBase) -> None:
+        self.clock = FakeClock(100.0)
+        self.bus = InlineBus()
+        self.display = open_display(kind, self.bus, stream, clock=self.clock)  # type: ignore[arg-type]
+
+    def __call__(self, *events: SkywardEvent, after_s: float = 0.0) -> None:
+        self.clock.advance(after_s)
+        for event in events:
+            self.bus.publish(event)
+
+
+@contextmanager
+def shown(kind: str, stream: io.TextIOBase) -> Iterator[Show]:
+    show = Show(kind, stream)
+    try:
+        yield show
+    finally:
+        show.display.close()
+
+
+def line(text: str, node: int = 0) -> LogLine:
+    return LogLine(node, f"i-{node}", text, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _ordinary_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+STORY = (
+    InfraCreating(),
+    InfraCreated("eu-west-1"),
+    InstanceLaunching(2, "p5", "aws"),
+    InstanceProvisioned("i-0", 0, True, "aws"),
+    BootstrapProgress("i-0", "deps"),
+    PoolStarted(2, 4),
+    line("hello", 1),
+    WorkerLost(1, 0, "i-1", "killed by SIGKILL"),
+    WorkerReplaced(1, 0, "i-1"),
+    TimeoutApproaching("i-0", 360.0),
+    Error("the API says no", "i-0"),
+    PoolStopping(),
+    CostFinal(0.42, 41.0, 12.0, 2, 0, 1.1),
+    PoolStopped(128),
+)
+
+PLAIN_STORY = """\
+pool    │ preparing
+pool    │ prepared: eu-west-1
+pool    │ launching 2 x p5 on aws
+node 0  │ instance i-0 runs
+node 0  │ bootstrap: deps
+pool    │ open (nodes: 2, workers: 4)
+node 1  │ hello
+node 1  │ worker 0 lost: killed by SIGKILL
+node 1  │ worker 0 replaced
+node 0  │ ends in 360 s: its timeout is nearly used up
+node 0  │ error: the API says no
+pool    │ closing
+pool    │ closed after 41.5 s (nodes: 2, workers: 4, calls: 128, cost: $0.42, saved by spot: $1.10)
+"""
+
+
+def tell(kind: str, stream: io.TextIOBase) -> None:
+    with shown(kind, stream) as show:
+        show(*STORY[:-1])
+        show(STORY[-1], after_s=41.5)
+
+
+def test_pipe_gets_the_whole_story_in_plain_lines() -> None:
+    stream = io.StringIO()
+    tell("log", stream)
+    assert stream.getvalue() == PLAIN_STORY
+
+
+def test_spinner_in_a_pipe_shows_steps_but_no_output() -> None:
+    stream = io.StringIO()
+    tell("spinner", stream)
+    assert stream.getvalue() == PLAIN_STORY.replace("node 1  │ hello\n", "")
+
+
+@pytest.mark.parametrize("stream_type", [io.StringIO, Terminal])
+def test_quiet_shows_nothing(stream_type: type[io.StringIO]) -> None:
+    stream = stream_type()
+    tell("quiet", stream)
+    assert stream.getvalue() == ""
+
+
+def test_terminal_gets_a_colour_for_each_node() -> None:
+    stream = Terminal()
+    with shown("log", stream) as show:
+        show(line("hello", 0), line("hello", 1))
+    first, second = stream.getvalue().splitlines()
+    assert re.search(r"\x1b\[36mnode 0 ", first)
+    assert re.search(r"\x1b\[35mnode 1 ", second)
+
+
+def test_spinner_shows_the_phase_until_the_pool_is_open() -> None:
+    stream = Terminal()
+    with shown("spinner", stream) as show:
+        show(InstanceProvisioned("i-0", 0, False, "local"))
+        assert "node 0: instance i-0 runs" in stream.getvalue()
+        show(PoolStarted(1, 1))
+        told = stream.getvalue()
+        assert told.rfind(SHOW_CURSOR) > told.rfind(HIDE_CURSOR)
+        show(line("hello"))
+        assert stream.getvalue() == told
+    assert "closed after" in stream.getvalue()
+
+
+def test_failed_opening_has_no_summary() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(InfraCreating())
+    assert stream.getvalue() == "pool    │ preparing\n"
+
+
+def test_summary_leaves_out_what_nobody_said() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(PoolStarted(1, 1))
+    assert stream.getvalue().splitlines()[-1] == "pool    │ closed after 0.0 s (nodes: 1, workers: 1)"
+
+
+def test_closed_display_hears_nothing_and_closes_once() -> None:
+    stream = io.StringIO()
+    show = Show("log", stream)
+    show(PoolStarted())
+    show.display.close()
+    told = stream.getvalue()
+    show(line("late"))
+    show.display.close()
+    assert stream.getvalue() == told
+
+
+# Progress
+
+
+def test_work_of_less_than_a_second_is_not_shown() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(Progress("gather", 0, 10))
+        show(Progress("gather", 10, 10), after_s=0.9)
+    assert stream.getvalue() == ""
+
+
+def test_longer_work_is_shown_in_a_pipe_every_ten_seconds_and_at_its_end() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        for done in range(0, 31):
+            show(Progress("gather", done, 30), after_s=0.5)
+    assert stream.getvalue().splitlines() == [
+        "pool    │ gather: 3/30, 2.0/s",
+        "pool    │ gather: 23/30, 2.0/s",
+        "pool    │ gather: 30/30, 2.0/s",
+    ]
+
+
+def test_work_of_unknown_size_counts_up() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(Progress("joblib", 0))
+        show(Progress("joblib", 8), after_s=2)
+        show(Progress("joblib", 9, 9), after_s=1)
+    assert stream.getvalue().splitlines() == ["pool    │ joblib: 8, 4.0/s", "pool    │ joblib: 9/9, 3.0/s"]
+
+
+def test_same_label_later_is_new_work() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(Progress("gather", 4, 10))
+        show(Progress("gather", 0, 10), after_s=60)
+        show(Progress("gather", 10, 10), after_s=0.5)
+    assert "gather: 10/10" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["log", "spinner"])
+def test_terminal_shows_a_bar_that_leaves_one_line(kind: str) -> None:
+    stream = Terminal()
+    with shown(kind, stream) as show:
+        show(Progress("gather [bold]", 0, 10))
+        assert stream.getvalue() == ""
+        show(Progress("gather [bold]", 3, 10), after_s=1.5)
+        told = stream.getvalue()
+        assert "gather [bold]" in told
+        assert "3/10, 2.0/s" in told
+        assert "█" * 9 + "░" * 21 in told
+        show(Progress("gather [bold]", 10, 10), after_s=0.5)
+    assert "gather [bold]: 10/10, 5.0/s" in stream.getvalue()
+    assert stream.getvalue().rfind(SHOW_CURSOR) > stream.getvalue().rfind(HIDE_CURSOR)
+
+
+def test_bar_appears_with_the_first_event_after_a_second() -> None:
+    stream = Terminal()
+    with shown("log", stream) as show:
+        show(Progress("gather", 0, 10))
+        show(Metrics("i-0", 0, 1.0, 1.0, 1.0, 1.0), after_s=1.5)
+        assert "0/10" in stream.getvalue()
+
+
+# Foreign text and foreign streams
+
+
+@pytest.mark.parametrize("stream_type", [io.StringIO, Terminal])
+def test_remote_text_is_shown_literally(stream_type: type[io.StringIO]) -> None:
+    stream = stream_type()
+    with shown("log", stream) as show:
+        show(line("[bold]x[/bold] :smile: {e} \x1b[31mred\x07\ttab\u202e \r\x9b grüße"))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert (
+        re.sub(r"07 {3,4}tab", "07\ttab", text)
+        == "node 0  │ [bold]x[/bold] :smile: {e} \\x1b[31mred\\x07\ttab\\u202e \\r\\x9b grüße\n"
+    )
+
+
+def test_text_of_several_lines_is_marked_on_each() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(Error("step deps failed\nlast line of the log", "i-9"))
+    assert stream.getvalue() == "i-9     │ error: step deps failed\ni-9     │ last line of the log\n"
+
+
+def test_plain_lines_hold_no_control_characters() -> None:
+    stream = io.StringIO()
+    with shown("spinner", stream) as show:
+        show(*STORY, Progress("g", 0, 2))
+        show(Progress("g\x1b[2J", 2, 2), Error("\x1b]0;title\x07"), after_s=5)
+    assert not CONTROL.search(stream.getvalue())
+
+
+def test_long_line_on_a_terminal_is_not_wrapped() -> None:
+    stream = Terminal()
+    with shown("log", stream) as show:
+        show(line("x" * 5000))
+    assert "x" * 5000 in stream.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_stream_gets_only_what_its_encoding_has(encoding: str, terminal: bool) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    with shown("spinner", stream) as show:
+        show(InfraCreating(), Error("größe \ud800"), Progress("größe", 1, 3))
+        show(Progress("größe", 2, 3), after_s=2)
+    stream.flush()
+    assert ("größe" if encoding == "utf-8" else "gr\\xf6\\xdfe").encode(encoding) in raw.getvalue()
+    assert b"\\ud800" in raw.getvalue()
+
+
+@pytest.mark.parametrize("stream_type", [io.StringIO, Terminal])
+def test_stream_closed_midway_breaks_nothing(stream_type: type[io.StringIO], caplog: pytest.LogCaptureFixture) -> None:
+    stream = stream_type()
+    with caplog.at_level(logging.INFO, logger="skyward"), shown("spinner", stream) as show:
+        show(InfraCreating())
+        stream.close()
+        show(*STORY)
+    assert caplog.text == ""
+
+
+def test_stream_closed_before_breaks_nothing() -> None:
+    stream = io.StringIO()
+    stream.close()
+    tell("log", stream)
+
+
+def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    tell("log", stream)
+    assert stream.getvalue() == PLAIN_STORY
+
+
+def test_output_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    bus = EventBus()
+    display = open_display("log", bus)
+    bus.publish(line("hello"))
+    bus.close()
+    display.close()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "node 0  │ hello\n"
+
+
+# Kinds
+
+
+@pytest.mark.parametrize("kind", ["loud", "", None, 3, []])
+def test_unknown_kind_is_an_error_that_lists_the_three(kind: object) -> None:
+    with pytest.raises(ConfigurationError, match="display must be one of 'log', 'spinner', 'quiet'"):
+        parse_display(kind)  # type: ignore[arg-type]
+
+
+def test_known_kinds_are_parsed() -> None:
+    assert [parse_display(kind) for kind in ("log", "spinner", "quiet")] == list(DisplayKind)
+
+
+def test_import_loads_neither_rich_nor_anything_heavy() -> None:
+    code = "import sys, skyward.display; sys.exit(any(name in sys.modules for name in ('rich', 'numpy', 'tornado')))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0

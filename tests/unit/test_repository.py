@@ -1,0 +1,240 @@
+"""The house rules that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+FILES = sorted(SOURCE.rglob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+DOCS = "\n".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))])
+
+HEAVY = ("boto3", "cryptography", "dask", "distributed", "joblib", "numpy", "paramiko", "rich")
+
+TOO_LARGE: dict[str, str] = {}
+"""What may exceed the sizes, with the reason. Three entries at most."""
+
+VENDORS = {
+    "aws": ("AWS", "EC2", "boto3", "botocore"),
+    "digitalocean": ("DigitalOcean", "droplet"),
+    "verda": ("Verda",),
+    "vastai": ("VastAI", "vast.ai"),
+    "runpod": ("RunPod",),
+}
+"""A provider's module under ``skyward.providers``, and the words that belong there only."""
+
+NAMED_BY_THE_API = {
+    "skyward/__init__.py",  # the public names of the providers
+    "skyward/cli.py",  # likewise, as arguments
+    "skyward/providers/__init__.py",  # likewise, and where they lie
+    "skyward/accelerators.py",  # chips that bear their maker's name
+    "skyward/events.py",  # ProviderName
+    "skyward/spec",  # Accelerator.AWS, S3Volume
+}
+"""Where the specification itself puts a vendor's name."""
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def modules() -> Iterator[str]:
+    """Every module whose name, and whose packages' names, do not start with an underscore."""
+    for path in FILES:
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if not any(part.startswith("_") for part in name.split(".")):
+            yield name
+
+
+# --- sizes --------------------------------------------------------------------------------------------------------
+
+
+def too_large(path: Path) -> Iterator[tuple[str, str]]:
+    tree = parse(path)
+    if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 500:
+        yield relative(path), f"{lines} lines, at most 500"
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                limit = 50
+            case ast.ClassDef():
+                limit = 250
+            case _:
+                continue
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > limit:
+            yield f"{relative(path)}:{node.name}", f"{lines} lines, at most {limit}"
+
+
+def test_functions_classes_and_files_stay_within_their_sizes() -> None:
+    found = {where: size for path in FILES for where, size in too_large(path)}
+
+    assert {where: size for where, size in found.items() if where not in TOO_LARGE} == {}
+    assert [where for where in TOO_LARGE if where not in found] == [], "no longer too large: remove the exception"
+    assert len(TOO_LARGE) <= 3
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+def public_definitions(module: ModuleType) -> set[str]:
+    """What the module itself defines and a reader would take for public."""
+    tree = parse(Path(inspect.getfile(module)))
+    names: set[str] = set()
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case _:
+                continue
+    return {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", list(modules()))
+def test_all_names_every_public_definition(name: str) -> None:
+    module = importlib.import_module(name)
+    exported = getattr(module, "__all__", None)
+    definitions = public_definitions(module)
+    if exported is None:
+        assert definitions == set(), "a public module has an __all__"
+        return
+
+    assert definitions - set(exported) == set()
+    assert [attribute for attribute in exported if not hasattr(module, attribute)] == []
+
+
+def test_no_submodule_bears_the_name_of_a_public_object() -> None:
+    skyward = importlib.import_module("skyward")
+    allowed = {"accelerators", "distributed", "integrations"}  # public as modules
+
+    taken = {path.stem for path in (SOURCE / "skyward").iterdir() if not path.name.startswith("_")}
+
+    assert taken & set(skyward.__all__) - allowed == set()
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_vendor_is_named_in_its_provider_only(vendor: str) -> None:
+    words = re.compile("|".join(rf"\b{re.escape(word)}" for word in VENDORS[vendor]), re.IGNORECASE)
+    own = (f"skyward/providers/{vendor}.py", f"skyward/providers/{vendor}/")
+
+    found = [
+        relative(path)
+        for path in FILES
+        if not relative(path).startswith((*own, *NAMED_BY_THE_API)) and words.search(path.read_text(encoding="utf-8"))
+    ]
+
+    assert found == []
+
+
+# --- imports ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statement", ["import skyward", "import skyward.errors, skyward.submission"])
+def test_importing_skyward_loads_nothing_heavy(statement: str) -> None:
+    script = f"import sys; {statement}; print(*sorted({set(HEAVY)} & sys.modules.keys()))"
+
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+
+    assert completed.stdout.split() == []
+
+
+def test_every_import_package_says_that_it_is_typed() -> None:
+    packages = [path.parent for path in SOURCE.glob("*/__init__.py")]
+
+    assert sorted(package.name for package in packages) == ["skyward", "skyward_dask", "skyward_joblib"]
+    assert [package.name for package in packages if not (package / "py.typed").exists()] == []
+
+
+# --- documentation ------------------------------------------------------------------------------------------------
+
+
+def documented(name: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", DOCS) is not None
+
+
+@pytest.mark.parametrize("module", ["skyward", "skyward.errors", "skyward_dask", "skyward_joblib"])
+def test_every_public_name_appears_in_the_docs(module: str) -> None:
+    names = getattr(importlib.import_module(module), "__all__", [])
+
+    assert [name for name in names if not documented(name)] == []
+
+
+def test_every_event_appears_in_the_docs_with_its_fields() -> None:
+    events = importlib.import_module("skyward.events")
+
+    for event in (*get_args(events.SkywardEvent), events.GpuMetrics):
+        names = [event.__name__, *(field.name for field in fields(event))]
+        assert [name for name in names if not documented(name)] == []
+
+
+def test_every_provider_has_a_test_file_and_a_row_in_the_docs() -> None:
+    providers = {
+        path.stem
+        for path in (SOURCE / "skyward" / "providers").iterdir()
+        if not path.name.startswith("_") and path.stem != "base"
+    }
+    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests").rglob("test_*.py")}
+
+    assert sorted(providers - tests - {f"{name}_provider" for name in tests}) == []
+    assert [name for name in sorted(providers) if not re.search(rf"\|.*`{name}\(", DOCS, re.IGNORECASE)] == []
+
+
+def test_every_error_in_the_tree_is_drawn_in_it() -> None:
+    errors = importlib.import_module("skyward.errors")
+
+    assert [name for name in errors.__all__ if name not in (errors.__doc__ or "")] == []
+
+
+# --- tests --------------------------------------------------------------------------------------------------------
+
+
+def test_every_allowed_skip_is_of_a_test_that_exists_and_gives_a_reason() -> None:
+    entries = [line.split(maxsplit=1) for line in (ROOT / "tests/skips.txt").read_text(encoding="utf-8").splitlines()]
+
+    for entry in entries:
+        if entry and not entry[0].startswith("#"):
+            file, *_, test = entry[0].split("::")
+            assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8")
+            assert len(entry) == 2
+
+
+# --- examples -----------------------------------------------------------------------------------------------------
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES
+
+
+@pytest.mark.example
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(path: Path, tmp_path: Path) -> None:
+    completed = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", path],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+        cwd=tmp_path,
+    )
+
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "Traceback" not in completed.stderr

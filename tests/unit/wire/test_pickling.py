@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from skyward.errors import RemoteError, RemoteTraceback, SerializationError
+from skyward.wire.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
+
+
+class FinickyError(Exception):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class UnbuildableError(Exception):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return "no way to send this"
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_large_arrays_stay_out_of_the_pickle_and_come_back_writable() -> None:
+    array = np.arange(LARGE_BYTES, dtype="u1")
+    packed = pack({"x": array, "small": np.zeros(3)}, what="it")
+    assert [buffer.nbytes for buffer in packed.buffers] == [LARGE_BYTES]
+    assert len(packed.data) < 2000
+    back = unpack(packed.data, [bytearray(buffer) for buffer in packed.buffers])
+    back["x"][0] = 7
+    assert back["x"][1:].tolist() == array[1:].tolist()
+
+
+def test_an_array_that_is_not_contiguous_arrives_whole() -> None:
+    array = np.arange(4 * LARGE_BYTES, dtype="u1").reshape(2048, -1)[:, ::3]
+    packed = pack(array, what="it")
+    assert (unpack(packed.data, packed.buffers) == array).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ({"model": [1, threading.Lock()]}, r"argument 0\['model'\]\[1\] cannot be pickled"),
+        ((n for n in range(3)), "argument 0 cannot be pickled: cannot pickle 'generator' object"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named(value: object, named: str) -> None:
+    with pytest.raises(SerializationError, match=named):
+        pack(value, what="argument 0")
+
+
+def test_an_unpicklable_variable_of_a_function_is_named() -> None:
+    lock = threading.Lock()
+
+    def guarded() -> object:
+        return lock
+
+    with pytest.raises(SerializationError, match="function guarded → its variable 'lock'"):
+        pack(guarded, what="the function guarded")
+
+
+def test_an_exception_comes_back_as_itself_with_its_remote_traceback() -> None:
+    error = unpack_error(pack_error(raised(KeyError("x"))), where="node 1, worker 0")
+    assert type(error) is KeyError
+    assert error.args == ("x",)
+    assert isinstance(error.__cause__, RemoteTraceback)
+    assert "in raised" in str(error.__cause__)
+    assert error.__notes__ == ["raised on node 1, worker 0"]
+
+
+def test_an_exception_whose_init_takes_other_arguments_comes_back_as_itself() -> None:
+    error = unpack_error(pack_error(raised(FinickyError(code=3))), where="node 0, worker 0")
+    assert type(error) is FinickyError
+    assert error.code == 3
+    assert str(error) == "code 3"
+
+
+def test_an_exception_that_cannot_be_rebuilt_becomes_a_remote_error_with_its_text() -> None:
+    error = unpack_error(pack_error(raised(UnbuildableError())), where="node 0, worker 0")
+    assert type(error) is RemoteError
+    assert error.type_name.endswith("UnbuildableError")
+    assert "no way to send this" in str(error)
+    assert "UnbuildableError" in error.remote_traceback
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_what_would_end_the_client_becomes_a_remote_error(error: BaseException) -> None:
+    assert type(unpack_error(pack_error(raised(error)), where="node 0, worker 0")) is RemoteError
+
+
+def test_the_users_own_modules_travel_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_helpers.py").write_text("FACTOR = 3\ndef scale(x):\n    return FACTOR * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    helpers = importlib.import_module("my_helpers")
+    packed = pack(helpers.scale, what="it")
+    monkeypatch.delitem(sys.modules, "my_helpers")
+    (tmp_path / "my_helpers.py").unlink()
+    importlib.invalidate_caches()
+    assert unpack(packed.data)(5) == 15
+
+
+def test_installed_modules_travel_by_reference() -> None:
+    assert len(pack(np.linalg.norm, what="it").data) < 100
+
+
+def test_objects_of_the_users_classes_keep_their_class_on_the_way_back() -> None:
+    error = FinickyError(code=1)
+    assert type(unpack(pack([FinickyError], what="it").data)[0](code=1)) is type(error)
