@@ -36,6 +36,11 @@ class LoopThread:
         """The loop itself: plain asyncio, so tornado's ``IOLoop.current()`` works inside it."""
         return self._loop
 
+    @property
+    def is_current(self) -> bool:
+        """Whether this code runs in the loop's own thread."""
+        return threading.current_thread() is self._thread
+
     def call(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run ``coro`` on the loop and wait for its result, in the caller's context.
 
@@ -46,7 +51,7 @@ class LoopThread:
             TimeoutError: it took longer than ``timeout_s``.
             PoolStateError: called in the loop's own thread, which would wait for itself, or after the loop ended.
         """
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             coro.close()
             raise PoolStateError("blocking call in Skyward's event loop thread: await the coroutine there instead")
         future = self._submit(coro)
@@ -72,7 +77,7 @@ class LoopThread:
         Raises:
             PoolStateError: called in the loop's own thread, which cannot wait for its own end.
         """
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             raise PoolStateError("Skyward's event loop cannot be released from its own thread")
         _shared.release(self)
 

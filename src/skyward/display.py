@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Final, ParamSpec, Protocol, TextIO, cast
 
 from skyward import events as ev
@@ -120,7 +120,8 @@ class _Work:
     label: str
     done: int
     total: int | None
-    started_s: float
+    first_s: float
+    first_done: int
 
     def bar(self, blocks: str) -> str:
         """A bar in the two characters ``blocks``, full and empty; nothing while the total is unknown."""
@@ -130,23 +131,24 @@ class _Work:
         return blocks[0] * full + blocks[1] * (_BAR_WIDTH - full) + " "
 
     def count(self, now_s: float) -> str:
-        """``3/10, 2.5/s``."""
+        """``3/10, 2.5/s``, at the rate since the first event of this work."""
         of = "" if self.total is None else f"/{self.total}"
-        return f"{self.done}{of}, {self.done / max(now_s - self.started_s, 1e-3):.1f}/s"
+        return f"{self.done}{of}, {(self.done - self.first_done) / max(now_s - self.first_s, 1e-3):.1f}/s"
 
 
 class _Screen(Protocol):
     """Where lines go. All of it is called from one thread at a time."""
 
-    moves: bool
-    """Whether it can show a line that changes."""
-
     def line(self, line: _Line) -> None:
         """Add a line."""
         ...
 
-    def status(self, phase: str, works: Sequence[_Work]) -> None:
-        """Show what is going on: a phase, unless it is empty, and works."""
+    def phase(self, line: _Line | None) -> None:
+        """Say what the pool is about now, in a line that changes where there can be one; None: nothing."""
+        ...
+
+    def status(self, works: Sequence[_Work]) -> None:
+        """Show how far ``works`` are."""
         ...
 
     def close(self) -> None:
@@ -158,11 +160,9 @@ class Display:
     """Shows a pool's events. Close the bus first, so that nothing is on its way any more."""
 
     def __init__(self, kind: DisplayKind, bus: ev.EventBus, screen: _Screen, clock: Clock) -> None:
-        self._spins = kind is DisplayKind.SPINNER and screen.moves
-        self._log = kind is DisplayKind.LOG
+        self._kind = kind
         self._screen = screen
         self._clock = clock
-        self._phase = ""
         self._nodes: dict[str, int] = {}
         self._works: dict[str, _Work] = {}
         self._opened_s = 0.0
@@ -180,13 +180,13 @@ class Display:
         self._screen.close()
         if self._started:
             lived_s = self._clock.monotonic() - self._opened_s
-            self._write("pool", None, _summary(self._started, lived_s, self._stopped, self._cost), _Tone.STEP)
+            self._say(self._started, _summary(self._started, lived_s, self._stopped, self._cost), _Tone.STEP)
 
     def _show(self, event: ev.SkywardEvent) -> None:
         self._remember(event)
         match event:
             case ev.LogLine():
-                if self._log:
+                if self._kind is DisplayKind.LOG:
                     self._say(event, event.line, _Tone.OUTPUT)
             case ev.Progress():
                 self._advance(event)
@@ -199,7 +199,7 @@ class Display:
             case _:
                 pass
         now_s = self._clock.monotonic()
-        self._screen.status(self._phase, [w for w in self._works.values() if now_s - w.started_s > _VISIBLE_AFTER_S])
+        self._screen.status([w for w in self._works.values() if now_s - w.first_s > _VISIBLE_AFTER_S])
 
     def _remember(self, event: ev.SkywardEvent) -> None:
         match event:
@@ -216,35 +216,34 @@ class Display:
                 pass
 
     def _step(self, event: ev.SkywardEvent, text: str) -> None:
-        if self._spins:
-            self._phase = "" if isinstance(event, ev.PoolStarted) else f"{self._source(event)[0]}: {text}"
+        line = self._line(event, text, _Tone.STEP)
+        if self._kind is DisplayKind.SPINNER and not isinstance(event, ev.PoolStarted):
+            self._screen.phase(line)
         else:
-            self._say(event, text, _Tone.STEP)
+            self._screen.phase(None)
+            self._screen.line(line)
 
     def _advance(self, event: ev.Progress) -> None:
         now_s = self._clock.monotonic()
-        before = self._works.get(event.label)
-        started_s = before.started_s if before and before.done <= event.done else now_s
-        work = _Work(label=event.label, done=event.done, total=event.total, started_s=started_s)
+        work = self._works.get(event.label)
+        if work is None or work.done > event.done:
+            work = _Work(label=event.label, done=0, total=None, first_s=now_s, first_done=event.done)
+        work = replace(work, done=event.done, total=event.total)
         self._works[event.label] = work
-        if event.done != event.total:
-            return
-        del self._works[event.label]
-        if now_s - started_s > _VISIBLE_AFTER_S:
-            self._write("pool", None, f"{work.label}: {work.count(now_s)}", _Tone.STEP)
+        if event.done == event.total:
+            del self._works[event.label]
+        if event.done == event.total and now_s - work.first_s > _VISIBLE_AFTER_S:
+            self._say(event, f"{work.label}: {work.count(now_s)}", _Tone.STEP)
 
     def _say(self, event: ev.SkywardEvent, text: str, tone: _Tone) -> None:
-        source, node = self._source(event)
-        self._write(source, node, text, tone)
+        for line in text.split("\n"):
+            self._screen.line(self._line(event, line, tone))
 
-    def _source(self, event: ev.SkywardEvent) -> tuple[str, int | None]:
+    def _line(self, event: ev.SkywardEvent, text: str, tone: _Tone) -> _Line:
         instance_id: str | None = getattr(event, "instance_id", None)
         node: int | None = getattr(event, "node", self._nodes.get(instance_id or ""))
-        return (f"node {node}" if node is not None else instance_id or "pool"), node
-
-    def _write(self, source: str, node: int | None, text: str, tone: _Tone) -> None:
-        for line in text.split("\n"):
-            self._screen.line(_Line(source=_harmless(source), node=node, text=_harmless(line), tone=tone))
+        source = f"node {node}" if node is not None else instance_id or "pool"
+        return _Line(source=_harmless(source), node=node, text=_harmless(text), tone=tone)
 
 
 def _harmless(text: str) -> str:
@@ -266,8 +265,6 @@ def _summary(started: ev.PoolStarted, lived_s: float, stopped: ev.PoolStopped | 
 class _PlainScreen:
     """Plain lines, for files and pipes."""
 
-    moves = False
-
     def __init__(self, stream: _SafeStream, clock: Clock) -> None:
         self._stream = stream
         self._clock = clock
@@ -277,7 +274,11 @@ class _PlainScreen:
         self._stream.write(f"{line.source:<7} {self._stream.rule} {line.text}\n")
         self._stream.flush()
 
-    def status(self, phase: str, works: Sequence[_Work]) -> None:
+    def phase(self, line: _Line | None) -> None:
+        if line:
+            self.line(line)
+
+    def status(self, works: Sequence[_Work]) -> None:
         now_s = self._clock.monotonic()
         if not works or now_s < self._next_progress_s:
             return
@@ -292,8 +293,6 @@ class _PlainScreen:
 
 class _LiveScreen:
     """Coloured lines, and below them a spinner and bars while there is something to show in them."""
-
-    moves = True
 
     def __init__(self, stream: _SafeStream, clock: Clock) -> None:
         from rich.console import Console
@@ -315,11 +314,14 @@ class _LiveScreen:
         text = Text.assemble((f"{line.source:<7}", colour), f" {self._rule} ", (line.text, line.tone.value))
         self._console.print(text, soft_wrap=True)
 
-    def status(self, phase: str, works: Sequence[_Work]) -> None:
+    def phase(self, line: _Line | None) -> None:
+        self._phase = f"{line.source}: {line.text}" if line else ""
+
+    def status(self, works: Sequence[_Work]) -> None:
         from rich.live import Live
 
-        self._phase, self._works = _harmless(phase), tuple(works)
-        if not (phase or works):
+        self._works = tuple(works)
+        if not (self._phase or works):
             self.close()
         elif self._live is None:
             self._live = Live(

@@ -420,7 +420,7 @@ class EventBus:
 
         return unsubscribe
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def close(self, timeout_s: float = 10.0) -> None:
         """Deliver what was published and end the thread. Idempotent.
 
         A subscriber that is still busy after ``timeout_s`` is left behind, and the log says so. Called by a subscriber

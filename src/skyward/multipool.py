@@ -60,16 +60,17 @@ class MultiPool(Generic[P]):
 
     def _open_all(self) -> tuple[P, ...]:
         with _threads(2 * len(self._members)) as threads:
-            opening = [threads.submit(member.open) for member in self._members]
+            opening: list[Future[P]] = []
             interrupt: KeyboardInterrupt | None = None
             try:
+                opening.extend(threads.submit(member.open) for member in self._members)
                 done = wait(opening, return_when=FIRST_EXCEPTION).done
                 if all(future.exception() is None for future in done):
                     return tuple(future.result() for future in opening)
             except KeyboardInterrupt as error:
                 interrupt = error
             # A job per pool closes it as soon as it is open: a second Ctrl-C here does not keep them from it.
-            pairs = zip(self._members, opening, strict=True)
+            pairs = zip(self._members, opening, strict=False)  # an early Ctrl-C: the others were never touched
             closing = [threads.submit(member.close_if_opened, future) for member, future in pairs]
             errors = _errors([*opening, *closing])
         if interrupt is not None:

@@ -8,7 +8,6 @@ from typing import Any
 from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase
 
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.pool import current_pool
 from skyward.submission import CallFuture, Invocation, TaskSubmitter
 from skyward_joblib.on_node import NodeBackend, run_batch
 from skyward_joblib.progress import LoopProgress
@@ -131,6 +130,8 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
     def _find_pool(self) -> TaskSubmitter:
         if self._pool is not None:
             return self._pool
+        from skyward.pool import current_pool  # the client's side: nodes import this module too
+
         pool = current_pool()
         if pool is None:
             raise PoolStateError(

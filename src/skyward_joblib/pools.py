@@ -8,12 +8,14 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joblib import parallel_config
 
-from skyward.pool import ComputePool
 from skyward.submission import TaskSubmitter
+
+if TYPE_CHECKING:
+    from skyward.pool import ComputePool
 
 __all__ = ["JoblibPool", "ScikitLearnPool", "joblib_backend", "sklearn_backend"]
 
@@ -55,6 +57,8 @@ class JoblibPool:
         self._prepare(pool_params, _pinned("joblib", joblib_version))
 
     def _prepare(self, pool_params: dict[str, Any], asked: list[str]) -> None:
+        from skyward.pool import ComputePool  # the client's side: nodes import this module too
+
         pip = [*(pool_params.pop("pip", None) or ()), *asked, *_pinned("numpy"), *_pinned("threadpoolctl")]
         self._pool = ComputePool(**pool_params, pip=pip)
         self._opened = ExitStack()

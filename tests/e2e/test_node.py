@@ -47,6 +47,7 @@ from skyward.transport.local import LocalTransport
 from skyward.wire.frames import TlsIdentity, client_context
 
 M = TypeVar("M", bound=Message)
+R = TypeVar("R")
 
 WORKERS = 2
 DEADLINE_S = 30.0
@@ -169,6 +170,11 @@ async def dask_client(config: NodeConfig, scheduler: str) -> AsyncIterator[Clien
         yield client
 
 
+def by_value(function: Callable[..., R]) -> Callable[..., R]:
+    """As Dask pickles only what plain pickle cannot: workers know no module of the tests."""
+    return lambda *args: function(*args)
+
+
 def kind_of_worker() -> dict[str, Any]:
     import numpy
 
@@ -195,7 +201,7 @@ async def test_both_workers_run_and_register(config: NodeConfig) -> None:
         assert [node.workers[i].address for i in range(WORKERS)] == list(node.ready.workers)
         async with dask_client(config, node.ready.scheduler) as client:
             await client.wait_for_workers(WORKERS, timeout=DEADLINE_S)
-            kinds = [await client.submit(kind_of_worker, workers=[a], pure=False) for a in node.ready.workers]
+            kinds = [await client.submit(by_value(kind_of_worker), workers=[a], pure=False) for a in node.ready.workers]
             known = client.scheduler_info(n_workers=-1)["workers"]
         assert {place["name"] for place in known.values()} == {"node0-worker0", "node0-worker1"}
         assert {place["memory_limit"] for place in known.values()} == {node.ready.memory_bytes // WORKERS}
@@ -252,7 +258,7 @@ def fork_a_sleeper() -> int:
 async def test_exit_status_is_reported(config: NodeConfig) -> None:
     async with running(config) as node, dask_client(config, node.ready.scheduler) as client:
         await node.all_running()
-        client.submit(exit_with, 3, workers=[node.ready.workers[1]])
+        client.submit(by_value(exit_with), 3, workers=[node.ready.workers[1]])
         ended = await node.next(WorkerExit)
         assert (ended.worker, ended.exit_code, ended.reason) == (1, 3, "exited with status 3")
 
@@ -260,7 +266,7 @@ async def test_exit_status_is_reported(config: NodeConfig) -> None:
 async def test_forked_child_of_a_dead_worker_does_not_keep_its_port(config: NodeConfig) -> None:
     async with running(config) as node, dask_client(config, node.ready.scheduler) as client:
         await node.all_running()
-        child = await client.submit(fork_a_sleeper, workers=[node.ready.workers[0]])
+        child = await client.submit(by_value(fork_a_sleeper), workers=[node.ready.workers[0]])
         assert psutil.pid_exists(child)
         os.kill(node.workers[0].pid, signal.SIGKILL)
         await node.next(WorkerExit)
@@ -295,7 +301,7 @@ async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -
             while not isinstance(await heard.get(), WorkerRunning):
                 continue
             async with dask_client(config, plan.ready.scheduler) as client:
-                client.submit(eat_memory, retries=0)
+                client.submit(by_value(eat_memory), retries=0)
                 while not isinstance(ended := await heard.get(), WorkerExit):
                     continue
         assert ended.memory_limit_bytes == 400 * MIB
@@ -320,7 +326,7 @@ async def test_stop_leaves_nothing_not_even_what_calls_have_spawned(config: Node
     async with running(config) as node:
         await node.all_running()
         async with dask_client(config, node.ready.scheduler) as client:
-            daemon = await client.submit(leave_a_daemon)
+            daemon = await client.submit(by_value(leave_a_daemon))
             Path(node.ready.blob_dir, "blob").write_bytes(b"large")
         await node.control.stop_node(DEADLINE_S)
         assert (await node.next(Ending)).reason == "the client asked for it"

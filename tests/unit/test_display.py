@@ -7,7 +7,7 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
@@ -34,7 +34,8 @@ from skyward.events import (
     TimeoutApproaching,
     WorkerLost,
     WorkerReplaced,
-)from skyward.testing.clock import FakeClock
+)
+from skyward.testing.clock import FakeClock
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -76,7 +77,7 @@ class Show:
 
 
 @contextmanager
-def shown(kind: str, stream: io.TextIOBase) -> Iterator[Show]:
+def shown(kind: str, stream: io.TextIOBase) -> Generator[Show]:
     show = Show(kind, stream)
     try:
         yield show
@@ -171,6 +172,7 @@ def test_spinner_shows_the_phase_until_the_pool_is_open() -> None:
         show(PoolStarted(1, 1))
         told = stream.getvalue()
         assert told.rfind(SHOW_CURSOR) > told.rfind(HIDE_CURSOR)
+        assert "open (nodes: 1, workers: 1)" in told
         show(line("hello"))
         assert stream.getvalue() == told
     assert "closed after" in stream.getvalue()
@@ -215,7 +217,7 @@ def test_work_of_less_than_a_second_is_not_shown() -> None:
 def test_longer_work_is_shown_in_a_pipe_every_ten_seconds_and_at_its_end() -> None:
     stream = io.StringIO()
     with shown("log", stream) as show:
-        for done in range(0, 31):
+        for done in range(31):
             show(Progress("gather", done, 30), after_s=0.5)
     assert stream.getvalue().splitlines() == [
         "pool    │ gather: 3/30, 2.0/s",
@@ -231,6 +233,23 @@ def test_work_of_unknown_size_counts_up() -> None:
         show(Progress("joblib", 8), after_s=2)
         show(Progress("joblib", 9, 9), after_s=1)
     assert stream.getvalue().splitlines() == ["pool    │ joblib: 8, 4.0/s", "pool    │ joblib: 9/9, 3.0/s"]
+
+
+def test_rate_leaves_out_what_was_done_before_the_first_event() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(Progress("gather", 50, 100))
+        show(Progress("gather", 60, 100), after_s=5)
+    assert stream.getvalue() == "pool    │ gather: 60/100, 2.0/s\n"
+
+
+def test_work_given_up_leaves_no_bar() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(Progress("gather", 0, 100))
+        show(Progress("gather", 7, 7), after_s=0.5)
+        show(line("later"), after_s=60)
+    assert stream.getvalue() == "node 0  │ later\n"
 
 
 def test_same_label_later_is_new_work() -> None:

@@ -371,7 +371,7 @@ def test_subscriber_may_close_its_own_bus(bus: EventBus) -> None:
 
 def test_close_leaves_a_busy_subscriber_behind_and_says_so(bus: EventBus, caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
-    bus.subscribe(None, lambda event: release.wait(5) and None)
+    bus.subscribe(None, lambda event: None if release.wait(5) else event)
     bus.publish(PoolStarted())
     with caplog.at_level(logging.WARNING, logger="skyward"):
         bus.close(0.01)

@@ -68,28 +68,36 @@ class BatchWatch:
 class RemoteFuture(CallFuture[Any]):
     """A call's future. The result is unpickled by the first who asks, in their thread, once."""
 
-    def __init__(self, *, drop: Callable[[], None], run_callback: Callable[..., None]) -> None:
+    def __init__(
+        self, *, drop: Callable[[], None], run_callback: Callable[..., None], watch: BatchWatch | None = None
+    ) -> None:
         super().__init__()
         self._drop = drop
         self._run_callback = run_callback
         self._decoding = threading.Lock()
+        self._begun: bool | None = None
         self._raw: RawOutcome | None = None
         self._value: Any = None
         self._error: BaseException | None = None
-        self.watch: BatchWatch | None = None
+        self._watch = watch
+
+    def begin(self) -> bool:
+        """The call leaves the queue; False if the future was cancelled. Called on the event loop only."""
+        if self._begun is None:
+            self._begun = self.set_running_or_notify_cancel()
+        return self._begun
 
     def deliver(self, raw: RawOutcome) -> None:
-        """Complete the future. Called on the event loop only."""
-        if self.cancelled():
-            return
-        self._raw = raw
-        self.worker_seconds = raw.seconds
-        if raw.error is None:
-            super().set_result(None)
-        else:
-            super().set_exception(_Failed())
-        if self.watch is not None:
-            self.watch.note(self, failed=raw.error is not None)
+        """Complete the future. Called on the event loop only, once."""
+        if self.begin():
+            self._raw = raw
+            self.worker_seconds = raw.seconds
+            if raw.error is None:
+                super().set_result(None)
+            else:
+                super().set_exception(_Failed())
+        if self._watch is not None:
+            self._watch.note(self, failed=raw.error is not None)
 
     def cancel(self) -> bool:
         """See :meth:`concurrent.futures.Future.cancel`: True while the call waits in the queue."""

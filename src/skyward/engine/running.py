@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK
 from skyward.engine.certificates import client_security, issue
-from skyward.engine.cluster import Engine
+from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import BatchWatch, RemoteFuture
+from skyward.engine.intake import Intake
 from skyward.engine.packing import wrap
 from skyward.errors import PoolStateError
 from skyward.events import EventBus, PoolStarted, PoolStopped, PoolStopping, Progress, TimeoutApproaching
@@ -55,7 +56,8 @@ class RunningPool:
         self._loop = loop
         self._bus = bus
         self._fleet: Fleet | None = None
-        self._engine: Engine | None = None
+        self._cluster: Cluster | None = None
+        self._intake: Intake | None = None
         self._opening: asyncio.Task[Any] | None = None
         self._cost_timer: asyncio.TimerHandle | None = None
 
@@ -80,16 +82,16 @@ class RunningPool:
         self, calls: Sequence[Invocation], memo: ArgumentMemo, watch: BatchWatch | None = None
     ) -> list[RemoteFuture]:
         """Pickle calls here and now, and queue them."""
-        return self._ready_engine.submit(wrap(calls, memo), watch)
+        return self._open_intake.submit(wrap(calls, memo), watch)
 
     def broadcast(self, call: Invocation, watch: BatchWatch | None = None) -> list[RemoteFuture]:
         """Pickle a call here and now, and queue it on every worker."""
         (parcel,) = wrap([call], ArgumentMemo())
-        return self._ready_engine.broadcast(parcel, watch)
+        return self._open_intake.broadcast(parcel, watch)
 
     def cancel(self, futures: Sequence[Future[Any]], *, kill: bool = True) -> None:
-        """See :meth:`skyward.engine.cluster.Engine.cancel`."""
-        self._ready_engine.cancel(futures, kill=kill)
+        """See :meth:`skyward.engine.cluster.Cluster.cancel`."""
+        self._open_intake.cancel(futures, kill=kill)
 
     def wait(self, futures: Sequence[RemoteFuture], watch: BatchWatch, label: str, *, all_of_them: bool) -> None:
         """Wait for a batch; the first failure ends the wait and drops the rest, unless ``all_of_them`` are wanted.
@@ -110,10 +112,10 @@ class RunningPool:
             self.cancel(futures, kill=False)
 
     @property
-    def _ready_engine(self) -> Engine:
-        if self._engine is None:
+    def _open_intake(self) -> Intake:
+        if self._intake is None:
             raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
-        return self._engine
+        return self._intake
 
     async def _open(self) -> None:
         self._opening = asyncio.current_task()
@@ -142,13 +144,12 @@ class RunningPool:
 
     async def _connect(self, connection_args: dict[str, Any]) -> None:
         assert self._fleet is not None
-        engine = Engine(self._loop.loop, connection_args, self._bus)
-        engine.start()
-        self._engine = engine
+        cluster = self._cluster = Cluster(connection_args, self._bus)
         for node in self._fleet.nodes:
-            engine.attach(node)
+            cluster.attach(node)
         async with asyncio.timeout(_FIRST_WORKERS_TIMEOUT_S):
-            await engine.wait_ready()
+            await cluster.wait_ready()
+        self._intake = Intake(cluster, self._loop)
 
     async def _abandon(self) -> None:
         """Opening was interrupted: it was told to cancel; wait until it has tidied up."""
@@ -164,29 +165,33 @@ class RunningPool:
         if self._cost_timer is not None:
             self._cost_timer.cancel()
         self._bus.publish(PoolStopping())
-        engine, self._engine = self._engine, None
+        cluster, self._cluster = self._cluster, None
+        intake, self._intake = self._intake, None
         try:
-            if engine is not None:
-                await engine.close()
+            if cluster is not None:
+                await cluster.close()
+            if intake is not None:
+                intake.take_in()
+                await asyncio.to_thread(intake.close)
         finally:
             if self._fleet is not None:
                 await self._fleet.stop()
                 self._bus.publish(self._fleet.cost(SYSTEM_CLOCK.monotonic()).final())
-        self._bus.publish(PoolStopped(engine.ended_calls if engine else 0))
+        self._bus.publish(PoolStopped(cluster.ended_calls if cluster else 0))
 
     def _hear(self, node: NodeHandle, message: Message) -> None:
         match message:
-            case WorkerExit() if self._engine is not None:
+            case WorkerExit() if self._cluster is not None:
                 worker = WorkerId(node.rank, message.worker)
-                self._engine.worker_exited(worker, message.incarnation, message.reason)
-            case WorkerRunning() if self._engine is not None:
-                self._engine.worker_started(WorkerId(node.rank, message.worker))
+                self._cluster.worker_exited(worker, message.incarnation, message.reason)
+            case WorkerRunning() if self._cluster is not None:
+                self._cluster.worker_started(WorkerId(node.rank, message.worker))
             case MetricsReport():
                 metrics = NodeMetrics.from_dict(message.values)
                 self._bus.publish(metrics.to_event(instance_id=node.instance.id, node=node.rank))
             case TimeoutWarning():
                 self._bus.publish(TimeoutApproaching(node.instance.id, message.seconds_left))
-            case Ending() if self._engine is not None:
-                self._engine.node_gone(node.rank, f"its node ended: {message.reason}")
+            case Ending() if self._cluster is not None:
+                self._cluster.node_gone(node.rank, f"its node ended: {message.reason}")
             case _:
                 pass

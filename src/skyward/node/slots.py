@@ -98,7 +98,7 @@ class SlotNanny(Nanny):
         return status
 
     def _on_worker_exit_sync(self, exitcode: int) -> None:
-        over_limit = self._pid is not None and self.memory_manager._last_terminated_pid == self._pid
+        over_limit = self._pid is not None and self.memory_manager._last_terminated_pid == self._pid  # noqa: SLF001
         limit = self.memory_manager.memory_limit if over_limit else None
         if self._pid is not None:
             # A forked child would hold the port that the next incarnation needs.
@@ -127,6 +127,6 @@ async def keep_slots(program: Program) -> None:
     if not isinstance(order, Start):
         raise TypeError(f"the first command must be Start, got {order!r}")
     # The fork server is up already, with less preloaded than distributed would put there: see nannies.py.
-    distributed.utils._forkserver_preload_set = True
+    distributed.utils._forkserver_preload_set = True  # noqa: SLF001
     dask.config.set({"distributed.worker.daemon": False, "distributed.worker.multiprocessing-method": "forkserver"})
     await asyncio.gather(*(_keep_slot(program, worker, order) for worker in range(program.plan.config.workers)))

@@ -126,12 +126,12 @@ class Supervisor:
                 self._kill_worker(command)
             case Stop():
                 self.end("the client asked for it")
-            case unknown:
-                assert_never(unknown)
+            case _:
+                assert_never(command)
 
     def _work(self, plan: NodePlan) -> list[Coroutine[Any, Any, None]]:
         self._nannies = Child("skyward.node.nannies", plan, on_report=self._on_report, on_exit=self._on_nannies_exit)
-        work = [self._nannies.keep(), self._watch()]
+        work: list[Coroutine[Any, Any, None]] = [self._nannies.keep(), self._watch()]
         if self._config.head:
             self._scheduling = Child(
                 "skyward.node.scheduler", plan, on_report=self._on_report, on_exit=self._on_scheduler_exit

@@ -188,7 +188,7 @@ def _launch(offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
     made: list[Instance] = []
     try:
         for key in order.keys:
-            made.append(_instance(_make(key, order), offer))
+            made.append(_instance(_make(key, order), offer))  # noqa: PERF401 - what was made is undone below
     except OSError:
         for instance in made:
             _remove(instance.id)

@@ -72,6 +72,7 @@ class ControlClient:
         except TimeoutError as error:
             raise UnreachableError(f"no answer from the node at {self._address} within {deadline_s:g} s") from error
         self._task = asyncio.create_task(self._stay_connected(*streams))
+        await self._connected.wait()
 
     async def send(self, command: Command) -> None:
         """Say something to the node; waits for the connection while it is lost.

@@ -294,30 +294,8 @@ class Fleet:
     async def _start_node(self, rank: int) -> None:
         node = self._nodes[rank]
         self._publish(BootstrapProgress(node.instance.id, "server"))
-        await node.start(self._config(node))
+        await node.start(_config(node, self._request, self._pool_id, self._tls))
         self._publish(BootstrapCompleted(node.instance.id))
-
-    def _config(self, node: NodeHandle) -> NodeConfig:
-        request = self._request
-        return NodeConfig(
-            pool_id=self._pool_id,
-            instance_id=node.instance.id,
-            node=node.rank,
-            total_nodes=request.nodes,
-            workers=request.workers_per_node,
-            head=node.rank == 0,
-            address=node.access.address,
-            workdir=node.access.workdir,
-            env=dict(request.env),
-            tls_ca=self._tls.ca,
-            tls_cert=self._tls.cert,
-            tls_key=self._tls.key,
-            timeout_s=request.timeout_s,
-            lease_s=request.lease_s,
-            away_s=request.away_s,
-            collect_metrics=request.collect_metrics,
-            accelerators=_accelerator_names(request),
-        )
 
     async def _end(self, ranks: Sequence[int]) -> None:
         ours = {rank: machine for rank, machine in self._machines.items() if rank in ranks}
@@ -344,6 +322,28 @@ class Fleet:
         for rank, machine in ended.items():
             self._machines[rank] = replace(machine, usage=replace(machine.usage, ended_at=now))
         await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in ended.values()])
+
+
+def _config(node: NodeHandle, request: PoolRequest, pool_id: str, tls: TlsIdentity) -> NodeConfig:
+    return NodeConfig(
+        pool_id=pool_id,
+        instance_id=node.instance.id,
+        node=node.rank,
+        total_nodes=request.nodes,
+        workers=request.workers_per_node,
+        head=node.rank == 0,
+        address=node.access.address,
+        workdir=node.access.workdir,
+        env=dict(request.env),
+        tls_ca=tls.ca,
+        tls_cert=tls.cert,
+        tls_key=tls.key,
+        timeout_s=request.timeout_s,
+        lease_s=request.lease_s,
+        away_s=request.away_s,
+        collect_metrics=request.collect_metrics,
+        accelerators=_accelerator_names(request),
+    )
 
 
 def _accelerator_names(request: PoolRequest) -> tuple[str, ...]:

@@ -24,7 +24,11 @@ CREATE TABLE IF NOT EXISTS entries (
     closed_at REAL
 ) STRICT
 """
-_COLUMNS = "key, pool_id, provider, region, instance_id, created_at"
+_OPEN_ENTRIES = """
+SELECT key, pool_id, provider, region, instance_id, created_at FROM entries
+WHERE closed_at IS NULL AND pool_id = ifnull(?, pool_id)
+ORDER BY created_at, key
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +94,8 @@ class Ledger:
 
     def open_entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
         """Entries not confirmed gone, oldest first; only those of ``pool_id`` where one is given."""
-        query = f"SELECT {_COLUMNS} FROM entries WHERE closed_at IS NULL AND pool_id = ifnull(?, pool_id)"
         with self._transaction() as database:
-            rows = database.execute(f"{query} ORDER BY created_at, key", (pool_id,)).fetchall()
+            rows = database.execute(_OPEN_ENTRIES, (pool_id,)).fetchall()
         return tuple(LedgerEntry(**dict(row)) for row in rows)
 
     @contextmanager

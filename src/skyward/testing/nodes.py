@@ -41,7 +41,7 @@ class FakeNode(NodeHandle):
         self.scheduler = ""
         self._faults = faults
 
-    async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
+    async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:  # noqa: ARG002 - the seam takes it
         """See :meth:`NodeHandle.prepare`."""
         await self._enter("prepare")
 
@@ -63,18 +63,18 @@ class FakeNode(NodeHandle):
             memory_bytes=1 << 30,
         )
 
-    async def join(self, *, scheduler: str, head_addr: str) -> None:
+    async def join(self, *, scheduler: str, head_addr: str) -> None:  # noqa: ARG002 - the seam takes it
         """See :meth:`NodeHandle.join`."""
         await self._enter("join")
         self.scheduler = scheduler
 
-    async def stop(self, timeout_s: float) -> None:
+    async def stop(self, timeout_s: float) -> None:  # noqa: ARG002 - the seam takes it
         """See :meth:`NodeHandle.stop`."""
         await self._enter("stop")
 
     async def _enter(self, phase: Phase) -> None:
         self.log.append(phase)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # noqa: TID251 - gives way to other tasks, waits for nothing
         match self._faults.get(phase):
             case asyncio.Event() as hanging:
                 hanging.set()

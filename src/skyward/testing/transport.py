@@ -87,9 +87,7 @@ class TransportContract:
         done = await transport.run(_python("import os; os.kill(os.getpid(), 9)"), timeout_s=_DEADLINE_S)
         assert done.exit_code == -9
 
-    async def test_command_past_its_deadline_ends_with_its_children(
-        self, transport: Transport, tmp_path: Path
-    ) -> None:
+    async def test_command_past_its_deadline_ends_with_its_children(self, transport: Transport, tmp_path: Path) -> None:
         """The whole process group."""
         pids = tmp_path / "pids"
         code = (

@@ -58,7 +58,7 @@ class LocalTransport:
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
         """See :meth:`Transport.put <skyward.transport.base.Transport.put>`."""
-        parts = [data] if isinstance(data, bytes | memoryview) else data
+        parts: Sequence[bytes | memoryview] = [data] if isinstance(data, bytes | memoryview) else data
         await asyncio.to_thread(_write, parts, Path(path), mode)
 
     async def forward(self, host: str, port: int) -> tuple[str, int]:
@@ -92,8 +92,7 @@ def _write(parts: Sequence[bytes | memoryview], path: Path, mode: int) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(descriptor, "wb") as file:
-            for part in parts:
-                file.write(part)
+            file.writelines(parts)
             os.fchmod(descriptor, mode)
         os.replace(name, path)
     except BaseException:

@@ -8,7 +8,7 @@ import struct
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -84,12 +84,12 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
         raise FrameError(f"the peer announces a frame of {size} bytes; {MAX_FRAME_BYTES} are allowed")
     body = await reader.readexactly(size)
     try:
-        frame = msgpack.unpackb(body)
+        frame: Any = msgpack.unpackb(body)
     except ValueError as error:
         raise FrameError(f"the peer sent a frame that is not msgpack: {error}") from error
     if not isinstance(frame, dict):
         raise FrameError(f"the peer sent a {type(frame).__name__} instead of a map")
-    return frame
+    return cast("dict[str, Any]", frame)
 
 
 def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
     Raises:
         FrameError: it is larger than the peer accepts.
     """
-    body = msgpack.packb(frame)
+    body: bytes = msgpack.dumps(frame)
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes is larger than the {MAX_FRAME_BYTES} allowed")
     writer.write(_LENGTH.pack(len(body)) + body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -106,7 +107,7 @@ class Recorder:
     ) -> Completed:
         self.ran.append(list(argv))
         if "venv" in argv:
-            Path(argv[-1], "lib/python3.11/site-packages").mkdir(parents=True, exist_ok=True)
+            os.makedirs(f"{argv[-1]}/lib/python3.11/site-packages", exist_ok=True)
         answer = self._answers.pop(0) if self._answers else Completed(exit_code=0, stdout="", stderr="")
         if isinstance(answer, Exception):
             raise answer

@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 
 from skyward.submission import ArgumentMemo, CallFuture, Invocation
-from skyward.wire.pickling import pack, pack_error, unpack, unpack_error
+from skyward.wire.pickling import Packed, pack, pack_error, unpack, unpack_error
 
 
 class ThreadFleet:
@@ -27,7 +27,7 @@ class ThreadFleet:
         self.most_running = 0
         self._running = 0
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[tuple[bytes, CallFuture[Any]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Packed, CallFuture[Any]] | None] = SimpleQueue()
         self._threads = [threading.Thread(target=self._work, name=f"fake-worker-{n}") for n in range(workers)]
 
     def __enter__(self) -> Self:
@@ -45,7 +45,7 @@ class ThreadFleet:
         self.memos.append(memo)
         self.submitting_threads.add(threading.get_ident())
         self.labels += [call.label for call in calls]
-        packed = [pack((call.fn, call.args, call.kwargs), what=call.label).data for call in calls]
+        packed = [pack((call.fn, call.args, call.kwargs), what=call.label) for call in calls]
         futures: list[CallFuture[Any]] = [CallFuture() for _ in calls]
         for item in zip(packed, futures, strict=True):
             self._queue.put(item)
@@ -61,11 +61,11 @@ class ThreadFleet:
 
     def _work(self) -> None:
         while item := self._queue.get():
-            data, future = item
+            packed, future = item
             if future.set_running_or_notify_cancel():
-                self._run(data, future)
+                self._run(packed, future)
 
-    def _run(self, data: bytes, future: CallFuture[Any]) -> None:
+    def _run(self, packed: Packed, future: CallFuture[Any]) -> None:
         with self._lock:
             self._running += 1
             self.most_running = max(self.most_running, self._running)
@@ -73,8 +73,9 @@ class ThreadFleet:
         error: BaseException | None = None
         result: Any = None
         try:
-            fn, args, kwargs = unpack(data)
-            result = unpack(pack(fn(*args, **kwargs), what="the result").data)
+            fn, args, kwargs = unpack(packed.data, packed.buffers)
+            result = pack(fn(*args, **kwargs), what="the result")
+            result = unpack(result.data, result.buffers)
         except BaseException as raised:
             error = unpack_error(pack_error(raised), where="node 0, worker 0")
         with self._lock:

@@ -1,0 +1,161 @@
+"""What ``import skyward`` offers, and what it costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import skyward
+
+SPECIFIED = [
+    "compute",
+    "PendingCompute",
+    "PendingBatch",
+    "ComputeFunction",
+    "gather",
+    "ComputePool",
+    "MultiPool",
+    "Image",
+    "Local",
+    "Accelerator",
+    "NVIDIA",
+    "accelerators",
+    "is_nvidia",
+    "is_trainium",
+    "current_accelerator",
+    "shard",
+    "DistributedSampler",
+    "instance_info",
+    "InstanceInfo",
+    "select_instance",
+    "InstanceSpec",
+    "InfraCreating",
+    "InfraCreated",
+    "InstanceLaunching",
+    "InstanceProvisioned",
+    "BootstrapStarting",
+    "BootstrapProgress",
+    "BootstrapCompleted",
+    "PoolStarted",
+    "Metrics",
+    "LogLine",
+    "InstanceStopping",
+    "PoolStopping",
+    "CostUpdate",
+    "CostFinal",
+    "Error",
+    "SkywardEvent",
+    "Callback",
+    "ProviderName",
+    "compose",
+    "emit",
+    "use_callback",
+    "S3Volume",
+    "Spot",
+    "SpotLike",
+    "errors",
+    "integrations",
+]
+HEAVY = ["boto3", "cryptography", "dask", "distributed", "joblib", "numpy", "paramiko", "rich"]
+INIT = Path(inspect.getfile(skyward))
+
+
+def run(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+
+def names_for_type_checkers() -> set[str]:
+    tree = ast.parse(INIT.read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    return {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+@pytest.mark.parametrize("name", SPECIFIED)
+def test_specified_names_are_public(name: str) -> None:
+    assert name in skyward.__all__
+
+
+@pytest.mark.parametrize("name", skyward.__all__)
+def test_public_names_can_be_had(name: str) -> None:
+    assert getattr(skyward, name) is not None
+
+
+def test_nothing_but_public_names_is_lazy() -> None:
+    lazy = {name for names in skyward._HOMES.values() for name in names}
+    assert lazy | set(skyward._MODULES) == set(skyward.__all__) == names_for_type_checkers()
+
+
+@pytest.mark.parametrize("home", skyward._HOMES)
+def test_public_names_are_public_where_they_live(home: str) -> None:
+    assert set(skyward._HOMES[home]) <= set(importlib.import_module(home).__all__)
+
+
+def test_every_error_and_event_is_public() -> None:
+    events = set(importlib.import_module("skyward.events").__all__) - {"EventBus", "current_callbacks"}
+    assert events | set(importlib.import_module("skyward.errors").__all__) <= set(skyward.__all__)
+
+
+def test_no_submodule_bears_the_name_of_a_public_object() -> None:
+    submodules = {module.name for module in pkgutil.iter_modules(skyward.__path__)}
+    assert submodules & set(skyward.__all__) == set(skyward._MODULES)
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert dir(skyward) == sorted(skyward.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(skyward, "computer")
+    with pytest.raises(AttributeError, match="module 'skyward' has no attribute 'computer'"):
+        _ = skyward.computer
+    with pytest.raises(ImportError, match="computer"):
+        from skyward import computer  # noqa: F401
+
+
+@pytest.mark.parametrize("name", skyward._NOT_YET)
+def test_a_name_of_a_later_version_says_so(name: str) -> None:
+    assert name not in skyward.__all__
+    with pytest.raises(AttributeError, match=rf"skyward\.{name} is not in this version yet; sky\.Local\(\) runs"):
+        getattr(skyward, name)
+
+
+def test_integrations_come_from_skyward_joblib() -> None:
+    pytest.importorskip("joblib")
+    import skyward_joblib
+    from skyward import integrations
+
+    for name in integrations.__all__:
+        assert getattr(integrations, name) is getattr(skyward_joblib, name)
+    assert dir(integrations) == integrations.__all__
+    with pytest.raises(AttributeError, match=re.escape("module 'skyward.integrations' has no attribute 'DaskPool'")):
+        _ = integrations.DaskPool
+
+
+def test_importing_skyward_loads_nothing_heavy() -> None:
+    code = f"import sys, skyward; print([name for name in {HEAVY!r} if name in sys.modules])"
+    assert run(code) == "[]"
+
+
+def test_compute_and_values_load_nothing_heavy() -> None:
+    names = "compute, gather, Image, Spot, S3Volume, Accelerator, NVIDIA, shard, instance_info, LogLine, errors"
+    code = f"import sys; from skyward import {names}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    assert run(code) == "[]"
+
+
+def test_importing_skyward_takes_no_time() -> None:
+    code = "import time; start = time.process_time(); import skyward; print(time.process_time() - start)"
+    assert min(float(run(code)) for _ in range(3)) < 0.06
+
+
+def test_names_are_the_same_whatever_was_imported_before() -> None:
+    code = "import skyward.pending, skyward.executor; from skyward import compute; print(type(compute).__name__)"
+    assert run(code) == "function"
