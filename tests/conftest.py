@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from functools import cache
+from multiprocessing import current_process
 from pathlib import Path
 
 import psutil
@@ -18,9 +19,6 @@ SETTLE_S = 10.0
 
 KEPT_THREADS = ("Dask-Offload",)  # distributed's pool for (de)serialization
 """Prefixes of the names of threads that live as long as the process does."""
-
-KEPT_FILES = ("pymp-", "pytest-of-")
-"""Prefixes of what Python and pytest remove themselves, at exit."""
 
 SKIPS = Path(__file__).with_name("skips.txt")
 
@@ -100,8 +98,9 @@ def _listeners() -> Iterator[str]:
 
 
 def _temporary_files() -> Iterator[str]:
+    own = current_process()._config.get("tempdir")  # type: ignore[attr-defined]  # multiprocessing removes it at exit
     for entry in os.scandir(tempfile.gettempdir()):
-        if not entry.name.startswith(KEPT_FILES):
+        if entry.path != own:
             yield f"temporary file {entry.path}"
 
 

@@ -138,12 +138,12 @@ class GpuMetrics:
     Attributes:
         index: the GPU's number on its node.
         name: its model, as the driver says it.
-        utilization: percent of the time it was busy.
+        utilization: percent of the time it was busy; None where the driver does not tell, as under MIG.
     """
 
     index: int
     name: str
-    utilization: float
+    utilization: float | None
     memory_used_mb: float
     memory_total_mb: float
     temperature: float | None = None

@@ -161,7 +161,8 @@ class ComputePool:
         stack.callback(self._forget)
         stack.callback(open_display(self._display, bus).close)
         stack.callback(bus.close)
-        for event_type, callback in [*self._subscriptions, *((None, outer) for outer in current_callbacks())]:
+        outer = current_callbacks()
+        for event_type, callback in [*self._subscriptions, *((None, callback) for callback in outer)]:
             bus.subscribe(cast("type[SkywardEvent]", event_type), callback)
         running = RunningPool(
             pool_id=f"sky-{uuid.uuid4().hex[:10]}",
@@ -169,6 +170,7 @@ class ComputePool:
             request=self._request,
             loop=loop,
             bus=bus,
+            subscribed=outer,
         )
         running.open()
         stack.callback(running.close)

@@ -19,7 +19,7 @@ from skyward.engine.packing import Parcel
 from skyward.engine.receiving import Incoming
 from skyward.engine.slots import LiveCall
 from skyward.errors import PoolStateError
-from skyward.events import current_callbacks
+from skyward.events import Callback, current_callbacks
 from skyward.wire.messages import CallHeader
 
 __all__ = ["Intake"]
@@ -30,8 +30,9 @@ log = logging.getLogger("skyward.engine")
 class Intake:
     """Hands calls from any thread to the cluster's event loop, coalesced, and done-callbacks back from it."""
 
-    def __init__(self, cluster: Cluster, loop: LoopThread) -> None:
+    def __init__(self, cluster: Cluster, loop: LoopThread, *, subscribed: tuple[Callback, ...]) -> None:
         self._cluster = cluster
+        self._subscribed = subscribed
         self._thread = loop
         self._loop = loop.loop
         self._ids = itertools.count(1)
@@ -79,7 +80,7 @@ class Intake:
         future = RemoteFuture(
             drop=lambda: self._on_loop(self._cluster.drop, state.id), run_callback=self._run_callback, watch=watch
         )
-        incoming = Incoming(callbacks=current_callbacks())
+        incoming = Incoming(callbacks=tuple(c for c in current_callbacks() if c not in self._subscribed))
         return LiveCall(state=state, parcel=parcel, header=header, future=future, incoming=incoming)
 
     def _enter(self, calls: list[LiveCall]) -> list[RemoteFuture]:

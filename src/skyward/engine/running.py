@@ -17,7 +17,7 @@ from skyward.engine.futures import BatchWatch, RemoteFuture
 from skyward.engine.intake import Intake
 from skyward.engine.packing import wrap
 from skyward.errors import PoolStateError
-from skyward.events import EventBus, PoolStarted, PoolStopped, PoolStopping, Progress, TimeoutApproaching
+from skyward.events import Callback, EventBus, PoolStarted, PoolStopped, PoolStopping, Progress, TimeoutApproaching
 from skyward.node.control import Ending, Message, MetricsReport, TimeoutWarning, WorkerExit, WorkerRunning
 from skyward.node.metrics import NodeMetrics
 from skyward.providers.base import Provider
@@ -45,16 +45,25 @@ class RunningPool:
         request: what was asked for, validated.
         loop: the client's loop thread.
         bus: where the pool's events go; closed by whoever made it.
+        subscribed: callbacks that hear everything on the bus already.
     """
 
     def __init__(
-        self, *, pool_id: str, provider: Provider, request: PoolRequest, loop: LoopThread, bus: EventBus
+        self,
+        *,
+        pool_id: str,
+        provider: Provider,
+        request: PoolRequest,
+        loop: LoopThread,
+        bus: EventBus,
+        subscribed: tuple[Callback, ...],
     ) -> None:
         self._pool_id = pool_id
         self._provider = provider
         self._request = request
         self._loop = loop
         self._bus = bus
+        self._subscribed = subscribed
         self._fleet: Fleet | None = None
         self._cluster: Cluster | None = None
         self._intake: Intake | None = None
@@ -98,16 +107,18 @@ class RunningPool:
 
         Ctrl-C ends what runs: its workers are replaced, the pool stays usable.
         """
+        total = len(futures)
+        self._bus.publish(Progress(label, 0, total))
         try:
-            while not watch.wait(_PROGRESS_INTERVAL_S):
-                self._bus.publish(Progress(label, len(futures) - watch.remaining, len(futures)))
-            while all_of_them and watch.remaining:
+            while not watch.wait(_PROGRESS_INTERVAL_S) or (all_of_them and watch.remaining):
                 watch.rearm()
-                watch.wait(_PROGRESS_INTERVAL_S)
+                self._bus.publish(Progress(label, total - watch.remaining, total))
         except BaseException:
             self.cancel(futures)
             raise
-        self._bus.publish(Progress(label, len(futures) - watch.remaining, len(futures)))
+        finally:
+            done = total - watch.remaining
+            self._bus.publish(Progress(label, done, done))
         if watch.remaining:
             self.cancel(futures, kill=False)
 
@@ -149,7 +160,7 @@ class RunningPool:
             cluster.attach(node)
         async with asyncio.timeout(_FIRST_WORKERS_TIMEOUT_S):
             await cluster.wait_ready()
-        self._intake = Intake(cluster, self._loop)
+        self._intake = Intake(cluster, self._loop, subscribed=self._subscribed)
 
     async def _abandon(self) -> None:
         """Opening was interrupted: it was told to cancel; wait until it has tidied up."""

@@ -53,10 +53,10 @@ def run_program(serve: Callable[[Program], Coroutine[Any, Any, None]], reports: 
 
 
 async def _run(serve: Callable[[Program], Coroutine[Any, Any, None]], report: Callable[[Report], None]) -> None:
-    import dask
+    import dask.config as dask_config
 
     plan = NodePlan.from_json(sys.stdin.readline())
-    dask.config.set({"temporary-directory": plan.worker_folder})
+    dask_config.set({"temporary-directory": plan.worker_folder})
     commands: asyncio.Queue[Message] = asyncio.Queue()
     following = asyncio.create_task(asyncio.to_thread(_follow, asyncio.get_running_loop(), commands))
     try:

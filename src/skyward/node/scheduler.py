@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import dask
+import dask.config as dask_config
 from distributed import Scheduler
 
 from skyward.node._program import Program, dask_security, run_program, take_standard_output
@@ -23,7 +23,7 @@ class NodeScheduler(Scheduler):
 
 async def _serve(program: Program) -> None:
     config = program.plan.config
-    dask.config.set({"distributed.scheduler.worker-ttl": None})
+    dask_config.set({"distributed.scheduler.worker-ttl": None})
     scheduler = NodeScheduler(
         host=config.address,
         port=int(program.plan.ready.scheduler.rpartition(":")[2]),

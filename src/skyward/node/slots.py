@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-import dask
+import dask.config as dask_config
 import distributed.utils
 import stamina
 from distributed import Nanny, Status
@@ -60,6 +60,7 @@ class SlotNanny(Nanny):
     def __init__(self, plan: NodePlan, worker: int, order: Start, report: Callable[[Report], None]) -> None:
         self._slot = worker
         self._report = report
+        self._worker_address = plan.ready.workers[worker]
         self._incarnation = ""
         self._pid: int | None = None
         config = plan.config
@@ -69,11 +70,11 @@ class SlotNanny(Nanny):
             name=f"node{config.node}-worker{worker}",
             host=config.address,
             port=plan.nanny_ports[worker],
-            worker_port=int(plan.ready.workers[worker].rpartition(":")[2]),
+            worker_port=int(self._worker_address.rpartition(":")[2]),
             protocol="tls",
             security=dask_security(config),
             local_directory=plan.worker_folder,
-            memory_limit=plan.memory_limit_bytes,
+            memory_limit=str(plan.memory_limit_bytes),
             env=plan.worker_env(worker, order.head_addr),
             worker_class=start_worker,
         )
@@ -92,13 +93,13 @@ class SlotNanny(Nanny):
                     worker=self._slot,
                     incarnation=self._incarnation,
                     pid=self._pid,
-                    address=self.process.worker_address,
+                    address=self._worker_address,
                 )
             )
         return status
 
     def _on_worker_exit_sync(self, exitcode: int) -> None:
-        over_limit = self._pid is not None and self.memory_manager._last_terminated_pid == self._pid  # noqa: SLF001
+        over_limit = self._pid is not None and self.memory_manager._last_terminated_pid == self._pid  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         limit = self.memory_manager.memory_limit if over_limit else None
         if self._pid is not None:
             # A forked child would hold the port that the next incarnation needs.
@@ -127,6 +128,6 @@ async def keep_slots(program: Program) -> None:
     if not isinstance(order, Start):
         raise TypeError(f"the first command must be Start, got {order!r}")
     # The fork server is up already, with less preloaded than distributed would put there: see nannies.py.
-    distributed.utils._forkserver_preload_set = True  # noqa: SLF001
-    dask.config.set({"distributed.worker.daemon": False, "distributed.worker.multiprocessing-method": "forkserver"})
+    distributed.utils._forkserver_preload_set = True  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    dask_config.set({"distributed.worker.daemon": False, "distributed.worker.multiprocessing-method": "forkserver"})
     await asyncio.gather(*(_keep_slot(program, worker, order) for worker in range(program.plan.config.workers)))

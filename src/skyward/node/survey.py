@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 
 from skyward.node.config import NodeConfig, NodeReady
+from skyward.node.metrics import find_memory_cgroup
 from skyward.node.plan import NodePlan
 
 __all__ = ["cpu_count", "free_ports", "make_folders", "make_plan", "memory_bytes"]
 
 _SHARED_MEMORY = Path("/dev/shm")
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _BLOB_SHARE = 4
 _CALL_PORTS = 32
 
@@ -37,9 +37,9 @@ def cpu_count() -> int:
 
 def memory_bytes() -> int:
     """Physical memory, or the cgroup's limit where that is less."""
-    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"
     physical: int = psutil.virtual_memory().total
-    return min(physical, int(limit)) if limit.isdecimal() else physical
+    cgroup = find_memory_cgroup()
+    return min(physical, cgroup.limit_bytes) if cgroup else physical
 
 
 def make_plan(config: NodeConfig, control_port: int) -> NodePlan:

@@ -20,6 +20,7 @@ log = logging.getLogger("skyward.provision.control")
 
 _PING_S = 5.0
 _SILENT_PINGS = 3
+_REDIAL_S = 0.1
 _LOST = (OSError, asyncio.IncompleteReadError, FrameError)
 
 
@@ -126,6 +127,7 @@ class ControlClient:
             if self._ending:
                 self._finish()
                 return
+            await SYSTEM_CLOCK.sleep(_REDIAL_S)
             reader, writer = await self._dial()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -5,18 +5,13 @@ set -u
 has() { command -v "$1" >/dev/null 2>&1; }
 say() { printf '@skyward %s\n' "$*"; }
 
-if [ "$(id -u)" -eq 0 ]; then sudo=; else sudo=yes; fi
-if [ -f @@root/env ]; then
-    set -a
-    # shellcheck disable=SC1091
-    . @@root/env
-    set +a
-fi
-root=@@root
-python=@@python
-environment=$root/envs/@@key
-finished=$environment/.skyward-finished
-mkdir -p "$root/envs" "$root/logs" && chmod 700 "$root" || exit
+settings() {
+    root=@@root
+    python=@@python
+    environment=$root/envs/@@key
+    finished=$environment/.skyward-finished
+    if [ "$(id -u)" -eq 0 ]; then sudo=; else sudo=yes; fi
+}
 
 # limited COMMAND...: within what is left of the step's deadline.
 limited() {
@@ -156,8 +151,19 @@ sys.exit(f"the image replaced packages of the engine, which needs {wrong}" if wr
 # Nothing to mount yet.
 step_volumes() { :; }
 
+settings
+mkdir -p "$root/envs" "$root/logs" && chmod 700 "$root" || exit
 ttl_minutes=@@ttl_minutes
 [ "$ttl_minutes" -eq 0 ] || arm_shutdown "$ttl_minutes"
+
+# The user's variables are for what the steps call; they must not change this script's own.
+if [ -f "$root/env" ]; then
+    set -a
+    # shellcheck disable=SC1091
+    . "$root/env"
+    set +a
+    settings
+fi
 
 # Two scripts on one machine take turns.
 if has flock; then

@@ -9,7 +9,7 @@ import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from skyward.errors import UnreachableError
 from skyward.providers.base import LocalAccess
@@ -58,8 +58,8 @@ class LocalTransport:
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
         """See :meth:`Transport.put <skyward.transport.base.Transport.put>`."""
-        parts: Sequence[bytes | memoryview] = [data] if isinstance(data, bytes | memoryview) else data
-        await asyncio.to_thread(_write, parts, Path(path), mode)
+        parts = [data] if isinstance(data, bytes | memoryview) else data
+        await asyncio.to_thread(_write, cast("Sequence[bytes | memoryview]", parts), Path(path), mode)
 
     async def forward(self, host: str, port: int) -> tuple[str, int]:
         """See :meth:`Transport.forward <skyward.transport.base.Transport.forward>`."""

@@ -84,7 +84,7 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
         raise FrameError(f"the peer announces a frame of {size} bytes; {MAX_FRAME_BYTES} are allowed")
     body = await reader.readexactly(size)
     try:
-        frame: Any = msgpack.unpackb(body)
+        frame = cast("object", msgpack.unpackb(body))
     except ValueError as error:
         raise FrameError(f"the peer sent a frame that is not msgpack: {error}") from error
     if not isinstance(frame, dict):
@@ -98,7 +98,7 @@ def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
     Raises:
         FrameError: it is larger than the peer accepts.
     """
-    body: bytes = msgpack.dumps(frame)
+    body = cast("bytes", msgpack.packb(frame))
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes is larger than the {MAX_FRAME_BYTES} allowed")
     writer.write(_LENGTH.pack(len(body)) + body)

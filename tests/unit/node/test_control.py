@@ -30,7 +30,7 @@ from skyward.node.control import (
 )
 from skyward.node.server import ControlServer
 from skyward.provision.control import ControlClient
-from skyward.wire.frames import MAX_FRAME_BYTES, FrameError, TlsIdentity, read_frame, write_frame
+from skyward.wire.frames import MAX_FRAME_BYTES, FrameError, TlsIdentity, read_frame
 
 ADDRESS = "127.83.1.9"
 RUNNING = WorkerRunning(worker=0, incarnation="a", pid=7, address="tls://127.0.0.1:1")
@@ -148,10 +148,9 @@ async def test_bytes_that_are_no_frame_are_refused(sent: bytes, complaint: str) 
 
 
 async def test_frame_too_large_for_the_peer_is_not_sent(identity: TlsIdentity) -> None:
-    async with serving(FakeNode(), identity) as address:
-        async with client_of(address, identity, Ears()) as client:
-            with pytest.raises(FrameError, match="larger"):
-                await client.send(Kill(worker=0, incarnation="x" * MAX_FRAME_BYTES))
+    async with serving(FakeNode(), identity) as address, client_of(address, identity, Ears()) as client:
+        with pytest.raises(FrameError, match="larger"):
+            await client.send(Kill(worker=0, incarnation="x" * MAX_FRAME_BYTES))
 
 
 async def test_client_hears_the_state_first_then_reports(identity: TlsIdentity) -> None:

@@ -15,6 +15,7 @@ import pytest
 from skyward.node.config import NodeConfig, WorkerPlace
 from skyward.node.plan import NodePlan
 from skyward.node.processes import exit_reason, kill_all, kill_session
+from skyward.node.slots import worker_exit
 from skyward.node.survey import free_ports, make_folders, make_plan
 
 ADDRESS = "127.83.1.10"
@@ -122,6 +123,16 @@ def test_thread_caps_give_way_to_the_users_environment(config: NodeConfig, plan:
 )
 def test_exit_code_in_plain_english(exit_code: int, reason: str) -> None:
     assert exit_reason(exit_code) == reason
+
+
+def test_worker_end_says_status_signal_or_memory_limit() -> None:
+    by_status = worker_exit(1, "a", 3, None)
+    by_signal = worker_exit(1, "a", -11, None)
+    by_memory = worker_exit(1, "a", -15, 2 << 30)
+
+    assert (by_status.exit_code, by_status.signal, by_status.reason) == (3, None, "exited with status 3")
+    assert (by_signal.exit_code, by_signal.signal, by_signal.reason) == (None, 11, "killed by signal 11 (SIGSEGV)")
+    assert (by_memory.memory_limit_bytes, by_memory.reason) == (2 << 30, "exceeded its memory limit of 2.0 GiB")
 
 
 PARENT_OF_A_DAEMON = """
