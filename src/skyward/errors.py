@@ -5,7 +5,7 @@
     SkywardError
     ├── fix the input
     │   ├── ConfigurationError        a parameter is wrong; the message names it (also a ValueError)
-    │   ├── SerializationError        a function, argument or result cannot be pickled (also a TypeError)
+    │   ├── SerializationError        something cannot be pickled (also a PicklingError and a TypeError)
     │   ├── PoolStateError            the pool is not open, already closed, or not usable here (also a RuntimeError)
     │   ├── NotInPoolError            asked on the client for what only a call on a node knows (also a RuntimeError)
     │   └── AuthenticationError       credentials or keys were refused
@@ -26,6 +26,7 @@ A call that raises on a worker raises the same exception here, with :class:`Remo
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 __all__ = [
@@ -55,7 +56,7 @@ class ConfigurationError(SkywardError, ValueError):
     """A parameter has a value or a type that is not allowed; the message names it and says what is."""
 
 
-class SerializationError(SkywardError, TypeError):
+class SerializationError(SkywardError, pickle.PicklingError, TypeError):
     """A function, an argument or a result cannot be pickled; the message names the offending part."""
 
 

@@ -6,6 +6,7 @@ import concurrent.futures
 import functools
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -15,28 +16,18 @@ from skyward.errors import ConfigurationError, PoolStateError
 from skyward.pending import ComputeFunction, invocation_of
 from skyward.submission import CallFuture, Invocation, TaskSubmitter
 
-__all__ = ["PoolExecutor"]
+__all__ = ["CallsByFunction", "PoolExecutor"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class PoolExecutor(Executor):
-    """Runs calls on a pool's workers; takes plain functions and compute functions.
+class CallsByFunction(ABC):
+    """``submit`` and ``map`` as executors have them, for plain functions and compute functions."""
 
-    It borrows the pool: shutting the executor down leaves the pool open. Works with ``as_completed``, ``wait``,
-    ``asyncio.wrap_future`` and ``loop.run_in_executor``; its futures can also be awaited as they are.
-
-    Args:
-        submitter: the open pool, or anything else that submits calls.
-    """
-
-    def __init__(self, submitter: TaskSubmitter) -> None:
-        self._submitter = submitter
-        self._lock = threading.Lock()
-        self._unfinished: set[Future[Any]] = set()
-        self._is_shut_down = False
+    @abstractmethod
+    def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]: ...
 
     @overload
     def submit(self, fn: ComputeFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]: ...
@@ -46,10 +37,10 @@ class PoolExecutor(Executor):
         """Queue ``fn(*args, **kwargs)`` for any worker.
 
         Raises:
-            PoolStateError: the executor was shut down, or the pool is not open.
+            PoolStateError: the pool is not open, or the executor was shut down.
             SerializationError: the function or an argument cannot be pickled.
         """
-        return self._submit([invocation_of(fn, args, kwargs)])[0]
+        return self._submit_all([invocation_of(fn, args, kwargs)])[0]
 
     @overload
     def map(
@@ -84,9 +75,26 @@ class PoolExecutor(Executor):
         deadline_s = None if timeout is None else time.monotonic() + timeout
         items = list(zip(*iterables, strict=False))
         if chunksize == 1:
-            return _results(self._submit([invocation_of(fn, item, {}) for item in items]), deadline_s)
-        chunks = _results(self._submit(_chunked(fn, items, chunksize)), deadline_s)
+            return _results(self._submit_all([invocation_of(fn, item, {}) for item in items]), deadline_s)
+        chunks = _results(self._submit_all(_chunked(fn, items, chunksize)), deadline_s)
         return (result for chunk in chunks for result in chunk)
+
+
+class PoolExecutor(CallsByFunction, Executor):
+    """Runs calls on a pool's workers; takes plain functions and compute functions.
+
+    It borrows the pool: shutting the executor down leaves the pool open. Works with ``as_completed``, ``wait``,
+    ``asyncio.wrap_future`` and ``loop.run_in_executor``; its futures can also be awaited as they are.
+
+    Args:
+        submitter: the open pool, or anything else that submits calls.
+    """
+
+    def __init__(self, submitter: TaskSubmitter) -> None:
+        self._submitter = submitter
+        self._lock = threading.Lock()
+        self._unfinished: set[Future[Any]] = set()
+        self._is_shut_down = False
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
         """Take no more calls; the pool stays open.
@@ -104,7 +112,7 @@ class PoolExecutor(Executor):
         if wait:
             concurrent.futures.wait(unfinished)
 
-    def _submit(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]:
+    def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]:
         if self._is_shut_down:
             raise PoolStateError("this executor was shut down; the pool's executor() gives a new one")
         futures = self._submitter.submit_calls(calls)

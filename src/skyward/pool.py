@@ -6,12 +6,12 @@ import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, Self, TypeVar, cast
 
 from skyward._loop import acquire_loop
 from skyward.display import open_display, parse_display
@@ -19,8 +19,8 @@ from skyward.engine.futures import BatchWatch, RemoteFuture
 from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, EventBus, SkywardEvent, current_callbacks
-from skyward.executor import PoolExecutor
-from skyward.pending import PendingBatch, PendingCompute, Ts, invocation_of
+from skyward.executor import CallsByFunction, PoolExecutor
+from skyward.pending import PendingBatch, PendingCompute, Ts
 from skyward.providers.base import Provider
 from skyward.spec.accelerators import Accelerator
 from skyward.spec.image import Image
@@ -39,7 +39,7 @@ _current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=No
 _open_pools: list[ComputePool] = []
 
 
-class ComputePool:
+class ComputePool(CallsByFunction):
     """Machines for as long as a ``with`` block lasts.
 
     Entering creates and prepares them; leaving ends them and confirms it, whatever happened in between. A pool may be
@@ -191,7 +191,7 @@ class ComputePool:
 
     def on(self, event_type: type[E], callback: Callable[[E], SkywardEvent | None]) -> None:
         """Call ``callback`` with every event of ``event_type``, in the pool's event thread, until the pool closes."""
-        if not isinstance(event_type, type) or not callable(callback):
+        if not (isinstance(event_type, type) and callable(callback)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError("on takes an event class and a function of one event: pool.on(Metrics, print)")
         self._subscriptions.append((event_type, cast("Callback", callback)))
         if self._bus is not None:
@@ -208,7 +208,7 @@ class ComputePool:
         self._ready.wait(futures, watch, "call", all_of_them=False)
         return futures[0].result()
 
-    def run_batch(self, batch: PendingBatch[Unpack[Ts]]) -> tuple[Unpack[Ts]]:
+    def run_batch(self, batch: PendingBatch[*Ts]) -> tuple[*Ts]:
         """Run calls in parallel and return their results in order: ``batch >> pool``.
 
         The first failure is raised at once; calls still queued are dropped and those running are left to finish,
@@ -216,21 +216,13 @@ class ComputePool:
         """
         watch = BatchWatch(len(batch.calls))
         futures = self._ready.submit([call.invocation() for call in batch.calls], ArgumentMemo(), watch)
-        return cast("tuple[Unpack[Ts]]", self._results(futures, watch, return_exceptions=batch.return_exceptions))
+        return cast("tuple[*Ts]", self._results(futures, watch, return_exceptions=batch.return_exceptions))
 
     def broadcast(self, pending: PendingCompute[R]) -> tuple[R, ...]:
         """Run one call once on every worker and return the results by (node, worker): ``pending @ pool``."""
         watch = BatchWatch(self.capacity)
         futures = self._ready.broadcast(pending.invocation(), watch)
         return self._results(futures, watch, return_exceptions=False)
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
-        """Queue one call of ``fn``, decorated or not; the future can be waited for, and awaited in asyncio."""
-        return self.submit_calls([invocation_of(fn, args, kwargs)])[0]
-
-    def map(self, fn: Callable[..., R], /, *iterables: Iterable[Any], timeout: float | None = None) -> Iterator[R]:
-        """As :meth:`concurrent.futures.Executor.map`: results in order, as they come."""
-        return self.executor().map(fn, *iterables, timeout=timeout)
 
     def executor(self) -> PoolExecutor:
         """The pool as a :class:`concurrent.futures.Executor`; shutting it down leaves the pool open."""
@@ -240,7 +232,7 @@ class ComputePool:
         label = f"{len(futures)} calls"
         self._ready.wait(futures, watch, label, all_of_them=return_exceptions)
         if return_exceptions:
-            return tuple(future.exception() or future.result() for future in futures)
+            return tuple(_outcome_of(future) for future in futures)
         if watch.failed is not None:
             watch.failed.result()
         return tuple(future.result() for future in futures)
@@ -256,6 +248,9 @@ class ComputePool:
         """See :meth:`skyward.submission.TaskSubmitter.submit_calls`."""
         return list(self._ready.submit(calls, memo or ArgumentMemo()))
 
+    def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]:
+        return self.submit_calls(calls)
+
     def broadcast_call(self, call: Invocation) -> list[CallFuture[Any]]:
         """See :meth:`skyward.submission.TaskSubmitter.broadcast_call`."""
         return list(self._ready.broadcast(call))
@@ -265,7 +260,7 @@ class ComputePool:
         self._ready.cancel(list(futures))
 
     def publish(self, event: SkywardEvent) -> None:
-        """Let the pool's callbacks and its display hear of ``event``."""
+        """See :meth:`skyward.submission.TaskSubmitter.publish`."""
         if self._bus is not None:
             self._bus.publish(event)
 
@@ -280,6 +275,11 @@ class ComputePool:
         raise ConfigurationError(
             "a pool cannot be sent to a worker, as an argument or from an enclosing scope: calls do not submit calls"
         )
+
+
+def _outcome_of(future: RemoteFuture) -> Any:
+    error = future.exception()
+    return future.result() if error is None else error
 
 
 def current_pool() -> ComputePool | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from skyward.errors import ConfigurationError
+from skyward.events import SkywardEvent
 
 __all__ = ["ArgumentMemo", "CallFuture", "Invocation", "TaskSubmitter"]
 
@@ -42,7 +43,7 @@ class Invocation:
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     retries: int = 3
     label: str = ""
 
@@ -90,4 +91,8 @@ class TaskSubmitter(Protocol):
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
         """Drop those that wait and end those that run by killing their worker, which comes back. Idempotent."""
+        ...
+
+    def publish(self, event: SkywardEvent) -> None:
+        """Let the pool's callbacks and its display hear of ``event``. Does nothing when the pool is not open."""
         ...

@@ -1,0 +1,1 @@
+"""The Dask front-end: `SkywardCluster` comes with a later version."""

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import threading
-from typing import Protocol, runtime_checkable
 
 from skyward.events import Progress
+from skyward.submission import TaskSubmitter
 
 __all__ = ["LoopProgress"]
-
-
-@runtime_checkable
-class _Publisher(Protocol):
-    def publish(self, event: Progress) -> None: ...
 
 
 class LoopProgress:
     """Publishes the progress of one joblib call, if there is one who listens. Thread-safe.
 
     Args:
-        pool: where the call runs; silent unless it publishes events.
+        pool: where the call runs; None keeps silent.
         total: tasks in the call; None if joblib does not know.
     """
 
-    def __init__(self, pool: object, *, total: int | None) -> None:
-        self._publisher = pool if isinstance(pool, _Publisher) else None
+    def __init__(self, pool: TaskSubmitter | None, *, total: int | None) -> None:
+        self._publisher = pool
         self._total = total
         self._label = ""
         self._done = 0

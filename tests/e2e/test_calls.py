@@ -141,9 +141,7 @@ def test_a_returned_exception_is_a_value(pool: sky.ComputePool) -> None:
 
 
 @pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()])
-def test_a_call_that_exits_does_not_end_its_worker_or_the_client(
-    pool: sky.ComputePool, ending: BaseException
-) -> None:
+def test_a_call_that_exits_does_not_end_its_worker_or_the_client(pool: sky.ComputePool, ending: BaseException) -> None:
     @sky.compute
     def leave() -> None:
         raise ending
@@ -326,7 +324,7 @@ class TestSerialization:
         def guarded() -> object:
             return lock
 
-        with pytest.raises(SerializationError, match="guarded.*its variable 'lock'"):
+        with pytest.raises(SerializationError, match=r"guarded.*its variable 'lock'"):
             guarded() >> pool
 
     def test_an_unpicklable_result_is_named(self, pool: sky.ComputePool) -> None:
@@ -334,7 +332,7 @@ class TestSerialization:
         def generate() -> Any:
             return (n for n in range(3))
 
-        with pytest.raises(SerializationError, match="the result of .*generate cannot be pickled"):
+        with pytest.raises(SerializationError, match=r"the result of .*generate cannot be pickled"):
             generate() >> pool
 
     def test_a_pool_is_refused_as_an_argument(self, pool: sky.ComputePool) -> None:

@@ -1,1 +1,1 @@
-"""engine"""
+"""The client's side of a running pool: dispatch, lanes, blobs, futures."""

@@ -39,11 +39,19 @@ class BlobPlace(Protocol):
     """What of :class:`~skyward.node.config.NodeReady` matters here."""
 
     @property
-    def blob_dir(self) -> str: ...
+    def blob_dir(self) -> str:
+        """Folder in memory."""
+        ...
+
     @property
-    def blob_dir_disk(self) -> str: ...
+    def blob_dir_disk(self) -> str:
+        """Folder on disk."""
+        ...
+
     @property
-    def blob_budget_bytes(self) -> int: ...
+    def blob_budget_bytes(self) -> int:
+        """How much may lie in memory."""
+        ...
 
 
 def identify(views: Iterable[memoryview], memo: ArgumentMemo) -> tuple[Blob, ...]:
@@ -141,7 +149,7 @@ class NodeBlobs:
         if await asyncio.to_thread(_digest, blob.view) != blob.id:
             await self._remove([path])
             raise SkywardError(
-                "a large argument was changed after its call was submitted; leave arguments alone until the call is done"
+                "a large argument was changed after its call was submitted; leave it alone until the call is done"
             )
         self._stored[blob.id] = _Stored(path, nbytes, in_memory)
 

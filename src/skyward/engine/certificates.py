@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from skyward.wire.frames import TlsIdentity
 
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = ["client_security", "issue"]
+__all__ = ["client_security", "connection_args", "issue"]
 
 _NAME = "skyward-pool"
-_CLOCK_SKEW = datetime.timedelta(hours=1)
-_LIFETIME = datetime.timedelta(days=30)
+_CLOCK_SKEW = dt.timedelta(hours=1)
+_LIFETIME = dt.timedelta(days=30)
 
 
 def issue() -> TlsIdentity:
@@ -27,7 +27,7 @@ def issue() -> TlsIdentity:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -57,3 +57,8 @@ def client_security(identity: TlsIdentity) -> Security:
         tls_client_cert=identity.cert,
         tls_client_key=identity.key,
     )
+
+
+def connection_args(identity: TlsIdentity) -> dict[str, Any]:
+    """The same, as ``distributed.comm`` takes it."""
+    return cast("dict[str, Any]", client_security(identity).get_connection_args("client"))

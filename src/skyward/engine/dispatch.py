@@ -91,8 +91,8 @@ Action = Send | Revoke | Cancel | GiveUp
 class _Worker:
     id: WorkerId
     target_s: float = _TARGET_S
-    in_flight: dict[int, CallState] = field(default_factory=dict)
-    own_queue: deque[CallState] = field(default_factory=deque)
+    in_flight: dict[int, CallState] = field(default_factory=dict[int, CallState])
+    own_queue: deque[CallState] = field(default_factory=deque[CallState])
     load_s: float = 0.0
     busy_since: float = 0.0
     overdue: bool = False

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from skyward._loop import LoopThread
@@ -65,7 +66,7 @@ class Intake:
         """See :meth:`skyward.engine.cluster.Cluster.cancel`; a call that has not come in yet is cancelled too."""
         unwanted = {future for future in futures if not future.done()}
         if unwanted:
-            self._on_loop(self._cancel, unwanted, kill)
+            self._on_loop(partial(self._cancel, unwanted, kill=kill))
 
     def close(self) -> None:
         """Take nothing more, and wait for callbacks that run. Not on the loop."""
@@ -101,7 +102,7 @@ class Intake:
             self._waiting.clear()
         self._cluster.enter(calls)
 
-    def _cancel(self, futures: set[Future[Any]], kill: bool) -> None:
+    def _cancel(self, futures: set[Future[Any]], *, kill: bool) -> None:
         self.take_in()
         self._cluster.cancel(futures, kill=kill)
 

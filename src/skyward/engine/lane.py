@@ -7,7 +7,8 @@ import logging
 import math
 import time
 import uuid
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, cast
 
 from skyward._waiting import wait_until
 from skyward.engine.dispatch import WorkerId
@@ -99,10 +100,11 @@ class Lane:
                 self._owner.lane_linked(self, linked=False)
 
     async def _dial(self) -> Any | None:
-        from distributed.comm import connect
+        from distributed.comm import core
 
         self._nudged.clear()
-        dialling = asyncio.ensure_future(connect(self._address, timeout=_DIAL_TIMEOUT_S, **self._connection_args))
+        dial = cast("Callable[..., Coroutine[Any, Any, Any]]", core.connect)
+        dialling = asyncio.ensure_future(dial(self._address, timeout=_DIAL_TIMEOUT_S, **self._connection_args))
         nudged = asyncio.ensure_future(self._nudged.wait())
         try:
             await asyncio.wait((dialling, nudged), return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""From an invocation to what travels: pickled once, large buffers named by their content. Runs in the caller's thread."""
+"""From an invocation to what travels: pickled once, large buffers named by content. Runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -56,18 +56,19 @@ def wrap(calls: Sequence[Invocation], memo: ArgumentMemo) -> list[Parcel]:
     Raises:
         SerializationError: naming the function or argument, and the part of it.
     """
-    functions: dict[int, tuple[str, str, Wrapped]] = {}
+    functions: dict[int, tuple[str, Wrapped]] = {}
     return [_wrap_one(call, functions, memo) for call in calls]
 
 
-def _wrap_one(call: Invocation, functions: dict[int, tuple[str, str, Wrapped]], memo: ArgumentMemo) -> Parcel:
+def _wrap_one(call: Invocation, functions: dict[int, tuple[str, Wrapped]], memo: ArgumentMemo) -> Parcel:
+    label = call.label or getattr(call.fn, "__qualname__", None) or type(call.fn).__name__
     known = functions.get(id(call.fn))
     if known is None:
-        known = functions[id(call.fn)] = _wrap_function(call.fn, memo)
-    label, function_id, function = known
+        known = functions[id(call.fn)] = _wrap_function(call.fn, label, memo)
+    function_id, function = known
     arguments = _seal(_pack_arguments(call, label), memo)
     return Parcel(
-        label=call.label or label,
+        label=label,
         function_id=function_id,
         function=function,
         arguments=arguments,
@@ -76,14 +77,13 @@ def _wrap_one(call: Invocation, functions: dict[int, tuple[str, str, Wrapped]], 
     )
 
 
-def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo) -> tuple[str, str, Wrapped]:
-    label = getattr(fn, "__qualname__", None) or type(fn).__name__
+def _wrap_function(fn: Callable[..., Any], label: str, memo: ArgumentMemo) -> tuple[str, Wrapped]:
     packed = pack(fn, what=f"the function {label}")
     wrapped = _seal(packed, memo)
     digest = blake3(packed.data)
     for blob in wrapped.blobs:
         digest.update(blob.id.encode())
-    return label, digest.hexdigest(length=16), wrapped
+    return digest.hexdigest(length=16), wrapped
 
 
 def _pack_arguments(call: Invocation, label: str) -> Packed:

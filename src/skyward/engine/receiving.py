@@ -27,7 +27,7 @@ class Incoming:
     """
 
     callbacks: tuple[Callback, ...] = ()
-    _parts: dict[int, memoryview] = field(default_factory=dict)
+    _parts: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
     _lines: Reassembler = field(default_factory=Reassembler)
 
     def add_chunk(self, item: Item) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK
-from skyward.engine.certificates import client_security, issue
+from skyward.engine.certificates import connection_args, issue
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import BatchWatch, RemoteFuture
@@ -144,7 +144,7 @@ class RunningPool:
         try:
             await self._fleet.start()
             await importing
-            await self._connect(client_security(tls).get_connection_args("client"))
+            await self._connect(connection_args(tls))
         except BaseException:
             importing.cancel()
             await self._close()
@@ -153,9 +153,9 @@ class RunningPool:
         self._bus.publish(PoolStarted(self._request.nodes, workers))
         self._report_cost(self._fleet)
 
-    async def _connect(self, connection_args: dict[str, Any]) -> None:
+    async def _connect(self, tls_args: dict[str, Any]) -> None:
         assert self._fleet is not None
-        cluster = self._cluster = Cluster(connection_args, self._bus)
+        cluster = self._cluster = Cluster(tls_args, self._bus)
         for node in self._fleet.nodes:
             cluster.attach(node)
         async with asyncio.timeout(_FIRST_WORKERS_TIMEOUT_S):

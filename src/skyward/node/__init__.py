@@ -1,1 +1,1 @@
-"""node"""
+"""The programs that run on a node."""

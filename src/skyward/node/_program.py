@@ -18,7 +18,7 @@ from skyward.node.plan import NodePlan
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = ["Program", "dask_security", "run_program", "take_standard_output"]
+__all__ = ["Program", "dask_security", "read_plan", "run_program", "take_standard_output"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +43,25 @@ def take_standard_output() -> TextIO:
     return reports
 
 
-def run_program(serve: Callable[[Program], Coroutine[Any, Any, None]], reports: TextIO) -> None:
+def read_plan() -> NodePlan:
+    """The first line of standard input."""
+    return NodePlan.from_json(sys.stdin.readline())
+
+
+def run_program(serve: Callable[[Program], Coroutine[Any, Any, None]], plan: NodePlan, reports: TextIO) -> None:
     """Run ``serve`` until it returns, or until standard input closes: the supervisor is gone, or wants the end."""
 
     def report(message: Report) -> None:
         reports.write(json.dumps(to_frame(message)) + "\n")
 
-    asyncio.run(_run(serve, report))
+    asyncio.run(_run(serve, plan, report))
 
 
-async def _run(serve: Callable[[Program], Coroutine[Any, Any, None]], report: Callable[[Report], None]) -> None:
+async def _run(
+    serve: Callable[[Program], Coroutine[Any, Any, None]], plan: NodePlan, report: Callable[[Report], None]
+) -> None:
     import dask.config as dask_config
 
-    plan = NodePlan.from_json(sys.stdin.readline())
     dask_config.set({"temporary-directory": plan.worker_folder})
     commands: asyncio.Queue[Message] = asyncio.Queue()
     following = asyncio.create_task(asyncio.to_thread(_follow, asyncio.get_running_loop(), commands))

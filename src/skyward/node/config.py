@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -61,8 +61,7 @@ class NodeConfig:
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:
         """Read the file's text."""
-        values: dict[str, Any] = json.loads(text)
-        return cls(**values | {"accelerators": tuple(values["accelerators"])})
+        return cls(**_fields(text, tuples=("accelerators",)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +101,7 @@ class NodeReady:
     @classmethod
     def from_json(cls, text: str) -> NodeReady:
         """Read the line's text."""
-        values: dict[str, Any] = json.loads(text)
-        return cls(**values | {"workers": tuple(values["workers"]), "call_ports": tuple(values["call_ports"])})
+        return cls(**_fields(text, tuples=("workers", "call_ports")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,5 +137,10 @@ class WorkerPlace:
     @classmethod
     def from_json(cls, text: str) -> WorkerPlace:
         """Read the variable's text."""
-        values: dict[str, Any] = json.loads(text)
-        return cls(**values | {"accelerators": tuple(values["accelerators"])})
+        return cls(**_fields(text, tuples=("accelerators",)))
+
+
+def _fields(text: str, *, tuples: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(text)
+    values.update((name, tuple(values[name])) for name in tuples)
+    return values

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -226,7 +226,7 @@ class LaneServer:
         self._send([Kind.RESULT, call_id, outcome.to_wire()], len(data) + 64, bulk=bool(parts))
 
     @contextmanager
-    def _surroundings(self, call_id: int, header: CallHeader) -> Iterator[None]:
+    def _surroundings(self, call_id: int, header: CallHeader) -> Generator[None]:
         def emit_to_client(event: SkywardEvent) -> None:
             self._send([Kind.EVENT, call_id, pack(event, what="the event").data])
 
@@ -238,7 +238,7 @@ class LaneServer:
         if self._link.session.kept_bytes > _KEPT_LINES_BOUND:
             self._dropped_lines += len(pieces)
             return
-        lines = [[piece.stream, piece.text, piece.partial, piece.timestamp] for piece in pieces]
+        lines: list[list[Any]] = [[piece.stream, piece.text, piece.partial, piece.timestamp] for piece in pieces]
         if self._dropped_lines:
             note = f"… {self._dropped_lines} lines were dropped while the client was away"
             lines.insert(0, ["stderr", note, False, time.time()])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 from multiprocessing import forkserver
 
-from skyward.node._program import run_program, take_standard_output
+from skyward.node._program import read_plan, run_program, take_standard_output
 
 __all__ = ["main"]
 
@@ -17,9 +18,11 @@ def main() -> None:
     scheduler still import Dask: the first worker is up half a second sooner, and a killed one is back in a third of
     one.
     """
-    reports = take_standard_output()
+    plan, reports = read_plan(), take_standard_output()
+    # The fork server's socket: the supervisor removes this folder, and its name is short enough for one.
+    tempfile.tempdir = plan.ready.blob_dir
     multiprocessing.get_context("forkserver").set_forkserver_preload(["skyward.node.worker"])
     forkserver.ensure_running()
     from skyward.node.slots import keep_slots
 
-    run_program(keep_slots, reports)
+    run_program(keep_slots, plan, reports)

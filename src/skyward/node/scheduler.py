@@ -8,7 +8,7 @@ from typing import Any
 import dask.config as dask_config
 from distributed import Scheduler
 
-from skyward.node._program import Program, dask_security, run_program, take_standard_output
+from skyward.node._program import Program, dask_security, read_plan, run_program, take_standard_output
 from skyward.node.control import SchedulerRunning
 
 __all__ = ["NodeScheduler", "main"]
@@ -38,4 +38,4 @@ async def _serve(program: Program) -> None:
 
 def main() -> None:
     """Run the scheduler until the supervisor's end of standard input closes."""
-    run_program(_serve, take_standard_output())
+    run_program(_serve, read_plan(), take_standard_output())

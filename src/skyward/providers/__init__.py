@@ -1,1 +1,1 @@
-"""providers"""
+"""Who has machines."""

@@ -1,1 +1,1 @@
-"""provision"""
+"""From a request to running nodes, and back to none."""

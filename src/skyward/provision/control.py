@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import ssl
 from collections.abc import Callable
+from typing import TypeAlias
 
-import stamina
-
-from skyward._waiting import SYSTEM_CLOCK
+from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.node.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
 from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, write_frame
@@ -21,6 +21,7 @@ log = logging.getLogger("skyward.provision.control")
 _PING_S = 5.0
 _SILENT_PINGS = 3
 _REDIAL_S = 0.1
+_Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _LOST = (OSError, asyncio.IncompleteReadError, FrameError)
 
 
@@ -67,11 +68,7 @@ class ControlClient:
             AuthenticationError: one of the two is not of this pool.
             UnreachableError: no answer within ``deadline_s``.
         """
-        try:
-            async with asyncio.timeout(deadline_s):
-                streams = await self._dial()
-        except TimeoutError as error:
-            raise UnreachableError(f"no answer from the node at {self._address} within {deadline_s:g} s") from error
+        streams = await self._dial(deadline_s)
         self._task = asyncio.create_task(self._stay_connected(*streams))
         await self._connected.wait()
 
@@ -109,16 +106,18 @@ class ControlClient:
             self._task = None
         self._finish()
 
-    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _dial(self, deadline_s: float) -> _Streams:
+        return await wait_until(
+            self._try, deadline_s=deadline_s, interval_s=_REDIAL_S, what=f"the node at {self._address} to answer"
+        )
+
+    async def _try(self) -> _Streams | NotYet:
         try:
-            async for attempt in stamina.retry_context(
-                on=_may_pass, attempts=None, timeout=None, wait_initial=0.05, wait_max=5.0
-            ):
-                with attempt:
-                    return await asyncio.open_connection(self._host, int(self._port), ssl=self._context)
+            return await asyncio.open_connection(self._host, int(self._port), ssl=self._context)
         except ssl.SSLCertVerificationError as error:
             raise AuthenticationError(f"the node at {self._address} is not of this pool: {error}") from error
-        raise AssertionError("unreachable")
+        except OSError as error:
+            return NotYet(str(error))
 
     async def _stay_connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -128,7 +127,7 @@ class ControlClient:
                 self._finish()
                 return
             await SYSTEM_CLOCK.sleep(_REDIAL_S)
-            reader, writer = await self._dial()
+            reader, writer = await self._dial(math.inf)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -162,7 +161,3 @@ class ControlClient:
     def _finish(self) -> None:
         self._ended.set()
         self._connected.set()
-
-
-def _may_pass(error: Exception) -> bool:
-    return isinstance(error, OSError) and not isinstance(error, ssl.SSLCertVerificationError)

@@ -1,1 +1,1 @@
-"""testing"""
+"""Public fakes and contract suites for every seam."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.events import SkywardEvent
 from skyward.submission import ArgumentMemo, CallFuture, Invocation
 from skyward.wire.pickling import Packed, pack, pack_error, unpack, unpack_error
 
@@ -25,6 +26,9 @@ class InProcessSubmitter:
 
     Args:
         workers: how many calls run at a time.
+
+    Attributes:
+        events: what was published, in order.
     """
 
     def __init__(self, workers: int = 2) -> None:
@@ -33,6 +37,7 @@ class InProcessSubmitter:
         self._workers = workers
         self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="in-process-worker")
         self._is_open = True
+        self.events: list[SkywardEvent] = []
 
     def __enter__(self) -> Self:
         return self
@@ -68,6 +73,10 @@ class InProcessSubmitter:
             if not future.cancel():
                 with suppress(InvalidStateError):  # it is done
                     future.set_exception(CancelledError())
+
+    def publish(self, event: SkywardEvent) -> None:
+        """See :meth:`skyward.submission.TaskSubmitter.publish`."""
+        self.events.append(event)
 
     def _start(self, packed: Packed) -> CallFuture[Any]:
         future: CallFuture[Any] = CallFuture()

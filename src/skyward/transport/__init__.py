@@ -1,1 +1,1 @@
-"""transport"""
+"""How commands, files and connections reach a machine."""

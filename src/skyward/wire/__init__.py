@@ -1,1 +1,1 @@
-"""wire"""
+"""What both ends of a connection share: pickling, sessions, frames."""

@@ -10,20 +10,23 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import logging
 import pickle
 import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
+
+log = logging.getLogger("skyward.wire")
 
 __all__ = ["LARGE_BYTES", "Packed", "PackedError", "pack", "pack_error", "unpack", "unpack_error"]
 
@@ -133,7 +136,7 @@ class _Pickler(cloudpickle.Pickler):
         name = obj.__name__ if isinstance(obj, ModuleType) else getattr(obj, "__module__", None)
         if isinstance(name, str) and isinstance(obj, type | ModuleType | Callable):
             _send_by_value_if_the_users(name.partition(".")[0])
-        return super().reducer_override(obj)
+        return cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _dumps(obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
@@ -147,8 +150,8 @@ def _dumps(obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] |
 def _is_plain_call(obj: object) -> bool:
     """Arguments of scalars and text only, ``(args, kwargs)``: the common small call, where cloudpickle adds nothing."""
     match obj:
-        case (tuple() as args, dict() as kwargs) if not kwargs:
-            return all(type(arg) in _PLAIN_TYPES for arg in args)
+        case (tuple() as args, {**kwargs}) if not kwargs:
+            return all(type(arg) in _PLAIN_TYPES for arg in cast("tuple[Any, ...]", args))
         case _:
             return False
 
@@ -187,14 +190,14 @@ def _blame(obj: object, path: str, error: Exception, depth: int = 4) -> tuple[st
     return path, obj, error
 
 
-def _children(obj: object) -> Iterator[tuple[str, object]]:
+def _children(obj: Any) -> Iterator[tuple[str, Any]]:
     match obj:
         case Mapping():
-            yield from ((f"[{key!r}]", value) for key, value in obj.items())
+            yield from ((f"[{key!r}]", value) for key, value in cast("Mapping[Any, Any]", obj).items())
         case list() | tuple() | set() | frozenset():
-            yield from ((f"[{index}]", value) for index, value in enumerate(obj))
+            yield from ((f"[{index}]", value) for index, value in enumerate(cast("Iterable[Any]", obj)))
         case _ if inspect.isfunction(obj):
-            seen = inspect.getclosurevars(obj)
+            seen = inspect.getclosurevars(inspect.unwrap(obj))
             for name, value in (*seen.nonlocals.items(), *seen.globals.items()):
                 if value is not obj:
                     yield f" → its variable {name!r}", value
@@ -219,7 +222,7 @@ def _pickle_error(error: BaseException) -> bytes:
             if type(pickle.loads(data)) is type(error):
                 return data
         except Exception:
-            continue
+            log.debug("cannot rebuild %s from its %s", type(error), type(candidate), exc_info=True)
     return b""
 
 
