@@ -199,7 +199,7 @@ async def test_both_workers_run_and_register(config: NodeConfig) -> None:
         ready_s = time.perf_counter() - started
         await node.all_running()
         print(f"ready after {ready_s:.2f} s, {WORKERS} workers after {time.perf_counter() - started:.2f} s")
-        assert not os.path.exists(f"{config.workdir}/node.json")
+        assert "node.json" not in os.listdir(config.workdir)
         assert [node.workers[i].address for i in range(WORKERS)] == list(node.ready.workers)
         async with dask_client(config, node.ready.scheduler) as client:
             await client.wait_for_workers(WORKERS, timeout=DEADLINE_S)
@@ -288,7 +288,7 @@ def eat_memory() -> int:
 
 
 async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -> None:
-    Path(config.workdir).mkdir()
+    os.mkdir(config.workdir)
     plan = make_plan(config, 0)
     plan = replace(plan, ready=replace(plan.ready, memory_bytes=2 * 400 * MIB))
     heard: asyncio.Queue[Message] = asyncio.Queue()
@@ -320,6 +320,20 @@ async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -
         remove_folder(plan.ready.blob_dir)
 
 
+def semaphores_of(node: Node) -> set[str]:
+    """Named ones, which outlive their processes."""
+    maps = (mapped.path for process in node.processes() for mapped in process.memory_maps())
+    return {path for path in maps if path.startswith("/dev/shm/sem.")}
+
+
+def put_file(path: str) -> None:
+    Path(path).write_bytes(b"large")
+
+
+def log_of(node: Node) -> str:
+    return Path(node.config.workdir, "supervisor.log").read_text()
+
+
 def remove_folder(path: str) -> None:
     shutil.rmtree(path)
 
@@ -333,10 +347,13 @@ async def test_stop_leaves_nothing_not_even_what_calls_have_spawned(config: Node
         await node.all_running()
         async with dask_client(config, node.ready.scheduler) as client:
             daemon = await client.submit(by_value(leave_a_daemon))
-            Path(node.ready.blob_dir, "blob").write_bytes(b"large")
+            put_file(f"{node.ready.blob_dir}/blob")
+            semaphores = semaphores_of(node)
         await node.control.stop_node(DEADLINE_S)
         assert (await node.next(Ending)).reason == "the client asked for it"
         assert not psutil.pid_exists(daemon)
+        assert semaphores
+        assert not semaphores & {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
         await nothing_left(node)
 
 
@@ -344,7 +361,7 @@ async def test_node_whose_client_is_gone_ends_after_its_lease(config: NodeConfig
     async with running(replace(config, lease_s=1.0)) as node:
         await node.control.close()
         await nothing_left(node)
-        assert "no client has been connected for 1 s" in Path(config.workdir, "supervisor.log").read_text()
+        assert "no client has been connected for 1 s" in log_of(node)
 
 
 async def test_node_ends_at_its_timeout_and_warns_before(config: NodeConfig) -> None:

@@ -248,9 +248,11 @@ class Cluster:
             return
         node, worker, slot = action.worker.node, action.worker.worker, self.slots.get(action.worker)
         log_path = slot.node.worker_log(worker) if slot is not None else ""
+        losses = action.call.losses
+        fate = f"lost its worker {losses} times, the last one on" if losses else "has nowhere left to run but"
         message = (
-            f"{call.parcel.label} lost its worker {action.call.losses} times, the last one on node {node}, worker "
-            f"{worker}: {action.reason}. Its log on the node: {log_path or 'gone with the node'}"
+            f"{call.parcel.label} {fate} node {node}, worker {worker}: {action.reason}. "
+            f"Its log on the node: {log_path or 'gone with the node'}"
         )
         error = WorkerLostError(message, node=node, worker=worker, reason=action.reason, log_path=log_path)
         self._complete(call, RawOutcome(error=error))

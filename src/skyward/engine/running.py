@@ -17,7 +17,7 @@ from skyward.engine.futures import BatchWatch, RemoteFuture
 from skyward.engine.intake import Intake
 from skyward.engine.packing import wrap
 from skyward.errors import PoolStateError
-from skyward.events import Callback, EventBus, PoolStarted, PoolStopped, PoolStopping, Progress, TimeoutApproaching
+from skyward.events import Callback, Error, EventBus, PoolStarted, PoolStopped, PoolStopping, Progress, TimeoutApproaching
 from skyward.node.control import Ending, Message, MetricsReport, TimeoutWarning, WorkerExit, WorkerRunning
 from skyward.node.metrics import NodeMetrics
 from skyward.providers.base import Provider
@@ -68,6 +68,7 @@ class RunningPool:
         self._cluster: Cluster | None = None
         self._intake: Intake | None = None
         self._opening: asyncio.Task[Any] | None = None
+        self._guards: list[asyncio.Task[None]] = []
         self._cost_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -160,7 +161,17 @@ class RunningPool:
             cluster.attach(node)
         async with asyncio.timeout(_FIRST_WORKERS_TIMEOUT_S):
             await cluster.wait_ready()
+        self._guards = [asyncio.create_task(self._guard(node)) for node in self._fleet.nodes]
         self._intake = Intake(cluster, self._loop, subscribed=self._subscribed)
+
+    async def _guard(self, node: NodeHandle) -> None:
+        reason = await node.wait_gone()
+        self._lose_node(node, reason)
+
+    def _lose_node(self, node: NodeHandle, reason: str) -> None:
+        self._bus.publish(Error(f"node {node.rank} is lost: {reason}", node.instance.id))
+        if self._cluster is not None:
+            self._cluster.node_gone(node.rank, f"node {node.rank} is lost: {reason}")
 
     async def _abandon(self) -> None:
         """Opening was interrupted: it was told to cancel; wait until it has tidied up."""
@@ -176,6 +187,9 @@ class RunningPool:
         if self._cost_timer is not None:
             self._cost_timer.cancel()
         self._bus.publish(PoolStopping())
+        for guard in self._guards:
+            guard.cancel()
+        await asyncio.gather(*self._guards, return_exceptions=True)
         cluster, self._cluster = self._cluster, None
         intake, self._intake = self._intake, None
         try:
@@ -203,6 +217,6 @@ class RunningPool:
             case TimeoutWarning():
                 self._bus.publish(TimeoutApproaching(node.instance.id, message.seconds_left))
             case Ending() if self._cluster is not None:
-                self._cluster.node_gone(node.rank, f"its node ended: {message.reason}")
+                self._lose_node(node, message.reason)
             case _:
                 pass

@@ -42,15 +42,20 @@ def descendants(instance_id: str) -> list[psutil.Process]:
 
 
 def kill_all(instance_id: str, *, keep: Collection[int] = ()) -> int:
-    """SIGKILL every one of :func:`descendants`, but those below the pids in ``keep``; returns how many there were."""
+    """SIGKILL every one of :func:`descendants`, but those below the pids in ``keep``; returns how many there were.
+
+    Python's resource trackers are counted and not killed: they end by themselves once those they serve are gone, and
+    remove their named semaphores then.
+    """
     kept = set(keep)
     for pid in keep:
         with contextlib.suppress(psutil.NoSuchProcess):
             kept.update(child.pid for child in psutil.Process(pid).children(recursive=True))
     doomed = [process for process in descendants(instance_id) if process.pid not in kept]
     for process in doomed:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if not any("resource_tracker" in word for word in process.cmdline()):
+                process.kill()
     return len(doomed)
 
 

@@ -61,6 +61,11 @@ class ControlClient:
         self._ending = False
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up now."""
+        return self._writer is not None
+
     async def connect(self, deadline_s: float) -> None:
         """Dial until the node answers, then stay connected in the background.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import assert_never
 
+from skyward._waiting import wait_until
 from skyward.errors import BootstrapError, PoolStateError
 from skyward.node.config import NodeConfig, NodeReady
 from skyward.node.control import Kill, Message, Start
@@ -21,6 +24,8 @@ __all__ = ["NodeHandle", "NodeListener", "open_node", "open_transport"]
 
 _START_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 30.0
+_JUDGE_S = 0.5
+_JUDGE_TIMEOUT_S = 30.0
 _logger = logging.getLogger("skyward")
 
 
@@ -45,6 +50,7 @@ class NodeHandle:
         self._python = ""
         self._ready: NodeReady | None = None
         self._control: ControlClient | None = None
+        self._unlinked = asyncio.Event()
 
     @property
     def ready(self) -> NodeReady:
@@ -75,6 +81,21 @@ class NodeHandle:
     async def join(self, *, scheduler: str, head_addr: str) -> None:
         """Have the supervisor start the workers, which register with ``scheduler`` (``tls://host:port``)."""
         await self._connection.send(Start(scheduler=scheduler, head_addr=head_addr))
+
+    async def wait_gone(self) -> str:
+        """Return, with the reason, once the node is certainly gone.
+
+        That takes two independent signals: the control connection is lost, and the machine says that its supervisor
+        does not run. A machine that cannot be asked is merely away.
+        """
+        while True:
+            await self._unlinked.wait()
+            self._unlinked.clear()
+            reason = await wait_until(
+                self._judge, deadline_s=math.inf, interval_s=_JUDGE_S, what=f"node {self.rank} to come back"
+            )
+            if reason:
+                return reason
 
     async def kill_worker(self, worker: int, incarnation: str) -> None:
         """SIGKILL one worker, unless it is another incarnation by now; its supervisor starts it again."""
@@ -125,7 +146,19 @@ class NodeHandle:
     def _hear(self, message: Message) -> None:
         self._on_message(self, message)
 
+    async def _judge(self) -> str | None:
+        """Why the node is gone; empty if it is back; None while nobody can tell."""
+        if self._control is None or self._control.connected:
+            return ""
+        check = f"import os; os.kill({self.ready.pid}, 0)"
+        try:
+            completed = await self.transport.run([self._python, "-c", check], timeout_s=_JUDGE_TIMEOUT_S)
+        except UnreachableError:
+            return None
+        return "its supervisor is gone" if completed.exit_code else None
+
     def _connection_lost(self) -> None:
+        self._unlinked.set()
         _logger.info("lost the control connection to node %d", self.rank)
 
 

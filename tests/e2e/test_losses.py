@@ -1,0 +1,233 @@
+"""Workers die in every way there is; calls do not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import psutil
+import pytest
+
+import skyward as sky
+from skyward.errors import WorkerLostError
+from skyward_joblib import joblib_backend
+
+KILLS = 26
+WINDOW_S = 45.0
+
+
+@sky.compute
+def pid() -> int:
+    return os.getpid()
+
+
+@sky.compute
+def work(number: int, array: np.ndarray[Any, Any]) -> float:
+    time.sleep(0.02)
+    return number + float(array[number])
+
+
+def square_slowly(number: int) -> int:
+    time.sleep(0.02)
+    return number * number
+
+
+def open_pool(**options: Any) -> sky.ComputePool:
+    return sky.ComputePool(**{"provider": sky.Local(), "nodes": 2, "concurrency": 2, "display": "quiet"} | options)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    with open_pool(nodes=1) as pool:
+        yield pool
+
+
+@pytest.mark.timeout(300)
+def test_calls_survive_the_murder_of_their_workers_and_nothing_is_left_of_the_pool(tmp_path: Path) -> None:
+    array = np.arange(300_000, dtype="f8")  # a blob
+    wrong: list[str] = []
+    finished = {"gather": 0, "joblib": 0}
+    losses: list[sky.WorkerLost] = []
+    instances: set[str] = set()
+    ending = threading.Event()
+
+    def gather_on(pool: sky.ComputePool) -> None:
+        while not ending.is_set():
+            try:
+                results = sky.gather(*[work(n, array) for n in range(60)]) >> pool
+            except WorkerLostError:
+                continue  # after its retries a call may give up, and say so
+            if results != tuple(2.0 * n for n in range(60)):
+                wrong.append(f"gather: {results}")
+            finished["gather"] += 1
+
+    def joblib_on(pool: sky.ComputePool) -> None:
+        with joblib_backend(pool):
+            while not ending.is_set():
+                try:
+                    results = joblib.Parallel()(joblib.delayed(square_slowly)(n) for n in range(60))
+                except WorkerLostError:
+                    continue
+                if results != [n * n for n in range(60)]:
+                    wrong.append(f"joblib: {results}")
+                finished["joblib"] += 1
+
+    pool = open_pool()
+    pool.on(sky.WorkerLost, losses.append)
+    pool.on(sky.InstanceProvisioned, lambda event: instances.add(event.instance_id))
+    with pool:
+        traces = processes_of(instances)
+        assert len(workers_of(instances)) == 4
+        threads = [threading.Thread(target=target, args=(pool,)) for target in (gather_on, joblib_on)]
+        for thread in threads:
+            thread.start()
+        kills = murder(instances, count=KILLS, within_s=WINDOW_S)
+        ending.set()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads), "a call hangs"
+        assert len(set(pid() @ pool)) == 4, "every worker is back"
+        traces |= processes_of(instances)
+    assert kills >= 25
+    assert wrong == []
+    assert min(finished.values()) > 3, finished
+    assert len(losses) >= kills * 0.8, "losses are reported"
+    assert all("killed by signal 9" in loss.reason or "gone" in loss.reason for loss in losses)
+    assert [process for process in traces if lives(process)] == []
+    assert left_in_shared_memory(instances) == []
+
+
+def processes_of(instances: set[str]) -> set[psutil.Process]:
+    found: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SKYWARD_INSTANCE") in instances:
+                found.add(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def workers_of(instances: set[str]) -> list[int]:
+    """A worker leads a session of its own, below the node's forkserver."""
+    found: list[int] = []
+    for process in processes_of(instances):
+        try:
+            parent = process.parent()
+            if os.getsid(process.pid) == process.pid and parent and "forkserver" in " ".join(parent.cmdline()):
+                found.append(process.pid)
+        except (psutil.Error, ProcessLookupError):
+            continue
+    return sorted(found)
+
+
+def murder(instances: set[str], *, count: int, within_s: float) -> int:
+    """SIGKILL random workers, spread over the time; returns how many died."""
+    chance = random.Random(5)
+    started = time.monotonic()
+    killed = 0
+    while killed < count and time.monotonic() - started < within_s:
+        time.sleep(chance.uniform(0.4, 1.4) * within_s / count)
+        known = workers_of(instances)
+        if known:
+            with suppress(ProcessLookupError):
+                os.kill(chance.choice(known), signal.SIGKILL)
+                killed += 1
+    return killed
+
+
+def lives(process: psutil.Process) -> bool:
+    """A zombie is dead; process 1 takes its time to notice."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def left_in_shared_memory(instances: set[str]) -> list[str]:
+    return [entry.name for entry in os.scandir("/dev/shm") if any(name in entry.name for name in instances)]
+
+
+class TestPoison:
+    def test_a_call_that_always_kills_its_worker_is_reported_after_its_retries(self, pool: sky.ComputePool) -> None:
+        @sky.compute(retries=1)
+        def die() -> None:
+            os._exit(3)
+
+        with pytest.raises(WorkerLostError, match="lost its worker 2 times.*exited with status 3") as caught:
+            die() >> pool
+        assert caught.value.node == 0
+        assert "worker-" in caught.value.log_path
+
+    def test_innocent_calls_beside_it_come_back(self, pool: sky.ComputePool) -> None:
+        @sky.compute(retries=2)
+        def maybe_die(number: int) -> int:
+            if number == 30:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return number
+
+        results = sky.gather(*[maybe_die(n) for n in range(60)], return_exceptions=True) >> pool
+        assert isinstance(results[30], WorkerLostError)
+        assert [r for n, r in enumerate(results) if n != 30] == [n for n in range(60) if n != 30]
+
+    def test_a_crash_in_native_code_is_a_lost_worker(self, pool: sky.ComputePool) -> None:
+        @sky.compute(retries=0)
+        def crash() -> None:
+            import ctypes
+
+            ctypes.string_at(0)
+
+        with pytest.raises(WorkerLostError, match=r"SIGSEGV"):
+            crash() >> pool
+
+    def test_what_a_call_left_running_ends_with_the_pool(self) -> None:
+        @sky.compute
+        def leave_a_daemon() -> int:
+            import subprocess
+
+            return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+        with open_pool(nodes=1, concurrency=1) as pool:
+            daemon = psutil.Process(leave_a_daemon() >> pool)
+            assert daemon.is_running()
+        assert not lives(daemon)
+
+
+class TestLostNodes:
+    def test_calls_of_a_node_whose_supervisor_is_gone_run_elsewhere(self) -> None:
+        with open_pool(concurrency=1) as pool:
+            first = supervisor_of(pool, 0)
+            futures = [pool.submit(square_slowly, n) for n in range(200)]
+            os.kill(first, signal.SIGKILL)
+            assert [future.result(60) for future in futures] == [n * n for n in range(200)]
+            assert len(pid() @ pool) == 1
+
+    def test_with_no_node_left_calls_fail_instead_of_waiting_for_ever(self) -> None:
+        with open_pool(nodes=1, concurrency=1) as pool:
+            waiting = [pool.submit(time.sleep, 3600) for _ in range(3)]
+            os.kill(supervisor_of(pool, 0), signal.SIGKILL)
+            for future in waiting:
+                with pytest.raises(WorkerLostError, match="node 0 is lost: its supervisor is gone"):
+                    future.result(60)
+            with pytest.raises(sky.PoolStateError, match="every node"):
+                pid() >> pool
+
+
+def supervisor_of(pool: sky.ComputePool, node: int) -> int:
+    """The process that a worker's session was adopted from: the parent of its node's nannies."""
+
+    @sky.compute
+    def ancestors() -> tuple[int, list[int]]:
+        return sky.instance_info().node, [process.pid for process in psutil.Process().parents()]
+
+    (found,) = [pids for rank, pids in ancestors() @ pool if rank == node]
+    return found[2]

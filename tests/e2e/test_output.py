@@ -1,0 +1,394 @@
+"""What calls print, and what a pool writes: every line arrives once, whole, in order, and nothing else does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+import skyward as sky
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+PATIENCE_S = 20.0
+MIB = 1 << 20
+CONTROL_CHARACTERS = {chr(code) for code in (*range(0x20), 0x7F, *range(0x80, 0xA0))} - {"\n"}
+
+
+class Listener:
+    """A callback that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[sky.SkywardEvent] = []
+        self._marks: dict[str, threading.Event] = {}
+
+    def __call__(self, event: sky.SkywardEvent) -> None:
+        if isinstance(event, sky.Error) and event.message in self._marks:
+            self._marks[event.message].set()
+        else:
+            self.events.append(event)
+
+    def catch_up(self, pool: sky.ComputePool) -> None:
+        """Return when all that was published before has been heard: events are delivered in order."""
+        mark = uuid.uuid4().hex
+        heard = self._marks[mark] = threading.Event()
+        pool.publish(sky.Error(mark))
+        assert heard.wait(PATIENCE_S)
+
+    @property
+    def lines(self) -> list[str]:
+        return [event.line for event in self.events if isinstance(event, sky.LogLine)]
+
+
+@pytest.fixture(scope="module")
+def everything() -> Listener:
+    return Listener()
+
+
+@pytest.fixture(scope="module")
+def pool(everything: Listener) -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(
+        provider=sky.Local(), nodes=1, concurrency=2, display="quiet", on_event=everything, collect_metrics=False
+    ) as pool:
+        yield pool
+
+
+@pytest.fixture
+def heard(pool: sky.ComputePool, everything: Listener) -> Iterator[Callable[[], list[str]]]:
+    """Gives the lines heard since the test began."""
+    everything.catch_up(pool)
+    everything.events.clear()
+
+    def lines() -> list[str]:
+        everything.catch_up(pool)
+        return everything.lines
+
+    return lines
+
+
+@sky.compute
+def write(text: str, stream: str = "stdout") -> None:
+    getattr(sys, stream).write(text)
+
+
+def test_calls_that_print_at_once_do_not_mix_within_a_line(
+    pool: sky.ComputePool, heard: Callable[[], list[str]]
+) -> None:
+    @sky.compute
+    def print_in_pieces(letter: str) -> None:
+        for number in range(200):
+            for _ in range(10):
+                print(letter, end="", flush=True)
+            print(f" {number}")
+            time.sleep(0.0005)
+
+    sky.gather(*[print_in_pieces(letter) for letter in "abcd"]) >> pool
+    lines = heard()
+    for letter in "abcd":
+        assert [line for line in lines if letter in line] == [f"{letter * 10} {n}" for n in range(200)]
+    assert len(lines) == 4 * 200
+
+
+def test_threads_of_a_call_print_too(pool: sky.ComputePool, heard: Callable[[], list[str]]) -> None:
+    @sky.compute
+    def print_in_threads() -> None:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda n: print(f"thread {n}"), range(50)))
+        last = threading.Thread(target=print, args=("last",))
+        last.start()
+        last.join()
+
+    print_in_threads() >> pool
+    lines = heard()
+    assert sorted(lines[:-1]) == sorted(f"thread {n}" for n in range(50))
+    assert lines[-1] == "last"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("no end", ["no end"]),
+        ("one\n\ntwo\r\nthree", ["one", "", "two", "three"]),
+        ("größer ✓ 漢字 🚀\n", ["größer ✓ 漢字 🚀"]),
+        ("half a pair: \ud83d\n", ["half a pair: \\ud83d"]),
+        ("\x1b[31mred\x1b[0m\n", ["\x1b[31mred\x1b[0m"]),
+        ("", []),
+    ],
+)
+def test_text_becomes_lines(
+    pool: sky.ComputePool, heard: Callable[[], list[str]], stream: str, text: str, lines: list[str]
+) -> None:
+    write(text, stream) >> pool
+    assert heard() == lines
+
+
+def test_lines_say_where_they_come_from(pool: sky.ComputePool, everything: Listener) -> None:
+    everything.catch_up(pool)
+    everything.events.clear()
+    before = time.time()
+    write("here\n") >> pool
+    everything.catch_up(pool)
+    (line,) = [event for event in everything.events if isinstance(event, sky.LogLine)]
+    assert line.node == 0
+    assert line.instance_id.startswith("local-")
+    assert before <= line.timestamp <= time.time()
+
+
+def test_bytes_written_to_the_buffer_are_lines_as_well(pool: sky.ComputePool, heard: Callable[[], list[str]]) -> None:
+    @sky.compute
+    def write_bytes() -> None:
+        for byte in "über\n".encode() + b"\xff\n":
+            sys.stdout.buffer.write(bytes([byte]))
+
+    write_bytes() >> pool
+    assert heard() == ["über", "\\xff"]
+
+
+def test_a_progress_bar_is_heard_of_now_and_then_and_at_its_end(
+    pool: sky.ComputePool, heard: Callable[[], list[str]]
+) -> None:
+    @sky.compute
+    def progress() -> None:
+        for percent in range(101):
+            sys.stderr.write(f"\r{percent:3d}%|{'#' * (percent // 10):<10}|")
+            sys.stderr.flush()
+        sys.stderr.write("\n")
+
+    progress() >> pool
+    lines = heard()
+    assert lines[0].startswith("  0%|")
+    assert lines[-1] == "100%|##########|"
+    assert len(lines) <= 4
+
+
+def test_a_line_of_ten_megabytes_arrives_whole(pool: sky.ComputePool, heard: Callable[[], list[str]]) -> None:
+    @sky.compute
+    def print_long(copies: int) -> None:
+        print("äbcdefghij" * copies, "end")
+
+    print_long(MIB) >> pool
+    (line,) = heard()
+    assert line == "äbcdefghij" * MIB + " end"
+
+
+def test_ten_thousand_prints_arrive_in_order(pool: sky.ComputePool, heard: Callable[[], list[str]]) -> None:
+    @sky.compute
+    def print_often() -> None:
+        for number in range(10_000):
+            print("line", number, file=sys.stderr if number % 2 else sys.stdout)
+
+    print_often() >> pool
+    assert heard() == [f"line {number}" for number in range(10_000)]
+
+
+def test_lines_arrive_while_the_call_still_runs(
+    pool: sky.ComputePool, everything: Listener, heard: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    @sky.compute
+    def wait_for(path: str) -> None:
+        print("waiting")
+        while not os.path.exists(path):
+            time.sleep(0.01)
+
+    running = pool.submit(wait_for, str(tmp_path / "go"))
+    deadline = time.monotonic() + PATIENCE_S
+    while "waiting" not in everything.lines and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running.done()
+    (tmp_path / "go").touch()
+    running.result(PATIENCE_S)
+    assert heard() == ["waiting"]
+
+
+def test_what_a_failing_call_printed_arrives(pool: sky.ComputePool, heard: Callable[[], list[str]]) -> None:
+    @sky.compute
+    def print_and_fail() -> None:
+        print("before", end="")
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        print_and_fail() >> pool
+    assert heard() == ["before"]
+
+
+def test_logging_in_a_call_arrives(pool: sky.ComputePool, heard: Callable[[], list[str]]) -> None:
+    @sky.compute
+    def log() -> None:
+        logger = logging.getLogger("mine")
+        handler = logging.StreamHandler()
+        logger.addHandler(handler)
+        logger.warning("careful")
+        logger.removeHandler(handler)
+
+    log() >> pool
+    assert heard() == ["careful"]
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_of_a_call_arrive(pool: sky.ComputePool, heard: Callable[[], list[str]]) -> None:
+    @sky.compute
+    def warn() -> None:
+        import warnings
+
+        warnings.warn("mind the gap", UserWarning, stacklevel=1)
+
+    warn() >> pool
+    assert any("UserWarning: mind the gap" in line for line in heard())
+
+
+def test_output_of_a_subprocess_is_kept_in_the_workers_log(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def start() -> str:
+        subprocess.run([sys.executable, "-c", "import os; os.write(1, b'from a child\\n')"], check=True)
+        os.write(2, b"past Python\n")
+        return os.environ["SKYWARD_WORKER_LOG"]
+
+    log_file = Path(start() >> pool)
+    assert log_file.name in {"worker-0.log", "worker-1.log"}
+    assert {"from a child", "past Python"} <= set(log_file.read_text().splitlines())
+
+
+def test_events_emitted_in_a_call_reach_the_pools_callbacks(
+    pool: sky.ComputePool, everything: Listener, heard: Callable[[], list[str]]
+) -> None:
+    @sky.compute
+    def report() -> None:
+        for step in range(3):
+            sky.emit(sky.Progress("epoch", step, 3))
+
+    report() >> pool
+    heard()
+    epochs = [event for event in everything.events if isinstance(event, sky.Progress) and event.label == "epoch"]
+    assert epochs == [sky.Progress("epoch", step, 3) for step in range(3)]
+
+
+def test_a_callback_around_a_submission_hears_its_lines_once_and_no_others(
+    pool: sky.ComputePool, everything: Listener, heard: Callable[[], list[str]]
+) -> None:
+    listener = Listener()
+    pool.submit(print, "before").result()
+    with sky.use_callback(listener):
+        future = pool.submit(print, "inside")
+        sky.gather(*[write(f"gathered {n}\n") for n in range(3)]) >> pool
+        write("on every worker\n") @ pool
+    pool.submit(print, "after").result()
+    future.result()
+    assert sorted(heard()) == sorted([*listener.lines, "before", "after"])
+    assert sorted(listener.lines) == ["gathered 0", "gathered 1", "gathered 2", "inside", *["on every worker"] * 2]
+
+
+def test_nested_callbacks_each_hear_a_line_once(pool: sky.ComputePool, heard: Callable[[], list[str]]) -> None:
+    outer, inner = Listener(), Listener()
+    with sky.use_callback(outer), sky.use_callback(inner):
+        write("hello\n") >> pool
+    assert heard() == outer.lines == inner.lines == ["hello"]
+
+
+def test_a_callback_around_the_pool_hears_a_line_once() -> None:
+    listener = Listener()
+    with sky.use_callback(listener), sky.ComputePool(provider=sky.Local(), display="quiet") as pool:
+        write("hello\n") >> pool
+    assert listener.lines == ["hello"]
+    assert isinstance(listener.events[-1], sky.PoolStopped)
+
+
+def test_a_callback_that_fails_is_logged_and_breaks_nothing(
+    pool: sky.ComputePool, heard: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(event: sky.SkywardEvent) -> None:
+        raise RuntimeError("not today")
+
+    with sky.use_callback(refuse):
+        write("hello\n") >> pool
+    assert heard() == ["hello"]
+    assert "not today" in caplog.text
+
+
+# --- what a script shows ----------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import asyncio, sys, time
+import skyward as sky
+
+@sky.compute
+def speak(n):
+    print("grüße", n)
+    sys.stderr.write("bar 1%\\rbar 100%")
+    return n
+
+with sky.ComputePool(provider=sky.Local(), nodes=1, concurrency=2, display={display!r}) as pool:
+    assert sky.gather(*[speak(n) for n in range(4)]) >> pool == (0, 1, 2, 3)
+    {inside}
+{after}
+"""
+
+LOOSE_ENDS = """
+    async def wait():
+        return await pool.submit(abs, -1)
+
+    assert asyncio.run(wait()) == 1
+    pool.submit(abs, -1).add_done_callback(lambda future: future.exception())
+    failed = pool.submit(int, "x")
+    executor = pool.executor()
+    running = [executor.submit(time.sleep, 30) for _ in range(8)]
+"""
+
+
+def run_script(*, display: str, inside: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", SCRIPT.format(display=display, inside=inside, after=after)],
+        capture_output=True,
+        timeout=60,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        check=False,
+    )
+
+
+def test_a_quiet_pool_writes_nothing_at_all_and_nothing_at_exit_whatever_was_left_lying_about() -> None:
+    done = run_script(display="quiet", inside=LOOSE_ENDS, after="with pool: pool.submit(abs, -1).result()")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_quiet_pool_left_by_sys_exit_writes_nothing() -> None:
+    done = run_script(display="quiet", inside="sys.exit(3)")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
+def test_an_error_in_the_block_of_a_quiet_pool_shows_its_traceback_alone() -> None:
+    done = run_script(display="quiet", inside="raise LookupError('mine')")
+    assert done.stderr.startswith("Traceback (most recent call last):")
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.endswith("LookupError: mine\n")
+
+
+def test_in_a_pipe_the_log_is_plain_lines_and_standard_output_is_the_scripts_own() -> None:
+    done = run_script(display="log", inside="print('result')")
+    assert (done.returncode, done.stdout) == (0, "result\n")
+    assert set(done.stderr) & CONTROL_CHARACTERS == set()
+    lines = done.stderr.splitlines()
+    assert {line.partition(" │ ")[0].strip() for line in lines} == {"pool", "node 0"}
+    assert sorted(line for line in lines if "grüße" in line) == [f"node 0  │ grüße {n}" for n in range(4)]
+    assert sum("bar 100%" in line for line in lines) == 4
+    assert "closed after" in lines[-1]
+    assert "calls: 4" in lines[-1]
+
+
+def test_an_error_in_the_block_is_logged_around_and_shown_once() -> None:
+    done = run_script(display="log", inside="raise LookupError('mine')")
+    shown, _, trace = done.stderr.partition("Traceback (most recent call last):")
+    assert {line.partition(" │ ")[0].strip() for line in shown.splitlines()} == {"pool", "node 0"}
+    assert "closed after" in shown
+    assert trace.count("Error") == 2  # where it is raised, and what it is
+    assert trace.endswith("LookupError: mine\n")
