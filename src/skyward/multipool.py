@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from skyward.errors import PoolStateError
+from skyward.errors import ConfigurationError, PoolStateError
 
 __all__ = ["MultiPool"]
 
@@ -29,10 +29,14 @@ class MultiPool(Generic[P]):
         pools: pools that are not open yet.
 
     Raises:
+        ConfigurationError: one of them is no pool.
         PoolStateError: entered a second time before it was left.
     """
 
     def __init__(self, *pools: AbstractContextManager[P]) -> None:
+        for position, pool in enumerate(pools, start=1):
+            if not isinstance(pool, AbstractContextManager):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigurationError(f"MultiPool takes pools, got {type(pool).__name__} as argument {position}")
         self._pools = pools
         self._in_use = threading.Lock()
         self._members: tuple[_Member[P], ...] = ()

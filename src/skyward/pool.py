@@ -51,8 +51,8 @@ class ComputePool(CallsByFunction):
         nodes: number of machines.
         machine: the provider's name of an instance type, instead of choosing one.
         accelerator: what each machine must have, such as ``"A100"`` or ``Accelerator.NVIDIA.H100(count=8)``.
-        cpu: cores that each machine must have at least.
-        memory: memory that each machine must have at least, such as ``"32GB"``.
+        cpu: cores that a machine must have at least for each of its workers.
+        memory: main memory that it must have at least for each of them, such as ``"32GB"``.
         volume: storage to mount on every node.
         spot: whether machines may be spot machines: ``"always"``, ``"if-available"``, ``"never"``, or the part of
             them that must be, such as ``0.8``. Where there is no spot market, machines are on demand.
@@ -203,7 +203,7 @@ class ComputePool(CallsByFunction):
         """Run one call on any worker and return its result: ``pending >> pool``."""
         if isinstance(pending, PendingBatch):
             return cast("R", self.run_batch(pending))
-        watch = BatchWatch(1)
+        watch = BatchWatch()
         futures = self._ready.submit([pending.invocation()], ArgumentMemo(), watch)
         self._ready.wait(futures, watch, "call", all_of_them=False)
         return futures[0].result()
@@ -214,13 +214,13 @@ class ComputePool(CallsByFunction):
         The first failure is raised at once; calls still queued are dropped and those running are left to finish,
         unless the batch asks for exceptions as values.
         """
-        watch = BatchWatch(len(batch.calls))
+        watch = BatchWatch()
         futures = self._ready.submit([call.invocation() for call in batch.calls], ArgumentMemo(), watch)
         return cast("tuple[*Ts]", self._results(futures, watch, return_exceptions=batch.return_exceptions))
 
     def broadcast(self, pending: PendingCompute[R]) -> tuple[R, ...]:
         """Run one call once on every worker and return the results by (node, worker): ``pending @ pool``."""
-        watch = BatchWatch(self.capacity)
+        watch = BatchWatch()
         futures = self._ready.broadcast(pending.invocation(), watch)
         return self._results(futures, watch, return_exceptions=False)
 

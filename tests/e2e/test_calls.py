@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, as_completed, wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -299,11 +300,16 @@ class TestFutures:
             queued.result()
         assert wait(blocking, timeout=10).not_done == set()
 
-    def test_a_running_call_can_be_ended_and_its_worker_comes_back(self, pool: sky.ComputePool) -> None:
+    def test_a_running_call_can_be_ended_and_its_worker_comes_back(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+        @sky.compute
+        def stay(mark: Path) -> None:
+            mark.touch()
+            time.sleep(3600)
+
         before = set(pid() @ pool)
-        endless = pool.submit(snooze, 3600.0)
-        while not endless.running():
-            pass
+        endless = pool.submit(stay, tmp_path / "begun")
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
         pool.cancel_calls([endless])
         with pytest.raises(CancelledError):
             endless.result(timeout=10)

@@ -7,10 +7,9 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import joblib
 import numpy as np
@@ -51,55 +50,66 @@ def pool() -> Iterator[sky.ComputePool]:
         yield pool
 
 
+class Load:
+    """Calls on a pool, over and over, until told to stop; keeps count of what came back, and whether it was right."""
+
+    def __init__(self, pool: sky.ComputePool) -> None:
+        self.wrong: list[str] = []
+        self.finished = {"gather": 0, "joblib": 0}
+        self._pool = pool
+        self._stopping = threading.Event()
+        self._array = np.arange(300_000, dtype="f8")  # large enough to be a blob
+        kinds = (self._gather, self._joblib)
+        self._threads = [threading.Thread(target=self._repeat, args=(kind,)) for kind in kinds]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in self._threads), "a call hangs"
+
+    def _repeat(self, kind: Callable[[], None]) -> None:
+        while not self._stopping.is_set():
+            with suppress(WorkerLostError):  # after its retries a call may give up, and say so
+                kind()
+
+    def _gather(self) -> None:
+        results = sky.gather(*[work(n, self._array) for n in range(60)]) >> self._pool
+        self._note("gather", results == tuple(2.0 * n for n in range(60)), results)
+
+    def _joblib(self) -> None:
+        with joblib_backend(self._pool):
+            results = joblib.Parallel()(joblib.delayed(square_slowly)(n) for n in range(60))
+        self._note("joblib", results == [n * n for n in range(60)], results)
+
+    def _note(self, kind: str, right: bool, results: object) -> None:
+        self.finished[kind] += 1
+        if not right:
+            self.wrong.append(f"{kind}: {results}")
+
+
 @pytest.mark.timeout(300)
-def test_calls_survive_the_murder_of_their_workers_and_nothing_is_left_of_the_pool(tmp_path: Path) -> None:
-    array = np.arange(300_000, dtype="f8")  # a blob
-    wrong: list[str] = []
-    finished = {"gather": 0, "joblib": 0}
+def test_calls_survive_the_murder_of_their_workers_and_nothing_is_left_of_the_pool() -> None:
     losses: list[sky.WorkerLost] = []
     instances: set[str] = set()
-    ending = threading.Event()
-
-    def gather_on(pool: sky.ComputePool) -> None:
-        while not ending.is_set():
-            try:
-                results = sky.gather(*[work(n, array) for n in range(60)]) >> pool
-            except WorkerLostError:
-                continue  # after its retries a call may give up, and say so
-            if results != tuple(2.0 * n for n in range(60)):
-                wrong.append(f"gather: {results}")
-            finished["gather"] += 1
-
-    def joblib_on(pool: sky.ComputePool) -> None:
-        with joblib_backend(pool):
-            while not ending.is_set():
-                try:
-                    results = joblib.Parallel()(joblib.delayed(square_slowly)(n) for n in range(60))
-                except WorkerLostError:
-                    continue
-                if results != [n * n for n in range(60)]:
-                    wrong.append(f"joblib: {results}")
-                finished["joblib"] += 1
-
     pool = open_pool()
     pool.on(sky.WorkerLost, losses.append)
     pool.on(sky.InstanceProvisioned, lambda event: instances.add(event.instance_id))
     with pool:
         traces = processes_of(instances)
         assert len(workers_of(instances)) == 4
-        threads = [threading.Thread(target=target, args=(pool,)) for target in (gather_on, joblib_on)]
-        for thread in threads:
-            thread.start()
-        kills = murder(instances, count=KILLS, within_s=WINDOW_S)
-        ending.set()
-        for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads), "a call hangs"
+        with Load(pool) as load:
+            kills = murder(instances, count=KILLS, within_s=WINDOW_S)
         assert len(set(pid() @ pool)) == 4, "every worker is back"
         traces |= processes_of(instances)
     assert kills >= 25
-    assert wrong == []
-    assert min(finished.values()) > 3, finished
+    assert load.wrong == []
+    assert min(load.finished.values()) > 3, load.finished
     assert len(losses) >= kills * 0.8, "losses are reported"
     assert all("killed by signal 9" in loss.reason or "gone" in loss.reason for loss in losses)
     assert [process for process in traces if lives(process)] == []
@@ -163,7 +173,7 @@ class TestPoison:
         def die() -> None:
             os._exit(3)
 
-        with pytest.raises(WorkerLostError, match="lost its worker 2 times.*exited with status 3") as caught:
+        with pytest.raises(WorkerLostError, match=r"lost its worker 2 times.*exited with status 3") as caught:
             die() >> pool
         assert caught.value.node == 0
         assert "worker-" in caught.value.log_path
@@ -205,16 +215,17 @@ class TestPoison:
 class TestLostNodes:
     def test_calls_of_a_node_whose_supervisor_is_gone_run_elsewhere(self) -> None:
         with open_pool(concurrency=1) as pool:
-            first = supervisor_of(pool, 0)
+            doomed = supervisor_of(pool, 1)
             futures = [pool.submit(square_slowly, n) for n in range(200)]
-            os.kill(first, signal.SIGKILL)
+            os.kill(doomed, signal.SIGKILL)
             assert [future.result(60) for future in futures] == [n * n for n in range(200)]
             assert len(pid() @ pool) == 1
 
     def test_with_no_node_left_calls_fail_instead_of_waiting_for_ever(self) -> None:
         with open_pool(nodes=1, concurrency=1) as pool:
+            doomed = supervisor_of(pool, 0)
             waiting = [pool.submit(time.sleep, 3600) for _ in range(3)]
-            os.kill(supervisor_of(pool, 0), signal.SIGKILL)
+            os.kill(doomed, signal.SIGKILL)
             for future in waiting:
                 with pytest.raises(WorkerLostError, match="node 0 is lost: its supervisor is gone"):
                     future.result(60)

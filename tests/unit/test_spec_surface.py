@@ -139,13 +139,12 @@ MIG = {
     "40GB": {"1g.5gb": 7, "2g.10gb": 3, "3g.20gb": 2, "4g.20gb": 1},
 }
 NOT_OURS = {
-    *words(
-        "P R T False None True bool dict float int list str sum tuple Provider Volume Sequence computations pools arrays t_i max"
-    ),
+    *words("P R T False None True bool dict float int list max str sum tuple t_i"),
+    *words("Provider Volume Sequence computations pools arrays"),
     *words("ams3 fra1 lon1 nyc1 nyc3 sfo2 sfo3 sgp1 tor1 inf2 trn1 trn2 xlarge region use_ssm"),
     *words("backend keras torch jax tensorflow transformers add model"),  # of `distributed`, and of the examples
 }
-"""What the pages name that is Python's, a cloud's or an example's."""
+"""What the pages name that is Python's, a type or a variadic parameter in a table, a cloud's or an example's."""
 
 
 def find(name: str) -> Any:

@@ -13,8 +13,8 @@ from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Se
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.engine.receiving import Incoming
-from skyward.engine.slots import AttachedNode, LiveCall, Slot
-from skyward.errors import PoolStateError, WorkerLostError
+from skyward.engine.slots import AttachedNode, LiveCall, Slot, given_up
+from skyward.errors import PoolStateError
 from skyward.events import EventBus, WorkerLost, WorkerReplaced
 from skyward.provision.nodes import NodeHandle
 from skyward.wire.messages import Kind
@@ -244,18 +244,8 @@ class Cluster:
 
     def _give_up(self, action: GiveUp) -> None:
         call = self._calls.get(action.call.id)
-        if call is None:
-            return
-        node, worker, slot = action.worker.node, action.worker.worker, self.slots.get(action.worker)
-        log_path = slot.node.worker_log(worker) if slot is not None else ""
-        losses = action.call.losses
-        fate = f"lost its worker {losses} times, the last one on" if losses else "has nowhere left to run but"
-        message = (
-            f"{call.parcel.label} {fate} node {node}, worker {worker}: {action.reason}. "
-            f"Its log on the node: {log_path or 'gone with the node'}"
-        )
-        error = WorkerLostError(message, node=node, worker=worker, reason=action.reason, log_path=log_path)
-        self._complete(call, RawOutcome(error=error))
+        if call is not None:
+            self._complete(call, RawOutcome(error=given_up(call, action, self.slots.get(action.worker))))
 
     def _take_back(self, slot: Slot, action: Revoke | Cancel) -> None:
         unsent = slot.unsent.intersection(action.call_ids)

@@ -40,11 +40,15 @@ class _Failed(Exception):
 class BatchWatch:
     """Wakes a caller when all of its calls are done, or one has failed."""
 
-    def __init__(self, total: int) -> None:
-        self.remaining = total
+    def __init__(self) -> None:
+        self.remaining = 0
         self.failed: RemoteFuture | None = None
         self._event = threading.Event()
-        if not total:
+
+    def expect(self, calls: int) -> None:
+        """So many calls are about to be queued."""
+        self.remaining = calls
+        if not calls:
             self._event.set()
 
     def note(self, future: RemoteFuture, *, failed: bool) -> None:

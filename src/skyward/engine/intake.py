@@ -45,7 +45,7 @@ class Intake:
 
     def submit(self, parcels: Sequence[Parcel], watch: BatchWatch | None = None) -> list[RemoteFuture]:
         """Queue calls, each for any worker."""
-        return self._enter([self._call(parcel, CallHeader(label=parcel.label), watch) for parcel in parcels])
+        return self._enter([self._call(parcel, CallHeader(label=parcel.label), watch) for parcel in parcels], watch)
 
     def broadcast(self, parcel: Parcel, watch: BatchWatch | None = None) -> list[RemoteFuture]:
         """Queue one call on every worker, ordered by (node, worker)."""
@@ -60,7 +60,7 @@ class Intake:
         calls = [
             self._call(parcel, header, watch, pinned=worker) for worker, header in zip(workers, headers, strict=True)
         ]
-        return self._enter(calls)
+        return self._enter(calls, watch)
 
     def cancel(self, futures: Iterable[Future[Any]], *, kill: bool = True) -> None:
         """See :meth:`skyward.engine.cluster.Cluster.cancel`; a call that has not come in yet is cancelled too."""
@@ -84,7 +84,9 @@ class Intake:
         incoming = Incoming(callbacks=tuple(c for c in current_callbacks() if c not in self._subscribed))
         return LiveCall(state=state, parcel=parcel, header=header, future=future, incoming=incoming)
 
-    def _enter(self, calls: list[LiveCall]) -> list[RemoteFuture]:
+    def _enter(self, calls: list[LiveCall], watch: BatchWatch | None) -> list[RemoteFuture]:
+        if watch is not None:
+            watch.expect(len(calls))
         with self._lock:
             if self._closed:
                 raise PoolStateError("the pool is closed; open it with `with ComputePool(...) as pool:`")

@@ -12,7 +12,7 @@ from skyward.engine.blobs import Blob, identify
 from skyward.errors import SerializationError
 from skyward.submission import ArgumentMemo, Invocation
 from skyward.wire.messages import Payload
-from skyward.wire.pickling import LARGE_BYTES, Packed, pack
+from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_arguments
 
 __all__ = ["Parcel", "Wrapped", "wrap"]
 
@@ -88,7 +88,7 @@ def _wrap_function(fn: Callable[..., Any], label: str, memo: ArgumentMemo) -> tu
 
 def _pack_arguments(call: Invocation, label: str) -> Packed:
     try:
-        return pack((call.args, call.kwargs), what=f"the arguments of {label}")
+        return pack_arguments(call.args, call.kwargs, what=f"the arguments of {label}")
     except SerializationError:
         for name, value in (*enumerate(call.args), *call.kwargs.items()):
             pack(value, what=f"argument {name!r} of {label}")

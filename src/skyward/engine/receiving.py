@@ -54,8 +54,9 @@ class Incoming:
         if item[0] == Kind.EVENT:
             yield pickle.loads(item[2])
             return
-        for stream, text, partial, timestamp in item[2]:
-            line = self._lines.add(LogPiece(text=text, partial=partial, stream=stream, timestamp=timestamp))
+        for stream, text, partial, timestamp, writer in item[2]:
+            piece = LogPiece(text=text, partial=partial, stream=stream, timestamp=timestamp, writer=writer)
+            line = self._lines.add(piece)
             if line is not None:
                 yield LogLine(node, instance_id, line.text, line.timestamp)
 

@@ -17,7 +17,16 @@ from skyward.engine.futures import BatchWatch, RemoteFuture
 from skyward.engine.intake import Intake
 from skyward.engine.packing import wrap
 from skyward.errors import PoolStateError
-from skyward.events import Callback, Error, EventBus, PoolStarted, PoolStopped, PoolStopping, Progress, TimeoutApproaching
+from skyward.events import (
+    Callback,
+    Error,
+    EventBus,
+    PoolStarted,
+    PoolStopped,
+    PoolStopping,
+    Progress,
+    TimeoutApproaching,
+)
 from skyward.node.control import Ending, Message, MetricsReport, TimeoutWarning, WorkerExit, WorkerRunning
 from skyward.node.metrics import NodeMetrics
 from skyward.providers.base import Provider
@@ -169,9 +178,14 @@ class RunningPool:
         self._lose_node(node, reason)
 
     def _lose_node(self, node: NodeHandle, reason: str) -> None:
-        self._bus.publish(Error(f"node {node.rank} is lost: {reason}", node.instance.id))
-        if self._cluster is not None:
-            self._cluster.node_gone(node.rank, f"node {node.rank} is lost: {reason}")
+        lost = f"node {node.rank} is lost: {reason}"
+        self._bus.publish(Error(lost, node.instance.id))
+        if self._cluster is None or self._fleet is None:
+            return
+        # Workers end with their scheduler, which runs on the head node: without it nobody comes back.
+        others = [other.rank for other in self._fleet.nodes if other is not node] if node.rank == 0 else []
+        for rank in (node.rank, *others):
+            self._cluster.node_gone(rank, lost)
 
     async def _abandon(self) -> None:
         """Opening was interrupted: it was told to cancel; wait until it has tidied up."""

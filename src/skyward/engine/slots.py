@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from skyward.engine.blobs import NodeBlobs
-from skyward.engine.dispatch import CallState, WorkerId
+from skyward.engine.dispatch import CallState, GiveUp, WorkerId
 from skyward.engine.futures import RawOutcome, RemoteFuture
 from skyward.engine.lane import Lane
 from skyward.engine.packing import Parcel
 from skyward.engine.receiving import Incoming
-from skyward.errors import BootstrapError, SkywardError
+from skyward.errors import BootstrapError, SkywardError, WorkerLostError
 from skyward.provision.nodes import NodeHandle
 from skyward.wire.messages import CallHeader, Kind
 
-__all__ = ["AttachedNode", "LiveCall", "Slot"]
+__all__ = ["AttachedNode", "LiveCall", "Slot", "given_up"]
 
 _FAILED_STARTS = 3
 
@@ -127,3 +127,15 @@ class Slot:
             self.unsent.discard(call.state.id)
         if call.state.worker == self.id and self.lane.incarnation == incarnation:
             self.push(call)
+
+
+def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostError:
+    """The error of a call that lost its worker too often, or for good (then there is no slot)."""
+    node, worker, losses = action.worker.node, action.worker.worker, action.call.losses
+    log_path = slot.node.worker_log(worker) if slot is not None else ""
+    fate = f"lost its worker {losses} times, the last one on" if losses else "has nowhere left to run but"
+    message = (
+        f"{call.parcel.label} {fate} node {node}, worker {worker}: {action.reason}. "
+        f"Its log on the node: {log_path or 'gone with the node'}"
+    )
+    return WorkerLostError(message, node=node, worker=worker, reason=action.reason, log_path=log_path)

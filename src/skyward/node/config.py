@@ -142,5 +142,4 @@ class WorkerPlace:
 
 def _fields(text: str, *, tuples: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(text)
-    values.update((name, tuple(values[name])) for name in tuples)
-    return values
+    return values | {name: tuple(values[name]) for name in tuples}

@@ -238,10 +238,12 @@ class LaneServer:
         if self._link.session.kept_bytes > _KEPT_LINES_BOUND:
             self._dropped_lines += len(pieces)
             return
-        lines: list[list[Any]] = [[piece.stream, piece.text, piece.partial, piece.timestamp] for piece in pieces]
+        lines: list[list[Any]] = [
+            [piece.stream, piece.text, piece.partial, piece.timestamp, piece.writer] for piece in pieces
+        ]
         if self._dropped_lines:
             note = f"… {self._dropped_lines} lines were dropped while the client was away"
-            lines.insert(0, ["stderr", note, False, time.time()])
+            lines.insert(0, ["stderr", note, False, time.time(), -1])
             self._dropped_lines = 0
         self._send([Kind.LINES, call_id, lines], sum(len(line[1]) for line in lines) + 64)
 

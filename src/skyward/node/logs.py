@@ -48,16 +48,18 @@ class LogPiece:
         partial: whether the line goes on in this stream's next piece.
         stream: where it was printed.
         timestamp: when it was complete, in seconds since the epoch.
+        writer: which of the call's threads printed it, counted from 0.
     """
 
     text: str
     partial: bool = False
     stream: StreamName = "stdout"
     timestamp: float
+    writer: int = 0
 
 
 class LineAssembler:
-    r"""Makes lines of what one call writes to one stream. Pure; not thread-safe.
+    r"""Makes lines of what one thread of a call writes to one stream. Pure; not thread-safe.
 
     ``\r\n`` is one line end. Text that ``\r`` overwrites is a progress bar's state: at most one per second becomes a
     line, and so does the last one. Bytes are read as UTF-8, what is not UTF-8 is shown as an escape.
@@ -65,11 +67,13 @@ class LineAssembler:
     Args:
         stream: name for the pieces.
         clock: seconds since the epoch.
+        writer: number for the pieces.
     """
 
-    def __init__(self, stream: StreamName, clock: Callable[[], float]) -> None:
+    def __init__(self, stream: StreamName, clock: Callable[[], float], writer: int = 0) -> None:
         self._stream: StreamName = stream
         self._clock = clock
+        self._writer = writer
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._parts: list[str] = []
         self._chars = 0
@@ -141,29 +145,32 @@ class LineAssembler:
     def _piece(self, text: str, *, partial: bool = False) -> LogPiece:
         if not text.isascii():  # lone surrogates have no UTF-8 form
             text = text.encode("utf-8", "backslashreplace").decode()
-        return LogPiece(text=text, partial=partial, stream=self._stream, timestamp=self._clock())
+        return LogPiece(text=text, partial=partial, stream=self._stream, timestamp=self._clock(), writer=self._writer)
 
 
 class Reassembler:
     """Puts pieces together again, on the receiving side: one for each call. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._started: defaultdict[StreamName, list[str]] = defaultdict(list)
+        self._started: defaultdict[tuple[StreamName, int], list[str]] = defaultdict(list)
 
     def add(self, piece: LogPiece) -> LogPiece | None:
         """The whole line that the piece ends; None if the line goes on."""
-        parts = self._started[piece.stream]
+        source = (piece.stream, piece.writer)
+        parts = self._started[source]
         parts.append(piece.text)
         if piece.partial:
             return None
-        del self._started[piece.stream]
+        del self._started[source]
         return replace(piece, text="".join(parts))
 
     def finish(self, timestamp: float) -> list[LogPiece]:
         """The lines whose end never came, as their worker was lost, stamped with ``timestamp``."""
         cut, self._started = self._started, defaultdict(list)
         return [
-            LogPiece(text="".join(parts), stream=stream, timestamp=timestamp) for stream, parts in cut.items() if parts
+            LogPiece(text="".join(parts), stream=stream, timestamp=timestamp, writer=writer)
+            for (stream, writer), parts in cut.items()
+            if parts
         ]
 
 
@@ -218,15 +225,18 @@ class _CallSink:
     def __init__(self, deliver: Callable[[Sequence[LogPiece]], None], clock: Callable[[], float]) -> None:
         self.finished = False
         self._deliver = deliver
+        self._clock = clock
         self._lock = threading.RLock()  # a finalizer that prints may run inside a print
-        self._assemblers: dict[StreamName, LineAssembler] = {
-            "stdout": LineAssembler("stdout", clock),
-            "stderr": LineAssembler("stderr", clock),
-        }
+        # One for each thread and stream: print() writes a line and its end one after the other.
+        self._assemblers: dict[tuple[StreamName, int], LineAssembler] = {}
+        self._writers: dict[int, int] = {}
 
     def write(self, stream: StreamName, data: str | bytes) -> None:
         with self._lock:
-            assembler = self._assemblers[stream]
+            writer = self._writers.setdefault(threading.get_ident(), len(self._writers))
+            assembler = self._assemblers.get((stream, writer))
+            if assembler is None:
+                assembler = self._assemblers[stream, writer] = LineAssembler(stream, self._clock, writer)
             self._hand_on(assembler.feed(data) + (assembler.finish() if self.finished else []))
 
     def finish(self) -> None:

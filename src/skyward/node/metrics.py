@@ -18,6 +18,7 @@ __all__ = [
     "GpuReading",
     "HostProbe",
     "MemoryCgroup",
+    "MemoryInfo",
     "MetricsSampler",
     "NodeMetrics",
     "NvmlProbe",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from skyward._waiting import wait_until
-from skyward.errors import BootstrapError, PoolStateError
+from skyward.errors import BootstrapError, PoolStateError, UnreachableError
 from skyward.node.config import NodeConfig, NodeReady
 from skyward.node.control import Kill, Message, Start
 from skyward.providers.base import Access, Instance, LocalAccess

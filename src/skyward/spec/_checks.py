@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import reprlib
+import sys
 from collections.abc import Sequence
 from typing import cast
 
@@ -29,8 +29,8 @@ def whole_number(parameter: str, value: object, *, minimum: int = 1) -> int:
 
 
 def positive_number(parameter: str, value: object) -> float:
-    """``value`` as a float if it is a finite int or float above zero."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    """``value`` as a float if it is an int or float above zero that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise refusal(parameter, "a number > 0", value)
     return float(value)
 

@@ -26,7 +26,7 @@ class Kind(enum.IntEnum):
     RESULT = 12
     """To the client: ``[RESULT, call_id, outcome]``; after the chunks and lines of its call."""
     LINES = 13
-    """To the client: ``[LINES, call_id, [[stream, text, partial, timestamp], …]]``; call 0 is no call's."""
+    """To the client: ``[LINES, call_id, [[stream, text, partial, timestamp, writer], …]]``; call 0 is no call's."""
     EVENT = 14
     """To the client: ``[EVENT, call_id, pickle]``: an event that user code emitted."""
     REVOKED = 15

@@ -28,7 +28,7 @@ from skyward.errors import RemoteError, RemoteTraceback, SerializationError, Sky
 
 log = logging.getLogger("skyward.wire")
 
-__all__ = ["LARGE_BYTES", "Packed", "PackedError", "pack", "pack_error", "unpack", "unpack_error"]
+__all__ = ["LARGE_BYTES", "Packed", "PackedError", "pack", "pack_arguments", "pack_error", "unpack", "unpack_error"]
 
 LARGE_BYTES = 1 << 20
 """Buffers of this size and more are kept out of the pickle."""
@@ -93,6 +93,17 @@ def pack(obj: object, *, what: str) -> Packed:
     return Packed(data=data, buffers=tuple(buffers))
 
 
+def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *, what: str) -> Packed:
+    """Pickle a call's arguments, as ``(args, kwargs)``; quickly where they are a few numbers and strings.
+
+    Raises:
+        SerializationError: as :func:`pack`.
+    """
+    if not kwargs and all(type(arg) in _PLAIN_TYPES for arg in args):
+        return Packed(data=pickle.dumps((args, kwargs), protocol=5))
+    return pack((args, kwargs), what=what)
+
+
 def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
     """Rebuild what :func:`pack` took; arrays share the memory of ``buffers`` and are writable where those are."""
     return pickle.loads(data, buffers=buffers)
@@ -140,20 +151,11 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _dumps(obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
-    if type(obj) in _PLAIN_TYPES or _is_plain_call(obj):
+    if type(obj) in _PLAIN_TYPES:
         return pickle.dumps(obj, protocol=5)
     with io.BytesIO() as file:
         _Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
         return file.getvalue()
-
-
-def _is_plain_call(obj: object) -> bool:
-    """Arguments of scalars and text only, ``(args, kwargs)``: the common small call, where cloudpickle adds nothing."""
-    match obj:
-        case (tuple() as args, {**kwargs}) if not kwargs:
-            return all(type(arg) in _PLAIN_TYPES for arg in cast("tuple[Any, ...]", args))
-        case _:
-            return False
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import pytest
 
+from skyward.events import SkywardEvent
 from skyward.submission import ArgumentMemo, CallFuture, Invocation
 from skyward.wire.pickling import Packed, pack, pack_error, unpack, unpack_error
 
@@ -21,6 +22,7 @@ class ThreadFleet:
 
     def __init__(self, workers: int) -> None:
         self.capacity = workers
+        self.events: list[SkywardEvent] = []
         self.labels: list[str] = []
         self.memos: list[ArgumentMemo | None] = []
         self.submitting_threads: set[int] = set()
@@ -53,6 +55,9 @@ class ThreadFleet:
 
     def broadcast_call(self, call: Invocation) -> list[CallFuture[Any]]:
         raise NotImplementedError
+
+    def publish(self, event: SkywardEvent) -> None:
+        self.events.append(event)
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
         for future in futures:
@@ -94,6 +99,7 @@ class HandFleet:
 
     def __init__(self, capacity: int = 4) -> None:
         self.capacity = capacity
+        self.events: list[SkywardEvent] = []
         self.calls: list[Invocation] = []
         self.futures: list[CallFuture[Any]] = []
         self.cancelled: list[Future[Any]] = []
@@ -106,6 +112,9 @@ class HandFleet:
 
     def broadcast_call(self, call: Invocation) -> list[CallFuture[Any]]:
         raise NotImplementedError
+
+    def publish(self, event: SkywardEvent) -> None:
+        self.events.append(event)
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
         for future in futures:

@@ -1,0 +1,192 @@
+"""Bad input is refused at once, by a message that says what is wrong and what is right, before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import ConfigurationError, PoolStateError
+
+PATIENCE_S = 2.0
+NAN, INFINITY = float("nan"), float("inf")
+NOT_COUNTS = [0, -1, 1.5, "2", True, NAN, [2]]
+
+REFUSED: dict[str, tuple[str, list[Any]]] = {
+    "nodes": ("a whole number ≥ 1", [*NOT_COUNTS, None]),
+    "concurrency": ("a whole number ≥ 1", [*NOT_COUNTS, None]),
+    "cpu": ("a whole number ≥ 1", NOT_COUNTS),
+    "timeout": ("a number > 0", [0, -1, -0.5, "60", True, NAN, INFINITY, 10**400, None]),
+    "display": ("one of 'log', 'spinner', 'quiet'", ["loud", "LOG", "", 3, None, []]),
+    "spot": ('"always", "if-available", "never", a share from 0 to 1', ["often", "", 1.1, -0.1, NAN, True, sky.Spot]),
+    "accelerator": ("a known name, got .*; closest: ", ["A1000", "A100:2", "best"]),
+    "accelerator ": ('a name such as "A100" or an Accelerator', ["", 8, ["A100"], sky.Accelerator]),
+    "memory": ('a size such as "32GB"', ["", "lots", "32", "0GB", "-1GB", "32 apples", 32, ["32GB"]]),
+    "provider": (r"a provider object such as sky\.Local\(\)", [sky.Local, "local", None, 3, {}]),
+    "image": ("an Image", ["torch", sky.Image, {"pip": ["torch"]}, ["torch"]]),
+    "env": ("a dict of strings to strings", ["A=b", [("A", "b")], 3]),
+    "env ": ("a dict whose names are", [{1: "b"}, {"": "b"}, {"A B": "c"}, {"A=": "b"}]),
+    "volume": ("a list of S3Volume", ["/data", 3, sky.S3Volume, sky.S3Volume(mount_path="/data", bucket="data")]),
+    "pip": ("a list of strings", ["torch", 3, {"torch"}]),
+    "machine": ("non-empty text", ["", " ", 3]),
+    "on_event": ("a function of one event", ["print", 3, []]),
+    "collect_metrics": ("True or False", ["yes", 1, None]),
+}
+"""Parameters of a pool, what the message says is allowed, and values that are not."""
+
+CASES = [(name.strip(), allowed, value) for name, (allowed, values) in REFUSED.items() for value in values]
+
+DOES_NOT_FIT: list[tuple[dict[str, Any], str]] = [
+    ({"memory": "900TB"}, "does not fit on this machine"),
+    ({"cpu": 100_000}, "does not fit on this machine"),
+    ({"accelerator": "tpu-v4"}, "does not fit on this machine"),
+    ({"machine": "p5.48xlarge"}, r"machine='p5\.48xlarge'"),
+    ({"volume": [sky.S3Volume(mount_path="/data", bucket="data")]}, "volume: "),
+    ({"image": sky.Image(apt=["no-such-package-anywhere"])}, "apt install no-such-package-anywhere"),
+]
+"""What is well formed, but more than this machine has or does."""
+
+
+def pool_with(**parameters: Any) -> sky.ComputePool:
+    return sky.ComputePool(**{"provider": sky.Local(), "display": "quiet"} | parameters)
+
+
+@sky.compute
+def call() -> None: ...
+
+
+@pytest.mark.parametrize(("parameter", "allowed", "value"), CASES)
+def test_a_bad_parameter_is_refused_by_name(parameter: str, allowed: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{parameter} must be {allowed}"):
+        pool_with(**{parameter: value})
+
+
+@pytest.mark.parametrize("value", ["", " ", 3, None])
+def test_an_entry_of_the_wrong_type_is_refused_with_its_place(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^pip\[1\] must be non-empty text"):
+        pool_with(pip=["torch", value])
+    with pytest.raises(ConfigurationError, match=r"^volume\[0\] must be an S3Volume"):
+        pool_with(volume=[value])
+    with pytest.raises(ConfigurationError, match=r"^env\['A'\] must be text"):
+        pool_with(env={"A": ["x", value]})
+
+
+def test_an_unknown_parameter_is_refused() -> None:
+    with pytest.raises(TypeError, match="node"):
+        pool_with(node=2)
+
+
+def test_a_pool_without_a_provider_is_refused() -> None:
+    with pytest.raises(TypeError, match="provider"):
+        sky.ComputePool()  # pyright: ignore[reportCallIssue]
+
+
+def test_all_of_it_is_refused_within_two_seconds_and_starts_nothing(tmp_path: Path) -> None:
+    """In an interpreter of its own, importing skyward and trying every case included."""
+    source = f"""
+import json, runpy, sys, threading, time
+started = time.monotonic()
+cases = runpy.run_path({__file__!r})
+refused = 0
+for name, _, value in cases["CASES"]:
+    try:
+        cases["pool_with"](**{{name: value}})
+    except ValueError:
+        refused += 1
+import psutil
+print(json.dumps({{
+    "refused": refused,
+    "seconds": time.monotonic() - started,
+    "threads": [thread.name for thread in threading.enumerate()],
+    "children": len(psutil.Process().children()),
+    "heavy": sorted({{"distributed", "dask", "cryptography", "rich", "numpy"}} & set(sys.modules)),
+}}))
+"""
+    home = {name: str(tmp_path) for name in ("HOME", "TMPDIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")}
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True, env=os.environ | home
+    )
+    seen = json.loads(done.stdout)
+    assert seen.pop("seconds") < PATIENCE_S
+    assert seen == {"refused": len(CASES), "threads": ["MainThread"], "children": 0, "heavy": []}
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("parameters", "message"), DOES_NOT_FIT)
+def test_what_this_machine_does_not_have_is_refused_on_entering_within_two_seconds(
+    parameters: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    pool = pool_with(**parameters)
+    started = time.monotonic()
+    with pytest.raises(ConfigurationError, match=message), pool:
+        pytest.fail("the pool opened")
+    assert time.monotonic() - started < PATIENCE_S
+    assert not pool.is_active
+    assert not (tmp_path / "skyward" / "local").exists()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda pool: call() >> pool,
+        lambda pool: call() @ pool,
+        lambda pool: (call() & call()) >> pool,
+        lambda pool: sky.gather(call()) >> pool,
+        lambda pool: pool.run(call()),
+        lambda pool: pool.run_batch(sky.gather(call())),
+        lambda pool: pool.broadcast(call()),
+        lambda pool: pool.submit(call),
+        lambda pool: pool.map(abs, [1]),
+        lambda pool: pool.executor().submit(abs, 1),
+        lambda pool: pool.submit_calls([call().invocation()]),
+        lambda pool: pool.cancel_calls([]),
+    ],
+)
+def test_a_pool_that_is_not_open_names_the_with_block(use: Any) -> None:
+    with pytest.raises(PoolStateError, match=r"not open; use it inside `with ComputePool"):
+        use(pool_with())
+
+
+@pytest.mark.parametrize(
+    ("computations", "given"),
+    [
+        ([call() for _ in range(2)], "list"),
+        ((call() for _ in range(2)), "generator"),
+        (call, "ComputeFunction"),
+        (3, "int"),
+        (None, "NoneType"),
+    ],
+)
+def test_gather_takes_calls_and_says_how_to_pass_many(computations: Any, given: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"got {given} as argument 1; .*gather\(\*calls\)"):
+        sky.gather(computations)
+
+
+@pytest.mark.parametrize("pool", [None, 3, sky.ComputePool, "pool"])
+def test_something_else_in_the_place_of_a_pool_is_refused(pool: Any) -> None:
+    with pytest.raises(TypeError, match="a pool must stand to the right of >>"):
+        call() >> pool
+    with pytest.raises(TypeError, match="a pool must stand to the right of @"):
+        call() @ pool
+
+
+def test_a_pool_is_refused_as_an_argument_before_anything_is_sent() -> None:
+    with pytest.raises(ConfigurationError, match="is a pool"):
+        pool_with().submit(print, pool_with())
+    with pytest.raises(ConfigurationError, match="is a pool"):
+        sky.compute(print)(pool_with())
+
+
+@pytest.mark.parametrize("other", [3, None, sky.ComputePool, "pool"])
+def test_a_multipool_refuses_what_is_no_pool_before_it_opens_any(other: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"MultiPool takes pools, got .* as argument 2"):
+        sky.MultiPool(pool_with(), other)
