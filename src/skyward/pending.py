@@ -19,6 +19,7 @@ from typing import (
     Concatenate,
     Generic,
     Literal,
+    NoReturn,
     ParamSpec,
     Protocol,
     TypeVar,
@@ -31,7 +32,16 @@ from skyward.errors import ConfigurationError
 from skyward.submission import Invocation
 from skyward.wire.pickling import pack, unpack
 
-__all__ = ["ComputeFunction", "PendingBatch", "PendingCompute", "Runner", "compute", "gather", "invocation_of"]
+__all__ = [
+    "ComputeFunction",
+    "PendingBatch",
+    "PendingCompute",
+    "Runner",
+    "checked_call",
+    "compute",
+    "gather",
+    "invocation_of",
+]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -197,6 +207,14 @@ class ComputeFunction(Generic[P, R]):
         """As functions do: itself on the class, bound on an object."""
         return self if instance is None else MethodType(self, instance)
 
+    def __rshift__(self, pool: object) -> NoReturn:
+        """Always a mistake: the function was not called."""
+        raise TypeError(f"{self.__name__} was not called: write {self.__name__}(...) >> pool")
+
+    def __matmul__(self, pool: object) -> NoReturn:
+        """Always a mistake: the function was not called."""
+        raise TypeError(f"{self.__name__} was not called: write {self.__name__}(...) @ pool")
+
     def __repr__(self) -> str:
         return f"<compute function {self.__module__}.{self.__qualname__}>"
 
@@ -293,6 +311,19 @@ def gather(*computations: PendingCompute[Any], return_exceptions: bool = False) 
                 "write gather(fn(1), fn(2)), or gather(*calls) for a list or a generator"
             )
     return PendingBatch(calls=computations, return_exceptions=return_exceptions)
+
+
+def checked_call(pending: PendingCompute[R]) -> PendingCompute[R]:
+    """``pending``, if it is one call.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    if not isinstance(pending, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"a pool runs calls of functions decorated with @compute, got {type(pending).__name__}"
+        )
+    return pending
 
 
 def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:

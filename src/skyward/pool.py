@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,8 +19,9 @@ from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, EventBus, SkywardEvent, current_callbacks
 from skyward.executor import CallsByFunction, PoolExecutor
-from skyward.pending import PendingBatch, PendingCompute, Ts
-from skyward.providers.base import Provider
+from skyward.pending import PendingBatch, PendingCompute, Ts, checked_call
+from skyward.providers.base import Provider, checked_provider
+from skyward.runtime import refuse_inside_call
 from skyward.spec.accelerators import Accelerator
 from skyward.spec.image import Image
 from skyward.spec.request import parse_request
@@ -33,7 +33,6 @@ __all__ = ["ComputePool", "current_pool"]
 
 R = TypeVar("R")
 
-_PROVIDER_VERBS = ("offers", "launch", "describe", "terminate", "close")
 _current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=None)
 # Threads start with an empty context: there the pool that was opened last counts.
 _open_pools: list[ComputePool] = []
@@ -88,7 +87,7 @@ class ComputePool(CallsByFunction):
         collect_metrics: bool = True,
         pip: Sequence[str] | None = None,
     ) -> None:
-        self._provider = _checked_provider(provider)
+        self._provider = checked_provider(provider)
         self._request = parse_request(
             image=image,
             nodes=nodes,
@@ -118,7 +117,7 @@ class ComputePool(CallsByFunction):
     # --- life -----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        _refuse_inside_call()
+        refuse_inside_call()
         with self._lock:
             if self._entered:
                 raise PoolStateError("the pool is already open; leave its `with` block first, or make another pool")
@@ -201,8 +200,7 @@ class ComputePool(CallsByFunction):
 
     def run(self, pending: PendingCompute[R]) -> R:
         """Run one call on any worker and return its result: ``pending >> pool``."""
-        if isinstance(pending, PendingBatch):
-            return cast("R", self.run_batch(pending))
+        pending = checked_call(pending)
         watch = BatchWatch()
         futures = self._ready.submit([pending.invocation()], ArgumentMemo(), watch)
         self._ready.wait(futures, watch, "call", all_of_them=False)
@@ -221,7 +219,7 @@ class ComputePool(CallsByFunction):
     def broadcast(self, pending: PendingCompute[R]) -> tuple[R, ...]:
         """Run one call once on every worker and return the results by (node, worker): ``pending @ pool``."""
         watch = BatchWatch()
-        futures = self._ready.broadcast(pending.invocation(), watch)
+        futures = self._ready.broadcast(checked_call(pending).invocation(), watch)
         return self._results(futures, watch, return_exceptions=False)
 
     def executor(self) -> PoolExecutor:
@@ -267,7 +265,7 @@ class ComputePool(CallsByFunction):
     @property
     def _ready(self) -> RunningPool:
         if self._running is None:
-            _refuse_inside_call()
+            refuse_inside_call()
             raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
         return self._running
 
@@ -288,17 +286,3 @@ def current_pool() -> ComputePool | None:
     if pool is not None and pool.is_active:
         return pool
     return next((pool for pool in reversed(_open_pools) if pool.is_active), None)
-
-
-def _checked_provider(provider: Any) -> Provider:
-    example = "a provider object such as sky.Local()"
-    if isinstance(provider, type):
-        raise ConfigurationError(f"provider must be {example}, got the class {provider.__name__}: add parentheses")
-    if not all(callable(getattr(provider, verb, None)) for verb in _PROVIDER_VERBS):
-        raise ConfigurationError(f"provider must be {example}, got {type(provider).__name__}")
-    return cast("Provider", provider)
-
-
-def _refuse_inside_call() -> None:
-    if "SKYWARD_WORKER" in os.environ:
-        raise PoolStateError("a pool was used inside a call; calls do not submit calls: return the data instead")

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
-from skyward.errors import ConfigurationError, NotInPoolError
+from skyward.errors import ConfigurationError, NotInPoolError, PoolStateError
 
 __all__ = [
     "CallContext",
@@ -29,6 +29,7 @@ __all__ = [
     "current_call",
     "enter_call",
     "instance_info",
+    "refuse_inside_call",
     "shard",
 ]
 
@@ -135,6 +136,12 @@ def current_accelerator() -> str | None:
     """Name of the accelerator that this worker may use, e.g. ``"H100"``; None without one and outside a pool."""
     place = _place()
     return next(iter(place["accelerators"]), None) if place else None
+
+
+def refuse_inside_call() -> None:
+    """Raise :class:`~skyward.errors.PoolStateError` on a node: calls do not submit calls."""
+    if _place() is not None:
+        raise PoolStateError("a pool was used inside a call; calls do not submit calls: return the data instead")
 
 
 def _place() -> dict[str, Any] | None:

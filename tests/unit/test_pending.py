@@ -364,3 +364,9 @@ class TestPickling:
         """)
         fn = pickle.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
         assert fn(20) == 42
+
+
+@pytest.mark.parametrize("operator", [">>", "@"])
+def test_a_function_that_was_not_called_is_told_so(operator):
+    with pytest.raises(TypeError, match=r"was not called: write add\(\.\.\.\)"):
+        eval(f"add {operator} None", {"add": add})

@@ -5,12 +5,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, cast
 
+from skyward.errors import ConfigurationError
 from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import PoolRequest
 
-__all__ = ["Access", "Instance", "InstanceState", "LaunchOrder", "LocalAccess", "Offer", "Provider"]
+__all__ = ["Access", "Instance", "InstanceState", "LaunchOrder", "LocalAccess", "Offer", "Provider", "checked_provider"]
+
+
+_VERBS = ("offers", "launch", "describe", "terminate", "close")
 
 
 class InstanceState(enum.Enum):
@@ -132,3 +136,17 @@ class Provider(Protocol):
     async def close(self) -> None:
         """Give up sessions and connections; ends no machine. Idempotent."""
         ...
+
+
+def checked_provider(provider: Any) -> Provider:
+    """``provider``, if it is one.
+
+    Raises:
+        ConfigurationError: it is not; a class instead of its instance is named so.
+    """
+    example = "a provider object such as sky.Local()"
+    if isinstance(provider, type):
+        raise ConfigurationError(f"provider must be {example}, got the class {provider.__name__}: add parentheses")
+    if not all(callable(getattr(provider, verb, None)) for verb in _VERBS):
+        raise ConfigurationError(f"provider must be {example}, got {type(provider).__name__}")
+    return cast("Provider", provider)
