@@ -53,6 +53,7 @@ class Lane:
         incarnation: identity of the worker process, empty before the first contact.
         functions: ids of the functions that this worker process has.
         round_trip_s: as measured when the link was made.
+        comm: the connection, while there is one.
     """
 
     def __init__(self, worker_id: WorkerId, address: str, connection_args: dict[str, Any], owner: LaneOwner) -> None:
@@ -60,6 +61,7 @@ class Lane:
         self.incarnation = ""
         self.functions: set[str] = set()
         self.round_trip_s = 0.0
+        self.comm: Any = None
         self._address = address
         self._connection_args = connection_args
         self._owner = owner
@@ -89,6 +91,7 @@ class Lane:
             comm = await wait_until(
                 self._dial, deadline_s=math.inf, interval_s=_FIRST_PAUSE_S, what=f"worker {self.worker_id}"
             )
+            self.comm = comm
             try:
                 await self._greet(comm)
                 self._owner.lane_linked(self, linked=True)
@@ -96,6 +99,7 @@ class Lane:
             except (OSError, BrokenSessionError) as error:
                 log.info("lane to %s dropped: %s", self._address, error)
             finally:
+                self.comm = None
                 comm.abort()
                 self._owner.lane_linked(self, linked=False)
 
