@@ -41,6 +41,7 @@ __all__ = ["RunningPool"]
 T = TypeVar("T")
 
 _FIRST_WORKERS_TIMEOUT_S = 120.0
+_PROGRESS_AFTER_S = 0.5
 _PROGRESS_INTERVAL_S = 0.1
 _COST_INTERVAL_S = 30.0
 
@@ -117,20 +118,24 @@ class RunningPool:
 
         Ctrl-C ends what runs: its workers are replaced, the pool stays usable.
         """
-        total = len(futures)
-        self._bus.publish(Progress(label, 0, total))
+        try:
+            if not watch.wait(_PROGRESS_AFTER_S) or all_of_them:
+                self._follow(watch, len(futures), label, all_of_them=all_of_them)
+        except BaseException:
+            self.cancel(futures)
+            raise
+        if watch.remaining:
+            self.cancel(futures, kill=False)
+
+    def _follow(self, watch: BatchWatch, total: int, label: str, *, all_of_them: bool) -> None:
+        self._bus.publish(Progress(label, total - watch.remaining, total))
         try:
             while not watch.wait(_PROGRESS_INTERVAL_S) or (all_of_them and watch.remaining):
                 watch.rearm()
                 self._bus.publish(Progress(label, total - watch.remaining, total))
-        except BaseException:
-            self.cancel(futures)
-            raise
         finally:
             done = total - watch.remaining
             self._bus.publish(Progress(label, done, done))
-        if watch.remaining:
-            self.cancel(futures, kill=False)
 
     @property
     def _open_intake(self) -> Intake:
