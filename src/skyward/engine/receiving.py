@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skyward.engine.futures import RawOutcome
-from skyward.events import Callback, LogLine, SkywardEvent
+from skyward.events import Callback, Error, LogLine, SkywardEvent
 from skyward.node.logs import LogPiece, Reassembler
 from skyward.wire.messages import Kind, Outcome
 from skyward.wire.pickling import PackedError
@@ -52,7 +52,7 @@ class Incoming:
     def events(self, item: Item, *, node: int, instance_id: str) -> Iterator[SkywardEvent]:
         """The events in an item of lines, or of an event that user code emitted."""
         if item[0] == Kind.EVENT:
-            yield pickle.loads(item[2])
+            yield _event(item[2], instance_id)
             return
         for stream, text, partial, timestamp, writer in item[2]:
             piece = LogPiece(text=text, partial=partial, stream=stream, timestamp=timestamp, writer=writer)
@@ -64,3 +64,12 @@ class Incoming:
         """The worker was lost: what it had sent of a result counts no more."""
         self._parts.clear()
         self._lines = Reassembler()
+
+
+def _event(data: bytes, instance_id: str) -> SkywardEvent:
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # a value in it may be of a class that is not here
+        return Error(
+            f"an event that a call emitted cannot be rebuilt here: {type(error).__name__}: {error}", instance_id
+        )

@@ -114,6 +114,10 @@ def _check(request: PoolRequest) -> Offer:
         raise ConfigurationError(
             f"image: Local() installs nothing on your machine; first run `apt install {' '.join(missing)}`"
         )
+    if request.accelerator is not None and request.accelerator.mig:
+        raise ConfigurationError(
+            f"accelerator: Local() does not partition GPUs, so {request.accelerator} has no place here"
+        )
     if request.wish.shortfall(machine):
         raise ConfigurationError(
             f"a node of {request.wish} does not fit on this machine, which is {machine}; "

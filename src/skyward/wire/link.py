@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from skyward.wire.messages import Kind
 from skyward.wire.session import Item, Session
 
 __all__ = ["Link"]
+
+log = logging.getLogger("skyward.wire")
 
 _ACK_DELAY_S = 0.02
 
@@ -57,12 +60,18 @@ class Link:
             message = await comm.read()
             nbytes = sum(len(item[-1]) for item in message[2] if item[0] == Kind.CHUNK)
             for item in self.session.receive(message, nbytes):
-                self._on_item(item)
+                self._hand_over(item)
             if self.session.ack_urgent or self.session.bulk_waits:
                 self._cancel_ack_timer()
                 self._wake.set()
             elif self.session.ack_owed and self._ack_timer is None:
                 self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY_S, self._ack_late)
+
+    def _hand_over(self, item: Item) -> None:
+        try:
+            self._on_item(item)
+        except Exception:  # the items behind it count as seen: they must not be lost with it
+            log.exception("an item of kind %s could not be handled", item[0])
 
     async def _write(self, comm: Any) -> None:
         while True:
