@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -42,6 +43,12 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.setenv(name, str(path))
         patch.setattr(tempfile, "tempdir", None)
         yield home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Let Ctrl-C arrive as it does in a terminal, although a shell's background jobs ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -45,9 +45,7 @@ def leave_a_mark(folder: str, number: int) -> bytes:
     return bytes([number % 256]) * (3 << 20 if number % 50 == 0 else 10)
 
 
-def test_calls_whose_links_are_cut_again_and_again_run_exactly_once(
-    pool: sky.ComputePool, tmp_path: Path
-) -> None:
+def test_calls_whose_links_are_cut_again_and_again_run_exactly_once(pool: sky.ComputePool, tmp_path: Path) -> None:
     lines: list[str] = []
     losses: list[sky.WorkerLost] = []
     pool.on(sky.LogLine, lambda event: lines.append(event.line))

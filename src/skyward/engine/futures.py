@@ -130,7 +130,7 @@ class RemoteFuture(CallFuture[Any]):
         return self._error
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """See :meth:`concurrent.futures.Future.add_done_callback`; what fires on the loop runs in the callback thread."""
+        """See :meth:`concurrent.futures.Future.add_done_callback`; it never runs on the event loop."""
         super().add_done_callback(lambda future: self._run_callback(fn, future))
 
     def _decode(self, raw: RawOutcome) -> None:

@@ -7,10 +7,10 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, cast
+from contextlib import suppress
+from typing import Any, Protocol
 
-from skyward._waiting import wait_until
+from skyward._waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
 from skyward.wire.link import Link
 from skyward.wire.session import BrokenSessionError, Item, Session
@@ -21,6 +21,40 @@ log = logging.getLogger("skyward.engine.lane")
 
 _DIAL_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.05
+
+
+async def _connect(address: str, connection_args: dict[str, Any]) -> Any:
+    """One attempt; ``distributed.comm.connect`` would make more of them, for up to its timeout, behind our back."""
+    from distributed.comm.addressing import parse_address
+    from distributed.comm.registry import get_backend
+
+    scheme, location = parse_address(address)
+    connector: Any = get_backend(scheme).get_connector()
+    async with asyncio.timeout(_DIAL_TIMEOUT_S):
+        comm: Any = await connector.connect(location, deserialize=True, **connection_args)
+        comm.local_info = comm.handshake_info() | {"address": comm.local_address}
+        await comm.write(comm.handshake_info())
+        comm.remote_info = await comm.read() | {"address": comm.peer_address}
+        comm.handshake_options = comm.handshake_configuration(comm.local_info, comm.remote_info)
+    return comm
+
+
+def _hang_up(connecting: asyncio.Future[Any]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().abort()
+
+
+class _Pauses(SystemClock):
+    """Pauses that a nudge ends."""
+
+    def __init__(self) -> None:
+        self.nudged = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.nudged.wait()
+        self.nudged.clear()
 
 
 class LaneOwner(Protocol):
@@ -67,7 +101,7 @@ class Lane:
         self._owner = owner
         self._session_id = uuid.uuid4().hex
         self._link = self._new_link()
-        self._nudged = asyncio.Event()
+        self._pauses = _Pauses()
         self._task = asyncio.ensure_future(self._serve())
 
     def push(self, item: Item, nbytes: int = 64) -> None:
@@ -76,7 +110,7 @@ class Lane:
 
     def nudge(self) -> None:
         """The worker is said to listen now: dial again at once instead of after a growing pause."""
-        self._nudged.set()
+        self._pauses.nudged.set()
 
     async def close(self) -> None:
         """Hang up. Idempotent."""
@@ -89,7 +123,11 @@ class Lane:
     async def _serve(self) -> None:
         while True:
             comm = await wait_until(
-                self._dial, deadline_s=math.inf, interval_s=_FIRST_PAUSE_S, what=f"worker {self.worker_id}"
+                self._dial,
+                deadline_s=math.inf,
+                interval_s=_FIRST_PAUSE_S,
+                what=f"worker {self.worker_id}",
+                clock=self._pauses,
             )
             self.comm = comm
             try:
@@ -104,21 +142,15 @@ class Lane:
                 self._owner.lane_linked(self, linked=False)
 
     async def _dial(self) -> Any | None:
-        from distributed.comm import core
-
-        self._nudged.clear()
-        dial = cast("Callable[..., Coroutine[Any, Any, Any]]", core.connect)
-        dialling = asyncio.ensure_future(dial(self._address, timeout=_DIAL_TIMEOUT_S, **self._connection_args))
-        nudged = asyncio.ensure_future(self._nudged.wait())
+        connecting = asyncio.ensure_future(_connect(self._address, self._connection_args))
         try:
-            await asyncio.wait((dialling, nudged), return_when=asyncio.FIRST_COMPLETED)
-            return dialling.result() if dialling.done() else None
+            return await asyncio.shield(connecting)
         except OSError as error:
             log.debug("%s does not answer: %s", self._address, error)
             return None
-        finally:
-            nudged.cancel()
-            dialling.cancel()
+        except asyncio.CancelledError:
+            connecting.add_done_callback(_hang_up)  # cancelled itself, it would leave its socket to the collector
+            raise
 
     async def _greet(self, comm: Any) -> None:
         asked = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing.process
 import os
 import sys
 import uuid
@@ -26,7 +27,6 @@ __all__ = ["SlotNanny", "keep_slots", "start_worker", "worker_exit"]
 log = logging.getLogger("skyward.node.slots")
 
 _GIB = 1 << 30
-_UNKNOWN_EXIT = 255
 
 
 def start_worker(**kwargs: Any) -> LaneWorker:
@@ -122,6 +122,10 @@ async def _keep_slot(program: Program, worker: int, order: Start) -> None:
             raise _NannyClosedError(f"nanny of worker {worker} closed")
 
 
+def _leave_them_to_their_threads() -> None:
+    return None
+
+
 async def keep_slots(program: Program) -> None:
     """Wait for the scheduler's address, then keep a nanny running for every worker; never returns."""
     order = await program.commands.get()
@@ -129,5 +133,8 @@ async def keep_slots(program: Program) -> None:
         raise TypeError(f"the first command must be Start, got {order!r}")
     # The fork server is up already, with less preloaded than distributed would put there: see nannies.py.
     distributed.utils._forkserver_preload_set = True  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    # Starting a process polls all others, each of which has a thread that waits for it; a fork server tells an exit
+    # code once, and the second reader takes it for 255 (multiprocessing/popen_forkserver.py).
+    multiprocessing.process._cleanup = _leave_them_to_their_threads  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
     dask_config.set({"distributed.worker.daemon": False, "distributed.worker.multiprocessing-method": "forkserver"})
     await asyncio.gather(*(_keep_slot(program, worker, order) for worker in range(program.plan.config.workers)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing.process
 from collections.abc import Callable
 from typing import Any
 
 import distributed.utils
 import pytest
 from distributed import Nanny, Scheduler, Security, Status, Worker
+from distributed.comm import core
 from distributed.nanny import WorkerProcess
 from distributed.worker_memory import NannyMemoryManager
 
@@ -53,6 +55,10 @@ def test_nanny_hears_of_exits_by_the_method_we_override() -> None:
     assert "on_exit=self._on_worker_exit_sync" in source_of(Nanny.instantiate)
 
 
+def test_starting_a_process_polls_the_others_by_the_function_we_replace() -> None:
+    assert "_cleanup()" in source_of(multiprocessing.process.BaseProcess.start)
+
+
 def test_memory_manager_remembers_the_pid_it_terminated() -> None:
     source = source_of(NannyMemoryManager.memory_monitor)
 
@@ -87,3 +93,16 @@ def test_certificates_may_be_text_and_stay_mutual() -> None:
 
     assert "cadata=ca" in source
     assert "ctx.verify_mode = ssl.CERT_REQUIRED" in source
+
+
+def test_a_connection_is_made_as_we_make_it() -> None:
+    source = source_of(core.connect)
+
+    for step in (
+        "connector.connect(loc, deserialize=deserialize, **connection_args)",
+        "comm.handshake_info()",
+        "await comm.write(local_info)",
+        "handshake = await comm.read()",
+        "comm.handshake_configuration(",
+    ):
+        assert step in source
