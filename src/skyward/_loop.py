@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from skyward.errors import PoolStateError
@@ -60,6 +60,20 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def finish(self, coro: Coroutine[Any, Any, T]) -> T:
+        """As :meth:`call`, but Ctrl-C waits: the coroutine runs to its end, and the interrupt is raised after it."""
+        future = self._submit(coro)
+        interrupt: BaseException | None = None
+        while not future.done():
+            try:
+                wait([future])
+            except BaseException as error:  # KeyboardInterrupt, or whatever else a signal handler raises
+                interrupt = error
+        result = future.result()
+        if interrupt is not None:
+            raise interrupt
+        return result
 
     def spawn(self, coro: Coroutine[Any, Any, object]) -> None:
         """Run ``coro`` on the loop without waiting; what it raises is logged. Allowed from any thread.

@@ -129,10 +129,13 @@ class ComputePool(CallsByFunction):
         except BaseException:
             self._entered = False
             raise
+        _open_pools.append(self)
+        self._make_current()
+        return self
+
+    def _make_current(self) -> None:
         self._outer = _current.get()
         _current.set(self)
-        _open_pools.append(self)
-        return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -140,13 +143,24 @@ class ComputePool(CallsByFunction):
         _open_pools.remove(self)
         if _current.get() is self:
             _current.set(self._outer)
+        self._running = None
         try:
             self._closing.close()
         finally:
             self._entered = False
 
     async def __aenter__(self) -> Self:
-        return await asyncio.to_thread(self.__enter__)
+        opening = asyncio.ensure_future(asyncio.to_thread(self.__enter__))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled: the pool opens, and is closed at once.
+            await asyncio.gather(opening, return_exceptions=True)
+            if opening.exception() is None:
+                await asyncio.to_thread(self.__exit__, None, None, None)
+            raise
+        self._make_current()
+        return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -158,8 +172,10 @@ class ComputePool(CallsByFunction):
         stack.callback(loop.release)
         bus = self._bus = EventBus()
         stack.callback(self._forget)
-        stack.callback(open_display(self._display, bus).close)
         stack.callback(bus.close)
+        display = open_display(self._display, bus)
+        stack.callback(display.close)
+        stack.callback(bus.close)  # the display wants to hear everything before it closes; closing twice is harmless
         outer = current_callbacks()
         for event_type, callback in [*self._subscriptions, *((None, callback) for callback in outer)]:
             bus.subscribe(cast("type[SkywardEvent]", event_type), callback)
@@ -171,8 +187,8 @@ class ComputePool(CallsByFunction):
             bus=bus,
             subscribed=outer,
         )
-        running.open()
         stack.callback(running.close)
+        running.open()
         self._running = running
 
     def _forget(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent
@@ -22,13 +23,13 @@ R = TypeVar("R")
 class ArgumentMemo:
     """Remembers, for one submission or one joblib call, which large argument has which content id.
 
-    An array that thousands of calls share is hashed once. The memo must not outlive the submission: between two of
-    them the array's contents may change.
+    An array that thousands of calls share is hashed once, while one of them is unfinished; the memo itself keeps no
+    array alive. It must not outlive the submission: between two of them the array's contents may change.
     """
 
     def __init__(self) -> None:
         self.ids: dict[tuple[int, int], str] = {}
-        self.keepalive: list[Any] = []
+        self.blobs: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

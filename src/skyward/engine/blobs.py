@@ -16,13 +16,13 @@ from skyward.errors import SkywardError
 from skyward.submission import ArgumentMemo
 from skyward.transport.base import Transport
 
-__all__ = ["Blob", "BlobPlace", "NodeBlobs", "identify"]
+__all__ = ["Blob", "BlobPlace", "NodeBlobs", "Stored", "identify"]
 
 _REMOVE_TIMEOUT_S = 30.0
 _THREADED_HASH_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Blob:
     """A large buffer of an argument, still in the caller's memory.
 
@@ -60,14 +60,12 @@ def identify(views: Iterable[memoryview], memo: ArgumentMemo) -> tuple[Blob, ...
 
 
 def _identify(view: memoryview, memo: ArgumentMemo) -> Blob:
-    key = (_address(view), view.nbytes)
-    if key[0] and key in memo.ids:
-        return Blob(id=memo.ids[key], view=view)
-    blob = Blob(id=_digest(view), view=view)
-    if key[0]:
-        memo.ids[key] = blob.id
-        memo.keepalive.append(view)
-    return blob
+    place = (_address(view), view.nbytes)
+    known: Blob | None = memo.blobs.get(memo.ids.get(place, ""))
+    if known is not None and place[0] and _address(known.view) == place[0]:
+        return known
+    memo.ids[place] = digest = _digest(view)
+    return memo.blobs.setdefault(digest, Blob(id=digest, view=view))
 
 
 def _digest(view: memoryview) -> str:
@@ -83,11 +81,22 @@ def _address(view: memoryview) -> int:
     return int(numpy.frombuffer(view, dtype="u1").ctypes.data) if numpy else 0
 
 
-@dataclass(slots=True)
-class _Stored:
+@dataclass(slots=True, eq=False)
+class Stored:
+    """A blob on a node, or on its way there.
+
+    Attributes:
+        path: its file.
+        nbytes: its size.
+        in_memory: whether the file lies in the folder in memory.
+        arriving: done when it is there.
+        users: calls that hold it; it does not go while there are any.
+    """
+
     path: str
     nbytes: int
     in_memory: bool
+    arriving: asyncio.Task[None] | None = None
     users: int = 0
 
 
@@ -101,74 +110,96 @@ class NodeBlobs:
     def __init__(self, place: BlobPlace, transport: Transport) -> None:
         self._place = place
         self._transport = transport
-        self._stored: OrderedDict[str, _Stored] = OrderedDict()
-        self._arriving: dict[str, asyncio.Future[None]] = {}
+        self._stored: OrderedDict[str, Stored] = OrderedDict()
 
-    def has(self, blobs: Sequence[Blob]) -> bool:
-        """Whether all of them lie on the node."""
-        return all(blob.id in self._stored for blob in blobs)
+    def hold_present(self, blobs: Sequence[Blob]) -> list[Stored] | None:
+        """Hold all of them, for a call that is about to be sent; None if one is not there yet."""
+        held = [self._stored.get(blob.id) for blob in blobs]
+        if any(stored is None or not (stored.arriving and stored.arriving.done()) for stored in held):
+            return None
+        return [self._hold(blob.id) for blob in blobs]
 
-    def hold(self, blobs: Sequence[Blob]) -> None:
-        """A call on the node uses them now: they must not go."""
-        for blob in blobs:
-            self._stored[blob.id].users += 1
-            self._stored.move_to_end(blob.id)
+    async def hold(self, blobs: Sequence[Blob]) -> list[Stored]:
+        """Put onto the node what is not there yet, and hold all of them.
 
-    def release(self, blobs: Sequence[Blob]) -> None:
-        """That call is over."""
-        for blob in blobs:
-            if blob.id in self._stored:
-                self._stored[blob.id].users -= 1
+        A blob on its way is waited for, not sent twice. Whoever called gives what is returned to :meth:`release`.
+
+        Raises:
+            SkywardError: a buffer was changed after its call was submitted.
+            UnreachableError: the node did not answer.
+        """
+        held: list[Stored] = []
+        try:
+            for blob in blobs:
+                if blob.id not in self._stored:
+                    await self._begin(blob)
+                stored = self._hold(blob.id)
+                held.append(stored)
+                if stored.arriving is not None:
+                    await asyncio.shield(stored.arriving)
+        except BaseException:
+            self.release(held)
+            raise
+        return held
+
+    def release(self, held: Iterable[Stored]) -> None:
+        """A call that held them is over."""
+        for stored in held:
+            stored.users -= 1
 
     def forget(self, blob_ids: Iterable[str]) -> None:
         """The node does not have them after all."""
         for blob_id in blob_ids:
             self._stored.pop(blob_id, None)
 
-    async def ensure(self, blobs: Sequence[Blob]) -> None:
-        """Put onto the node what is not there yet; a blob on its way is waited for, not sent twice.
+    async def close(self) -> None:
+        """Give up what is on its way."""
+        tasks = [stored.arriving for stored in self._stored.values() if stored.arriving is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-        Raises:
-            SkywardError: a buffer was changed after its call was submitted.
-            UnreachableError: the node did not answer.
-        """
-        for blob in blobs:
-            if blob.id in self._stored:
-                continue
-            arriving = self._arriving.get(blob.id)
-            if arriving is None:
-                arriving = self._arriving[blob.id] = asyncio.ensure_future(self._put(blob))
-                arriving.add_done_callback(lambda _, blob_id=blob.id: self._arriving.pop(blob_id, None))
-            await asyncio.shield(arriving)
+    def _hold(self, blob_id: str) -> Stored:
+        stored = self._stored[blob_id]
+        stored.users += 1
+        self._stored.move_to_end(blob_id)
+        return stored
 
-    async def _put(self, blob: Blob) -> None:
-        nbytes = blob.view.nbytes
-        in_memory = await self._make_room(nbytes)
+    async def _begin(self, blob: Blob) -> None:
+        """Reserve the blob's place, so that others count it from now on, and start to fill it."""
+        leaving, in_memory = self._make_room(blob.view.nbytes)
         path = f"{self._place.blob_dir if in_memory else self._place.blob_dir_disk}/{blob.id}"
-        await self._transport.put(blob.view, path)
-        if await asyncio.to_thread(_digest, blob.view) != blob.id:
-            await self._remove([path])
-            raise SkywardError(
-                "a large argument was changed after its call was submitted; leave it alone until the call is done"
-            )
-        self._stored[blob.id] = _Stored(path, nbytes, in_memory)
+        stored = self._stored[blob.id] = Stored(path, blob.view.nbytes, in_memory)
+        stored.arriving = asyncio.ensure_future(self._put(blob, stored, leaving))
 
-    async def _make_room(self, nbytes: int) -> bool:
-        """Whether the blob goes into memory, after unused ones went for it."""
+    async def _put(self, blob: Blob, stored: Stored, leaving: Sequence[str]) -> None:
+        try:
+            if leaving:
+                await self._remove(leaving)
+            await self._transport.put(blob.view, stored.path)
+            if await asyncio.to_thread(_digest, blob.view) != blob.id:
+                await self._remove([stored.path])
+                raise SkywardError(
+                    "a large argument was changed after its call was submitted; leave it alone until the call is done"
+                )
+        except BaseException:
+            if self._stored.get(blob.id) is stored:
+                del self._stored[blob.id]
+            raise
+
+    def _make_room(self, nbytes: int) -> tuple[list[str], bool]:
+        """The files that go for it, and whether it then fits into memory."""
         budget = self._place.blob_budget_bytes
-        if nbytes > budget:
-            return False
         used = sum(stored.nbytes for stored in self._stored.values() if stored.in_memory)
+        unused = [blob_id for blob_id, stored in self._stored.items() if stored.in_memory and not stored.users]
         leaving: list[str] = []
-        for blob_id, stored in self._stored.items():
+        for blob_id in unused if nbytes <= budget else ():
             if used + nbytes <= budget:
                 break
-            if stored.in_memory and not stored.users:
-                leaving.append(blob_id)
-                used -= stored.nbytes
-        if leaving:
-            await self._remove([self._stored.pop(blob_id).path for blob_id in leaving])
-        return used + nbytes <= budget
+            stored = self._stored.pop(blob_id)
+            leaving.append(stored.path)
+            used -= stored.nbytes
+        return leaving, used + nbytes <= budget
 
     async def _remove(self, paths: Sequence[str]) -> None:
         await self._transport.run(["rm", "-f", *paths], timeout_s=_REMOVE_TIMEOUT_S)

@@ -26,6 +26,7 @@ log = logging.getLogger("skyward.engine")
 
 _REBALANCE_S = 0.1
 _CANCEL_PATIENCE_S = 2.0
+_EXIT_PATIENCE_S = 2.0
 
 
 class Cluster:
@@ -44,6 +45,9 @@ class Cluster:
         self._bus = bus
         self._dispatch = Dispatch()
         self._calls: dict[int, LiveCall] = {}
+        self._actions: deque[Action] = deque()
+        self._performing = False
+        self._closed = False
         self._ticking: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -56,16 +60,27 @@ class Cluster:
             worker_id = WorkerId(handle.rank, index)
             self.slots[worker_id] = Slot(Lane(worker_id, address, self._connection_args, self), node)
 
-    async def wait_ready(self) -> None:
+    async def wait_ready(self, timeout_s: float) -> None:
         """Return when every worker has answered once.
 
         Raises:
-            BootstrapError: a worker cannot start.
+            BootstrapError: a worker cannot start, or has not answered in time.
         """
-        await asyncio.gather(*(slot.ready for slot in self.slots.values()))
+        slots = list(self.slots.values())
+
+        def lose_patience() -> None:
+            for slot in slots:
+                slot.give_up(f"{slot} did not answer for {timeout_s:g} s; its log: {slot.log_path}")
+
+        patience = self._loop.call_later(timeout_s, lose_patience)
+        try:
+            await asyncio.gather(*(slot.ready for slot in slots))
+        finally:
+            patience.cancel()
 
     async def close(self) -> None:
         """Fail what is unfinished and hang up. Idempotent."""
+        self._closed = True
         if self._ticking is not None:
             self._ticking.cancel()
         error = PoolStateError("the pool was closed before the call was done")
@@ -73,8 +88,9 @@ class Cluster:
             self._complete(call, RawOutcome(error=error))
         for task in self._tasks:
             task.cancel()
-        hanging_up = (slot.lane.close() for slot in self.slots.values())
-        await asyncio.gather(*self._tasks, *hanging_up, return_exceptions=True)
+        hanging_up = [slot.lane.close() for slot in self.slots.values()]
+        nodes = {slot.node for slot in self.slots.values()}
+        await asyncio.gather(*self._tasks, *hanging_up, *(node.blobs.close() for node in nodes), return_exceptions=True)
 
     def worker_started(self, worker_id: WorkerId) -> None:
         """The node's supervisor saw a worker start."""
@@ -87,25 +103,36 @@ class Cluster:
         slot = self.slots.get(worker_id)
         if slot is None:
             return
-        if not slot.ready.done():
-            slot.start_failed(reason)
-        elif slot.lane.incarnation == incarnation:
-            slot.exit_reason = reason
-            if not slot.linked:
-                self._lose(slot)
+        if slot.lane.incarnation != incarnation:
+            if (hopeless := slot.start_failed(reason)) is not None:
+                self._worker_gone(slot, hopeless)
+            return
+        slot.exit_reason = reason
+        if slot.linked:  # what it sent last may still be on its way; a child that holds the link open must not keep us
+            self._loop.call_later(_EXIT_PATIENCE_S, slot.lane.drop_link, incarnation)
+        else:
+            self._lose(slot)
 
     def node_gone(self, rank: int, reason: str) -> None:
         """A node was lost for good."""
-        for worker_id in [worker_id for worker_id in self.slots if worker_id.node == rank]:
-            slot = self.slots.pop(worker_id)
-            self._spawn(slot.lane.close())
-            self._let_go_of(worker_id)
-            self._perform(self._dispatch.worker_gone(worker_id, reason, self._loop.time()))
+        for slot in [slot for slot in self.slots.values() if slot.id.node == rank]:
+            slot.give_up(reason)
+            self._worker_gone(slot, reason)
+
+    def _worker_gone(self, slot: Slot, reason: str) -> None:
+        self.slots.pop(slot.id, None)
+        self._spawn(slot.lane.close())
+        self._let_go_of(slot.id)
+        self._perform(self._dispatch.worker_gone(slot.id, reason, self._loop.time()))
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
     def enter(self, calls: Sequence[LiveCall]) -> None:
         """Take new calls."""
+        if self._closed:
+            for call in calls:
+                call.future.deliver(RawOutcome(error=PoolStateError("the pool is closed")))
+            return
         self._calls.update((call.state.id, call) for call in calls)
         self._perform(self._dispatch.submit([call.state for call in calls], self._loop.time()))
         if not self.slots:
@@ -178,27 +205,38 @@ class Cluster:
         self._perform(self._dispatch.rebalance(self._loop.time()))
 
     def _perform(self, actions: Sequence[Action]) -> None:
-        pending = deque(actions)
-        while pending:
-            match action := pending.popleft():
-                case Send():
-                    slot = self.slots[action.worker]
-                    for state in action.calls:
-                        self._send(slot, self._calls[state.id])
-                case Revoke() | Cancel():
-                    self._take_back(self.slots[action.worker], action)
-                case GiveUp():
-                    self._give_up(action)
-                case _:
-                    assert_never(action)
+        """In order: what follows from an action waits until the actions before it are done."""
+        self._actions.extend(actions)
+        if self._performing or self._closed:
+            return
+        self._performing = True
+        try:
+            while self._actions:
+                self._perform_one(self._actions.popleft())
+        finally:
+            self._performing = False
+
+    def _perform_one(self, action: Action) -> None:
+        slot = self.slots.get(action.worker)
+        match action:
+            case GiveUp():
+                self._give_up(action)
+            case _ if slot is None:
+                pass  # the worker is gone for good since, and dispatch has moved its calls
+            case Send():
+                for call in [self._calls.get(state.id) for state in action.calls]:
+                    if call is not None and call.state.worker == slot.id:
+                        self._send(slot, call)
+            case Revoke() | Cancel():
+                self._take_back(slot, action)
+            case _:
+                assert_never(action)
 
     def _send(self, slot: Slot, call: LiveCall) -> None:
         if not call.future.begin():
             slot.unsent.add(call.state.id)
             self.drop(call.state.id)
-        elif slot.has_blobs_of(call):
-            slot.push(call)
-        else:
+        elif not slot.push_if_ready(call):
             self._spawn(slot.ship(call, self._fail))
 
     def _fail(self, call: LiveCall, raw: RawOutcome) -> None:

@@ -115,6 +115,7 @@ class Dispatch:
         self._pinned: dict[WorkerId, _Worker] = {}
         self._calls: dict[int, CallState] = {}
         self._expected_s: OrderedDict[str, float] = OrderedDict()
+        self._gone: dict[WorkerId, str] = {}
 
     @property
     def unfinished(self) -> int:
@@ -127,13 +128,18 @@ class Dispatch:
 
     def submit(self, calls: Iterable[CallState], now: float) -> list[Action]:
         """New calls."""
+        stranded: list[Action] = []
         for call in calls:
             self._calls[call.id] = call
-            self._enqueue(call)
-        return self._assign(now)
+            if call.pinned in self._gone:
+                stranded.append(self._give_up(call, call.pinned, self._gone[call.pinned]))
+            else:
+                self._enqueue(call)
+        return stranded + self._assign(now)
 
     def worker_up(self, worker_id: WorkerId, now: float, *, round_trip_s: float = 0.0) -> list[Action]:
         """A worker, new or replaced, is ready and holds nothing."""
+        self._gone.pop(worker_id, None)
         worker = self._workers.setdefault(worker_id, _Worker(worker_id))
         worker.up = True
         worker.target_s = max(_TARGET_S, 2 * round_trip_s)
@@ -171,6 +177,7 @@ class Dispatch:
         """A worker was lost for good: what is pinned to it can never run; with no worker left, nothing can."""
         actions = self.worker_lost(worker_id, reason, now)
         worker = self._workers.pop(worker_id, None)
+        self._gone[worker_id] = reason
         stranded = list(worker.own_queue) if worker else []
         if not self._workers:
             stranded += self._queue

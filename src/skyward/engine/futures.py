@@ -65,8 +65,9 @@ class BatchWatch:
 
     def rearm(self) -> None:
         """Wait on, although one has failed."""
-        if self.remaining:
-            self._event.clear()
+        self._event.clear()
+        if not self.remaining:
+            self._event.set()
 
 
 class RemoteFuture(CallFuture[Any]):

@@ -8,8 +8,9 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from skyward._loop import LoopThread
@@ -27,6 +28,8 @@ __all__ = ["Intake"]
 
 log = logging.getLogger("skyward.engine")
 
+_CALLBACKS_TIMEOUT_S = 10.0
+
 
 class Intake:
     """Hands calls from any thread to the cluster's event loop, coalesced, and done-callbacks back from it."""
@@ -41,7 +44,7 @@ class Intake:
         self._due = False
         self._lock = threading.Lock()
         self._closed = False
-        self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="skyward-callbacks")
+        self._callbacks = _CallbackThread()
 
     def submit(self, parcels: Sequence[Parcel], watch: BatchWatch | None = None) -> list[RemoteFuture]:
         """Queue calls, each for any worker."""
@@ -69,10 +72,14 @@ class Intake:
             self._on_loop(partial(self._cancel, unwanted, kill=kill))
 
     def close(self) -> None:
-        """Take nothing more, and wait for callbacks that run. Not on the loop."""
+        """On the loop: take nothing more, and hand over what has come in."""
         with self._lock:
             self._closed = True
-        self._callbacks.shutdown()
+        self.take_in()
+
+    def join(self) -> None:
+        """Wait for callbacks that run, though not for ever. Not on the loop."""
+        self._callbacks.close(_CALLBACKS_TIMEOUT_S)
 
     def _call(
         self, parcel: Parcel, header: CallHeader, watch: BatchWatch | None, pinned: WorkerId | None = None
@@ -116,13 +123,35 @@ class Intake:
     def _run_callback(self, fn: Callable[[Future[Any]], object], future: Future[Any]) -> None:
         """Callbacks may block and take locks: never on the loop."""
         if self._thread.is_current:
-            self._callbacks.submit(_logged, fn, future)
+            self._callbacks.run(partial(fn, future))
         else:
             fn(future)
 
 
-def _logged(fn: Callable[[Future[Any]], object], future: Future[Any]) -> None:
-    try:
-        fn(future)
-    except Exception:
-        log.exception("a callback of a call raised")
+class _CallbackThread:
+    """One thread that runs callbacks in order. It starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, callback: Callable[[], object]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="skyward-callbacks", daemon=True)
+            self._thread.start()
+        self._queue.put(callback)
+
+    def close(self, timeout_s: float) -> None:
+        self._queue.put(None)
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.warning("a done-callback is still busy %g s after its pool was closed", timeout_s)
+
+    def _work(self) -> None:
+        while callback := self._queue.get():
+            try:
+                callback()
+            except Exception:
+                log.exception("a done-callback of a call raised")

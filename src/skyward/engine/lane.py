@@ -112,6 +112,11 @@ class Lane:
         """The worker is said to listen now: dial again at once instead of after a growing pause."""
         self._pauses.nudged.set()
 
+    def drop_link(self, incarnation: str) -> None:
+        """Hang up on a worker that is no more, if it is still this one; the lane dials again."""
+        if self.comm is not None and self.incarnation == incarnation:
+            self.comm.abort()
+
     async def close(self) -> None:
         """Hang up. Idempotent."""
         self._task.cancel()
@@ -131,11 +136,15 @@ class Lane:
             )
             self.comm = comm
             try:
-                await self._greet(comm)
+                async with asyncio.timeout(_DIAL_TIMEOUT_S):
+                    await self._greet(comm)
                 self._owner.lane_linked(self, linked=True)
                 await self._link.run(comm)
-            except (OSError, BrokenSessionError) as error:
+            except OSError as error:
                 log.info("lane to %s dropped: %s", self._address, error)
+            except BrokenSessionError:
+                log.exception("lane to %s starts anew", self._address)
+                self._session_id = uuid.uuid4().hex
             finally:
                 self.comm = None
                 comm.abort()

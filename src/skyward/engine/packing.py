@@ -102,5 +102,5 @@ def _seal(packed: Packed, memo: ArgumentMemo) -> Wrapped:
     names = tuple(blob.id for blob in buffers)
     if len(packed.data) < LARGE_BYTES:
         return Wrapped(payload=Payload(data=packed.data, buffer_blobs=names), blobs=buffers)
-    (data,) = identify([memoryview(packed.data)], ArgumentMemo())
+    (data,) = identify([memoryview(packed.data)], memo)
     return Wrapped(payload=Payload(data_blob=data.id, buffer_blobs=names), blobs=(data, *buffers))

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK
@@ -37,8 +37,6 @@ from skyward.spec.request import PoolRequest
 from skyward.submission import ArgumentMemo, Invocation
 
 __all__ = ["RunningPool"]
-
-T = TypeVar("T")
 
 _FIRST_WORKERS_TIMEOUT_S = 120.0
 _PROGRESS_AFTER_S = 0.5
@@ -78,7 +76,9 @@ class RunningPool:
         self._cluster: Cluster | None = None
         self._intake: Intake | None = None
         self._opening: asyncio.Task[Any] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._guards: list[asyncio.Task[None]] = []
+        self._lost: set[int] = set()
         self._cost_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -91,12 +91,17 @@ class RunningPool:
         try:
             self._loop.call(self._open())
         except BaseException:
-            self._loop.call(self._abandon())
+            self._loop.finish(self._abandon())
             raise
 
     def close(self) -> None:
-        """Fail what is unfinished, end every machine, confirm it."""
-        self._loop.call(self._close())
+        """Fail what is unfinished, end every machine, confirm it; Ctrl-C is heard after that. Idempotent."""
+        intake = self._intake
+        try:
+            self._loop.finish(self._close())
+        finally:
+            if intake is not None:
+                intake.join()
 
     def submit(
         self, calls: Sequence[Invocation], memo: ArgumentMemo, watch: BatchWatch | None = None
@@ -145,83 +150,85 @@ class RunningPool:
 
     async def _open(self) -> None:
         self._opening = asyncio.current_task()
-        tls = await asyncio.to_thread(issue)
-        importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "distributed"))
-        self._fleet = Fleet(
-            self._provider,
-            self._request,
-            pool_id=self._pool_id,
-            tls=tls,
-            publish=self._bus.publish,
-            on_node_message=self._hear,
-            ledger=await asyncio.to_thread(Ledger.of_user),
-        )
         try:
-            await self._fleet.start()
-            await importing
-            await self._connect(connection_args(tls))
+            await self._bring_up()
         except BaseException:
-            importing.cancel()
             await self._close()
             raise
         workers = self._request.nodes * self._request.workers_per_node
         self._bus.publish(PoolStarted(self._request.nodes, workers))
-        self._report_cost(self._fleet)
 
-    async def _connect(self, tls_args: dict[str, Any]) -> None:
-        assert self._fleet is not None
-        cluster = self._cluster = Cluster(tls_args, self._bus)
-        for node in self._fleet.nodes:
+    async def _bring_up(self) -> None:
+        tls = await asyncio.to_thread(issue)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(asyncio.to_thread(importlib.import_module, "distributed"))
+            fleet = self._fleet = Fleet(
+                self._provider,
+                self._request,
+                pool_id=self._pool_id,
+                tls=tls,
+                publish=self._bus.publish,
+                on_node_message=self._hear,
+                ledger=await asyncio.to_thread(Ledger.of_user),
+            )
+            await fleet.start()
+        cluster = self._cluster = Cluster(connection_args(tls), self._bus)
+        for node in fleet.nodes:
             cluster.attach(node)
-        async with asyncio.timeout(_FIRST_WORKERS_TIMEOUT_S):
-            await cluster.wait_ready()
-        self._guards = [asyncio.create_task(self._guard(node)) for node in self._fleet.nodes]
+        self._guards = [asyncio.create_task(self._guard(node)) for node in fleet.nodes]
+        await cluster.wait_ready(_FIRST_WORKERS_TIMEOUT_S)
         self._intake = Intake(cluster, self._loop, subscribed=self._subscribed)
+        self._report_cost(fleet)
 
     async def _guard(self, node: NodeHandle) -> None:
         reason = await node.wait_gone()
         self._lose_node(node, reason)
 
     def _lose_node(self, node: NodeHandle, reason: str) -> None:
-        lost = f"node {node.rank} is lost: {reason}"
-        self._bus.publish(Error(lost, node.instance.id))
-        if self._cluster is None or self._fleet is None:
+        if self._cluster is None or self._fleet is None or self._closing is not None or node.rank in self._lost:
             return
+        lost = f"node {node.rank} is lost: {reason}"
+        self._lost.add(node.rank)
+        self._bus.publish(Error(lost, node.instance.id))
         # Workers end with their scheduler, which runs on the head node: without it nobody comes back.
         others = [other.rank for other in self._fleet.nodes if other is not node] if node.rank == 0 else []
         for rank in (node.rank, *others):
             self._cluster.node_gone(rank, lost)
 
     async def _abandon(self) -> None:
-        """Opening was interrupted: it was told to cancel; wait until it has tidied up."""
+        """Opening was interrupted, perhaps at its very end: wait until nothing of it is left."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
+        await self._close()
 
     def _report_cost(self, fleet: Fleet) -> None:
         self._bus.publish(fleet.cost(SYSTEM_CLOCK.monotonic()).update())
         self._cost_timer = self._loop.loop.call_later(_COST_INTERVAL_S, self._report_cost, fleet)
 
     async def _close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._shut_down())
+        await asyncio.shield(self._closing)
+
+    async def _shut_down(self) -> None:
         if self._cost_timer is not None:
             self._cost_timer.cancel()
         self._bus.publish(PoolStopping())
         for guard in self._guards:
             guard.cancel()
         await asyncio.gather(*self._guards, return_exceptions=True)
-        cluster, self._cluster = self._cluster, None
-        intake, self._intake = self._intake, None
         try:
-            if cluster is not None:
-                await cluster.close()
-            if intake is not None:
-                intake.take_in()
-                await asyncio.to_thread(intake.close)
+            if self._intake is not None:
+                self._intake.close()
+            if self._cluster is not None:
+                await self._cluster.close()
         finally:
             if self._fleet is not None:
                 await self._fleet.stop()
                 self._bus.publish(self._fleet.cost(SYSTEM_CLOCK.monotonic()).final())
-        self._bus.publish(PoolStopped(cluster.ended_calls if cluster else 0))
+        await self._provider.close()
+        self._bus.publish(PoolStopped(self._cluster.ended_calls if self._cluster else 0))
 
     def _hear(self, node: NodeHandle, message: Message) -> None:
         match message:

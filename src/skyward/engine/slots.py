@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from skyward.engine.blobs import NodeBlobs
+from skyward.engine.blobs import NodeBlobs, Stored
 from skyward.engine.dispatch import CallState, GiveUp, WorkerId
 from skyward.engine.futures import RawOutcome, RemoteFuture
 from skyward.engine.lane import Lane
 from skyward.engine.packing import Parcel
 from skyward.engine.receiving import Incoming
-from skyward.errors import BootstrapError, SkywardError, WorkerLostError
+from skyward.errors import BootstrapError, WorkerLostError
 from skyward.provision.nodes import NodeHandle
 from skyward.wire.messages import CallHeader, Kind
 
 __all__ = ["AttachedNode", "LiveCall", "Slot", "given_up"]
 
-_FAILED_STARTS = 3
+_FAILED_STARTS = 5
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -31,13 +31,15 @@ class LiveCall:
     header: CallHeader
     future: RemoteFuture
     incoming: Incoming
-    held_on: NodeBlobs | None = None
+    held: list[Stored] = field(default_factory=list[Stored])
+    shipping: object = None
 
     def let_go(self) -> None:
-        """The call is on no worker now: its blobs may go."""
-        if self.held_on is not None:
-            self.held_on.release(self.parcel.blobs)
-            self.held_on = None
+        """The call is on no worker now: its blobs may go, and what ships it there is in vain."""
+        for stored in self.held:
+            stored.users -= 1
+        self.held = []
+        self.shipping = None
 
 
 class AttachedNode:
@@ -47,10 +49,6 @@ class AttachedNode:
         self.handle = handle
         self.blobs = NodeBlobs(handle.ready, handle.transport)
         self.call_ports = itertools.cycle(handle.ready.call_ports)
-
-    def worker_log(self, worker: int) -> str:
-        """Where a worker's log lies, on the node."""
-        return f"{self.handle.access.workdir}/worker-{worker}.log"
 
 
 class Slot:
@@ -74,6 +72,14 @@ class Slot:
         self.unsent: set[int] = set()
         self._failed_starts = 0
 
+    def __str__(self) -> str:
+        return f"worker {self.id.worker} of node {self.id.node}"
+
+    @property
+    def log_path(self) -> str:
+        """Where its log lies, on its node."""
+        return f"{self.node.handle.access.workdir}/worker-{self.id.worker}.log"
+
     @property
     def id(self) -> WorkerId:
         """The worker's id."""
@@ -81,31 +87,36 @@ class Slot:
 
     def up(self) -> None:
         """A new process answered."""
-        self.alive, self.exit_reason = True, ""
+        self.alive, self.exit_reason, self._failed_starts = True, "", 0
         if not self.ready.done():
             self.ready.set_result(None)
 
-    def start_failed(self, reason: str) -> None:
-        """The process ended before it ever answered; after a few of them there is no more hope."""
+    def start_failed(self, reason: str) -> str | None:
+        """The process ended before it ever answered; returns why there is no hope left, after a few of them."""
         self._failed_starts += 1
-        if self._failed_starts < _FAILED_STARTS or self.ready.done():
-            return
-        log_path = self.node.worker_log(self.id.worker)
-        message = (
-            f"worker {self.id.worker} of node {self.id.node} does not start: {reason}; its log on the node: {log_path}"
-        )
-        self.ready.set_exception(BootstrapError(message, node=self.id.node, step="server", log_path=log_path))
+        if self._failed_starts < _FAILED_STARTS:
+            return None
+        why = f"{self} does not start: {reason}; its log on the node: {self.log_path}"
+        self.give_up(why)
+        return why
 
-    def has_blobs_of(self, call: LiveCall) -> bool:
-        """Whether the call can be sent at once."""
-        return not call.parcel.blobs or self.node.blobs.has(call.parcel.blobs)
+    def give_up(self, reason: str) -> None:
+        """The worker will never be there: whoever waits for its first answer is told."""
+        if not self.ready.done():
+            error = BootstrapError(reason, node=self.id.node, step="server", log_path=self.log_path)
+            self.ready.set_exception(error)
 
-    def push(self, call: LiveCall) -> None:
-        """Send a call whose blobs lie on the node."""
+    def push_if_ready(self, call: LiveCall) -> bool:
+        """Send the call at once, if its blobs lie on the node."""
+        held = self.node.blobs.hold_present(call.parcel.blobs)
+        if held is None:
+            return False
+        call.held = held
+        self._push(call)
+        return True
+
+    def _push(self, call: LiveCall) -> None:
         lane, parcel = self.lane, call.parcel
-        if parcel.blobs:
-            self.node.blobs.hold(parcel.blobs)
-            call.held_on = self.node.blobs
         if parcel.function_id not in lane.functions:
             lane.functions.add(parcel.function_id)
             function = parcel.function.payload
@@ -116,23 +127,28 @@ class Slot:
 
     async def ship(self, call: LiveCall, fail: Callable[[LiveCall, RawOutcome], None]) -> None:
         """Put the call's blobs onto the node, then send it, unless it was taken away meanwhile."""
+        token = call.shipping = object()
         incarnation = self.lane.incarnation
         self.unsent.add(call.state.id)
         try:
-            await self.node.blobs.ensure(call.parcel.blobs)
-        except (SkywardError, OSError) as error:
-            fail(call, RawOutcome(error=error))
+            held = await self.node.blobs.hold(call.parcel.blobs)
+        except Exception as error:  # whatever it was, the call must not wait for ever
+            if call.shipping is token:
+                self.unsent.discard(call.state.id)
+                fail(call, RawOutcome(error=error))
             return
-        finally:
-            self.unsent.discard(call.state.id)
-        if call.state.worker == self.id and self.lane.incarnation == incarnation:
-            self.push(call)
+        if call.shipping is not token or self.lane.incarnation != incarnation:
+            self.node.blobs.release(held)
+            return
+        self.unsent.discard(call.state.id)
+        call.held = held
+        self._push(call)
 
 
 def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostError:
     """The error of a call that lost its worker too often, or for good (then there is no slot)."""
     node, worker, losses = action.worker.node, action.worker.worker, action.call.losses
-    log_path = slot.node.worker_log(worker) if slot is not None else ""
+    log_path = slot.log_path if slot is not None else ""
     fate = f"lost its worker {losses} times, the last one on" if losses else "has nowhere left to run but"
     message = (
         f"{call.parcel.label} {fate} node {node}, worker {worker}: {action.reason}. "

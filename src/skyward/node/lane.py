@@ -22,7 +22,6 @@ from typing import Any, Protocol
 from skyward._waiting import wait_until
 from skyward.errors import UnreachableError
 from skyward.events import SkywardEvent, use_callback
-from skyward.node.config import WorkerPlace
 from skyward.node.logs import CallOutput, LogPiece
 from skyward.runtime import CallContext, enter_call
 from skyward.wire.link import Link
@@ -55,20 +54,19 @@ class LaneServer:
 
     Args:
         incarnation: identity of this process; the client resumes only with the one it knew.
-        place: where this worker stands.
         blob_dirs: folders where large arguments lie, by their content id.
         executor: one thread, that calls run in.
     """
 
-    def __init__(self, *, incarnation: str, place: WorkerPlace, blob_dirs: Sequence[Path], executor: _Executor) -> None:
+    def __init__(self, *, incarnation: str, blob_dirs: Sequence[Path], executor: _Executor) -> None:
         self._incarnation = incarnation
-        self._place = place
         self._blob_dirs = tuple(blob_dirs)
         self._executor = executor
         self._loop = asyncio.get_running_loop()
         self._client = ""
         self._link = Link(Session(), self._handle)
         self._serving: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._functions: dict[str, Payload | Callable[..., Any]] = {}
         self._lock = threading.Lock()
         self._queue: deque[Item] = deque()
@@ -123,7 +121,7 @@ class LaneServer:
             case Kind.CANCEL:
                 self._give_back(item[1])
                 if self._running in item[1]:
-                    self._loop.create_task(self._end_worker())
+                    self._ending = self._loop.create_task(self._end_worker(self._running))
             case Kind.REVOKE:
                 self._give_back(item[1])
             case unknown:
@@ -138,11 +136,12 @@ class LaneServer:
         if dropped:
             self._link.push([Kind.REVOKED, dropped])
 
-    async def _end_worker(self) -> None:
+    async def _end_worker(self, call_id: int) -> None:
         """End a running call the only way there is; what others are owed goes out first."""
         with suppress(UnreachableError):
             await wait_until(self._all_seen, deadline_s=_FAREWELL_S, interval_s=0.005, what="the client to catch up")
-        os.kill(os.getpid(), signal.SIGKILL)
+        if self._running == call_id:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     async def _all_seen(self) -> bool | None:
         return self._link.session.drained or None
@@ -219,8 +218,9 @@ class LaneServer:
         parts = ([memoryview(result.data)] if large else []) + list(result.buffers)
         for index, part in enumerate(parts):
             for offset in range(0, part.nbytes, CHUNK_BYTES):
-                piece = part[offset : offset + CHUNK_BYTES]
-                self._send([Kind.CHUNK, call_id, index, part.nbytes, offset, piece], piece.nbytes, bulk=True)
+                # A copy: the memory may be the user's own, and the next call may write to it before this is sent.
+                piece = bytes(part[offset : offset + CHUNK_BYTES])
+                self._send([Kind.CHUNK, call_id, index, part.nbytes, offset, piece], len(piece), bulk=True)
         data = b"" if large else result.data
         outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
         self._send([Kind.RESULT, call_id, outcome.to_wire()], len(data) + 64, bulk=bool(parts))
@@ -235,7 +235,7 @@ class LaneServer:
             yield
 
     def _send_printed(self, call_id: int, pieces: Sequence[LogPiece]) -> None:
-        if self._link.session.kept_bytes > _KEPT_LINES_BOUND:
+        if self._serving is None and self._link.session.kept_bytes > _KEPT_LINES_BOUND:
             self._dropped_lines += len(pieces)
             return
         lines: list[list[Any]] = [

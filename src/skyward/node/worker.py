@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from distributed import Worker
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 
-from skyward.node.config import WorkerPlace
 from skyward.node.lane import LaneServer
 
 __all__ = ["LaneWorker"]
@@ -32,12 +33,20 @@ class LaneWorker(Worker):
         self.executors["lane"] = executor
         self.lane = LaneServer(
             incarnation=os.environ["SKYWARD_INCARNATION"],
-            place=WorkerPlace.from_json(os.environ["SKYWARD_WORKER"]),
             blob_dirs=[Path(folder) for folder in os.environ["SKYWARD_BLOB_DIRS"].split(os.pathsep)],
             executor=executor,
         )
         self.lane.output.install()
+        os.register_at_fork(after_in_child=self._leave_connections)
         self.handlers["lane"] = self.lane.accept
+
+    def _leave_connections(self) -> None:
+        """In a forked child: it may outlive this worker, and would keep its port and its clients' connections open."""
+        port = int(self.address.rpartition(":")[2])
+        for descriptor in map(int, os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ()):
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as seen:
+                if seen.family == socket.AF_INET and seen.getsockname()[1] == port:
+                    os.close(descriptor)
 
     def start_http_server(self, *_args: Any, **_kwargs: Any) -> None:
         """Serve no HTTP: distributed's pages have no authentication."""

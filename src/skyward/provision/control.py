@@ -144,7 +144,7 @@ class ControlClient:
                     message = from_frame(await read_frame(reader))
                 self._ending = self._ending or isinstance(message, Ending)
                 if not isinstance(message, Pong):
-                    self._on_message(message)
+                    self._tell(message)
         except TimeoutError:
             log.info("the node at %s has not answered %d pings", self._address, _SILENT_PINGS)
         except _LOST as error:
@@ -155,6 +155,12 @@ class ControlClient:
             pinging.cancel()
             await asyncio.gather(pinging, return_exceptions=True)
             writer.transport.abort()
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self._on_message(message)
+        except Exception:  # whoever listens must not cost the node its connection
+            log.exception("a message of the node at %s could not be handled: %s", self._address, message)
 
     async def _ping(self, writer: asyncio.StreamWriter) -> None:
         n = 0

@@ -239,8 +239,8 @@ class Fleet:
         except _REFUSALS:
             await asyncio.to_thread(self._ledger.close, keys)
             raise
+        self._machines |= {keys[each.key]: _Machine(instance=each, usage=usage) for each in instances}
         for instance in instances:
-            self._machines[keys[instance.key]] = _Machine(instance=instance, usage=usage)
             await asyncio.to_thread(self._ledger.record, instance.key, instance.id)
         if len(instances) < len(keys):
             raise SkywardError(
@@ -302,14 +302,13 @@ class Fleet:
         for machine in ours.values():
             self._publish(InstanceStopping(machine.instance.id))
         await asyncio.gather(*(self._stop_node(rank) for rank in ours if rank in self._nodes))
-        left: Sequence[str] = ()
         try:
             await end_instances(self._provider, [machine.instance.id for machine in ours.values()])
         except TerminationError as error:
-            left = error.instance_ids
+            gone = {rank: each for rank, each in ours.items() if each.instance.id not in error.instance_ids}
+            await self._note_ended(gone)
             raise
-        finally:
-            await self._note_ended({rank: each for rank, each in ours.items() if each.instance.id not in left})
+        await self._note_ended(ours)
 
     async def _stop_node(self, rank: int) -> None:
         try:

@@ -153,7 +153,8 @@ class NodeHandle:
         check = f"import os; os.kill({self.ready.pid}, 0)"
         try:
             completed = await self.transport.run([self._python, "-c", check], timeout_s=_JUDGE_TIMEOUT_S)
-        except UnreachableError:
+        except (UnreachableError, OSError) as error:
+            _logger.debug("cannot tell whether node %d is gone: %s", self.rank, error)
             return None
         return "its supervisor is gone" if completed.exit_code else None
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -65,7 +66,7 @@ def test_a_memo_hashes_an_array_once_and_only_for_its_lifetime() -> None:
     memo = ArgumentMemo()
     (first,) = identify([memoryview(array)], memo)
     array[0] = 1
-    assert identify([memoryview(array)], memo)[0].id == first.id
+    assert identify([memoryview(array)], memo)[0] is first
     assert identify([memoryview(array)], ArgumentMemo())[0].id != first.id
 
 
@@ -73,14 +74,12 @@ def test_read_only_arrays_are_known_to_the_memo_too() -> None:
     array = np.zeros(2 * MIB, dtype="u1")
     array.flags.writeable = False
     memo = ArgumentMemo()
-    identify([memoryview(array), memoryview(array)], memo)
-    assert len(memo.ids) == 1
+    first, second = identify([memoryview(array), memoryview(array)], memo)
+    assert first is second
 
 
-async def ensure(blobs: NodeBlobs, *wanted: Blob) -> None:
-    await blobs.ensure(wanted)
-    blobs.hold(wanted)
-    blobs.release(wanted)
+async def use(blobs: NodeBlobs, *wanted: Blob) -> None:
+    blobs.release(await blobs.hold(wanted))
 
 
 def test_a_blob_is_put_once_even_when_two_calls_want_it_at_once() -> None:
@@ -88,11 +87,24 @@ def test_a_blob_is_put_once_even_when_two_calls_want_it_at_once() -> None:
     blobs = NodeBlobs(Place(), node)
 
     async def both() -> None:
-        await asyncio.gather(blobs.ensure([blob]), blobs.ensure([blob]))
+        await asyncio.gather(blobs.hold([blob]), blobs.hold([blob]))
+        assert blobs.hold_present([blob]) is not None
 
     asyncio.run(both())
     assert node.puts == [f"/memory/{blob.id}"]
-    assert blobs.has([blob])
+
+
+def test_a_blob_on_its_way_is_not_present() -> None:
+    async def story() -> None:
+        blobs = NodeBlobs(Place(), FakeNode())
+        blob = blob_of(1)
+        arriving = asyncio.ensure_future(blobs.hold([blob]))
+        await asyncio.sleep(0)
+        assert blobs.hold_present([blob]) is None
+        await arriving
+        assert blobs.hold_present([blob]) is not None
+
+    asyncio.run(story())
 
 
 def test_the_least_recently_used_blob_goes_first() -> None:
@@ -101,10 +113,8 @@ def test_the_least_recently_used_blob_goes_first() -> None:
     old, used, new = blob_of(1), blob_of(2), blob_of(3)
 
     async def story() -> None:
-        await ensure(blobs, old)
-        await ensure(blobs, used)
-        await ensure(blobs, old)
-        await ensure(blobs, new)
+        for blob in (old, used, old, new):
+            await use(blobs, blob)
 
     asyncio.run(story())
     assert sorted(node.files) == sorted([f"/memory/{old.id}", f"/memory/{new.id}"])
@@ -116,14 +126,31 @@ def test_blobs_in_use_stay_and_others_go_to_disk() -> None:
     held = [blob_of(1), blob_of(2)]
 
     async def story() -> None:
-        await blobs.ensure(held)
-        blobs.hold(held)
-        await blobs.ensure([blob_of(3), blob_of(4, mib=20)])
+        await blobs.hold(held)
+        await use(blobs, blob_of(3), blob_of(4, mib=20))
+        assert blobs.hold_present(held) is not None
 
     asyncio.run(story())
     assert {path.split("/")[1] for path in node.files} == {"memory", "disk"}
     assert sum(path.startswith("/memory") for path in node.files) == 2
-    assert blobs.has(held)
+
+
+def test_the_arguments_of_one_call_do_not_push_each_other_out() -> None:
+    node = FakeNode()
+    wanted = [blob_of(number) for number in range(4)]
+    held = asyncio.run(NodeBlobs(Place(), node).hold(wanted))
+    assert len(held) == len(node.files) == 4
+
+
+def test_blobs_that_arrive_together_stay_within_the_budget() -> None:
+    node = FakeNode()
+    blobs = NodeBlobs(Place(), node)
+
+    async def story() -> None:
+        await asyncio.gather(*(blobs.hold([blob_of(number)]) for number in range(10)))
+
+    asyncio.run(story())
+    assert sum(size for path, size in node.files.items() if path.startswith("/memory")) <= 10 * MIB
 
 
 def test_a_forgotten_blob_is_put_again() -> None:
@@ -131,9 +158,11 @@ def test_a_forgotten_blob_is_put_again() -> None:
     blobs = NodeBlobs(Place(), node)
 
     async def story() -> None:
-        await blobs.ensure([blob])
+        first = await blobs.hold([blob])
         blobs.forget([blob.id])
-        await blobs.ensure([blob])
+        second = await blobs.hold([blob])
+        blobs.release(first)
+        assert second[0].users == 1
 
     asyncio.run(story())
     assert len(node.puts) == 2
@@ -145,5 +174,14 @@ def test_an_argument_changed_after_submission_is_an_error() -> None:
     array[5] = 1
     node = FakeNode()
     with pytest.raises(SkywardError, match="changed after its call was submitted"):
-        asyncio.run(NodeBlobs(Place(), node).ensure([blob]))
+        asyncio.run(NodeBlobs(Place(), node).hold([blob]))
     assert node.files == {}
+
+
+def test_a_memo_keeps_no_array_alive() -> None:
+    memo = ArgumentMemo()
+    array = np.zeros(2 * MIB, dtype="u1")
+    gone = weakref.ref(array)
+    identify([memoryview(array)], memo)
+    del array
+    assert gone() is None
