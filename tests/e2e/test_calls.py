@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import skyward as sky
 from skyward.errors import PoolStateError, RemoteError, RemoteTraceback, SerializationError
+from skyward.submission import Invocation
 
 WORKERS = 4
 
@@ -207,6 +209,31 @@ def test_a_result_of_200_megabytes_arrives_writable(pool: sky.ComputePool) -> No
     array = ones() >> pool
     array[0] = 2
     assert array.sum() == 25_000_001
+
+
+def test_a_result_is_what_it_was_when_its_call_returned(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def refill(number: int) -> np.ndarray[Any, Any]:
+        array = vars(sys).setdefault("array_of_the_test", np.zeros(500_000))
+        array[:] = number
+        print(f"refilled with {number}")
+        return array
+
+    lines: list[str] = []
+    pool.on(sky.LogLine, lambda event: lines.append(event.line))
+    results = sky.gather(*[refill(number) for number in range(80)]) >> pool
+    assert [(result.min(), result.max()) for result in results] == [(number, number) for number in range(80)]
+    pool.submit(abs, 1).result()
+    assert {f"refilled with {number}" for number in range(80)} <= set(lines)
+
+
+def test_large_bytes_that_many_calls_share_are_kept_once(pool: sky.ComputePool) -> None:
+    data = os.urandom(1000) * 20_000
+    before = psutil.Process().memory_info().rss
+    futures = pool.submit_calls([Invocation(fn=len, args=(data,)) for _ in range(60)])
+    grown = psutil.Process().memory_info().rss - before
+    assert all(future.result() == len(data) for future in futures)
+    assert grown < 20 * len(data)
 
 
 def test_large_bytes_travel_both_ways(pool: sky.ComputePool) -> None:

@@ -199,6 +199,20 @@ class TestPoison:
         with pytest.raises(WorkerLostError, match=r"SIGSEGV"):
             crash() >> pool
 
+    def test_a_daemon_that_a_call_forked_does_not_keep_its_dead_workers_place(self, pool: sky.ComputePool) -> None:
+        @sky.compute(retries=0)
+        def leave_a_daemon_and_die() -> None:
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(60)
+                os._exit(0)
+            time.sleep(0.2)
+            os._exit(3)
+
+        with pytest.raises(WorkerLostError):
+            leave_a_daemon_and_die() >> pool
+        assert len(set(pid() @ pool)) == 2
+
     def test_what_a_call_left_running_ends_with_the_pool(self) -> None:
         @sky.compute
         def leave_a_daemon() -> int:
