@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import MethodType
@@ -332,6 +333,8 @@ def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     Raises:
         ConfigurationError: ``fn`` is not callable, or an argument is a pool.
     """
+    if isinstance(fn, PendingCompute):
+        raise ConfigurationError("submit takes a function and its arguments: pool.submit(f, 1), or f(1) >> pool")
     if isinstance(getattr(fn, "__func__", fn), ComputeFunction):
         return fn(*args, **kwargs).invocation()
     _refuse_pools(_name_of(fn), args, kwargs)
@@ -341,6 +344,10 @@ def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 def _decorated(fn: Callable[P, R], *, retries: int, retry: tuple[type[Exception], ...]) -> ComputeFunction[P, R]:
     if not callable(fn):
         raise ConfigurationError(f"compute decorates a function, got {type(fn).__name__}")
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise ConfigurationError(
+            f"compute decorates a plain function; {_name_of(fn)} is async or a generator: return a list"
+        )
     return ComputeFunction(fn, retries=retries, retry=retry)
 
 

@@ -370,3 +370,17 @@ class TestPickling:
 def test_a_function_that_was_not_called_is_told_so(operator):
     with pytest.raises(TypeError, match=r"was not called: write add\(\.\.\.\)"):
         eval(f"add {operator} None", {"add": add})
+
+
+async def coroutine():
+    return 1
+
+
+def generator():
+    yield 1
+
+
+@pytest.mark.parametrize("fn", [coroutine, generator])
+def test_what_cannot_return_a_value_is_refused_when_it_is_decorated(fn):
+    with pytest.raises(ConfigurationError, match="plain function"):
+        compute(fn)

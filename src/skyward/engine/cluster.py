@@ -269,6 +269,8 @@ class Cluster:
             return
         slot.alive = False
         reason = slot.exit_reason or "its process is gone"
+        if slot.cancelling:
+            reason = f"ended with a call that was cancelled ({reason})"
         self._let_go_of(slot.id)
         self._bus.publish(WorkerLost(slot.id.node, slot.id.worker, slot.node.handle.instance.id, reason))
         unsent = frozenset(slot.unsent)
@@ -294,6 +296,7 @@ class Cluster:
         if sent:
             slot.lane.push([Kind.CANCEL if isinstance(action, Cancel) else Kind.REVOKE, sent])
         if sent and isinstance(action, Cancel):
+            slot.cancelling = True
             self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, slot, sent, slot.lane.incarnation)
 
     def _insist(self, slot: Slot, call_ids: list[int], incarnation: str) -> None:

@@ -83,8 +83,8 @@ class RunningPool:
 
     @property
     def instance_count(self) -> int:
-        """How many nodes are there."""
-        return len(self._fleet.nodes) if self._fleet else 0
+        """How many nodes are there, lost ones not counted."""
+        return len(self._fleet.nodes) - len(self._lost) if self._fleet else 0
 
     def open(self) -> None:
         """Provision and connect. Whatever ends it early, nothing is left behind when it returns."""

@@ -59,6 +59,7 @@ class Slot:
         linked: whether the lane's link is up.
         alive: whether the process that holds our calls is alive, as far as we know.
         exit_reason: why it ended, once its supervisor has said so.
+        cancelling: whether it was asked to end with a call that nobody waits for.
         unsent: ids of calls given to it whose blobs are still on their way.
     """
 
@@ -69,6 +70,7 @@ class Slot:
         self.linked = False
         self.alive = False
         self.exit_reason = ""
+        self.cancelling = False
         self.unsent: set[int] = set()
         self._failed_starts = 0
 
@@ -87,7 +89,7 @@ class Slot:
 
     def up(self) -> None:
         """A new process answered."""
-        self.alive, self.exit_reason, self._failed_starts = True, "", 0
+        self.alive, self.exit_reason, self.cancelling, self._failed_starts = True, "", False, 0
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -149,9 +151,12 @@ def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostErr
     """The error of a call that lost its worker too often, or for good (then there is no slot)."""
     node, worker, losses = action.worker.node, action.worker.worker, action.call.losses
     log_path = slot.log_path if slot is not None else ""
-    fate = f"lost its worker {losses} times, the last one on" if losses else "has nowhere left to run but"
-    message = (
-        f"{call.parcel.label} {fate} node {node}, worker {worker}: {action.reason}. "
-        f"Its log on the node: {log_path or 'gone with the node'}"
-    )
+    if slot is None:
+        message = f"{call.parcel.label} has nowhere left to run: {action.reason}"
+    else:
+        times = f"{losses} times, the last one" if losses > 1 else "once,"
+        message = (
+            f"{call.parcel.label} lost its worker {times} on node {node}, worker {worker}: {action.reason}. "
+            f"Its log on the node: {log_path}"
+        )
     return WorkerLostError(message, node=node, worker=worker, reason=action.reason, log_path=log_path)

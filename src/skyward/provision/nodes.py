@@ -51,6 +51,7 @@ class NodeHandle:
         self._ready: NodeReady | None = None
         self._control: ControlClient | None = None
         self._unlinked = asyncio.Event()
+        self._gone = False
 
     @property
     def ready(self) -> NodeReady:
@@ -95,6 +96,7 @@ class NodeHandle:
                 self._judge, deadline_s=math.inf, interval_s=_JUDGE_S, what=f"node {self.rank} to come back"
             )
             if reason:
+                self._gone = True
                 return reason
 
     async def kill_worker(self, worker: int, incarnation: str) -> None:
@@ -109,7 +111,7 @@ class NodeHandle:
         """
         control, self._control = self._control, None
         try:
-            if control is not None:
+            if control is not None and not self._gone:
                 await control.stop_node(timeout_s)
         finally:
             if control is not None:
