@@ -114,8 +114,6 @@ class ComputePool(CallsByFunction):
         self._closing = ExitStack()
         self._outer: ComputePool | None = None
 
-    # --- life -----------------------------------------------------------------------------------------------------
-
     def __enter__(self) -> Self:
         refuse_inside_call()
         with self._lock:
@@ -212,8 +210,6 @@ class ComputePool(CallsByFunction):
         if self._bus is not None:
             self._bus.subscribe(event_type, callback)
 
-    # --- calls ----------------------------------------------------------------------------------------------------
-
     def run(self, pending: PendingCompute[R]) -> R:
         """Run one call on any worker and return its result: ``pending >> pool``."""
         pending = checked_call(pending)
@@ -250,8 +246,6 @@ class ComputePool(CallsByFunction):
         if watch.failed is not None:
             watch.failed.result()
         return tuple(future.result() for future in futures)
-
-    # --- the task-submission interface ------------------------------------------------------------------------------
 
     @property
     def capacity(self) -> int:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, assert_never
+from typing import Any
 
-from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
+from skyward.engine.calls import CallTable, LiveCall
+from skyward.engine.dispatch import Dispatch, WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
+from skyward.engine.performing import Performer
 from skyward.engine.receiving import Incoming
-from skyward.engine.slots import AttachedNode, LiveCall, Slot, given_up
+from skyward.engine.slots import AttachedNode, Slot
 from skyward.errors import PoolStateError
 from skyward.events import EventBus, WorkerLost, WorkerReplaced
 from skyward.provision.nodes import NodeHandle
@@ -25,7 +26,6 @@ __all__ = ["Cluster"]
 log = logging.getLogger("skyward.engine")
 
 _REBALANCE_S = 0.1
-_CANCEL_PATIENCE_S = 2.0
 _EXIT_PATIENCE_S = 2.0
 
 
@@ -33,23 +33,24 @@ class Cluster:
     """The workers of attached nodes and the calls on them. Belongs to the event loop: no method is thread-safe.
 
     Attributes:
-        ended_calls: how many calls have ended so far, failed ones included.
         slots: every worker's place.
     """
 
     def __init__(self, connection_args: dict[str, Any], bus: EventBus) -> None:
-        self.ended_calls = 0
         self.slots: dict[WorkerId, Slot] = {}
         self._loop = asyncio.get_running_loop()
         self._connection_args = connection_args
         self._bus = bus
         self._dispatch = Dispatch()
-        self._calls: dict[int, LiveCall] = {}
-        self._actions: deque[Action] = deque()
-        self._performing = False
+        self._calls = CallTable()
+        self._acting = Performer(self._dispatch, self._calls, self.slots)
         self._closed = False
         self._ticking: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def ended_calls(self) -> int:
+        """How many calls have ended so far, failed ones included."""
+        return self._calls.ended
 
     # --- nodes and workers ------------------------------------------------------------------------------------------
 
@@ -84,13 +85,13 @@ class Cluster:
         if self._ticking is not None:
             self._ticking.cancel()
         error = PoolStateError("the pool was closed before the call was done")
-        for call in list(self._calls.values()):
-            self._complete(call, RawOutcome(error=error))
-        for task in self._tasks:
-            task.cancel()
+        for call in self._calls:
+            self._calls.complete(call, RawOutcome(error=error))
         hanging_up = [slot.lane.close() for slot in self.slots.values()]
         nodes = {slot.node for slot in self.slots.values()}
-        await asyncio.gather(*self._tasks, *hanging_up, *(node.blobs.close() for node in nodes), return_exceptions=True)
+        await asyncio.gather(
+            self._acting.close(), *hanging_up, *(node.blobs.close() for node in nodes), return_exceptions=True
+        )
 
     def worker_started(self, worker_id: WorkerId) -> None:
         """The node's supervisor saw a worker start."""
@@ -121,9 +122,9 @@ class Cluster:
 
     def _worker_gone(self, slot: Slot, reason: str) -> None:
         self.slots.pop(slot.id, None)
-        self._spawn(slot.lane.close())
-        self._let_go_of(slot.id)
-        self._perform(self._dispatch.worker_gone(slot.id, reason, self._loop.time()))
+        self._acting.spawn(slot.lane.close())
+        self._calls.leave(slot.id)
+        self._acting.perform(self._dispatch.worker_gone(slot.id, reason, self._loop.time()))
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
@@ -133,29 +134,26 @@ class Cluster:
             for call in calls:
                 call.future.deliver(RawOutcome(error=PoolStateError("the pool is closed")))
             return
-        self._calls.update((call.state.id, call) for call in calls)
-        self._perform(self._dispatch.submit([call.state for call in calls], self._loop.time()))
+        self._calls.add(calls)
+        self._acting.perform(self._dispatch.submit([call.state for call in calls], self._loop.time()))
         if not self.slots:
             for call in calls:
-                self._complete(call, RawOutcome(error=PoolStateError("every node of the pool is gone")))
+                self._calls.complete(call, RawOutcome(error=PoolStateError("every node of the pool is gone")))
         if self._ticking is None and self._calls:
             self._ticking = self._loop.call_later(_REBALANCE_S, self._tick)
 
     def cancel(self, futures: set[Future[Any]], *, kill: bool) -> None:
         """Drop what waits; end what runs with its worker, or let it run to an end that nobody waits for."""
-        calls = [call for call in self._calls.values() if call.future in futures]
+        calls = self._calls.waited_for_by(futures)
         actions = self._dispatch.cancel([call.state.id for call in calls], kill=kill)
         for call in calls:
             call.future.cancel()
-            self._complete(call, RawOutcome(error=CancelledError("the call was cancelled while it ran")))
-        self._perform(actions)
+            self._calls.complete(call, RawOutcome(error=CancelledError("the call was cancelled while it ran")))
+        self._acting.perform(actions)
 
     def drop(self, call_id: int) -> None:
         """A call's future was cancelled while it waited."""
-        self._perform(self._dispatch.cancel([call_id], kill=False))
-        call = self._calls.get(call_id)
-        if call is not None:
-            self._complete(call, RawOutcome(error=CancelledError()))
+        self._acting.drop(call_id)
 
     # --- LaneOwner --------------------------------------------------------------------------------------------------
 
@@ -165,7 +163,7 @@ class Cluster:
         if slot.ready.done():
             self._bus.publish(WorkerReplaced(slot.id.node, slot.id.worker, slot.node.handle.instance.id))
         slot.up()
-        self._perform(self._dispatch.worker_up(slot.id, self._loop.time(), round_trip_s=lane.round_trip_s))
+        self._acting.perform(self._dispatch.worker_up(slot.id, self._loop.time(), round_trip_s=lane.round_trip_s))
 
     def lane_linked(self, lane: Lane, *, linked: bool) -> None:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
@@ -191,10 +189,10 @@ class Cluster:
             case Kind.LINES | Kind.EVENT:
                 self._publish(lane, item)
             case Kind.REVOKED:
-                self._given_back(item[1])
+                self._acting.give_back(item[1])
             case Kind.MISSING:
                 self.slots[lane.worker_id].node.blobs.forget(item[2])
-                self._given_back([item[1]])
+                self._acting.give_back([item[1]])
             case unknown:
                 log.error("unknown item %r from worker %s", unknown, lane.worker_id)
 
@@ -202,67 +200,15 @@ class Cluster:
 
     def _tick(self) -> None:
         self._ticking = self._loop.call_later(_REBALANCE_S, self._tick) if self._calls else None
-        self._perform(self._dispatch.rebalance(self._loop.time()))
-
-    def _perform(self, actions: Sequence[Action]) -> None:
-        """In order: what follows from an action waits until the actions before it are done."""
-        self._actions.extend(actions)
-        if self._performing or self._closed:
-            return
-        self._performing = True
-        try:
-            while self._actions:
-                self._perform_one(self._actions.popleft())
-        finally:
-            self._performing = False
-
-    def _perform_one(self, action: Action) -> None:
-        slot = self.slots.get(action.worker)
-        match action:
-            case GiveUp():
-                self._give_up(action)
-            case _ if slot is None:
-                pass  # the worker is gone for good since, and dispatch has moved its calls
-            case Send():
-                for call in [self._calls.get(state.id) for state in action.calls]:
-                    if call is not None and call.state.worker == slot.id:
-                        self._send(slot, call)
-            case Revoke() | Cancel():
-                self._take_back(slot, action)
-            case _:
-                assert_never(action)
-
-    def _send(self, slot: Slot, call: LiveCall) -> None:
-        if not call.future.begin():
-            slot.unsent.add(call.state.id)
-            self.drop(call.state.id)
-        elif not slot.push_if_ready(call):
-            self._spawn(slot.ship(call, self._fail))
-
-    def _fail(self, call: LiveCall, raw: RawOutcome) -> None:
-        actions = self._dispatch.finished(call.state.id, 0.0, self._loop.time())
-        self._complete(call, raw)
-        self._perform(actions)
+        self._acting.perform(self._dispatch.rebalance(self._loop.time()))
 
     def _finish(self, worker_id: WorkerId, call_id: int, wire: Sequence[Any]) -> None:
         call = self._calls.get(call_id)
         seconds = float(wire[0])
         if call is not None:
             raw = call.incoming.outcome(wire, where=f"node {worker_id.node}, worker {worker_id.worker}")
-            self._complete(call, raw)
-        self._perform(self._dispatch.finished(call_id, seconds, self._loop.time()))
-
-    def _complete(self, call: LiveCall, raw: RawOutcome) -> None:
-        if self._calls.pop(call.state.id, None) is not None:
-            self.ended_calls += 1
-            call.let_go()
-            call.future.deliver(raw)
-
-    def _given_back(self, call_ids: Sequence[int]) -> None:
-        for call_id in call_ids:
-            if (call := self._calls.get(call_id)) is not None:
-                call.let_go()
-        self._perform(self._dispatch.given_back(call_ids, self._loop.time()))
+            self._calls.complete(call, raw)
+        self._acting.perform(self._dispatch.finished(call_id, seconds, self._loop.time()))
 
     def _lose(self, slot: Slot) -> None:
         if not slot.alive:
@@ -271,39 +217,10 @@ class Cluster:
         reason = slot.exit_reason or "its process is gone"
         if slot.cancelling:
             reason = f"ended with a call that was cancelled ({reason})"
-        self._let_go_of(slot.id)
+        self._calls.leave(slot.id)
         self._bus.publish(WorkerLost(slot.id.node, slot.id.worker, slot.node.handle.instance.id, reason))
         unsent = frozenset(slot.unsent)
-        self._perform(self._dispatch.worker_lost(slot.id, reason, self._loop.time(), unsent=unsent))
-
-    def _let_go_of(self, worker_id: WorkerId) -> None:
-        for call in self._calls.values():
-            if call.state.worker == worker_id:
-                call.let_go()
-                call.incoming.reset()
-
-    def _give_up(self, action: GiveUp) -> None:
-        call = self._calls.get(action.call.id)
-        if call is not None:
-            self._complete(call, RawOutcome(error=given_up(call, action, self.slots.get(action.worker))))
-
-    def _take_back(self, slot: Slot, action: Revoke | Cancel) -> None:
-        unsent = slot.unsent.intersection(action.call_ids)
-        sent = [call_id for call_id in action.call_ids if call_id not in unsent]
-        slot.unsent -= unsent
-        if unsent:
-            self._given_back(list(unsent))
-        if sent:
-            slot.lane.push([Kind.CANCEL if isinstance(action, Cancel) else Kind.REVOKE, sent])
-        if sent and isinstance(action, Cancel):
-            slot.cancelling = True
-            self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, slot, sent, slot.lane.incarnation)
-
-    def _insist(self, slot: Slot, call_ids: list[int], incarnation: str) -> None:
-        """A call that holds the interpreter's lock keeps its worker from listening: the supervisor ends it."""
-        held = any(self._dispatch.call(call_id) for call_id in call_ids)
-        if held and slot.lane.incarnation == incarnation and slot.alive and slot.id in self.slots:
-            self._spawn(slot.node.handle.kill_worker(slot.id.worker, incarnation))
+        self._acting.perform(self._dispatch.worker_lost(slot.id, reason, self._loop.time(), unsent=unsent))
 
     def _publish(self, lane: Lane, item: Item) -> None:
         call = self._calls.get(item[1])
@@ -311,8 +228,3 @@ class Cluster:
         handle = self.slots[lane.worker_id].node.handle
         for event in incoming.events(item, node=lane.worker_id.node, instance_id=handle.instance.id):
             self._bus.publish(event, incoming.callbacks)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

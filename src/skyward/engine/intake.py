@@ -14,12 +14,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from skyward._loop import LoopThread
+from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import CallState, WorkerId
 from skyward.engine.futures import BatchWatch, RemoteFuture
 from skyward.engine.packing import Parcel
 from skyward.engine.receiving import Incoming
-from skyward.engine.slots import LiveCall
 from skyward.errors import PoolStateError
 from skyward.events import Callback, current_callbacks
 from skyward.wire.messages import CallHeader

@@ -5,41 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from skyward.engine.blobs import NodeBlobs, Stored
-from skyward.engine.dispatch import CallState, GiveUp, WorkerId
-from skyward.engine.futures import RawOutcome, RemoteFuture
+from skyward.engine.blobs import NodeBlobs
+from skyward.engine.calls import LiveCall
+from skyward.engine.dispatch import GiveUp, WorkerId
+from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
-from skyward.engine.packing import Parcel
-from skyward.engine.receiving import Incoming
 from skyward.errors import BootstrapError, WorkerLostError
 from skyward.provision.nodes import NodeHandle
-from skyward.wire.messages import CallHeader, Kind
+from skyward.wire.messages import Kind
 
-__all__ = ["AttachedNode", "LiveCall", "Slot", "given_up"]
+__all__ = ["AttachedNode", "Slot", "given_up"]
 
 _FAILED_STARTS = 5
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class LiveCall:
-    """A call that is not over: its state for dispatch, what to send, whom to tell."""
-
-    state: CallState
-    parcel: Parcel
-    header: CallHeader
-    future: RemoteFuture
-    incoming: Incoming
-    held: list[Stored] = field(default_factory=list[Stored])
-    shipping: object = None
-
-    def let_go(self) -> None:
-        """The call is on no worker now: its blobs may go, and what ships it there is in vain."""
-        for stored in self.held:
-            stored.users -= 1
-        self.held = []
-        self.shipping = None
 
 
 class AttachedNode:

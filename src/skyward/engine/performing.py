@@ -1,0 +1,129 @@
+"""Turns the actions that dispatch decides on into messages on lanes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Any, assert_never
+
+from skyward.engine.calls import CallTable, LiveCall
+from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
+from skyward.engine.futures import RawOutcome
+from skyward.engine.slots import Slot, given_up
+from skyward.wire.messages import Kind
+
+__all__ = ["Performer"]
+
+_CANCEL_PATIENCE_S = 2.0
+
+
+class Performer:
+    """Sends calls, takes them back, gives them up. Belongs to the event loop.
+
+    Args:
+        dispatch: decides.
+        calls: those that are not over.
+        slots: every worker's place, by id; whoever owns the mapping keeps it true.
+    """
+
+    def __init__(self, dispatch: Dispatch, calls: CallTable, slots: Mapping[WorkerId, Slot]) -> None:
+        self._dispatch = dispatch
+        self._calls = calls
+        self._slots = slots
+        self._loop = asyncio.get_running_loop()
+        self._actions: deque[Action] = deque()
+        self._performing = False
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def perform(self, actions: Sequence[Action]) -> None:
+        """Do what dispatch decided, in order: what follows from an action waits until those before it are done."""
+        self._actions.extend(actions)
+        if self._performing or self._closed:
+            return
+        self._performing = True
+        try:
+            while self._actions:
+                self._perform_one(self._actions.popleft())
+        finally:
+            self._performing = False
+
+    def _perform_one(self, action: Action) -> None:
+        slot = self._slots.get(action.worker)
+        match action:
+            case GiveUp():
+                self._give_up(action)
+            case _ if slot is None:
+                pass  # the worker is gone for good since, and dispatch has moved its calls
+            case Send():
+                for call in [self._calls.get(state.id) for state in action.calls]:
+                    if call is not None and call.state.worker == slot.id:
+                        self._send(slot, call)
+            case Revoke() | Cancel():
+                self._take_back(slot, action)
+            case _:
+                assert_never(action)
+
+    def _send(self, slot: Slot, call: LiveCall) -> None:
+        if not call.future.begin():
+            slot.unsent.add(call.state.id)
+            self.drop(call.state.id)
+        elif not slot.push_if_ready(call):
+            self.spawn(slot.ship(call, self._fail))
+
+    def _fail(self, call: LiveCall, raw: RawOutcome) -> None:
+        actions = self._dispatch.finished(call.state.id, 0.0, self._loop.time())
+        self._calls.complete(call, raw)
+        self.perform(actions)
+
+    def give_back(self, call_ids: Sequence[int]) -> None:
+        """These calls are on no worker: dispatch decides anew."""
+        for call_id in call_ids:
+            if (call := self._calls.get(call_id)) is not None:
+                call.let_go()
+        self.perform(self._dispatch.given_back(call_ids, self._loop.time()))
+
+    def _give_up(self, action: GiveUp) -> None:
+        call = self._calls.get(action.call.id)
+        if call is not None:
+            self._calls.complete(call, RawOutcome(error=given_up(call, action, self._slots.get(action.worker))))
+
+    def _take_back(self, slot: Slot, action: Revoke | Cancel) -> None:
+        unsent = slot.unsent.intersection(action.call_ids)
+        sent = [call_id for call_id in action.call_ids if call_id not in unsent]
+        slot.unsent -= unsent
+        if unsent:
+            self.give_back(list(unsent))
+        if sent:
+            slot.lane.push([Kind.CANCEL if isinstance(action, Cancel) else Kind.REVOKE, sent])
+        if sent and isinstance(action, Cancel):
+            slot.cancelling = True
+            self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, slot, sent, slot.lane.incarnation)
+
+    def _insist(self, slot: Slot, call_ids: list[int], incarnation: str) -> None:
+        """A call that holds the interpreter's lock keeps its worker from listening: the supervisor ends it."""
+        held = any(self._dispatch.call(call_id) for call_id in call_ids)
+        if held and slot.lane.incarnation == incarnation and slot.alive and slot.id in self._slots:
+            self.spawn(slot.node.handle.kill_worker(slot.id.worker, incarnation))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the background, until :meth:`close` at the latest."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def drop(self, call_id: int) -> None:
+        """A call's future was cancelled while it waited."""
+        self.perform(self._dispatch.cancel([call_id], kill=False))
+        call = self._calls.get(call_id)
+        if call is not None:
+            self._calls.complete(call, RawOutcome(error=CancelledError()))
+
+    async def close(self) -> None:
+        """Do nothing more. Idempotent."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
