@@ -157,28 +157,28 @@ class RunningPool:
             raise
         workers = self._request.nodes * self._request.workers_per_node
         self._bus.publish(PoolStarted(self._request.nodes, workers))
+        self._report_cost()
 
     async def _bring_up(self) -> None:
         tls = await asyncio.to_thread(issue)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(asyncio.to_thread(importlib.import_module, "distributed"))
-            fleet = self._fleet = Fleet(
-                self._provider,
-                self._request,
-                pool_id=self._pool_id,
-                tls=tls,
-                publish=self._bus.publish,
-                on_node_message=self._hear,
-                ledger=await asyncio.to_thread(Ledger.of_user),
-            )
-            await fleet.start()
+        importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "distributed"))
+        fleet = self._fleet = Fleet(
+            self._provider,
+            self._request,
+            pool_id=self._pool_id,
+            tls=tls,
+            publish=self._bus.publish,
+            on_node_message=self._hear,
+            ledger=await asyncio.to_thread(Ledger.of_user),
+        )
+        await fleet.start()
+        await importing
         cluster = self._cluster = Cluster(connection_args(tls), self._bus)
         for node in fleet.nodes:
             cluster.attach(node)
         self._guards = [asyncio.create_task(self._guard(node)) for node in fleet.nodes]
         await cluster.wait_ready(_FIRST_WORKERS_TIMEOUT_S)
         self._intake = Intake(cluster, self._loop, subscribed=self._subscribed)
-        self._report_cost(fleet)
 
     async def _guard(self, node: NodeHandle) -> None:
         reason = await node.wait_gone()
@@ -202,9 +202,10 @@ class RunningPool:
             await asyncio.gather(self._opening, return_exceptions=True)
         await self._close()
 
-    def _report_cost(self, fleet: Fleet) -> None:
-        self._bus.publish(fleet.cost(SYSTEM_CLOCK.monotonic()).update())
-        self._cost_timer = self._loop.loop.call_later(_COST_INTERVAL_S, self._report_cost, fleet)
+    def _report_cost(self) -> None:
+        if self._fleet is not None:
+            self._bus.publish(self._fleet.cost(SYSTEM_CLOCK.monotonic()).update())
+            self._cost_timer = self._loop.loop.call_later(_COST_INTERVAL_S, self._report_cost)
 
     async def _close(self) -> None:
         if self._closing is None:
