@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import enum
-import logging
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Final, ParamSpec, Protocol, TextIO, cast
+from typing import IO, Final, Protocol, TextIO, cast
 
 from skyward import events as ev
+from skyward._region import REDRAW_EVERY_S, Region, SafeStream
 from skyward._waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
-
 __all__ = ["Display", "DisplayKind", "open_display", "parse_display"]
-
-P = ParamSpec("P")
-
-_logger = logging.getLogger("skyward")
 
 _VISIBLE_AFTER_S: Final = 1.0
 _PLAIN_PROGRESS_EVERY_S: Final = 10.0
 _BAR_WIDTH: Final = 30
+_FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _NODE_COLOURS: Final = ("cyan", "magenta", "green", "blue", "bright_cyan", "bright_magenta", "bright_green")
 
 _STEPS: Final[dict[type[ev.SkywardEvent], str]] = {
     ev.InfraCreating: "preparing",
     ev.InfraCreated: "prepared: {e.region}",
-    ev.InstanceLaunching: "launching {e.count} x {e.instance_type} on {e.provider}",
+    ev.InstanceLaunching: "launching {nodes} on {e.provider}: {e.instance_type}",
     ev.InstanceProvisioned: "instance {e.instance_id} runs",
     ev.BootstrapStarting: "bootstrap starts",
     ev.BootstrapProgress: "bootstrap: {e.step}",
@@ -58,7 +50,7 @@ class DisplayKind(enum.StrEnum):
     LOG = "log"
     """A line for each step and for each line that a call prints; a bar for work that takes longer than a second."""
     SPINNER = "spinner"
-    """One moving line instead of the steps, and bars; of the lines only what went wrong."""
+    """One moving line instead of the steps; else as ``LOG``."""
     QUIET = "quiet"
     """Nothing at all; what fails is raised."""
 
@@ -89,7 +81,7 @@ def open_display(kind: str, bus: ev.EventBus, stream: TextIO | None = None, *, c
         ConfigurationError: there is no such kind.
     """
     parsed = parse_display(kind)
-    safe = _SafeStream(None if parsed is DisplayKind.QUIET else stream or sys.stderr)
+    safe = SafeStream(None if parsed is DisplayKind.QUIET else stream or sys.stderr)
     screen = _LiveScreen(safe, clock) if safe.isatty() else _PlainScreen(safe, clock)
     return Display(parsed, bus, screen, clock)
 
@@ -165,7 +157,8 @@ class Display:
         self._clock = clock
         self._nodes: dict[str, int] = {}
         self._works: dict[str, _Work] = {}
-        self._opened_s = 0.0
+        self._first_s: float | None = None
+        self._bootstrapping = 0
         self._started: ev.PoolStarted | None = None
         self._stopped: ev.PoolStopped | None = None
         self._cost: ev.CostFinal | None = None
@@ -179,15 +172,14 @@ class Display:
         self._unsubscribe = None
         self._screen.close()
         if self._started:
-            lived_s = self._clock.monotonic() - self._opened_s
+            lived_s = self._clock.monotonic() - (self._first_s or 0.0)
             self._say(self._started, _summary(self._started, lived_s, self._stopped, self._cost), _Tone.STEP)
 
     def _show(self, event: ev.SkywardEvent) -> None:
         self._remember(event)
         match event:
             case ev.LogLine():
-                if self._kind is DisplayKind.LOG:
-                    self._say(event, event.line, _Tone.OUTPUT)
+                self._say(event, event.line, _Tone.OUTPUT)
             case ev.Progress():
                 self._advance(event)
             case ev.Error():
@@ -195,19 +187,25 @@ class Display:
             case _ if template := _WARNINGS.get(type(event)):
                 self._say(event, template.format(e=event), _Tone.WARNING)
             case _ if template := _STEPS.get(type(event)):
-                self._step(event, template.format(e=event).removesuffix(": "))
+                self._step(event, template.format(e=event, nodes=_nodes(event)).removesuffix(": "))
             case _:
                 pass
+        self._count_bootstraps(event)
+        self._show_works()
+
+    def _show_works(self) -> None:
         now_s = self._clock.monotonic()
-        self._screen.status([w for w in self._works.values() if now_s - w.first_s > _VISIBLE_AFTER_S])
+        works = (work for work in self._works.values() if work.done or work.total)
+        self._screen.status([work for work in works if now_s - work.first_s > _VISIBLE_AFTER_S])
 
     def _remember(self, event: ev.SkywardEvent) -> None:
+        if self._first_s is None:
+            self._first_s = self._clock.monotonic()
         match event:
             case ev.InstanceProvisioned():
                 self._nodes[event.instance_id] = event.node
             case ev.PoolStarted():
                 self._started = event
-                self._opened_s = self._clock.monotonic()
             case ev.PoolStopped():
                 self._stopped = event
             case ev.CostFinal():
@@ -215,7 +213,18 @@ class Display:
             case _:
                 pass
 
-    def _step(self, event: ev.SkywardEvent, text: str) -> None:
+    def _count_bootstraps(self, event: ev.SkywardEvent) -> None:
+        match event:
+            case ev.InstanceLaunching():
+                self._bootstrapping += event.count
+            case ev.BootstrapCompleted():
+                self._bootstrapping -= 1
+                if not self._bootstrapping:
+                    self._step(None, "waiting for the workers")
+            case _:
+                pass
+
+    def _step(self, event: ev.SkywardEvent | None, text: str) -> None:
         line = self._line(event, text, _Tone.STEP)
         if self._kind is DisplayKind.SPINNER and not isinstance(event, ev.PoolStarted):
             self._screen.phase(line)
@@ -230,16 +239,18 @@ class Display:
             work = _Work(label=event.label, done=0, total=None, first_s=now_s, first_done=event.done)
         work = replace(work, done=event.done, total=event.total)
         self._works[event.label] = work
-        if event.done == event.total:
-            del self._works[event.label]
-        if event.done == event.total and now_s - work.first_s > _VISIBLE_AFTER_S:
+        if event.done != event.total:
+            return
+        del self._works[event.label]
+        self._show_works()  # first the bar goes, then the line says how it ended
+        if event.done and now_s - work.first_s > _VISIBLE_AFTER_S:
             self._say(event, f"{work.label}: {work.count(now_s)}", _Tone.STEP)
 
     def _say(self, event: ev.SkywardEvent, text: str, tone: _Tone) -> None:
         for line in text.split("\n"):
             self._screen.line(self._line(event, line, tone))
 
-    def _line(self, event: ev.SkywardEvent, text: str, tone: _Tone) -> _Line:
+    def _line(self, event: ev.SkywardEvent | None, text: str, tone: _Tone) -> _Line:
         instance_id: str | None = getattr(event, "instance_id", None)
         node: int | None = getattr(event, "node", self._nodes.get(instance_id or ""))
         source = f"node {node}" if node is not None else instance_id or "pool"
@@ -249,6 +260,11 @@ class Display:
 def _harmless(text: str) -> str:
     """The text with control characters, tabs excepted, made visible."""
     return text.translate(_HARMLESS)
+
+
+def _nodes(event: ev.SkywardEvent) -> str:
+    count: int = getattr(event, "count", 0)
+    return f"{count} node{'' if count == 1 else 's'}"
 
 
 def _summary(started: ev.PoolStarted, lived_s: float, stopped: ev.PoolStopped | None, cost: ev.CostFinal | None) -> str:
@@ -265,7 +281,7 @@ def _summary(started: ev.PoolStarted, lived_s: float, stopped: ev.PoolStopped | 
 class _PlainScreen:
     """Plain lines, for files and pipes."""
 
-    def __init__(self, stream: _SafeStream, clock: Clock) -> None:
+    def __init__(self, stream: SafeStream, clock: Clock) -> None:
         self._stream = stream
         self._clock = clock
         self._next_progress_s = 0.0
@@ -280,10 +296,11 @@ class _PlainScreen:
 
     def status(self, works: Sequence[_Work]) -> None:
         now_s = self._clock.monotonic()
-        if not works or now_s < self._next_progress_s:
+        begun = [work for work in works if work.done]
+        if not begun or now_s < self._next_progress_s:
             return
         self._next_progress_s = now_s + _PLAIN_PROGRESS_EVERY_S
-        for work in works:
+        for work in begun:
             text = _harmless(f"{work.label}: {work.count(now_s)}")
             self.line(_Line(source="pool", text=text, tone=_Tone.STEP))
 
@@ -294,16 +311,14 @@ class _PlainScreen:
 class _LiveScreen:
     """Coloured lines, and below them a spinner and bars while there is something to show in them."""
 
-    def __init__(self, stream: _SafeStream, clock: Clock) -> None:
+    def __init__(self, stream: SafeStream, clock: Clock) -> None:
         from rich.console import Console
-        from rich.spinner import Spinner
 
         self._rule = stream.rule
-        self._blocks = "█░" if stream.unicode else "#-"
+        self._blocks, self._frames = ("█░", _FRAMES) if stream.unicode else ("#-", "-\\|/")
         self._clock = clock
         self._console = Console(file=cast("IO[str]", stream), force_terminal=True)
-        self._spinner = Spinner("dots" if stream.unicode else "line")
-        self._live: Live | None = None
+        self._region = Region(stream, self._render)
         self._phase = ""
         self._works: tuple[_Work, ...] = ()
 
@@ -312,75 +327,29 @@ class _LiveScreen:
 
         colour = "bold" if line.node is None else _NODE_COLOURS[line.node % len(_NODE_COLOURS)]
         text = Text.assemble((f"{line.source:<7}", colour), f" {self._rule} ", (line.text, line.tone.value))
-        self._console.print(text, soft_wrap=True)
+        self._region.add_line(lambda: self._console.print(text, soft_wrap=True))
 
     def phase(self, line: _Line | None) -> None:
         self._phase = f"{line.source}: {line.text}" if line else ""
 
     def status(self, works: Sequence[_Work]) -> None:
-        from rich.live import Live
-
         self._works = tuple(works)
-        if not (self._phase or works):
-            self.close()
-        elif self._live is None:
-            self._live = Live(
-                get_renderable=self._render,
-                console=self._console,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start(refresh=True)
+        if self._phase or works:
+            self._region.show()
+        else:
+            self._region.close()
 
     def close(self) -> None:
-        if self._live:
-            self._live.stop()
-            self._live = None
+        self._region.close()
 
-    def _render(self) -> RenderableType:
-        """What changes; called by rich's thread several times a second."""
-        from rich.console import Group
+    def _render(self, width: int) -> list[str]:
+        """What changes; called several times a second, by several threads."""
         from rich.text import Text
 
         now_s = self._clock.monotonic()
-        bars = [Text(f"{work.bar(self._blocks)}{_harmless(work.label)}: {work.count(now_s)}") for work in self._works]
-        self._spinner.update(text=Text(self._phase))
-        return Group(*([self._spinner] if self._phase else []), *bars)
-
-
-class _SafeStream:
-    """A text stream that takes any text in its encoding, and stops trying once the stream is closed or broken."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-        self.encoding = getattr(stream, "encoding", None) or "utf-8"
-        self.unicode = self.encoding.lower().startswith("utf")
-        self.rule = "│" if self.unicode else "|"
-
-    def isatty(self) -> bool:
-        """Whether it is a terminal that understands control sequences."""
-        if self._stream is None or os.environ.get("TERM") == "dumb":
-            return False
-        try:
-            return self._stream.isatty()
-        except ValueError:  # what a closed stream says
-            return False
-
-    def write(self, text: str) -> int:
-        """Write ``text``; what the encoding lacks is written as an escape."""
-        if self._stream is not None:
-            self._attempt(self._stream.write, text.encode(self.encoding, "backslashreplace").decode(self.encoding))
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush the stream."""
-        if self._stream is not None:
-            self._attempt(self._stream.flush)
-
-    def _attempt(self, act: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            act(*args, **kwargs)
-        except (OSError, ValueError) as error:
-            _logger.debug("the display's stream is gone: %s", error)
-            self._stream = None
+        frame = self._frames[int(now_s / REDRAW_EVERY_S) % len(self._frames)]
+        lines = [f"{work.bar(self._blocks)}{_harmless(work.label)}: {work.count(now_s)}" for work in self._works]
+        texts = [Text(line) for line in ([f"{frame} {self._phase}"] if self._phase else []) + lines]
+        for text in texts:
+            text.truncate(width)
+        return [text.plain for text in texts]

@@ -15,6 +15,7 @@ import pytest
 from skyward.display import DisplayKind, open_display, parse_display
 from skyward.errors import ConfigurationError
 from skyward.events import (
+    BootstrapCompleted,
     BootstrapProgress,
     Callback,
     CostFinal,
@@ -116,7 +117,7 @@ STORY = (
 PLAIN_STORY = """\
 pool    │ preparing
 pool    │ prepared: eu-west-1
-pool    │ launching 2 x p5 on aws
+pool    │ launching 2 nodes on aws: p5
 node 0  │ instance i-0 runs
 node 0  │ bootstrap: deps
 pool    │ open (nodes: 2, workers: 4)
@@ -142,10 +143,10 @@ def test_pipe_gets_the_whole_story_in_plain_lines() -> None:
     assert stream.getvalue() == PLAIN_STORY
 
 
-def test_spinner_in_a_pipe_shows_steps_but_no_output() -> None:
+def test_spinner_in_a_pipe_shows_the_same() -> None:
     stream = io.StringIO()
     tell("spinner", stream)
-    assert stream.getvalue() == PLAIN_STORY.replace("node 1  │ hello\n", "")
+    assert stream.getvalue() == PLAIN_STORY
 
 
 @pytest.mark.parametrize("stream_type", [io.StringIO, Terminal])
@@ -173,8 +174,9 @@ def test_spinner_shows_the_phase_until_the_pool_is_open() -> None:
         told = stream.getvalue()
         assert told.rfind(SHOW_CURSOR) > told.rfind(HIDE_CURSOR)
         assert "open (nodes: 1, workers: 1)" in told
+        assert told.rfind("\x1b[2K") < told.rfind("open (nodes")
         show(line("hello"))
-        assert stream.getvalue() == told
+        assert stream.getvalue().endswith("│ hello\n")
     assert "closed after" in stream.getvalue()
 
 
@@ -190,6 +192,36 @@ def test_summary_leaves_out_what_nobody_said() -> None:
     with shown("log", stream) as show:
         show(PoolStarted(1, 1))
     assert stream.getvalue().splitlines()[-1] == "pool    │ closed after 0.0 s (nodes: 1, workers: 1)"
+
+
+def test_summary_counts_from_the_first_event() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(InfraCreating())
+        show(PoolStarted(1, 1), after_s=4)
+        show(PoolStopping(), after_s=0.2)
+    assert "closed after 4.2 s" in stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["log", "spinner"])
+def test_what_is_waited_for_after_the_last_bootstrap_is_said_once(kind: str) -> None:
+    stream = io.StringIO()
+    with shown(kind, stream) as show:
+        show(InstanceLaunching(2, "p5", "aws"), BootstrapCompleted("i-0"))
+        assert "waiting" not in stream.getvalue()
+        show(BootstrapCompleted("i-1"), PoolStarted(2, 2))
+    assert stream.getvalue().splitlines()[2:5] == [
+        "i-1     │ bootstrap done",
+        "pool    │ waiting for the workers",
+        "pool    │ open (nodes: 2, workers: 2)",
+    ]
+
+
+def test_one_node_is_one_node() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(InstanceLaunching(1, "this machine", "local"))
+    assert stream.getvalue() == "pool    │ launching 1 node on local: this machine\n"
 
 
 def test_closed_display_hears_nothing_and_closes_once() -> None:
@@ -250,6 +282,16 @@ def test_work_given_up_leaves_no_bar() -> None:
         show(Progress("gather", 7, 7), after_s=0.5)
         show(line("later"), after_s=60)
     assert stream.getvalue() == "node 0  │ later\n"
+
+
+@pytest.mark.parametrize("total", [None, 10])
+def test_pipe_hears_nothing_of_work_of_which_nothing_gets_done(total: int | None) -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(Progress("call", 0, total))
+        show(Progress("call", 0, total), after_s=20)
+        show(Progress("call", 0, 0), after_s=20)
+    assert stream.getvalue() == ""
 
 
 def test_same_label_later_is_new_work() -> None:
