@@ -1,7 +1,8 @@
 """How calls and results become bytes, on both ends of a lane.
 
 Functions and classes from the user's own modules (those that are not installed packages) travel by value, so that a
-local ``helpers.py`` needs no packaging; installed modules travel by reference. Buffers of 1 MiB and more stay out of
+local ``helpers.py`` needs no packaging; installed modules travel by reference. What functions import while they run
+comes along as source (:mod:`skyward.wire.modules`). Buffers of 1 MiB and more stay out of
 band (pickle protocol 5), so that large arrays are never copied into a pickle.
 """
 
@@ -12,19 +13,17 @@ import inspect
 import io
 import logging
 import pickle
-import site
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, cast
 
 import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
+from skyward.wire.modules import OWN_PACKAGES, came_along, imported_by, is_installed_at, with_sources
 
 log = logging.getLogger("skyward.wire")
 
@@ -33,7 +32,6 @@ __all__ = ["LARGE_BYTES", "Packed", "PackedError", "pack", "pack_arguments", "pa
 LARGE_BYTES = 1 << 20
 """Buffers of this size and more are kept out of the pickle."""
 
-_OWN_PACKAGES = frozenset({"skyward", "skyward_dask", "skyward_joblib"})
 _PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -83,7 +81,9 @@ def pack(obj: object, *, what: str) -> Packed:
         return False
 
     try:
-        data = _dumps(obj, keep_out)
+        data, imported = _dumps_with_imports(obj, keep_out)
+        if imported:
+            data = with_sources(data, buffers, imported)
     except SkywardError:
         raise
     except Exception as error:
@@ -135,50 +135,62 @@ def unpack_error(packed: PackedError, *, where: str) -> BaseException:
         error = RemoteError(
             f"{packed.type_name}: {packed.message}", type_name=packed.type_name, remote_traceback=packed.traceback
         )
+    # The frames are in the cause's text already; as they came, their lines would be read from this machine's files.
+    error = error.with_traceback(None)
     error.__cause__ = RemoteTraceback(packed.traceback)
     error.add_note(f"raised on {where}")
+    if isinstance(error, ModuleNotFoundError):
+        error.add_note(f"if a package has it, name that in the pool's environment: Image(pip=[{error.name!r}])")
     return error
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Cloudpickle's, plus: the user's own modules go by value."""
+    """Cloudpickle's, plus: the user's own modules go by value.
+
+    Attributes:
+        imported: names of modules that the functions which went by value import while they run.
+    """
+
+    imported: frozenset[str] = frozenset()
 
     def reducer_override(self, obj: Any) -> Any:
         name = obj.__name__ if isinstance(obj, ModuleType) else getattr(obj, "__module__", None)
         if isinstance(name, str) and isinstance(obj, type | ModuleType | Callable):
             _send_by_value_if_the_users(name.partition(".")[0])
-        return cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
+        reduced = cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
+        if reduced is not NotImplemented and type(cast("object", obj)) is FunctionType:
+            self.imported |= imported_by(cast("FunctionType", obj))
+        return reduced
 
 
 def _dumps(obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
+    return _dumps_with_imports(obj, buffer_callback)[0]
+
+
+def _dumps_with_imports(
+    obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None
+) -> tuple[bytes, frozenset[str]]:
     if type(obj) in _PLAIN_TYPES:
-        return pickle.dumps(obj, protocol=5)
+        return pickle.dumps(obj, protocol=5), frozenset()
     with io.BytesIO() as file:
-        _Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
-        return file.getvalue()
+        pickler = _Pickler(file, protocol=5, buffer_callback=buffer_callback)
+        pickler.dump(obj)
+        return file.getvalue(), pickler.imported
 
 
 @functools.cache
 def _send_by_value_if_the_users(package: str) -> None:
     module = sys.modules.get(package)
-    if module is None or package in _OWN_PACKAGES or package == "__main__" or _is_installed(module):
+    if module is None or package in OWN_PACKAGES or package == "__main__" or _is_installed(module):
         return
     cloudpickle.register_pickle_by_value(module)
 
 
 def _is_installed(module: ModuleType) -> bool:
-    location = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    if location is None:
+    if came_along(module):  # it is there where it came from
         return True
-    path = Path(location).resolve()
-    return any(path.is_relative_to(folder) for folder in _install_folders())
-
-
-@functools.cache
-def _install_folders() -> tuple[Path, ...]:
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple(Path(folder).resolve() for folder in folders)
+    location = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return location is None or is_installed_at(location)
 
 
 def _blame(obj: object, path: str, error: Exception, depth: int = 4) -> tuple[str, object, Exception]:

@@ -1,0 +1,348 @@
+"""How modules of the user's that are imported inside a function travel: as their sources, beside the function's pickle.
+
+What a function's globals refer to is pickled by value (:mod:`skyward.wire.pickling`). What it imports while it runs is
+named in its code only: those names are read from the bytecode, the user's own modules among them are followed through
+their own imports, and the sources of all go along. Where they are unpickled, a finder serves them from memory.
+
+* A module that the process itself has outside its installed packages wins over a source that came along; so nothing
+  changes in the process that sent it. An installed one, or a mere folder, of the same name does not win: where the
+  function comes from, the user's module was found first.
+* A changed source replaces the older one, and everything served is imported anew, since one module may hold another.
+* Names that no import statement shows (``importlib.import_module``) and modules without source are not followed.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import importlib.util
+import linecache
+import os
+import pickle
+import site
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+__all__ = [
+    "OWN_PACKAGES",
+    "ModuleSource",
+    "SourceFinder",
+    "came_along",
+    "imported_by",
+    "is_installed_at",
+    "sources_of",
+    "with_sources",
+]
+
+OWN_PACKAGES = frozenset({"skyward", "skyward_dask", "skyward_joblib"})
+"""Skyward's own, which every node has."""
+
+_NEVER_THE_USERS = OWN_PACKAGES | sys.stdlib_module_names | {"__main__"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSource:
+    """A module on its way.
+
+    Attributes:
+        name: its full name.
+        text: its source; empty for a package without ``__init__.py``.
+        is_package: whether it has submodules.
+        origin: its path where it came from, for ``__file__`` and tracebacks.
+        edition_ns: when this text was first seen there, in ns since the epoch; of two editions the later one holds.
+    """
+
+    name: str
+    text: str
+    is_package: bool
+    origin: str
+    edition_ns: int
+
+
+def imported_by(function: FunctionType) -> frozenset[str]:
+    """Names of modules outside the standard library that import statements in ``function`` may mean."""
+    module = function.__globals__
+    package = module.get("__package__") or ""
+    return _imports(function.__code__, package)
+
+
+def sources_of(names: Iterable[str]) -> tuple[ModuleSource, ...]:
+    """The user's own modules among ``names``, their packages and what they import, sorted by name. Imports nothing."""
+    found: dict[str, ModuleSource] = {}
+    seen: set[str] = set()
+    waiting = set(names)
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        source = _shelf().source(name)
+        if source is not None:
+            found[name] = source
+            waiting |= _imports_of_source(source)
+            waiting.add(name.rpartition(".")[0] or name)
+    return tuple(found[name] for name in sorted(found))
+
+
+def with_sources(data: bytes, buffers: Sequence[memoryview], names: Iterable[str]) -> bytes:
+    """``data``, made to bring the sources of ``names`` along; itself where none is the user's.
+
+    Args:
+        data: a pickle.
+        buffers: its out-of-band buffers; the result has the same.
+        names: what the functions in it import.
+    """
+    sources = sources_of(names)
+    if not sources:
+        return data
+    return pickle.dumps(_Accompanied(sources, data, buffers), protocol=5, buffer_callback=lambda _: False)
+
+
+def came_along(module: ModuleType) -> bool:
+    """Whether ``module`` is served from a source that came along."""
+    return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _Loader)
+
+
+@functools.lru_cache(maxsize=1024)
+def is_installed_at(location: str) -> bool:
+    """Whether a module found at this path is the standard library's or an installed package's."""
+    path = Path(location).resolve()
+    return any(path.is_relative_to(folder) for folder in _install_folders())
+
+
+class SourceFinder(MetaPathFinder):
+    """Serves modules from memory; stands first in ``sys.meta_path`` and steps back for the process's own."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, ModuleSource] = {}
+        self._lock = threading.Lock()
+
+    def add(self, sources: Iterable[ModuleSource]) -> None:
+        """Take sources; where one changes, everything served so far is imported anew. Safe from any thread."""
+        with self._lock:
+            for source in sources:
+                old = self._sources.get(source.name)
+                if old is not None and old.edition_ns >= source.edition_ns:
+                    continue
+                self._sources[source.name] = source
+                if old is not None:
+                    self._forget(old)
+            if self._sources and self not in sys.meta_path:
+                sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        """See :class:`importlib.abc.MetaPathFinder`."""
+        del target
+        source = self._sources.get(fullname)
+        if source is None:
+            return None
+        parent = sys.modules.get(fullname.rpartition(".")[0])
+        if parent is not None and not came_along(parent):
+            return None
+        if parent is None and _is_the_processes_own(_find(fullname, path, besides=self)):
+            return None
+        spec = ModuleSpec(fullname, _Loader(source), origin=source.origin, is_package=source.is_package)
+        spec.has_location = True
+        return spec
+
+    def _forget(self, old: ModuleSource) -> None:
+        for name in self._sources:
+            if (module := sys.modules.get(name)) is not None and came_along(module):
+                sys.modules.pop(name, None)
+        linecache.cache.pop(old.origin, None)  # it never looks again at what a loader gave
+
+
+class _Loader(InspectLoader):
+    def __init__(self, source: ModuleSource) -> None:
+        self.source = source
+
+    def is_package(self, fullname: str) -> bool:
+        del fullname
+        return self.source.is_package
+
+    def get_source(self, fullname: str) -> str:
+        del fullname
+        return self.source.text
+
+    def get_code(self, fullname: str) -> CodeType:
+        del fullname
+        return self.source_to_code(self.source.text, self.source.origin)
+
+
+class _Accompanied:
+    """Unpickles to what ``data`` holds, after the sources were taken."""
+
+    def __init__(self, sources: tuple[ModuleSource, ...], data: bytes, buffers: Sequence[memoryview]) -> None:
+        self._sources = sources
+        self._data = data
+        self._buffers = buffers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self._sources, self._data, *map(pickle.PickleBuffer, self._buffers))
+
+
+def _arrive(sources: tuple[ModuleSource, ...], data: bytes, *buffers: Any) -> Any:
+    _finder().add(sources)
+    return pickle.loads(data, buffers=buffers)
+
+
+@functools.cache
+def _finder() -> SourceFinder:
+    return SourceFinder()
+
+
+class _Shelf:
+    """Sources by name, read again where their file changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[int, int] | None, ModuleSource]] = {}
+        self._installed = set(_NEVER_THE_USERS)
+
+    def source(self, name: str) -> ModuleSource | None:
+        """What to send for this module now; None if it is not the user's."""
+        spec = _spec_of(name) if self._is_the_users(name.partition(".")[0]) else None
+        if spec is None:
+            return None
+        if isinstance(spec.loader, _Loader):
+            return spec.loader.source
+        stamp = _stamp(spec)
+        old_stamp, old = self._known.get(name, (None, None))
+        if old is not None and stamp is not None and stamp == old_stamp and old.origin == spec.origin:
+            return old
+        text = _text(spec)
+        if text is None:
+            return None
+        is_package = spec.submodule_search_locations is not None
+        origin = spec.origin or next(iter(_folders(spec)), name)
+        if old is None or (old.text, old.origin, old.is_package) != (text, origin, is_package):
+            now = time.time_ns()
+            old = ModuleSource(name=name, text=text, is_package=is_package, origin=origin, edition_ns=now)
+        self._known[name] = (stamp, old)
+        return old
+
+    def _is_the_users(self, package: str) -> bool:
+        if package in self._installed:
+            return False
+        spec = _spec_of(package)
+        if spec is None:  # not yet, maybe
+            return False
+        if isinstance(spec.loader, _Loader) or not _is_installed(spec):
+            return True
+        self._installed.add(package)
+        return False
+
+
+@functools.cache
+def _shelf() -> _Shelf:
+    return _Shelf()
+
+
+def _stamp(spec: ModuleSpec) -> tuple[int, int] | None:
+    if not spec.origin or not os.path.isfile(spec.origin):
+        return None
+    status = os.stat(spec.origin)
+    return status.st_mtime_ns, status.st_size
+
+
+def _text(spec: ModuleSpec) -> str | None:
+    """None where there is no source: an extension, a module made by hand, a file that is gone."""
+    if spec.origin is None:
+        return "" if spec.submodule_search_locations is not None else None
+    if spec.origin.endswith(".py") and os.path.isfile(spec.origin):
+        return importlib.util.decode_source(Path(spec.origin).read_bytes())
+    return None
+
+
+def _is_the_processes_own(spec: ModuleSpec | None) -> bool:
+    return spec is not None and spec.origin is not None and not _is_installed(spec)
+
+
+def _is_installed(spec: ModuleSpec) -> bool:
+    location = spec.origin if spec.has_location else next(iter(_folders(spec)), None)
+    return location is None or is_installed_at(location)
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    """As ``importlib.util.find_spec``, but without importing the packages that it is in."""
+    module = sys.modules.get(name)
+    if module is not None:
+        return getattr(module, "__spec__", None)
+    package = name.rpartition(".")[0]
+    if not package:
+        return _find(name, None)
+    inside = _spec_of(package)
+    return None if inside is None or inside.submodule_search_locations is None else _find_inside(name, _folders(inside))
+
+
+def _find(name: str, path: Sequence[str] | None, besides: MetaPathFinder | None = None) -> ModuleSpec | None:
+    finders = (finder for finder in sys.meta_path if finder is not besides)
+    specs = (finder.find_spec(name, path) for finder in finders)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _find_inside(name: str, folders: list[str]) -> ModuleSpec | None:
+    try:
+        return _find(name, folders)
+    except KeyError:  # a folder without __init__.py, whose spec can only be made when the package it is in is imported
+        spec = ModuleSpec(name, None, is_package=True)
+        last = name.rpartition(".")[2]
+        spec.submodule_search_locations = [here for each in folders if os.path.isdir(here := os.path.join(each, last))]
+        return spec
+
+
+def _folders(spec: ModuleSpec) -> list[str]:
+    return list(spec.submodule_search_locations or ())
+
+
+@functools.lru_cache(maxsize=1024)
+def _imports_of_source(source: ModuleSource) -> frozenset[str]:
+    try:
+        code = compile(source.text, source.origin, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):  # whoever imports it will be told
+        return frozenset()
+    return _imports(code, source.name if source.is_package else source.name.rpartition(".")[0])
+
+
+@functools.lru_cache(maxsize=1024)
+def _imports(code: CodeType, package: str) -> frozenset[str]:
+    return frozenset(name for name in _imported(code, package) if name.partition(".")[0] not in _NEVER_THE_USERS)
+
+
+def _imported(code: CodeType, package: str) -> Iterator[str]:
+    before: list[Any] = [None, None]
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            yield from _meant(step.argval, level=before[0], members=before[1] or (), package=package)
+        if step.opname != "EXTENDED_ARG":
+            before = [before[1], step.argval]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _imported(constant, package)
+
+
+def _meant(name: str, *, level: int, members: Sequence[str], package: str) -> Iterator[str]:
+    if level:
+        outer = package.rsplit(".", level - 1)
+        if not package or len(outer) < level:
+            return  # it fails where it runs, as it would here
+        name = f"{outer[0]}.{name}" if name else outer[0]
+    yield name
+    yield from (f"{name}.{member}" for member in members if member != "*")
+
+
+@functools.cache
+def _install_folders() -> tuple[Path, ...]:
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple(Path(folder).resolve() for folder in folders)

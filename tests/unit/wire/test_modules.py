@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import importlib
+import linecache
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skyward.submission import Invocation
+from skyward.testing.submission import InProcessSubmitter
+from skyward.wire.modules import ModuleSource, SourceFinder, came_along, sources_of
+from skyward.wire.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
+
+FILES = {
+    "sky_helper.py": "import sky_deeper\n\ndef times(x):\n    return sky_deeper.FACTOR * x\n",
+    "sky_deeper.py": "FACTOR = 10\n",
+    "sky_pkg/__init__.py": "",
+    "sky_pkg/inner.py": "def seven():\n    from . import outer\n    from .deep.leaf import ONE\n"
+    "    return outer.SIX + ONE\n",
+    "sky_pkg/outer.py": "from .unfindable import *\nSIX = 6\n",
+    "sky_pkg/unneeded.py": "",
+    "sky_space/part/leaf.py": "VALUE = 4\n",
+    "sky_pkg/deep/__init__.py": "",
+    "sky_pkg/deep/leaf.py": "ONE = 1\n",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of the user's modules on ``sys.path``; nothing of it stays."""
+    finders, modules = list(sys.meta_path), set(sys.modules)
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "sky_pkg/unfindable.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.meta_path[:] = finders
+    for name in set(sys.modules) - modules:
+        if name.startswith("sky_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def elsewhere(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it to be on a node: the user's folder is not there."""
+
+    def leave() -> None:
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(project)])
+        for name in [name for name in sys.modules if name.startswith("sky_")]:
+            del sys.modules[name]
+
+    return leave
+
+
+def edition(number: int, text: str, name: str = "sky_served") -> ModuleSource:
+    return ModuleSource(name=name, text=text, is_package=False, origin=f"/gone/{name}.py", edition_ns=number)
+
+
+@pytest.fixture
+def finder() -> Iterator[SourceFinder]:
+    before = list(sys.meta_path)
+    yield SourceFinder()
+    sys.meta_path[:] = before
+    for name in [name for name in sys.modules if name.startswith("sky_")]:
+        del sys.modules[name]
+
+
+def plain_import() -> Any:
+    import sky_helper
+
+    return sky_helper.times(2)
+
+
+def from_import() -> Any:
+    from sky_helper import times
+
+    return times(3)
+
+
+def import_as() -> Any:
+    import sky_helper as h
+
+    return h.times(4)
+
+
+def dotted() -> Any:
+    import sky_pkg.inner
+
+    return sky_pkg.inner.seven()
+
+
+def from_package() -> Any:
+    from sky_pkg import inner
+
+    return inner.seven()
+
+
+def nested() -> Any:
+    def deep() -> Any:
+        import sky_helper
+
+        return sky_helper.times(5)
+
+    return deep()
+
+
+def from_namespace() -> Any:
+    from sky_space.part.leaf import VALUE
+
+    return VALUE
+
+
+@pytest.mark.parametrize(
+    ("function", "result"),
+    [
+        (plain_import, 20),
+        (from_import, 30),
+        (import_as, 40),
+        (dotted, 7),
+        (from_package, 7),
+        (nested, 50),
+        (from_namespace, 4),
+    ],
+)
+def test_modules_imported_inside_a_function_travel(
+    function: Callable[[], Any], result: object, elsewhere: Callable[[], None]
+) -> None:
+    packed = pack(function, what="it")
+    assert not [name for name in sys.modules if name.startswith("sky_")], "packing imports nothing"
+    elsewhere()
+    assert unpack(packed.data)() == result
+
+
+def test_a_module_by_value_brings_what_its_functions_import(project: Path, elsewhere: Callable[[], None]) -> None:
+    (project / "sky_top.py").write_text("def run():\n    import sky_helper\n    return sky_helper.times(1)\n")
+    packed = pack(importlib.import_module("sky_top").run, what="it")
+    elsewhere()
+    assert unpack(packed.data)() == 10
+
+
+def test_relative_imports_in_a_function_travel(elsewhere: Callable[[], None], project: Path) -> None:
+    packed = pack(importlib.import_module("sky_pkg.inner").seven, what="it")
+    elsewhere()
+    assert unpack(packed.data)() == 7
+
+
+def test_only_what_is_needed_travels(project: Path) -> None:
+    names = [source.name for source in sources_of(["sky_pkg.inner", "numpy", "skyward", "json", "sky_absent"])]
+    assert names == [
+        "sky_pkg",
+        "sky_pkg.deep",
+        "sky_pkg.deep.leaf",
+        "sky_pkg.inner",
+        "sky_pkg.outer",
+        "sky_pkg.unfindable",
+    ]
+
+
+def test_a_function_without_modules_of_the_users_is_pickled_as_ever() -> None:
+    def fn() -> Any:
+        import json
+
+        import numpy as np
+
+        return json, np
+
+    assert b"skyward.wire.modules" not in pack(fn, what="it").data
+
+
+def test_large_arrays_of_such_a_function_stay_out_of_the_pickle(elsewhere: Callable[[], None]) -> None:
+    array = np.zeros(LARGE_BYTES, dtype="u1")
+    array[3] = 3
+
+    def fn() -> Any:
+        import sky_helper
+
+        array[0] = 1
+        return sky_helper.times(int(array.sum()))
+
+    packed = pack(fn, what="it")
+    assert len(packed.data) < 4000
+    elsewhere()
+    assert unpack(packed.data, [bytearray(buffer) for buffer in packed.buffers])() == 40
+
+
+def test_the_module_of_the_process_itself_is_not_shadowed(project: Path) -> None:
+    module = importlib.import_module("sky_helper")
+    with InProcessSubmitter() as submitter:
+        call = Invocation(fn=plain_import, args=(), kwargs={}, label="it")
+        assert submitter.submit_calls([call])[0].result(10) == 20
+    assert sys.modules["sky_helper"] is module
+    del sys.modules["sky_helper"]
+    assert not came_along(importlib.import_module("sky_helper"))
+
+
+def test_changed_code_is_picked_up_by_the_next_function(project: Path, elsewhere: Callable[[], None]) -> None:
+    def packed_with(factor: int) -> bytes:
+        (project / "sky_deeper.py").write_text(f"FACTOR = {factor}\n")
+        os.utime(project / "sky_deeper.py", ns=(factor, factor))
+        return pack(plain_import, what="it").data
+
+    ten, two, again = packed_with(10), packed_with(2), packed_with(10)
+    assert again != ten, "a worker that kept the first function would not take the sources again"
+    assert pack(plain_import, what="it").data == again
+    elsewhere()
+    assert [unpack(data)() for data in (ten, two, again)] == [20, 4, 20]
+
+
+def test_an_older_edition_does_not_replace_a_newer_one(finder: SourceFinder) -> None:
+    finder.add([edition(2, "VALUE = 'new'")])
+    finder.add([edition(1, "VALUE = 'old'")])
+    assert importlib.import_module("sky_served").VALUE == "new"
+
+
+def test_a_changed_module_renews_those_that_hold_it_and_no_others_edition_does(finder: SourceFinder) -> None:
+    holder = edition(1, "import sky_served\ndef value(): return sky_served.VALUE", "sky_holder")
+    finder.add([edition(1, "VALUE = 1"), holder])
+    first = importlib.import_module("sky_holder")
+    finder.add([edition(1, "VALUE = 1"), holder])
+    assert importlib.import_module("sky_holder") is first
+    finder.add([edition(2, "VALUE = 2"), holder])
+    assert importlib.import_module("sky_holder").value() == 2
+
+
+def test_a_mere_folder_of_the_same_name_does_not_hide_a_source(
+    finder: SourceFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sky_served").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    finder.add([edition(1, "VALUE = 1")])
+    assert importlib.import_module("sky_served").VALUE == 1
+
+
+def test_tracebacks_show_the_lines_of_the_edition_that_ran(finder: SourceFinder) -> None:
+    for number, text in enumerate(("def fail():\n    1 / 0", "def fail():\n    raise KeyError(2)")):
+        finder.add([edition(number, text)])
+        with pytest.raises((ZeroDivisionError, KeyError)) as caught:
+            importlib.import_module("sky_served").fail()
+        shown = "".join(traceback.format_exception(caught.value))
+        assert text.splitlines()[1].strip() in shown
+    linecache.clearcache()
+
+
+def test_classes_of_such_a_module_come_back_as_the_senders_own(project: Path, elsewhere: Callable[[], None]) -> None:
+    text = "class SkyError(Exception):\n    pass\ndef fail():\n    raise SkyError('x')\n"
+    (project / "sky_errors.py").write_text(text)
+
+    def fail() -> None:
+        import sky_errors
+
+        sky_errors.fail()
+
+    path, packed = list(sys.path), pack(fail, what="it")
+    elsewhere()
+    with pytest.raises(Exception, match="x") as caught:
+        unpack(packed.data)()
+    error = pack_error(caught.value)
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, SourceFinder)]
+    del sys.modules["sky_errors"]
+    sys.path[:] = path
+    back = unpack_error(error, where="here")
+    assert type(back) is importlib.import_module("sky_errors").SkyError
+
+
+def test_what_travelled_can_be_sent_on(elsewhere: Callable[[], None]) -> None:
+    packed = pack(plain_import, what="it")
+    elsewhere()
+    on = pack(unpack(packed.data), what="it")
+    assert pickle.loads(on.data)() == 20
+    assert b"FACTOR = 10" in on.data
+
+
+def test_a_source_with_a_mistake_is_reported_where_it_is_imported(project: Path, elsewhere: Callable[[], None]) -> None:
+    (project / "sky_deeper.py").write_text("FACTOR = = 1\n")
+    packed = pack(plain_import, what="it")
+    elsewhere()
+    with pytest.raises(SyntaxError, match=r"invalid syntax \(sky_deeper.py, line 1\)"):
+        unpack(packed.data)()
