@@ -7,6 +7,7 @@ import json
 import os
 import ssl
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -44,8 +45,14 @@ def take_standard_output() -> TextIO:
 
 
 def read_plan() -> NodePlan:
-    """The first line of standard input."""
-    return NodePlan.from_json(sys.stdin.readline())
+    """The first line of standard input. From here on temporary files lie in the node's own folder, and go with it.
+
+    Among them is the pool's key, which distributed writes for a moment, and the fork server's socket, whose name must be
+    short.
+    """
+    plan = NodePlan.from_json(sys.stdin.readline())
+    tempfile.tempdir = plan.ready.blob_dir
+    return plan
 
 
 def run_program(serve: Callable[[Program], Coroutine[Any, Any, None]], plan: NodePlan, reports: TextIO) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import tempfile
 from multiprocessing import forkserver
 
 from skyward.node._program import read_plan, run_program, take_standard_output
@@ -19,8 +18,6 @@ def main() -> None:
     one.
     """
     plan, reports = read_plan(), take_standard_output()
-    # The fork server's socket: the supervisor removes this folder, and its name is short enough for one.
-    tempfile.tempdir = plan.ready.blob_dir
     multiprocessing.get_context("forkserver").set_forkserver_preload(["skyward.node.worker"])
     forkserver.ensure_running()
     from skyward.node.slots import keep_slots

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from distributed import Worker
 from distributed.threadpoolexecutor import ThreadPoolExecutor
@@ -28,17 +29,26 @@ class LaneWorker(Worker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _own_log(Path(os.environ["SKYWARD_WORKER_LOG"]))
+        blob_dirs = os.environ["SKYWARD_BLOB_DIRS"].split(os.pathsep)
+        # Until it has started: distributed writes the pool's key to a temporary folder, which must go with the node.
+        tempfile.tempdir = blob_dirs[0]
         super().__init__(*args, **kwargs)
         executor = ThreadPoolExecutor(1, thread_name_prefix="skyward-lane")
         self.executors["lane"] = executor
         self.lane = LaneServer(
             incarnation=os.environ["SKYWARD_INCARNATION"],
-            blob_dirs=[Path(folder) for folder in os.environ["SKYWARD_BLOB_DIRS"].split(os.pathsep)],
+            blob_dirs=[Path(folder) for folder in blob_dirs],
             executor=executor,
         )
         self.lane.output.install()
         os.register_at_fork(after_in_child=self._leave_connections)
         self.handlers["lane"] = self.lane.accept
+
+    async def start_unsafe(self) -> Self:
+        """Start, and leave the temporary folder to user code."""
+        await super().start_unsafe()
+        tempfile.tempdir = None
+        return self
 
     def _leave_connections(self) -> None:
         """In a forked child: it may outlive this worker, and would keep its port and its clients' connections open."""
