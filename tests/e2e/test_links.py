@@ -61,7 +61,6 @@ def test_calls_whose_links_are_cut_again_and_again_run_exactly_once(pool: sky.Co
     assert {mark.stat().st_size for mark in tmp_path.iterdir()} == {1}
     assert len(list(tmp_path.iterdir())) == 200
     assert losses == []
-    sky.gather() >> pool
     deadline = time.monotonic() + 10
     while len(lines) < 200 and time.monotonic() < deadline:
         time.sleep(0.05)
