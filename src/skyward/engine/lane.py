@@ -31,7 +31,10 @@ async def _connect(address: str, connection_args: dict[str, Any]) -> Any:
     scheme, location = parse_address(address)
     connector: Any = get_backend(scheme).get_connector()
     async with asyncio.timeout(_DIAL_TIMEOUT_S):
-        comm: Any = await connector.connect(location, deserialize=True, **connection_args)
+        try:
+            comm: Any = await connector.connect(location, deserialize=True, **connection_args)
+        except ValueError as error:  # tornado's word for a connection that was reset before its TLS began
+            raise ConnectionResetError(str(error)) from error
         comm.local_info = comm.handshake_info() | {"address": comm.local_address}
         await comm.write(comm.handshake_info())
         comm.remote_info = await comm.read() | {"address": comm.peer_address}
