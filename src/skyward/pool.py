@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, cast
 
 from skyward._loop import acquire_loop
 from skyward.display import open_display, parse_display
-from skyward.engine.futures import BatchWatch, RemoteFuture
+from skyward.engine.futures import Batch, RemoteFuture
 from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, EventBus, SkywardEvent, current_callbacks
@@ -212,11 +212,9 @@ class ComputePool(CallsByFunction):
 
     def run(self, pending: PendingCompute[R]) -> R:
         """Run one call on any worker and return its result: ``pending >> pool``."""
-        pending = checked_call(pending)
-        watch = BatchWatch()
-        futures = self._ready.submit([pending.invocation()], ArgumentMemo(), watch)
-        self._ready.wait(futures, watch, "call", all_of_them=False)
-        return futures[0].result()
+        batch = self._ready.submit_batch([checked_call(pending).invocation()])
+        self._ready.wait(batch, "call", all_of_them=False)
+        return batch.result(0)
 
     def run_batch(self, batch: PendingBatch[*Ts]) -> tuple[*Ts]:
         """Run calls in parallel and return their results in order: ``batch >> pool``.
@@ -224,28 +222,25 @@ class ComputePool(CallsByFunction):
         The first failure is raised at once; calls still queued are dropped and those running are left to finish,
         unless the batch asks for exceptions as values.
         """
-        watch = BatchWatch()
-        futures = self._ready.submit([call.invocation() for call in batch.calls], ArgumentMemo(), watch)
-        return cast("tuple[*Ts]", self._results(futures, watch, return_exceptions=batch.return_exceptions))
+        running = self._ready.submit_batch([call.invocation() for call in batch.calls])
+        return cast("tuple[*Ts]", self._results(running, return_exceptions=batch.return_exceptions))
 
     def broadcast(self, pending: PendingCompute[R]) -> tuple[R, ...]:
         """Run one call once on every worker and return the results by (node, worker): ``pending @ pool``."""
-        watch = BatchWatch()
-        futures = self._ready.broadcast(checked_call(pending).invocation(), watch)
-        return self._results(futures, watch, return_exceptions=False)
+        running = self._ready.broadcast_batch(checked_call(pending).invocation())
+        return self._results(running, return_exceptions=False)
 
     def executor(self) -> PoolExecutor:
         """The pool as a :class:`concurrent.futures.Executor`; shutting it down leaves the pool open."""
         return PoolExecutor(self)
 
-    def _results(self, futures: list[RemoteFuture], watch: BatchWatch, *, return_exceptions: bool) -> tuple[Any, ...]:
-        label = f"{len(futures)} calls"
-        self._ready.wait(futures, watch, label, all_of_them=return_exceptions)
+    def _results(self, batch: Batch, *, return_exceptions: bool) -> tuple[Any, ...]:
+        self._ready.wait(batch, f"{len(batch)} calls", all_of_them=return_exceptions)
         if return_exceptions:
-            return tuple(_outcome_of(future) for future in futures)
-        if watch.failed is not None:
-            watch.failed.result()
-        return tuple(future.result() for future in futures)
+            return tuple(_outcome_of(batch, index) for index in range(len(batch)))
+        if batch.failed is not None:
+            batch.result(batch.failed)
+        return tuple(map(batch.result, range(len(batch))))
 
     @property
     def capacity(self) -> int:
@@ -265,7 +260,8 @@ class ComputePool(CallsByFunction):
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
         """See :meth:`skyward.submission.TaskSubmitter.cancel_calls`."""
-        self._ready.cancel(list(futures))
+        calls = [future.call for future in futures if isinstance(future, RemoteFuture) and not future.done()]
+        self._ready.cancel(calls)
 
     def publish(self, event: SkywardEvent) -> None:
         """See :meth:`skyward.submission.TaskSubmitter.publish`."""
@@ -285,9 +281,11 @@ class ComputePool(CallsByFunction):
         )
 
 
-def _outcome_of(future: RemoteFuture) -> Any:
-    error = future.exception()
-    return future.result() if error is None else error
+def _outcome_of(batch: Batch, index: int) -> Any:
+    try:
+        return batch.result(index)
+    except Exception as error:
+        return error
 
 
 def current_pool() -> ComputePool | None:

@@ -29,8 +29,7 @@ def cut(pool: sky.ComputePool) -> None:
 
     async def abort() -> None:
         for lane in lanes_of(pool):
-            if lane.comm is not None:
-                lane.comm.abort()
+            lane.cut()
 
     assert pool._running is not None
     pool._running._loop.call(abort())

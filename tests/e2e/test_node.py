@@ -477,7 +477,7 @@ async def test_strangers_get_no_answer_from_any_port(config: NodeConfig, identit
             for connection in psutil.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN and connection.pid in pids
         }
-        assert len(places) == 1 + 1 + 2 * WORKERS
+        assert len(places) == 1 + 1 + 3 * WORKERS
         assert {ip for ip, _ in places} == {config.address}
         for who, context in strangers(identity):
             answers = await asyncio.gather(*(answer_to(place, context) for place in places))

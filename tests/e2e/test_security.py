@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.engine.certificates import client_security, connection_args, issue
+from skyward.engine.certificates import client_security, issue
 from skyward.node.control import Ping, to_frame
 from skyward.providers.local import INSTANCE_VARIABLE
 from skyward.provision.fleet import Fleet
@@ -46,7 +46,15 @@ def dask_message(content: object) -> bytes:
 
 
 def control_message() -> bytes:
-    body = msgpack.packb(to_frame(Ping(n=1)))
+    return frame(to_frame(Ping(n=1)))
+
+
+def lane_greeting() -> bytes:
+    return frame(["a session", 0])
+
+
+def frame(message: object) -> bytes:
+    body = msgpack.packb(message)
     return struct.pack("!I", len(body)) + body
 
 
@@ -55,6 +63,7 @@ PAYLOADS = {
     "an HTTP request": b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "Dask's handshake and a question": dask_message(HANDSHAKE) + dask_message({"op": "identity", "reply": True}),
     "a ping of the control connection": control_message(),
+    "a lane's greeting": lane_greeting(),
     "noise": bytes(range(256)) * 64,
 }
 
@@ -132,6 +141,8 @@ def kind_of(pool: sky.ComputePool, process: psutil.Process, port: int) -> str:
         return "control"
     if any(place.scheduler.endswith(f":{port}") for place in ready):
         return "scheduler"
+    if any(lane.endswith(f":{port}") for place in ready for lane in place.lanes):
+        return "lane"
     if any(worker.endswith(f":{port}") for place in ready for worker in place.workers):
         return "worker"
     return "nanny" if "nannies" in " ".join(process.cmdline()) else f"unknown: {process.cmdline()}"
@@ -184,7 +195,8 @@ def strangers(identity: TlsIdentity) -> dict[str, ssl.SSLContext]:
 def test_exactly_the_expected_ports_are_open_and_on_loopback(pool: sky.ComputePool, ports: list[Port]) -> None:
     workers = NODES * CONCURRENCY
     kinds = [port.kind for port in ports]
-    assert kinds == ["control"] * NODES + ["nanny"] * workers + ["scheduler"] + ["worker"] * workers
+    each_worker = [kind for kind in ("lane", "nanny", "worker") for _ in range(workers)]
+    assert kinds == sorted(["control"] * NODES + ["scheduler"] + each_worker)
     assert all(port.place[0].startswith("127.") for port in ports)
 
 
@@ -214,7 +226,7 @@ async def test_a_peer_with_the_pools_certificate_is_answered_by_every_port(
 ) -> None:
     context = client_context(identity)
     dask = PAYLOADS["Dask's handshake and a question"]
-    said = [control_message() if port.kind == "control" else dask for port in ports]
+    said = [{"control": control_message(), "lane": lane_greeting()}.get(port.kind, dask) for port in ports]
     answers = await asyncio.gather(
         *(hear(port.place, words, context, 2.0) for port, words in zip(ports, said, strict=True))
     )
@@ -331,7 +343,7 @@ def test_no_repr_shows_a_secret(pool: sky.ComputePool, identity: TlsIdentity) ->
             sky.Image(env={"TOKEN": SECRET}),
             identity,
             client_security(identity),
-            connection_args(identity),
+            client_context(identity),
             vars(pool._running),
         ]
     )

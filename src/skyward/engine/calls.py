@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from skyward.engine.blobs import Stored
 from skyward.engine.dispatch import CallState, WorkerId
-from skyward.engine.futures import RawOutcome, RemoteFuture
+from skyward.engine.futures import RawOutcome, Sink
 from skyward.engine.packing import Parcel
 from skyward.engine.receiving import Incoming
+from skyward.events import Callback
 from skyward.wire.messages import CallHeader
 
 __all__ = ["CallTable", "LiveCall"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class LiveCall:
-    """A call that is not over: its state for dispatch, what to send, whom to tell."""
+class LiveCall(CallState):
+    """A call that is not over: what to send, whom to tell.
 
-    state: CallState
+    Attributes:
+        parcel: what travels.
+        sink: who waits for it.
+        index: its number there.
+        header: what it may know of itself; None for a call that is alone.
+        callbacks: those in force where the call was made; they hear of its lines and events.
+        incoming: what came of it so far, if anything did.
+        held: blobs that lie on its worker's node because of it.
+        shipping: what puts them there at the moment.
+    """
+
     parcel: Parcel
-    header: CallHeader
-    future: RemoteFuture
-    incoming: Incoming
-    held: list[Stored] = field(default_factory=list[Stored])
+    sink: Sink
+    index: int = 0
+    header: CallHeader | None = None
+    callbacks: tuple[Callback, ...] = ()
+    incoming: Incoming | None = None
+    held: Sequence[Stored] = ()
     shipping: object = None
+
+    def arriving(self) -> Incoming:
+        """Where to put what comes of it before its outcome."""
+        if self.incoming is None:
+            self.incoming = Incoming()
+        return self.incoming
 
     def let_go(self) -> None:
         """The call is on no worker now: its blobs may go, and what ships it there is in vain."""
-        for stored in self.held:
-            stored.users -= 1
-        self.held = []
+        if self.held:
+            for stored in self.held:
+                stored.users -= 1
+            self.held = ()
         self.shipping = None
 
 
@@ -56,26 +74,23 @@ class CallTable:
 
     def add(self, calls: Iterable[LiveCall]) -> None:
         """New calls."""
-        self._calls.update((call.state.id, call) for call in calls)
+        for call in calls:
+            self._calls[call.id] = call
 
     def get(self, call_id: int) -> LiveCall | None:
         """The call, unless it is over."""
         return self._calls.get(call_id)
 
-    def waited_for_by(self, futures: set[Future[Any]]) -> list[LiveCall]:
-        """The calls of these futures."""
-        return [call for call in self._calls.values() if call.future in futures]
-
     def complete(self, call: LiveCall, raw: RawOutcome) -> None:
-        """The call is over; its future is told, unless it was before."""
-        if self._calls.pop(call.state.id, None) is not None:
+        """The call is over; who waits for it is told, unless that was done before."""
+        if self._calls.pop(call.id, None) is not None:
             self.ended += 1
             call.let_go()
-            call.future.deliver(raw)
+            call.sink.deliver(call.index, raw)
 
     def leave(self, worker_id: WorkerId) -> None:
         """A worker is no more: what it held of its calls, and had sent of their results, counts no more."""
         for call in self._calls.values():
-            if call.state.worker == worker_id:
+            if call.worker == worker_id:
                 call.let_go()
-                call.incoming.reset()
+                call.incoming = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import ssl
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from skyward.wire.frames import TlsIdentity
 
 if TYPE_CHECKING:
     from distributed import Security
 
-__all__ = ["client_security", "connection_args", "issue"]
+__all__ = ["client_security", "issue"]
 
 _NAME = "skyward-pool"
 _CLOCK_SKEW = dt.timedelta(hours=1)
@@ -57,8 +57,3 @@ def client_security(identity: TlsIdentity) -> Security:
         tls_client_cert=identity.cert,
         tls_client_key=identity.key,
     )
-
-
-def connection_args(identity: TlsIdentity) -> dict[str, Any]:
-    """The same, as ``distributed.comm`` takes it."""
-    return cast("dict[str, Any]", client_security(identity).get_connection_args("client"))

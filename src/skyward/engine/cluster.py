@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
+import ssl
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 from skyward.engine.calls import CallTable, LiveCall
@@ -36,10 +37,10 @@ class Cluster:
         slots: every worker's place.
     """
 
-    def __init__(self, connection_args: dict[str, Any], bus: EventBus) -> None:
+    def __init__(self, tls: ssl.SSLContext, bus: EventBus) -> None:
         self.slots: dict[WorkerId, Slot] = {}
         self._loop = asyncio.get_running_loop()
-        self._connection_args = connection_args
+        self._tls = tls
         self._bus = bus
         self._dispatch = Dispatch()
         self._calls = CallTable()
@@ -57,9 +58,9 @@ class Cluster:
     def attach(self, handle: NodeHandle) -> None:
         """Open lanes to the workers of a node."""
         node = AttachedNode(handle)
-        for index, address in enumerate(handle.ready.workers):
+        for index, address in enumerate(handle.ready.lanes):
             worker_id = WorkerId(handle.rank, index)
-            self.slots[worker_id] = Slot(Lane(worker_id, address, self._connection_args, self), node)
+            self.slots[worker_id] = Slot(Lane(worker_id, address, self._tls, self), node)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Return when every worker has answered once.
@@ -132,28 +133,27 @@ class Cluster:
         """Take new calls."""
         if self._closed:
             for call in calls:
-                call.future.deliver(RawOutcome(error=PoolStateError("the pool is closed")))
+                call.sink.deliver(call.index, RawOutcome(error=PoolStateError("the pool is closed")))
             return
         self._calls.add(calls)
-        self._acting.perform(self._dispatch.submit([call.state for call in calls], self._loop.time()))
+        self._acting.perform(self._dispatch.submit(calls, self._loop.time()))
         if not self.slots:
             for call in calls:
                 self._calls.complete(call, RawOutcome(error=PoolStateError("every node of the pool is gone")))
         if self._ticking is None and self._calls:
             self._ticking = self._loop.call_later(_REBALANCE_S, self._tick)
 
-    def cancel(self, futures: set[Future[Any]], *, kill: bool) -> None:
+    def cancel(self, calls: Iterable[LiveCall], *, kill: bool) -> None:
         """Drop what waits; end what runs with its worker, or let it run to an end that nobody waits for."""
-        calls = self._calls.waited_for_by(futures)
-        actions = self._dispatch.cancel([call.state.id for call in calls], kill=kill)
-        for call in calls:
-            call.future.cancel()
-            self._calls.complete(call, RawOutcome(error=CancelledError("the call was cancelled while it ran")))
+        unfinished = [call for call in calls if self._calls.get(call.id) is call]
+        actions = self._dispatch.cancel([call.id for call in unfinished], kill=kill)
+        for call in unfinished:
+            self._calls.complete(call, RawOutcome(error=CancelledError("the call was cancelled")))
         self._acting.perform(actions)
 
-    def drop(self, call_id: int) -> None:
+    def drop(self, call: LiveCall) -> None:
         """A call's future was cancelled while it waited."""
-        self._acting.drop(call_id)
+        self._acting.drop(call)
 
     # --- LaneOwner --------------------------------------------------------------------------------------------------
 
@@ -178,14 +178,25 @@ class Cluster:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
         self._lose(self.slots[lane.worker_id])
 
-    def lane_item(self, lane: Lane, item: Item) -> None:
+    def lane_items(self, lane: Lane, items: Sequence[Item]) -> None:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
+        finished: list[tuple[int, float]] = []
+        for item in items:
+            match item[0]:
+                case Kind.RESULTS:
+                    finished += self._succeed(lane.worker_id, item)
+                case Kind.RESULT:
+                    finished.append(self._finish(lane.worker_id, item[1], item[2]))
+                case _:
+                    self._note(lane, item)
+        if finished:
+            self._acting.perform(self._dispatch.finished(finished, self._loop.time()))
+
+    def _note(self, lane: Lane, item: Item) -> None:
         match item[0]:
-            case Kind.RESULT:
-                self._finish(lane.worker_id, item[1], item[2])
             case Kind.CHUNK:
                 if (call := self._calls.get(item[1])) is not None:
-                    call.incoming.add_chunk(item)
+                    call.arriving().add_chunk(item)
             case Kind.LINES | Kind.EVENT:
                 self._publish(lane, item)
             case Kind.REVOKED:
@@ -202,13 +213,17 @@ class Cluster:
         self._ticking = self._loop.call_later(_REBALANCE_S, self._tick) if self._calls else None
         self._acting.perform(self._dispatch.rebalance(self._loop.time()))
 
-    def _finish(self, worker_id: WorkerId, call_id: int, wire: Sequence[Any]) -> None:
-        call = self._calls.get(call_id)
-        seconds = float(wire[0])
-        if call is not None:
-            raw = call.incoming.outcome(wire, where=f"node {worker_id.node}, worker {worker_id.worker}")
-            self._calls.complete(call, raw)
-        self._acting.perform(self._dispatch.finished(call_id, seconds, self._loop.time()))
+    def _succeed(self, worker_id: WorkerId, item: Item) -> Iterator[tuple[int, float]]:
+        _, call_ids, all_seconds, pickles = item
+        for call_id, seconds, data in zip(call_ids, all_seconds, pickles, strict=True):
+            if (call := self._calls.get(call_id)) is not None:
+                self._calls.complete(call, RawOutcome(data, seconds, worker_id))
+            yield call_id, seconds
+
+    def _finish(self, worker_id: WorkerId, call_id: int, wire: Sequence[Any]) -> tuple[int, float]:
+        if (call := self._calls.get(call_id)) is not None:
+            self._calls.complete(call, call.arriving().outcome(wire, worker_id))
+        return call_id, float(wire[0])
 
     def _lose(self, slot: Slot) -> None:
         if not slot.alive:
@@ -224,7 +239,7 @@ class Cluster:
 
     def _publish(self, lane: Lane, item: Item) -> None:
         call = self._calls.get(item[1])
-        incoming = call.incoming if call is not None else Incoming()
+        incoming, callbacks = (call.arriving(), call.callbacks) if call is not None else (Incoming(), ())
         handle = self.slots[lane.worker_id].node.handle
         for event in incoming.events(item, node=lane.worker_id.node, instance_id=handle.instance.id):
-            self._bus.publish(event, incoming.callbacks)
+            self._bus.publish(event, callbacks)

@@ -184,13 +184,13 @@ class Dispatch:
             self._queue.clear()
         return actions + [self._give_up(call, worker_id, reason) for call in stranded if not call.cancelled]
 
-    def finished(self, call_id: int, seconds: float, now: float) -> list[Action]:
-        """A call ended on its worker, whatever its outcome."""
-        call = self._calls.pop(call_id, None)
-        if call is None:
-            return []
-        self._learn(call.kind, seconds)
-        self._release(call, now)
+    def finished(self, ended: Iterable[tuple[int, float]], now: float) -> list[Action]:
+        """Calls ended on their workers after so many seconds each, whatever their outcome."""
+        for call_id, seconds in ended:
+            call = self._calls.pop(call_id, None)
+            if call is not None:
+                self._learn(call.kind, seconds)
+                self._release(call, now)
         return self._assign(now)
 
     def given_back(self, call_ids: Iterable[int], now: float) -> list[Action]:

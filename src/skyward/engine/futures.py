@@ -1,66 +1,105 @@
-"""Futures of calls: completed on the event loop with raw bytes, decoded where somebody asks."""
+"""Where calls' outcomes go: completed on the event loop with raw bytes, decoded where somebody asks."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from skyward.engine.dispatch import WorkerId
 from skyward.submission import CallFuture
 from skyward.wire.pickling import PackedError, unpack, unpack_error
 
-__all__ = ["BatchWatch", "RawOutcome", "RemoteFuture"]
+__all__ = ["Batch", "RawOutcome", "RemoteFuture", "Sink"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False)
 class RawOutcome:
-    """How a call ended, undecoded.
+    """How a call ended, undecoded. Not frozen, as that doubles its price, and it is paid for every call.
 
     Attributes:
         data: the result's pickle; meaningless if there was an error.
-        buffers: its out-of-band buffers, writable.
-        error: the exception as the worker sent it, or one of ours.
         seconds: what the call took on its worker; None if none ran it to its end.
-        where: "node 0, worker 1", for the exception's note.
+        worker: where it ran; None if nowhere.
+        buffers: the pickle's out-of-band buffers, writable.
+        error: the exception as the worker sent it, or one of ours.
     """
 
     data: bytes | memoryview = b""
+    seconds: float | None = None
+    worker: WorkerId | None = None
     buffers: tuple[Any, ...] = ()
     error: PackedError | Exception | None = field(default=None)
-    seconds: float | None = None
-    where: str = ""
+
+    def value(self) -> Any:
+        """The result, unpickled, or the exception raised."""
+        match self.error:
+            case None:
+                try:
+                    return unpack(self.data, self.buffers)
+                except Exception as error:  # any class may do anything here
+                    error.add_note(f"while rebuilding the result of a call that ran on {self._where}")
+                    raise
+            case PackedError() as packed:
+                raise unpack_error(packed, where=self._where)
+            case error:
+                raise error
+
+    @property
+    def _where(self) -> str:
+        return f"node {self.worker.node}, worker {self.worker.worker}" if self.worker else "no worker"
 
 
-class _Failed(Exception):
-    """Marks a failed future for those who only look at its state."""
+class Sink(Protocol):
+    """Takes the outcomes of calls, each once. Called on the event loop only."""
+
+    def begin(self) -> bool:
+        """A call leaves the queue; False if nobody waits for it any more."""
+        ...
+
+    def deliver(self, index: int, raw: RawOutcome) -> None:
+        """The call that is number ``index`` here is over."""
+        ...
 
 
-class BatchWatch:
-    """Wakes a caller when all of its calls are done, or one has failed."""
+class Batch:
+    """The outcomes of calls that one caller waits for.
 
-    def __init__(self) -> None:
-        self.remaining = 0
-        self.failed: RemoteFuture | None = None
-        self._event = threading.Event()
+    Attributes:
+        calls: the calls, for whoever cancels them.
+        remaining: how many are not over.
+        failed: the number of the first that failed.
+    """
 
-    def expect(self, calls: int) -> None:
-        """So many calls are about to be queued."""
+    def __init__(self, calls: int) -> None:
+        self.calls: Sequence[Any] = ()
         self.remaining = calls
+        self.failed: int | None = None
+        self._outcomes: list[RawOutcome | None] = [None] * calls
+        self._event = threading.Event()
         if not calls:
             self._event.set()
 
-    def note(self, future: RemoteFuture, *, failed: bool) -> None:
-        """One more is done. Called on the event loop only."""
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def begin(self) -> bool:
+        """See :class:`Sink`."""
+        return True
+
+    def deliver(self, index: int, raw: RawOutcome) -> None:
+        """See :class:`Sink`."""
+        self._outcomes[index] = raw
         self.remaining -= 1
-        if failed and self.failed is None:
-            self.failed = future
-        if failed or not self.remaining:
+        if raw.error is not None and self.failed is None:
+            self.failed = index
+        if not self.remaining or raw.error is not None:
             self._event.set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether all are done or one has failed."""
+        """Whether all are over or one has failed."""
         return self._event.wait(timeout_s)
 
     def rearm(self) -> None:
@@ -69,14 +108,27 @@ class BatchWatch:
         if not self.remaining:
             self._event.set()
 
+    def result(self, index: int) -> Any:
+        """The result of a call that is over, or its exception raised."""
+        raw, self._outcomes[index] = self._outcomes[index], None
+        assert raw is not None, "it is not over, or was asked for before"
+        return raw.value()
+
+
+class _Failed(Exception):
+    """Marks a failed future for those who only look at its state."""
+
 
 class RemoteFuture(CallFuture[Any]):
-    """A call's future. The result is unpickled by the first who asks, in their thread, once."""
+    """A call's future. The result is unpickled by the first who asks, in their thread, once.
 
-    def __init__(
-        self, *, drop: Callable[[], None], run_callback: Callable[..., None], watch: BatchWatch | None = None
-    ) -> None:
+    Attributes:
+        call: the call, for whoever cancels it.
+    """
+
+    def __init__(self, *, drop: Callable[[Any], None], run_callback: Callable[..., None]) -> None:
         super().__init__()
+        self.call: Any = None
         self._drop = drop
         self._run_callback = run_callback
         self._decoding = threading.Lock()
@@ -84,16 +136,17 @@ class RemoteFuture(CallFuture[Any]):
         self._raw: RawOutcome | None = None
         self._value: Any = None
         self._error: BaseException | None = None
-        self._watch = watch
 
     def begin(self) -> bool:
-        """The call leaves the queue; False if the future was cancelled. Called on the event loop only."""
+        """See :class:`Sink`; False if the future was cancelled."""
         if self._begun is None:
             self._begun = self.set_running_or_notify_cancel()
         return self._begun
 
-    def deliver(self, raw: RawOutcome) -> None:
-        """Complete the future. Called on the event loop only, once."""
+    def deliver(self, index: int, raw: RawOutcome) -> None:  # noqa: ARG002 - a sink of one call
+        """See :class:`Sink`."""
+        if isinstance(raw.error, CancelledError) and self._begun is None:
+            super().cancel()
         if self.begin():
             self._raw = raw
             self.worker_seconds = raw.seconds
@@ -101,14 +154,12 @@ class RemoteFuture(CallFuture[Any]):
                 super().set_result(None)
             else:
                 super().set_exception(_Failed())
-        if self._watch is not None:
-            self._watch.note(self, failed=raw.error is not None)
 
     def cancel(self) -> bool:
         """See :meth:`concurrent.futures.Future.cancel`: True while the call waits in the queue."""
         cancelled = super().cancel()
         if cancelled:
-            self._drop()
+            self._drop(self.call)
         return cancelled
 
     def result(self, timeout: float | None = None) -> Any:
@@ -126,23 +177,13 @@ class RemoteFuture(CallFuture[Any]):
         super().exception(timeout)
         with self._decoding:
             if self._raw is not None:
-                self._decode(self._raw)
+                try:
+                    self._value = self._raw.value()
+                except Exception as error:
+                    self._error = error.with_traceback(None)
                 self._raw = None
         return self._error
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """See :meth:`concurrent.futures.Future.add_done_callback`; it never runs on the event loop."""
         super().add_done_callback(lambda future: self._run_callback(fn, future))
-
-    def _decode(self, raw: RawOutcome) -> None:
-        match raw.error:
-            case PackedError() as packed:
-                self._error = unpack_error(packed, where=raw.where)
-            case None:
-                try:
-                    self._value = unpack(raw.data, raw.buffers)
-                except Exception as error:  # any class may do anything here
-                    error.add_note(f"while rebuilding the result of a call that ran on {raw.where}")
-                    self._error = error
-            case error:
-                self._error = error

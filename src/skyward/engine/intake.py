@@ -9,17 +9,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from skyward._loop import LoopThread
 from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
-from skyward.engine.dispatch import CallState, WorkerId
-from skyward.engine.futures import BatchWatch, RemoteFuture
+from skyward.engine.dispatch import WorkerId
+from skyward.engine.futures import Batch, RemoteFuture, Sink
 from skyward.engine.packing import Parcel
-from skyward.engine.receiving import Incoming
 from skyward.errors import PoolStateError
 from skyward.events import Callback, current_callbacks
 from skyward.wire.messages import CallHeader
@@ -29,6 +29,14 @@ __all__ = ["Intake"]
 log = logging.getLogger("skyward.engine")
 
 _CALLBACKS_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where one call of a broadcast runs, and what it knows of itself."""
+
+    worker: WorkerId
+    header: CallHeader
 
 
 class Intake:
@@ -46,30 +54,28 @@ class Intake:
         self._closed = False
         self._callbacks = _CallbackThread()
 
-    def submit(self, parcels: Sequence[Parcel], watch: BatchWatch | None = None) -> list[RemoteFuture]:
+    def submit(self, parcels: Sequence[Parcel]) -> list[RemoteFuture]:
         """Queue calls, each for any worker."""
-        return self._enter([self._call(parcel, CallHeader(label=parcel.label), watch) for parcel in parcels], watch)
+        return self._enter_with_futures([self._with_future(parcel) for parcel in parcels])
 
-    def broadcast(self, parcel: Parcel, watch: BatchWatch | None = None) -> list[RemoteFuture]:
+    def submit_batch(self, parcels: Sequence[Parcel]) -> Batch:
+        """Queue calls, each for any worker, for one who waits for all of them."""
+        batch = Batch(len(parcels))
+        return self._enter_batch(batch, [self._call(parcel, batch, None, i) for i, parcel in enumerate(parcels)])
+
+    def broadcast(self, parcel: Parcel) -> list[RemoteFuture]:
         """Queue one call on every worker, ordered by (node, worker)."""
-        workers = sorted(self._cluster.slots)
-        if not workers:
-            raise PoolStateError("every node of the pool is gone")
-        seed, port = random.getrandbits(32), next(self._cluster.slots[workers[0]].node.call_ports)
-        headers = (
-            CallHeader(label=parcel.label, world=len(workers), rank=rank, seed=seed, head_port=port)
-            for rank in range(len(workers))
-        )
-        calls = [
-            self._call(parcel, header, watch, pinned=worker) for worker, header in zip(workers, headers, strict=True)
-        ]
-        return self._enter(calls, watch)
+        return self._enter_with_futures([self._with_future(parcel, place) for place in self._places()])
 
-    def cancel(self, futures: Iterable[Future[Any]], *, kill: bool = True) -> None:
-        """See :meth:`skyward.engine.cluster.Cluster.cancel`; a call that has not come in yet is cancelled too."""
-        unwanted = {future for future in futures if not future.done()}
-        if unwanted:
-            self._on_loop(partial(self._cancel, unwanted, kill=kill))
+    def broadcast_batch(self, parcel: Parcel) -> Batch:
+        """The same, for one who waits for all of them."""
+        places = self._places()
+        batch = Batch(len(places))
+        return self._enter_batch(batch, [self._call(parcel, batch, place, i) for i, place in enumerate(places)])
+
+    def cancel(self, calls: Iterable[Any], *, kill: bool = True) -> None:
+        """See :meth:`skyward.engine.cluster.Cluster.cancel`; calls that have not come in yet are cancelled too."""
+        self._on_loop(self._cancel, list(calls), kill)
 
     def close(self) -> None:
         """On the loop: take nothing more, and hand over what has come in."""
@@ -81,19 +87,40 @@ class Intake:
         """Wait for callbacks that run, though not for ever. Not on the loop."""
         self._callbacks.close(_CALLBACKS_TIMEOUT_S)
 
-    def _call(
-        self, parcel: Parcel, header: CallHeader, watch: BatchWatch | None, pinned: WorkerId | None = None
-    ) -> LiveCall:
-        state = CallState(id=next(self._ids), kind=parcel.function_id, retries=parcel.retries, pinned=pinned)
-        future = RemoteFuture(
-            drop=lambda: self._on_loop(self._cluster.drop, state.id), run_callback=self._run_callback, watch=watch
-        )
-        incoming = Incoming(callbacks=tuple(c for c in current_callbacks() if c not in self._subscribed))
-        return LiveCall(state=state, parcel=parcel, header=header, future=future, incoming=incoming)
+    def _with_future(self, parcel: Parcel, place: _Place | None = None) -> LiveCall:
+        future = RemoteFuture(drop=self._drop, run_callback=self._run_callback)
+        future.call = call = self._call(parcel, future, place)
+        return call
 
-    def _enter(self, calls: list[LiveCall], watch: BatchWatch | None) -> list[RemoteFuture]:
-        if watch is not None:
-            watch.expect(len(calls))
+    def _call(self, parcel: Parcel, sink: Sink, place: _Place | None = None, index: int = 0) -> LiveCall:
+        return LiveCall(
+            id=next(self._ids),
+            kind=parcel.function.id,
+            retries=parcel.retries,
+            pinned=place.worker if place else None,
+            parcel=parcel,
+            sink=sink,
+            index=index,
+            header=place.header if place else None,
+            callbacks=self._callbacks_in_force(),
+        )
+
+    def _callbacks_in_force(self) -> tuple[Callback, ...]:
+        callbacks = current_callbacks()
+        return tuple(c for c in callbacks if c not in self._subscribed) if callbacks else ()
+
+    def _places(self) -> list[_Place]:
+        workers = sorted(self._cluster.slots)
+        if not workers:
+            raise PoolStateError("every node of the pool is gone")
+        seed, port = random.getrandbits(32), next(self._cluster.slots[workers[0]].node.call_ports)
+        world = len(workers)
+        return [
+            _Place(worker=worker, header=CallHeader(world=world, rank=rank, seed=seed, head_port=port))
+            for rank, worker in enumerate(workers)
+        ]
+
+    def _enter(self, calls: Sequence[LiveCall]) -> None:
         with self._lock:
             if self._closed:
                 raise PoolStateError("the pool is closed; open it with `with ComputePool(...) as pool:`")
@@ -101,7 +128,6 @@ class Intake:
             due, self._due = self._due, True
         if not due:
             self._loop.call_soon_threadsafe(self.take_in)
-        return [call.future for call in calls]
 
     def take_in(self) -> None:
         """On the loop: hand over what has come in."""
@@ -111,9 +137,21 @@ class Intake:
             self._waiting.clear()
         self._cluster.enter(calls)
 
-    def _cancel(self, futures: set[Future[Any]], *, kill: bool) -> None:
+    def _enter_with_futures(self, calls: list[LiveCall]) -> list[RemoteFuture]:
+        self._enter(calls)
+        return [cast("RemoteFuture", call.sink) for call in calls]
+
+    def _enter_batch(self, batch: Batch, calls: list[LiveCall]) -> Batch:
+        batch.calls = calls
+        self._enter(calls)
+        return batch
+
+    def _drop(self, call: LiveCall) -> None:
+        self._on_loop(self._cluster.drop, call)
+
+    def _cancel(self, calls: list[LiveCall], kill: bool) -> None:  # noqa: FBT001 - called by the loop
         self.take_in()
-        self._cluster.cancel(futures, kill=kill)
+        self._cluster.cancel(calls, kill=kill)
 
     def _on_loop(self, work: Callable[..., None], *args: Any) -> None:
         with self._lock:

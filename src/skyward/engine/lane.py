@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
+import ssl
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from skyward._waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
+from skyward.wire.connection import Connection
 from skyward.wire.link import Link
-from skyward.wire.session import BrokenSessionError, Item, Session
+from skyward.wire.session import Item, Session
 
 __all__ = ["Lane", "LaneOwner"]
 
@@ -21,30 +25,6 @@ log = logging.getLogger("skyward.engine.lane")
 
 _DIAL_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.05
-
-
-async def _connect(address: str, connection_args: dict[str, Any]) -> Any:
-    """One attempt; ``distributed.comm.connect`` would make more of them, for up to its timeout, behind our back."""
-    from distributed.comm.addressing import parse_address
-    from distributed.comm.registry import get_backend
-
-    scheme, location = parse_address(address)
-    connector: Any = get_backend(scheme).get_connector()
-    async with asyncio.timeout(_DIAL_TIMEOUT_S):
-        try:
-            comm: Any = await connector.connect(location, deserialize=True, **connection_args)
-        except ValueError as error:  # tornado's word for a connection that was reset before its TLS began
-            raise ConnectionResetError(str(error)) from error
-        comm.local_info = comm.handshake_info() | {"address": comm.local_address}
-        await comm.write(comm.handshake_info())
-        comm.remote_info = await comm.read() | {"address": comm.peer_address}
-        comm.handshake_options = comm.handshake_configuration(comm.local_info, comm.remote_info)
-    return comm
-
-
-def _hang_up(connecting: asyncio.Future[Any]) -> None:
-    if not connecting.cancelled() and connecting.exception() is None:
-        connecting.result().abort()
 
 
 class _Pauses(SystemClock):
@@ -75,7 +55,7 @@ class LaneOwner(Protocol):
         """The worker that held calls is no more; ``lane_up`` follows at once."""
         ...
 
-    def lane_item(self, lane: Lane, item: Item) -> None:
+    def lane_items(self, lane: Lane, items: Sequence[Item]) -> None:
         """Something came."""
         ...
 
@@ -90,17 +70,15 @@ class Lane:
         incarnation: identity of the worker process, empty before the first contact.
         functions: ids of the functions that this worker process has.
         round_trip_s: as measured when the link was made.
-        comm: the connection, while there is one.
     """
 
-    def __init__(self, worker_id: WorkerId, address: str, connection_args: dict[str, Any], owner: LaneOwner) -> None:
+    def __init__(self, worker_id: WorkerId, address: str, tls: ssl.SSLContext, owner: LaneOwner) -> None:
         self.worker_id = worker_id
         self.incarnation = ""
         self.functions: set[str] = set()
         self.round_trip_s = 0.0
-        self.comm: Any = None
         self._address = address
-        self._connection_args = connection_args
+        self._tls = tls
         self._owner = owner
         self._session_id = uuid.uuid4().hex
         self._link = self._new_link()
@@ -108,17 +86,25 @@ class Lane:
         self._task = asyncio.ensure_future(self._serve())
 
     def push(self, item: Item, nbytes: int = 64) -> None:
-        """Queue an item for the worker."""
+        """Queue an item for the worker; :meth:`flush` sends it."""
         self._link.push(item, nbytes)
+
+    def flush(self) -> None:
+        """Send what is queued."""
+        self._link.flush()
 
     def nudge(self) -> None:
         """The worker is said to listen now: dial again at once instead of after a growing pause."""
         self._pauses.nudged.set()
 
+    def cut(self) -> None:
+        """Drop the link, as a network does; the lane dials again."""
+        self._link.abort()
+
     def drop_link(self, incarnation: str) -> None:
         """Hang up on a worker that is no more, if it is still this one; the lane dials again."""
-        if self.comm is not None and self.incarnation == incarnation:
-            self.comm.abort()
+        if self.incarnation == incarnation:
+            self.cut()
 
     async def close(self) -> None:
         """Hang up. Idempotent."""
@@ -126,55 +112,54 @@ class Lane:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def _new_link(self) -> Link:
-        return Link(Session(), lambda item: self._owner.lane_item(self, item))
+        return Link(Session(), lambda items: self._owner.lane_items(self, items))
 
     async def _serve(self) -> None:
         while True:
-            comm = await wait_until(
+            connection = await wait_until(
                 self._dial,
                 deadline_s=math.inf,
                 interval_s=_FIRST_PAUSE_S,
                 what=f"worker {self.worker_id}",
                 clock=self._pauses,
             )
-            self.comm = comm
+            self._owner.lane_linked(self, linked=True)
             try:
-                async with asyncio.timeout(_DIAL_TIMEOUT_S):
-                    await self._greet(comm)
-                self._owner.lane_linked(self, linked=True)
-                await self._link.run(comm)
-            except OSError as error:
-                log.info("lane to %s dropped: %s", self._address, error)
-            except BrokenSessionError:
+                await self._link.run(connection)
+            except Exception:  # what came made no sense: a lane that gave up would leave its calls waiting for ever
                 log.exception("lane to %s starts anew", self._address)
                 self._session_id = uuid.uuid4().hex
             finally:
-                self.comm = None
-                comm.abort()
                 self._owner.lane_linked(self, linked=False)
 
-    async def _dial(self) -> Any | None:
-        connecting = asyncio.ensure_future(_connect(self._address, self._connection_args))
+    async def _dial(self) -> Connection | None:
+        host, _, port = self._address.rpartition(":")
+        sock = socket.socket()
+        connection = Connection(sock, self._tls)
         try:
-            return await asyncio.shield(connecting)
+            async with asyncio.timeout(_DIAL_TIMEOUT_S):
+                await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+                await connection.handshake()
+                await self._greet(connection)
         except OSError as error:
             log.debug("%s does not answer: %s", self._address, error)
+            connection.close()
             return None
-        except asyncio.CancelledError:
-            connecting.add_done_callback(_hang_up)  # cancelled itself, it would leave its socket to the collector
+        except BaseException:
+            connection.close()
             raise
+        return connection
 
-    async def _greet(self, comm: Any) -> None:
+    async def _greet(self, connection: Connection) -> None:
         asked = time.perf_counter()
-        seen = self._link.session.seen
-        await comm.write({"op": "lane", "reply": False, "client": self._session_id, "seen": seen})
-        greeting = await comm.read()
+        await connection.exchange([self._session_id, self._link.session.seen])
+        fresh, incarnation, seen = await connection.first_message()
         self.round_trip_s = time.perf_counter() - asked
-        if greeting["fresh"]:
+        if fresh:
             if self.incarnation:
                 self._owner.lane_lost(self)
             self._link = self._new_link()
             self.functions.clear()
-            self.incarnation = greeting["incarnation"]
+            self.incarnation = incarnation
             self._owner.lane_up(self)
-        self._link.session.resume(greeting["seen"])
+        self._link.session.resume(seen)

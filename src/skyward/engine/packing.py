@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from blake3 import blake3
 
@@ -14,7 +15,7 @@ from skyward.submission import ArgumentMemo, Invocation
 from skyward.wire.messages import Payload
 from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_arguments
 
-__all__ = ["Parcel", "Wrapped", "wrap"]
+__all__ = ["FunctionSource", "PackedFunction", "Parcel", "Wrapped", "wrap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,64 +32,98 @@ class Wrapped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
-    """An invocation, pickled.
+class PackedFunction:
+    """A function, pickled.
 
     Attributes:
-        label: the function's name, for messages.
-        function_id: BLAKE3 of the function's pickle.
+        id: BLAKE3 of its pickle.
+        label: its name, for messages.
+        wrapped: what travels.
+        lasting: whether only what the function refers to could make its pickle another one.
+    """
+
+    id: str
+    label: str
+    wrapped: Wrapped
+    lasting: bool = True
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Parcel:
+    """An invocation, pickled. Not frozen, as that doubles its price, and it is paid for every call.
+
+    Attributes:
+        label: what errors and progress call it.
         function: the function.
-        arguments: ``(args, kwargs)``.
+        data: the pickle of ``(args, kwargs)``, if it is small and needs no blobs.
+        arguments: the same where it is not.
         retries: how many losses of its worker the call survives.
+        blobs: what must lie on the node before.
     """
 
     label: str
-    function_id: str
-    function: Wrapped
-    arguments: Wrapped
+    function: PackedFunction
+    data: bytes = b""
+    arguments: Payload | None = None
     retries: int
-    blobs: tuple[Blob, ...] = field(repr=False)
+    blobs: tuple[Blob, ...] = field(default=(), repr=False)
 
 
-def wrap(calls: Sequence[Invocation], memo: ArgumentMemo) -> list[Parcel]:
+class FunctionSource(Protocol):
+    """Knows functions that were pickled before."""
+
+    def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction], /) -> PackedFunction:
+        """``fn`` as it was pickled last, if it is the same still; else as ``pack`` does it now."""
+        ...
+
+
+def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionSource) -> list[Parcel]:
     """Pickle calls; a function or an array that several of them share is pickled or hashed once.
 
     Raises:
         SerializationError: naming the function or argument, and the part of it.
     """
-    functions: dict[int, tuple[str, Wrapped]] = {}
-    return [_wrap_one(call, functions, memo) for call in calls]
+    functions: dict[int, PackedFunction] = {}
+    parcels: list[Parcel] = []
+    for call in calls:
+        function = functions.get(id(call.fn))
+        if function is None:
+            function = known.packed(call.fn, partial(_wrap_function, call.fn, call.label, memo))
+            functions[id(call.fn)] = function
+        parcels.append(_wrap_one(call, function, memo))
+    return parcels
 
 
-def _wrap_one(call: Invocation, functions: dict[int, tuple[str, Wrapped]], memo: ArgumentMemo) -> Parcel:
-    label = call.label or getattr(call.fn, "__qualname__", None) or type(call.fn).__name__
-    known = functions.get(id(call.fn))
-    if known is None:
-        known = functions[id(call.fn)] = _wrap_function(call.fn, label, memo)
-    function_id, function = known
-    arguments = _seal(_pack_arguments(call, label), memo)
+def _wrap_one(call: Invocation, function: PackedFunction, memo: ArgumentMemo) -> Parcel:
+    label = call.label or function.label
+    packed = _pack_arguments(call, label)
+    blobs = function.wrapped.blobs
+    if len(packed.data) < LARGE_BYTES and not packed.buffers:
+        return Parcel(label=label, function=function, data=packed.data, retries=call.retries, blobs=blobs)
+    wrapped = _seal(packed, memo)
     return Parcel(
         label=label,
-        function_id=function_id,
         function=function,
-        arguments=arguments,
+        arguments=wrapped.payload,
         retries=call.retries,
-        blobs=function.blobs + arguments.blobs if function.blobs else arguments.blobs,
+        blobs=blobs + wrapped.blobs,
     )
 
 
-def _wrap_function(fn: Callable[..., Any], label: str, memo: ArgumentMemo) -> tuple[str, Wrapped]:
+def _wrap_function(fn: Callable[..., Any], label: str, memo: ArgumentMemo) -> PackedFunction:
+    label = label or getattr(fn, "__qualname__", None) or type(fn).__name__
     packed = pack(fn, what=f"the function {label}")
     wrapped = _seal(packed, memo)
     digest = blake3(packed.data)
     for blob in wrapped.blobs:
         digest.update(blob.id.encode())
-    return digest.hexdigest(length=16), wrapped
+    lasting = packed.self_contained and not wrapped.blobs
+    return PackedFunction(id=digest.hexdigest(length=16), label=label, wrapped=wrapped, lasting=lasting)
 
 
 def _pack_arguments(call: Invocation, label: str) -> Packed:
     try:
-        return pack_arguments(call.args, call.kwargs, what=f"the arguments of {label}")
+        return pack_arguments(call.args, call.kwargs, label)
     except SerializationError:
         for name, value in (*enumerate(call.args), *call.kwargs.items()):
             pack(value, what=f"argument {name!r} of {label}")
@@ -96,8 +131,6 @@ def _pack_arguments(call: Invocation, label: str) -> Packed:
 
 
 def _seal(packed: Packed, memo: ArgumentMemo) -> Wrapped:
-    if len(packed.data) < LARGE_BYTES and not packed.buffers:
-        return Wrapped(payload=Payload(data=packed.data))
     buffers = identify(packed.buffers, memo)
     names = tuple(blob.id for blob in buffers)
     if len(packed.data) < LARGE_BYTES:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 from skyward.engine.calls import CallTable, LiveCall
 from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
@@ -58,23 +58,28 @@ class Performer:
             case _ if slot is None:
                 pass  # the worker is gone for good since, and dispatch has moved its calls
             case Send():
-                for call in [self._calls.get(state.id) for state in action.calls]:
-                    if call is not None and call.state.worker == slot.id:
-                        self._send(slot, call)
+                self._send(slot, cast("Sequence[LiveCall]", action.calls))
             case Revoke() | Cancel():
                 self._take_back(slot, action)
             case _:
                 assert_never(action)
 
-    def _send(self, slot: Slot, call: LiveCall) -> None:
-        if not call.future.begin():
-            slot.unsent.add(call.state.id)
-            self.drop(call.state.id)
-        elif not slot.push_if_ready(call):
-            self.spawn(slot.ship(call, self._fail))
+    def _send(self, slot: Slot, calls: Sequence[LiveCall]) -> None:
+        ready: list[LiveCall] = []
+        for call in calls:
+            if call.worker is not slot.id:
+                continue  # taken away again by what was done for those before it
+            if not call.sink.begin():
+                slot.unsent.add(call.id)
+                self.drop(call)
+            elif not call.parcel.blobs or slot.hold_present(call):
+                ready.append(call)
+            else:
+                self.spawn(slot.ship(call, self._fail))
+        slot.push(ready)
 
     def _fail(self, call: LiveCall, raw: RawOutcome) -> None:
-        actions = self._dispatch.finished(call.state.id, 0.0, self._loop.time())
+        actions = self._dispatch.finished([(call.id, 0.0)], self._loop.time())
         self._calls.complete(call, raw)
         self.perform(actions)
 
@@ -98,6 +103,7 @@ class Performer:
             self.give_back(list(unsent))
         if sent:
             slot.lane.push([Kind.CANCEL if isinstance(action, Cancel) else Kind.REVOKE, sent])
+            slot.lane.flush()
         if sent and isinstance(action, Cancel):
             slot.cancelling = True
             self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, slot, sent, slot.lane.incarnation)
@@ -114,12 +120,10 @@ class Performer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def drop(self, call_id: int) -> None:
+    def drop(self, call: LiveCall) -> None:
         """A call's future was cancelled while it waited."""
-        self.perform(self._dispatch.cancel([call_id], kill=False))
-        call = self._calls.get(call_id)
-        if call is not None:
-            self._calls.complete(call, RawOutcome(error=CancelledError()))
+        self.perform(self._dispatch.cancel([call.id], kill=False))
+        self._calls.complete(call, RawOutcome(error=CancelledError()))
 
     async def close(self) -> None:
         """Do nothing more. Idempotent."""

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import RawOutcome
-from skyward.events import Callback, Error, LogLine, SkywardEvent
+from skyward.events import Error, LogLine, SkywardEvent
 from skyward.node.logs import LogPiece, Reassembler
 from skyward.wire.messages import Kind, Outcome
 from skyward.wire.pickling import PackedError
@@ -20,13 +21,8 @@ __all__ = ["Incoming"]
 
 @dataclass(slots=True, kw_only=True)
 class Incoming:
-    """Chunks, lines and events of a call, until its outcome.
+    """Chunks, lines and events of a call, until its outcome."""
 
-    Attributes:
-        callbacks: those in force where the call was made; they hear of its lines and events.
-    """
-
-    callbacks: tuple[Callback, ...] = ()
     _parts: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
     _lines: Reassembler = field(default_factory=Reassembler)
 
@@ -38,16 +34,16 @@ class Incoming:
             part = self._parts[index] = memoryview(mmap.mmap(-1, part_bytes))
         part[offset : offset + len(data)] = data
 
-    def outcome(self, wire: Sequence[Any], *, where: str) -> RawOutcome:
+    def outcome(self, wire: Sequence[Any], worker: WorkerId) -> RawOutcome:
         """The end of the call."""
         outcome = Outcome.from_wire(wire)
         if outcome.error is not None:
             type_name, message, traceback, pickled = outcome.error
             error = PackedError(type_name=type_name, message=message, traceback=traceback, pickled=pickled)
-            return RawOutcome(error=error, seconds=outcome.seconds, where=where)
+            return RawOutcome(error=error, seconds=outcome.seconds, worker=worker)
         parts = [self._parts[index] for index in range(len(outcome.part_bytes))]
         data = outcome.data or parts.pop(0)
-        return RawOutcome(data=data, buffers=tuple(parts), seconds=outcome.seconds, where=where)
+        return RawOutcome(data=data, buffers=tuple(parts), seconds=outcome.seconds, worker=worker)
 
     def events(self, item: Item, *, node: int, instance_id: str) -> Iterator[SkywardEvent]:
         """The events in an item of lines, or of an event that user code emitted."""
@@ -59,11 +55,6 @@ class Incoming:
             line = self._lines.add(piece)
             if line is not None:
                 yield LogLine(node, instance_id, line.text, line.timestamp)
-
-    def reset(self) -> None:
-        """The worker was lost: what it had sent of a result counts no more."""
-        self._parts.clear()
-        self._lines = Reassembler()
 
 
 def _event(data: bytes, instance_id: str) -> SkywardEvent:

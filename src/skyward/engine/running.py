@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK
-from skyward.engine.certificates import connection_args, issue
+from skyward.engine.certificates import issue
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.futures import BatchWatch, RemoteFuture
+from skyward.engine.functions import FunctionCache
+from skyward.engine.futures import Batch, RemoteFuture
 from skyward.engine.intake import Intake
 from skyward.engine.packing import wrap
 from skyward.errors import PoolStateError
@@ -35,6 +34,7 @@ from skyward.provision.ledger import Ledger
 from skyward.provision.nodes import NodeHandle
 from skyward.spec.request import PoolRequest
 from skyward.submission import ArgumentMemo, Invocation
+from skyward.wire.frames import client_context
 
 __all__ = ["RunningPool"]
 
@@ -79,6 +79,7 @@ class RunningPool:
         self._closing: asyncio.Task[None] | None = None
         self._guards: list[asyncio.Task[None]] = []
         self._lost: set[int] = set()
+        self._functions = FunctionCache()
         self._cost_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -103,43 +104,51 @@ class RunningPool:
             if intake is not None:
                 intake.join()
 
-    def submit(
-        self, calls: Sequence[Invocation], memo: ArgumentMemo, watch: BatchWatch | None = None
-    ) -> list[RemoteFuture]:
+    def submit(self, calls: Sequence[Invocation], memo: ArgumentMemo) -> list[RemoteFuture]:
         """Pickle calls here and now, and queue them."""
-        return self._open_intake.submit(wrap(calls, memo), watch)
+        return self._open_intake.submit(wrap(calls, memo, self._functions))
 
-    def broadcast(self, call: Invocation, watch: BatchWatch | None = None) -> list[RemoteFuture]:
+    def broadcast(self, call: Invocation) -> list[RemoteFuture]:
         """Pickle a call here and now, and queue it on every worker."""
-        (parcel,) = wrap([call], ArgumentMemo())
-        return self._open_intake.broadcast(parcel, watch)
+        (parcel,) = wrap([call], ArgumentMemo(), self._functions)
+        return self._open_intake.broadcast(parcel)
 
-    def cancel(self, futures: Sequence[Future[Any]], *, kill: bool = True) -> None:
+    def submit_batch(self, calls: Sequence[Invocation]) -> Batch:
+        """As :meth:`submit`, for :meth:`wait`."""
+        return self._open_intake.submit_batch(wrap(calls, ArgumentMemo(), self._functions))
+
+    def broadcast_batch(self, call: Invocation) -> Batch:
+        """As :meth:`broadcast`, for :meth:`wait`."""
+        (parcel,) = wrap([call], ArgumentMemo(), self._functions)
+        return self._open_intake.broadcast_batch(parcel)
+
+    def cancel(self, calls: Sequence[Any], *, kill: bool = True) -> None:
         """See :meth:`skyward.engine.cluster.Cluster.cancel`."""
-        self._open_intake.cancel(futures, kill=kill)
+        self._open_intake.cancel(calls, kill=kill)
 
-    def wait(self, futures: Sequence[RemoteFuture], watch: BatchWatch, label: str, *, all_of_them: bool) -> None:
+    def wait(self, batch: Batch, label: str, *, all_of_them: bool) -> None:
         """Wait for a batch; the first failure ends the wait and drops the rest, unless ``all_of_them`` are wanted.
 
         Ctrl-C ends what runs: its workers are replaced, the pool stays usable.
         """
         try:
-            if not watch.wait(_PROGRESS_AFTER_S) or all_of_them:
-                self._follow(watch, len(futures), label, all_of_them=all_of_them)
+            if not batch.wait(_PROGRESS_AFTER_S) or all_of_them:
+                self._follow(batch, label, all_of_them=all_of_them)
         except BaseException:
-            self.cancel(futures)
+            self.cancel(batch.calls)
             raise
-        if watch.remaining:
-            self.cancel(futures, kill=False)
+        if batch.remaining:
+            self.cancel(batch.calls, kill=False)
 
-    def _follow(self, watch: BatchWatch, total: int, label: str, *, all_of_them: bool) -> None:
-        self._bus.publish(Progress(label, total - watch.remaining, total))
+    def _follow(self, batch: Batch, label: str, *, all_of_them: bool) -> None:
+        total = len(batch)
+        self._bus.publish(Progress(label, total - batch.remaining, total))
         try:
-            while not watch.wait(_PROGRESS_INTERVAL_S) or (all_of_them and watch.remaining):
-                watch.rearm()
-                self._bus.publish(Progress(label, total - watch.remaining, total))
+            while not batch.wait(_PROGRESS_INTERVAL_S) or (all_of_them and batch.remaining):
+                batch.rearm()
+                self._bus.publish(Progress(label, total - batch.remaining, total))
         finally:
-            done = total - watch.remaining
+            done = total - batch.remaining
             self._bus.publish(Progress(label, done, done))
 
     @property
@@ -161,7 +170,6 @@ class RunningPool:
 
     async def _bring_up(self) -> None:
         tls = await asyncio.to_thread(issue)
-        importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "distributed"))
         fleet = self._fleet = Fleet(
             self._provider,
             self._request,
@@ -172,8 +180,7 @@ class RunningPool:
             ledger=await asyncio.to_thread(Ledger.of_user),
         )
         await fleet.start()
-        await importing
-        cluster = self._cluster = Cluster(connection_args(tls), self._bus)
+        cluster = self._cluster = Cluster(client_context(tls), self._bus)
         for node in fleet.nodes:
             cluster.attach(node)
         self._guards = [asyncio.create_task(self._guard(node)) for node in fleet.nodes]

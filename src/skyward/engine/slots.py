@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 
 from skyward.engine.blobs import NodeBlobs
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import GiveUp, WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
+from skyward.engine.packing import PackedFunction
 from skyward.errors import BootstrapError, WorkerLostError
 from skyward.provision.nodes import NodeHandle
-from skyward.wire.messages import Kind
+from skyward.wire.messages import CallHeader, Kind, Payload
 
 __all__ = ["AttachedNode", "Slot", "given_up"]
 
@@ -86,43 +88,61 @@ class Slot:
             error = BootstrapError(reason, node=self.id.node, step="server", log_path=self.log_path)
             self.ready.set_exception(error)
 
-    def push_if_ready(self, call: LiveCall) -> bool:
-        """Send the call at once, if its blobs lie on the node."""
-        held = self.node.blobs.hold_present(call.parcel.blobs)
-        if held is None:
-            return False
-        call.held = held
-        self._push(call)
-        return True
+    def push(self, calls: Iterable[LiveCall]) -> None:
+        """Send calls whose blobs, if they need any, lie on the node. Those beside each other travel as one item."""
+        for (function_id, plain), run in groupby(calls, _can_travel_together):
+            group = list(run)
+            self._introduce(group[0].parcel.function)
+            if plain:
+                ids, pickles = [call.id for call in group], [call.parcel.data for call in group]
+                self.lane.push([Kind.CALLS, function_id, ids, pickles], sum(map(len, pickles)) + 64)
+            else:
+                for call in group:
+                    self._push_special(call)
+        self.lane.flush()
 
-    def _push(self, call: LiveCall) -> None:
-        lane, parcel = self.lane, call.parcel
-        if parcel.function_id not in lane.functions:
-            lane.functions.add(parcel.function_id)
-            function = parcel.function.payload
-            lane.push([Kind.FUNCTION, parcel.function_id, function.to_wire()], len(function.data) + 64)
-        payload = parcel.arguments.payload
-        item = [Kind.CALL, call.state.id, parcel.function_id, payload.to_wire(), call.header.to_wire()]
-        lane.push(item, len(payload.data) + 128)
+    def _introduce(self, function: PackedFunction) -> None:
+        if function.id not in self.lane.functions:
+            self.lane.functions.add(function.id)
+            payload = function.wrapped.payload
+            item = [Kind.FUNCTION, function.id, payload.to_wire(), function.label]
+            self.lane.push(item, len(payload.data) + 64)
+
+    def _push_special(self, call: LiveCall) -> None:
+        payload = call.parcel.arguments or Payload(data=call.parcel.data)
+        header = call.header or CallHeader()
+        item = [Kind.SPECIAL, call.parcel.function.id, call.id, payload.to_wire(), header.to_wire()]
+        self.lane.push(item, len(payload.data) + 128)
+
+    def hold_present(self, call: LiveCall) -> bool:
+        """Whether the call's blobs lie on the node; they stay there until it is over."""
+        held = self.node.blobs.hold_present(call.parcel.blobs)
+        call.held = held or ()
+        return held is not None
 
     async def ship(self, call: LiveCall, fail: Callable[[LiveCall, RawOutcome], None]) -> None:
         """Put the call's blobs onto the node, then send it, unless it was taken away meanwhile."""
         token = call.shipping = object()
         incarnation = self.lane.incarnation
-        self.unsent.add(call.state.id)
+        self.unsent.add(call.id)
         try:
             held = await self.node.blobs.hold(call.parcel.blobs)
         except Exception as error:  # whatever it was, the call must not wait for ever
             if call.shipping is token:
-                self.unsent.discard(call.state.id)
+                self.unsent.discard(call.id)
                 fail(call, RawOutcome(error=error))
             return
         if call.shipping is not token or self.lane.incarnation != incarnation:
             self.node.blobs.release(held)
             return
-        self.unsent.discard(call.state.id)
+        self.unsent.discard(call.id)
         call.held = held
-        self._push(call)
+        self.push([call])
+
+
+def _can_travel_together(call: LiveCall) -> tuple[str, bool]:
+    """Calls of one function do, unless there is something special about them."""
+    return call.parcel.function.id, call.parcel.arguments is None and call.header is None
 
 
 def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostError:

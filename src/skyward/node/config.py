@@ -72,6 +72,7 @@ class NodeReady:
         control: ``host:port`` of the supervisor's control port (mutual TLS).
         scheduler: ``tls://host:port`` of the node's scheduler; empty where it runs none.
         workers: ``tls://host:port`` of each worker, by index.
+        lanes: ``host:port`` of each worker's lane, by index.
         call_ports: free ports of this node, handed out one per broadcast (``InstanceInfo.head_port``).
         blob_dir: folder in memory for large arguments, made by the supervisor, mode 0700.
         blob_dir_disk: folder on disk for those that do not fit.
@@ -85,6 +86,7 @@ class NodeReady:
     control: str
     scheduler: str
     workers: tuple[str, ...]
+    lanes: tuple[str, ...]
     call_ports: tuple[int, ...]
     blob_dir: str
     blob_dir_disk: str
@@ -101,7 +103,7 @@ class NodeReady:
     @classmethod
     def from_json(cls, text: str) -> NodeReady:
         """Read the line's text."""
-        return cls(**_fields(text, tuples=("workers", "call_ports")))
+        return cls(**_fields(text, tuples=("workers", "lanes", "call_ports")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO
@@ -197,18 +197,9 @@ class CallOutput:
         self._clock = clock
         self._running: list[_CallSink] = []
 
-    @contextmanager
-    def of_call(self, call_id: int) -> Generator[None]:
+    def of_call(self, call_id: int) -> AbstractContextManager[object]:
         """Collect what is printed inside, and by threads that belong to no call; then hand on what has no line end."""
-        sink = _CallSink(lambda pieces: self._deliver(call_id, pieces), self._clock)
-        token = _sink.set(sink)
-        self._running.append(sink)
-        try:
-            yield
-        finally:
-            self._running.remove(sink)
-            _sink.reset(token)
-            sink.finish()
+        return _CallSink(call_id, self._deliver, self._clock, self._running)
 
     def current(self) -> Sink | None:
         """Where this thread's text goes: its own call, else the one that runs, else nowhere."""
@@ -222,14 +213,33 @@ class CallOutput:
 
 
 class _CallSink:
-    def __init__(self, deliver: Callable[[Sequence[LogPiece]], None], clock: Callable[[], float]) -> None:
+    """Entered once for every call, so it is a class: a generator would cost twice as much."""
+
+    def __init__(
+        self,
+        call_id: int,
+        deliver: Callable[[int, Sequence[LogPiece]], None],
+        clock: Callable[[], float],
+        running: list[_CallSink],
+    ) -> None:
         self.finished = False
+        self._call_id = call_id
         self._deliver = deliver
         self._clock = clock
+        self._all_running = running
         self._lock = threading.RLock()  # a finalizer that prints may run inside a print
         # One for each thread and stream: print() writes a line and its end one after the other.
         self._assemblers: dict[tuple[StreamName, int], LineAssembler] = {}
         self._writers: dict[int, int] = {}
+
+    def __enter__(self) -> None:
+        self._token = _sink.set(self)
+        self._all_running.append(self)
+
+    def __exit__(self, *_error: object) -> None:
+        self._all_running.remove(self)
+        _sink.reset(self._token)
+        self.finish()
 
     def write(self, stream: StreamName, data: str | bytes) -> None:
         with self._lock:
@@ -247,7 +257,7 @@ class _CallSink:
 
     def _hand_on(self, pieces: Sequence[LogPiece]) -> None:
         if pieces:
-            self._deliver(pieces)
+            self._deliver(self._call_id, pieces)
 
 
 _sink: ContextVar[_CallSink | None] = ContextVar("skyward_sink", default=None)

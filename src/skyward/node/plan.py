@@ -63,6 +63,7 @@ class NodePlan:
         )
         return {
             "SKYWARD_WORKER": place.to_json(),
+            "SKYWARD_LANE": self.ready.lanes[worker],
             "SKYWARD_WORKER_LOG": str(Path(config.workdir, f"worker-{worker}.log")),
             "SKYWARD_BLOB_DIRS": os.pathsep.join((self.ready.blob_dir, self.ready.blob_dir_disk)),
         }

@@ -46,13 +46,14 @@ def make_plan(config: NodeConfig, control_port: int) -> NodePlan:
     """Choose everything that stays fixed for the node's life. Makes the blob folders."""
     memory = memory_bytes()
     blob_dir, blob_dir_disk = make_folders(config)
-    ports = _Ports(free_ports(config.address, 1 + 2 * config.workers + _CALL_PORTS))
+    ports = _Ports(free_ports(config.address, 1 + 3 * config.workers + _CALL_PORTS))
     scheduler = ports.take(1)[0]
-    workers, nannies = ports.take(config.workers), ports.take(config.workers)
+    workers, lanes, nannies = (ports.take(config.workers) for _ in range(3))
     ready = NodeReady(
         control=f"{config.address}:{control_port}",
         scheduler=f"tls://{config.address}:{scheduler}" if config.head else "",
         workers=tuple(f"tls://{config.address}:{port}" for port in workers),
+        lanes=tuple(f"{config.address}:{port}" for port in lanes),
         call_ports=ports.take(_CALL_PORTS),
         blob_dir=str(blob_dir),
         blob_dir_disk=str(blob_dir_disk),

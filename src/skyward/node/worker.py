@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from distributed import Worker
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 
+from skyward._loop import LoopThread
 from skyward.node.lane import LaneServer
 
 __all__ = ["LaneWorker"]
@@ -33,29 +36,34 @@ class LaneWorker(Worker):
         # Until it has started: distributed writes the pool's key to a temporary folder, which must go with the node.
         tempfile.tempdir = blob_dirs[0]
         super().__init__(*args, **kwargs)
-        executor = ThreadPoolExecutor(1, thread_name_prefix="skyward-lane")
-        self.executors["lane"] = executor
-        self.lane = LaneServer(
-            incarnation=os.environ["SKYWARD_INCARNATION"],
-            blob_dirs=[Path(folder) for folder in blob_dirs],
-            executor=executor,
-        )
+        self.lane_loop = LoopThread()
+        self.lane = self.lane_loop.call(_make_lane([Path(folder) for folder in blob_dirs]))
         self.lane.output.install()
+        self._lane_address = os.environ["SKYWARD_LANE"]
+        self.executors["lane"] = ThreadPoolExecutor(1, thread_name_prefix="skyward-lane")
+        self.executors["lane"].submit(self.lane.runner.work)
         os.register_at_fork(after_in_child=self._leave_connections)
-        self.handlers["lane"] = self.lane.accept
 
     async def start_unsafe(self) -> Self:
-        """Start, and leave the temporary folder to user code."""
+        """Start, leave the temporary folder to user code, and take calls."""
         await super().start_unsafe()
         tempfile.tempdir = None
+        host, _, port = self._lane_address.rpartition(":")
+        tls = cast("ssl.SSLContext", self.security.get_listen_args("worker")["ssl_context"])
+        self.lane_loop.spawn(self.lane.serve(socket.create_server((host, int(port)), backlog=16), tls))
         return self
 
+    async def close(self, *args: Any, **kwargs: Any) -> Any:
+        """Close, once the call that runs has ended."""
+        self.lane_loop.loop.call_soon_threadsafe(self.lane.close)
+        return await super().close(*args, **kwargs)
+
     def _leave_connections(self) -> None:
-        """In a forked child: it may outlive this worker, and would keep its port and its clients' connections open."""
-        port = int(self.address.rpartition(":")[2])
+        """In a forked child: it may outlive this worker, and would keep its ports and its clients' connections open."""
+        ports = {int(address.rpartition(":")[2]) for address in (self.address, self._lane_address)}
         for descriptor in map(int, os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ()):
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as seen:
-                if seen.family == socket.AF_INET and seen.getsockname()[1] == port:
+                if seen.family == socket.AF_INET and seen.getsockname()[1] in ports:
                     os.close(descriptor)
 
     def start_http_server(self, *_args: Any, **_kwargs: Any) -> None:
@@ -68,3 +76,7 @@ def _own_log(path: Path) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+async def _make_lane(blob_dirs: Sequence[Path]) -> LaneServer:
+    return LaneServer(incarnation=os.environ["SKYWARD_INCARNATION"], blob_dirs=blob_dirs)

@@ -53,6 +53,7 @@ class FakeNode(NodeHandle):
             control="127.0.0.1:1",
             scheduler=f"tls://127.0.0.1:{9000 + self.rank}" if config.head else "",
             workers=tuple(f"tls://127.0.0.1:{9100 + index}" for index in range(config.workers)),
+            lanes=tuple(f"127.0.0.1:{9200 + index}" for index in range(config.workers)),
             call_ports=(),
             blob_dir="",
             blob_dir_disk="",

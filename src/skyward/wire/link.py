@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
+from skyward.wire.connection import Connection
 from skyward.wire.messages import Kind
 from skyward.wire.session import Item, Session
 
@@ -20,76 +22,143 @@ _ACK_DELAY_S = 0.02
 class Link:
     """Writes what the session has to send, hands over what comes, acknowledges.
 
-    ``on_item`` runs on the event loop for every new item, in order, and must not block.
+    Items may be pushed and flushed from any thread: whoever flushes writes to the socket, and leaves to the event loop
+    what the socket does not take at once.
+
+    Args:
+        session: what the two ends have told each other; it outlives connections.
+        on_items: takes new items, in order, on the event loop; it must not block.
     """
 
-    def __init__(self, session: Session, on_item: Callable[[Item], None]) -> None:
+    def __init__(self, session: Session, on_items: Callable[[list[Item]], None]) -> None:
         self.session = session
-        self._on_item = on_item
-        self._wake = asyncio.Event()
+        self._on_items = on_items
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._lost: asyncio.Future[None] | None = None
+        self._writing = False
+        self._flush_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
 
     def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
-        """Queue an item; it is written at the loop's next turn, together with its neighbours."""
-        self.session.push(item, nbytes, bulk=bulk)
-        self._wake.set()
+        """Queue an item; :meth:`flush` or :meth:`flush_soon` sends it."""
+        with self._lock:
+            self.session.push(item, nbytes, bulk=bulk)
 
-    async def run(self, comm: Any) -> None:
-        """Serve one ``distributed`` comm until it is lost; returns then, and may be called with the next one.
+    def flush(self) -> None:
+        """Send what is queued, as far as that goes without waiting."""
+        with self._lock:
+            if self._connection is not None and not self._writing:
+                self._write(self._connection)
+
+    def flush_soon(self) -> None:
+        """Flush at the loop's next turn, together with whatever is pushed until then."""
+        if not self._flush_due:
+            self._flush_due = True
+            with suppress(RuntimeError):  # the loop has ended: nobody is there to hear it
+                self._loop.call_soon_threadsafe(self._flush_now)
+
+    async def run(self, connection: Connection) -> None:
+        """Serve one connection until it is lost; returns then, and may be called with the next one.
 
         Raises:
             BrokenSessionError: the peer speaks of another session.
         """
-        self._wake.set()
-        reader = asyncio.ensure_future(self._read(comm))
-        writer = asyncio.ensure_future(self._write(comm))
+        self._lost = lost = self._loop.create_future()
+        with self._lock:
+            self._connection, self._writing = connection, False
+        self._loop.add_reader(connection, self._read, connection)
         try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            self._read(connection)
+            self.flush()
+            with suppress(OSError):
+                await lost
         finally:
-            comm.abort()
-            self._cancel_ack_timer()
-            for task in (reader, writer):
-                task.cancel()
-            outcomes = await asyncio.gather(reader, writer, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception) and not isinstance(outcome, OSError):
-                raise outcome
+            self._loop.remove_reader(connection)
+            with self._lock:
+                self._stop_writing(connection)
+                self._connection = None
+            connection.close()
 
-    async def _read(self, comm: Any) -> None:
-        while True:
-            message = await comm.read()
-            nbytes = sum(len(item[-1]) for item in message[2] if item[0] == Kind.CHUNK)
-            for item in self.session.receive(message, nbytes):
-                self._hand_over(item)
-            if self.session.ack_urgent or self.session.bulk_waits:
-                self._cancel_ack_timer()
-                self._wake.set()
-            elif self.session.ack_owed and self._ack_timer is None:
-                self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY_S, self._ack_late)
+    def abort(self) -> None:
+        """Hang up; :meth:`run` returns. On the loop."""
+        self._end(ConnectionAbortedError("hung up here"))
 
-    def _hand_over(self, item: Item) -> None:
+    def _flush_now(self) -> None:
+        self._flush_due = False
+        self.flush()
+
+    def _write(self, connection: Connection) -> None:
+        """With the lock held."""
         try:
-            self._on_item(item)
+            while connection.send():
+                message = self.session.take()
+                if message is None:
+                    return
+                connection.write(message)
+        except OSError as error:
+            self._loop.call_soon_threadsafe(self._end, error)
+            return
+        self._writing = True
+        self._loop.call_soon_threadsafe(self._write_when_possible, connection)
+
+    def _write_when_possible(self, connection: Connection) -> None:
+        with self._lock:
+            if self._connection is connection:
+                self._loop.add_writer(connection, self._write_on, connection)
+
+    def _write_on(self, connection: Connection) -> None:
+        with self._lock:
+            self._stop_writing(connection)
+            self._write(connection)
+
+    def _stop_writing(self, connection: Connection) -> None:
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(connection)
+
+    def _read(self, connection: Connection) -> None:
+        fresh: list[Item] = []
+        try:
+            with self._lock:
+                for message in connection.receive():
+                    nbytes = sum(len(item[-1]) for item in message[2] if item[0] == Kind.CHUNK)
+                    fresh += self.session.receive(message, nbytes)
+        except Exception as error:
+            self._end(error)
+        if fresh:
+            self._hand_over(fresh)
+        self._answer()
+
+    def _hand_over(self, items: list[Item]) -> None:
+        try:
+            self._on_items(items)
         except Exception:  # the items behind it count as seen: they must not be lost with it
-            log.exception("an item of kind %s could not be handled", item[0])
+            log.exception("items could not be handled")
 
-    async def _write(self, comm: Any) -> None:
-        while True:
-            message = self.session.take()
-            if message is None and self.session.ack_owed and self._ack_timer is None:
-                message = self.session.take_ack()
-            if message is None:
-                self._wake.clear()
-                await self._wake.wait()
-            else:
-                self._cancel_ack_timer()
-                await comm.write(message)
+    def _answer(self) -> None:
+        """Acknowledge at once where the peer may wait for credit, soon otherwise; other messages carry it along."""
+        session = self.session
+        if session.ack_urgent:
+            self._acknowledge()
+        elif session.ack_owed and self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(_ACK_DELAY_S, self._acknowledge_late)
+        if session.has_unsent:
+            self.flush()
 
-    def _ack_late(self) -> None:
+    def _acknowledge_late(self) -> None:
         self._ack_timer = None
-        self._wake.set()
+        self._acknowledge()
 
-    def _cancel_ack_timer(self) -> None:
-        if self._ack_timer is not None:
-            self._ack_timer.cancel()
-            self._ack_timer = None
+    def _acknowledge(self) -> None:
+        with self._lock:
+            if self._connection is not None and not self._writing:
+                self._write(self._connection)
+                if self.session.ack_owed and not self._writing:
+                    self._connection.write(self.session.take_ack())
+                    self._write(self._connection)
+
+    def _end(self, error: Exception) -> None:
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_exception(error)

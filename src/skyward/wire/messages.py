@@ -14,17 +14,21 @@ class Kind(enum.IntEnum):
     """First element of every item. The layouts are in the docstrings."""
 
     FUNCTION = 1
-    """To the worker: ``[FUNCTION, function_id, payload]``; once per lane, before the first call that needs it."""
-    CALL = 2
-    """To the worker: ``[CALL, call_id, function_id, payload, header]``."""
+    """To the worker: ``[FUNCTION, function_id, payload, label]``; once per lane, before its first call."""
+    CALLS = 2
+    """To the worker: ``[CALLS, function_id, [call_id, …], [pickle, …]]``: calls with small arguments."""
     CANCEL = 3
     """To the worker: ``[CANCEL, [call_id, …]]``; those that wait are dropped, one that runs ends with its worker."""
     REVOKE = 4
     """To the worker: ``[REVOKE, [call_id, …]]``; those that wait are given back."""
+    SPECIAL = 5
+    """To the worker: ``[SPECIAL, function_id, call_id, payload, header]``: it has blobs, or is one of a broadcast."""
     CHUNK = 11
     """To the client: ``[CHUNK, call_id, part, part_bytes, offset, bytes]``: a piece of a large result."""
     RESULT = 12
     """To the client: ``[RESULT, call_id, outcome]``; after the chunks and lines of its call."""
+    RESULTS = 17
+    """To the client: ``[RESULTS, [call_id, …], [seconds, …], [pickle, …]]``: small results of calls that succeeded."""
     LINES = 13
     """To the client: ``[LINES, call_id, [[stream, text, partial, timestamp, writer], …]]``; call 0 is no call's."""
     EVENT = 14
@@ -66,9 +70,8 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallHeader:
-    """What a call may know of itself (:class:`skyward.runtime.CallContext`), and its name in messages."""
+    """What a call may know of itself: :class:`skyward.runtime.CallContext`."""
 
-    label: str = ""
     world: int = 1
     rank: int = 0
     seed: int = 0
@@ -76,13 +79,13 @@ class CallHeader:
 
     def to_wire(self) -> list[Any]:
         """For msgpack."""
-        return [self.label, self.world, self.rank, self.seed, self.head_port]
+        return [self.world, self.rank, self.seed, self.head_port]
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> CallHeader:
         """From msgpack."""
-        label, world, rank, seed, head_port = wire
-        return cls(label=label, world=world, rank=rank, seed=seed, head_port=head_port)
+        world, rank, seed, head_port = wire
+        return cls(world=world, rank=rank, seed=seed, head_port=head_port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import cloudpickle
 
@@ -27,12 +27,24 @@ from skyward.wire.modules import OWN_PACKAGES, came_along, imported_by, is_insta
 
 log = logging.getLogger("skyward.wire")
 
-__all__ = ["LARGE_BYTES", "Packed", "PackedError", "pack", "pack_arguments", "pack_error", "unpack", "unpack_error"]
+__all__ = [
+    "LARGE_BYTES",
+    "PLAIN_TYPES",
+    "Packed",
+    "PackedError",
+    "pack",
+    "pack_arguments",
+    "pack_error",
+    "travels_by_reference",
+    "unpack",
+    "unpack_error",
+]
 
 LARGE_BYTES = 1 << 20
 """Buffers of this size and more are kept out of the pickle."""
 
-_PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
+PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Exact types whose values are small, immutable and pickled quickly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +54,12 @@ class Packed:
     Attributes:
         data: the pickle.
         buffers: its out-of-band buffers, flat, in the pickle's order, each of :data:`LARGE_BYTES` or more.
+        self_contained: whether it brings no sources along, whose files may change.
     """
 
     data: bytes
     buffers: tuple[memoryview, ...] = ()
+    self_contained: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +85,8 @@ def pack(obj: object, *, what: str) -> Packed:
     Raises:
         SerializationError: it cannot be pickled; the message names the offending part.
     """
+    if type(obj) in PLAIN_TYPES:
+        return Packed(data=pickle.dumps(obj, protocol=5))
     buffers: list[memoryview] = []
 
     def keep_out(buffer: pickle.PickleBuffer) -> bool:
@@ -81,27 +97,36 @@ def pack(obj: object, *, what: str) -> Packed:
         return False
 
     try:
-        data, imported = _dumps_with_imports(obj, keep_out)
-        if imported:
-            data = with_sources(data, buffers, imported)
+        bare, imported = _dumps_with_imports(obj, keep_out)
+        data = with_sources(bare, buffers, imported) if imported else bare
     except SkywardError:
         raise
     except Exception as error:
         path, part, cause = _blame(obj, what, error)
         message = f"{path} cannot be pickled: {cause} (its type is {type(part).__module__}.{type(part).__qualname__})"
         raise SerializationError(message) from error
-    return Packed(data=data, buffers=tuple(buffers))
+    return Packed(data=data, buffers=tuple(buffers), self_contained=data is bare)
 
 
-def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *, what: str) -> Packed:
+def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], label: str) -> Packed:
     """Pickle a call's arguments, as ``(args, kwargs)``; quickly where they are a few numbers and strings.
 
     Raises:
         SerializationError: as :func:`pack`.
     """
-    if not kwargs and all(type(arg) in _PLAIN_TYPES for arg in args):
+    if not kwargs and all(type(arg) in PLAIN_TYPES for arg in args):
         return Packed(data=pickle.dumps((args, kwargs), protocol=5))
-    return pack((args, kwargs), what=what)
+    return pack((args, kwargs), what=f"the arguments of {label}")
+
+
+def travels_by_reference(value: type | ModuleType | Callable[..., Any]) -> bool:
+    """Whether the node finds this class, function or module under its name: an installed package has it."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "builtins"
+    package = name.partition(".")[0]
+    if package == "__main__" or "<locals>" in getattr(value, "__qualname__", ""):
+        return False
+    _send_by_value_if_the_users(package)
+    return package not in cloudpickle.list_registry_pickle_by_value()
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
@@ -170,7 +195,7 @@ def _dumps(obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] |
 def _dumps_with_imports(
     obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None
 ) -> tuple[bytes, frozenset[str]]:
-    if type(obj) in _PLAIN_TYPES:
+    if type(obj) in PLAIN_TYPES:
         return pickle.dumps(obj, protocol=5), frozenset()
     with io.BytesIO() as file:
         pickler = _Pickler(file, protocol=5, buffer_callback=buffer_callback)

@@ -66,9 +66,9 @@ class Session:
         return self._unheard_bytes >= _ACK_EVERY_BYTES
 
     @property
-    def bulk_waits(self) -> bool:
-        """Whether bulk items are queued, which an acknowledgement may set free."""
-        return bool(self._bulk)
+    def has_unsent(self) -> bool:
+        """Whether items are queued, or are to be sent again; those that are bulk may be waiting for credit."""
+        return bool(self._small or self._bulk or self._resend)
 
     @property
     def drained(self) -> bool:

@@ -30,7 +30,7 @@ class Table:
     def learn(self, kind: str, seconds: float) -> None:
         (call,) = self.calls(1, kind)
         self.submit([call])
-        self.dispatch.finished(call.id, seconds, self.now)
+        self.dispatch.finished([(call.id, seconds)], self.now)
 
 
 def sent(actions: Sequence[Action]) -> dict[WorkerId, list[int]]:
@@ -73,7 +73,7 @@ def test_a_finished_call_makes_room_for_the_next() -> None:
     table = Table(A)
     first, second = table.calls(2)
     table.submit([first, second])
-    assert sent(table.dispatch.finished(first.id, 1.0, 0.0)) == {A: [second.id]}
+    assert sent(table.dispatch.finished([(first.id, 1.0)], 0.0)) == {A: [second.id]}
 
 
 def test_calls_wait_until_a_worker_is_there() -> None:
@@ -98,7 +98,7 @@ def test_lost_worker_requeues_its_calls_in_order_and_charges_the_first_only() ->
     assert table.dispatch.worker_lost(A, "killed", 0.0) == []
     assert [call.losses for call in calls] == [1, 0, 0, 0, 0]
     assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [calls[0].id]}, "a suspect runs alone"
-    assert sent(table.dispatch.finished(calls[0].id, 0.0001, 0.0)) == {A: [call.id for call in calls[1:]]}
+    assert sent(table.dispatch.finished([(calls[0].id, 0.0001)], 0.0)) == {A: [call.id for call in calls[1:]]}
 
 
 def test_a_call_that_had_not_left_the_client_is_not_charged() -> None:
@@ -124,7 +124,7 @@ def test_poison_is_given_up_after_its_retries_and_its_neighbours_survive() -> No
                 given_up += [action for action in actions if isinstance(action, GiveUp)]
                 actions += table.dispatch.worker_up(A, 0.0)
                 break
-            actions += table.dispatch.finished(call_id, 0.0001, 0.0)
+            actions += table.dispatch.finished([(call_id, 0.0001)], 0.0)
     assert [action.call for action in given_up] == [poison]
     assert given_up[0].reason == "killed by signal 9"
     assert poison.losses == 3
@@ -145,7 +145,7 @@ def test_cancelling_a_waiting_call_drops_it_silently() -> None:
     first, second, third = table.calls(3)
     table.submit([first, second, third])
     assert table.dispatch.cancel([second.id], kill=True) == []
-    assert sent(table.dispatch.finished(first.id, 1.0, 0.0)) == {A: [third.id]}
+    assert sent(table.dispatch.finished([(first.id, 1.0)], 0.0)) == {A: [third.id]}
 
 
 @pytest.mark.parametrize(("kill", "action"), [(True, Cancel), (False, Revoke)])
@@ -206,7 +206,7 @@ def test_no_call_is_lost_or_run_twice_in_a_random_history() -> None:
             case _ if in_flight[worker]:
                 call_id = in_flight[worker].pop(0)
                 finished.append(call_id)
-                apply(table.dispatch.finished(call_id, chance.choice([1e-5, 1e-3, 0.5]), table.now))
+                apply(table.dispatch.finished([(call_id, chance.choice([1e-5, 1e-3, 0.5]))], table.now))
             case _:
                 pass
     while any(in_flight.values()):
@@ -214,7 +214,7 @@ def test_no_call_is_lost_or_run_twice_in_a_random_history() -> None:
             while in_flight[worker]:
                 call_id = in_flight[worker].pop(0)
                 finished.append(call_id)
-                apply(table.dispatch.finished(call_id, 1e-4, table.now))
+                apply(table.dispatch.finished([(call_id, 1e-4)], table.now))
     assert sorted(finished) == submitted
     assert table.dispatch.unfinished == 0
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from skyward.engine.dispatch import WorkerId
 from skyward.engine.receiving import Incoming
 from skyward.events import Error, LogLine
 from skyward.wire.messages import Kind, Outcome
@@ -10,7 +11,7 @@ def test_chunks_and_outcome_make_a_writable_result() -> None:
     incoming = Incoming()
     incoming.add_chunk([Kind.CHUNK, 1, 0, 6, 3, b"def"])
     incoming.add_chunk([Kind.CHUNK, 1, 0, 6, 0, b"abc"])
-    raw = incoming.outcome(Outcome(seconds=0.5, data=b"pickle", part_bytes=(6,)).to_wire(), where="here")
+    raw = incoming.outcome(Outcome(seconds=0.5, data=b"pickle", part_bytes=(6,)).to_wire(), WorkerId(0, 1))
     assert raw.data == b"pickle"
     assert [bytes(buffer) for buffer in raw.buffers] == [b"abcdef"]
     assert not raw.buffers[0].readonly
@@ -20,18 +21,9 @@ def test_chunks_and_outcome_make_a_writable_result() -> None:
 def test_a_large_pickle_is_the_first_part() -> None:
     incoming = Incoming()
     incoming.add_chunk([Kind.CHUNK, 1, 0, 3, 0, b"abc"])
-    raw = incoming.outcome(Outcome(seconds=0.0, part_bytes=(3,)).to_wire(), where="here")
+    raw = incoming.outcome(Outcome(seconds=0.0, part_bytes=(3,)).to_wire(), WorkerId(0, 1))
     assert bytes(raw.data) == b"abc"
     assert raw.buffers == ()
-
-
-def test_what_a_lost_worker_had_sent_of_a_result_counts_no_more() -> None:
-    incoming = Incoming()
-    incoming.add_chunk([Kind.CHUNK, 1, 0, 3, 0, b"old"])
-    incoming.reset()
-    incoming.add_chunk([Kind.CHUNK, 1, 0, 3, 0, b"new"])
-    raw = incoming.outcome(Outcome(seconds=0.0, data=b"p", part_bytes=(3,)).to_wire(), where="here")
-    assert bytes(raw.buffers[0]) == b"new"
 
 
 def test_an_emitted_event_arrives_as_itself() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import distributed.utils
 import pytest
 from distributed import Nanny, Scheduler, Security, Status, Worker
-from distributed.comm import core
 from distributed.nanny import WorkerProcess
 from distributed.worker_memory import NannyMemoryManager
 
@@ -93,16 +92,3 @@ def test_certificates_may_be_text_and_stay_mutual() -> None:
 
     assert "cadata=ca" in source
     assert "ctx.verify_mode = ssl.CERT_REQUIRED" in source
-
-
-def test_a_connection_is_made_as_we_make_it() -> None:
-    source = source_of(core.connect)
-
-    for step in (
-        "connector.connect(loc, deserialize=deserialize, **connection_args)",
-        "comm.handshake_info()",
-        "await comm.write(local_info)",
-        "handshake = await comm.read()",
-        "comm.handshake_configuration(",
-    ):
-        assert step in source

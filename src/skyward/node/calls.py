@@ -1,0 +1,254 @@
+"""Runs a worker's calls: in order, in one thread, their results sent together where they come fast."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from skyward.events import SkywardEvent, use_callback
+from skyward.node.logs import CallOutput
+from skyward.runtime import CallContext, enter_call
+from skyward.wire.messages import CallHeader, Kind, Outcome, Payload
+from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_error, unpack
+from skyward.wire.session import CHUNK_BYTES, Item
+
+__all__ = ["CallRunner", "Outlet", "ReceivedCall"]
+
+_ALONE = CallContext()
+_NOTHING = nullcontext()
+_KEPT_BYTES_BOUND = 256 << 20
+_RESULTS_PER_ITEM = 1024
+_PAUSE_S = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedCall:
+    """A call that waits here. ``data`` is its arguments' pickle, unless ``payload`` says where they are."""
+
+    id: int
+    function_id: str
+    data: bytes
+    payload: Payload | None = None
+    header: CallHeader | None = None
+
+
+class Outlet(Protocol):
+    """The way back to the client. Thread-safe; nothing blocks."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much the client has not seen yet."""
+        ...
+
+    def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
+        """Queue an item."""
+        ...
+
+    def flush(self) -> None:
+        """Send what is queued."""
+        ...
+
+    def flush_soon(self) -> None:
+        """Have another thread send what is queued then, after :meth:`CallRunner.hand_over_results`."""
+        ...
+
+
+class _MissingBlobsError(Exception):
+    def __init__(self, blob_ids: Sequence[str]) -> None:
+        super().__init__(*blob_ids)
+        self.blob_ids = list(blob_ids)
+
+
+class CallRunner:
+    """The calls of one worker.
+
+    Attributes:
+        running: id of the call that runs; 0 while none does.
+
+    Args:
+        outlet: takes what goes back.
+        output: collects what calls print.
+        blob_dirs: folders where large arguments lie, by their content id.
+    """
+
+    def __init__(self, outlet: Outlet, output: CallOutput, blob_dirs: Sequence[Path]) -> None:
+        self.running = 0
+        self._outlet = outlet
+        self._output = output
+        self._blob_dirs = tuple(blob_dirs)
+        self._functions: dict[str, tuple[str, Payload | Callable[..., Any]]] = {}
+        self._lock = threading.Lock()
+        self._queue: deque[ReceivedCall] = deque()
+        self._results: list[tuple[int, float, bytes]] = []
+        self._wake = threading.Lock()
+        self._waiting = False
+        self._closed = False
+
+    def know(self, function_id: str, payload: Payload, label: str) -> None:
+        """A function that calls will name by its id."""
+        self._functions[function_id] = label, payload
+
+    def add(self, calls: Iterable[ReceivedCall]) -> None:
+        """Queue calls."""
+        with self._lock:
+            self._queue.extend(calls)
+        self.wake()
+
+    def take_back(self, call_ids: Iterable[int]) -> list[int]:
+        """Drop those of these calls that wait; returns which."""
+        unwanted = set(call_ids)
+        with self._lock:
+            dropped = [call.id for call in self._queue if call.id in unwanted]
+            if dropped:
+                self._queue = deque(call for call in self._queue if call.id not in unwanted)
+        return dropped
+
+    def reset(self) -> None:
+        """A new client: what the last one wanted is over."""
+        with self._lock:
+            self._queue.clear()
+            self._results.clear()
+        self._functions.clear()
+
+    def wake(self) -> None:
+        """Have :meth:`work` look again."""
+        with self._lock:
+            if self._waiting:
+                self._waiting = False
+                self._wake.release()
+
+    def close(self) -> None:
+        """End :meth:`work` after the call that runs. Idempotent."""
+        self._closed = True
+        self.wake()
+
+    def work(self) -> None:
+        """Run calls until :meth:`close`; the one thread that does."""
+        self._wake.acquire()
+        with enter_call(_ALONE), use_callback(self._emit):
+            while not self._closed:
+                call = self._next()
+                if call is not None:
+                    self._run(call)
+                    continue
+                self.hand_over_results()
+                self._outlet.flush()
+                self._wait()
+
+    def _emit(self, event: SkywardEvent) -> None:
+        self._outlet.push([Kind.EVENT, self.running, pack(event, what="the event").data])
+        self._outlet.flush_soon()
+
+    def _wait(self) -> None:
+        with self._lock:
+            if self._closed or self._may_run():
+                return
+            self._waiting = True
+            limit_s = _PAUSE_S if self._queue else -1
+        if not self._wake.acquire(timeout=limit_s):
+            with self._lock:
+                if not self._waiting:  # woken after all, at the last moment
+                    self._wake.acquire()
+                self._waiting = False
+
+    def hand_over_results(self) -> None:
+        """Queue the small results that have gathered, as one item."""
+        with self._lock:
+            results, self._results = self._results, []
+            if results:
+                call_ids, seconds, pickles = zip(*results, strict=True)
+                self._outlet.push([Kind.RESULTS, call_ids, seconds, pickles], sum(map(len, pickles)) + 64)
+
+    def _may_run(self) -> bool:
+        """Calls wait, and the client keeps up with what it was sent: else this process would grow without bound."""
+        return bool(self._queue) and self._outlet.kept_bytes <= _KEPT_BYTES_BOUND
+
+    def _next(self) -> ReceivedCall | None:
+        with self._lock:
+            if not self._may_run():
+                self.running = 0
+                return None
+            call = self._queue.popleft()
+            self.running = call.id
+            return call
+
+    def _run(self, call: ReceivedCall) -> None:
+        started = time.perf_counter()
+        try:
+            result = self._execute(call)
+        except _MissingBlobsError as missing:
+            self._outlet.push([Kind.MISSING, call.id, missing.blob_ids])
+            return
+        except BaseException as raised:  # a call that exits or is interrupted must not end its worker
+            packed = pack_error(raised)
+            error = (packed.type_name, packed.message, packed.traceback, packed.pickled)
+            outcome = Outcome(seconds=time.perf_counter() - started, error=error)
+            self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])
+            self._outlet.flush_soon()
+            return
+        self._send(call.id, result, time.perf_counter() - started)
+
+    def _execute(self, call: ReceivedCall) -> Packed:
+        with self._output.of_call(call.id), enter_call(_context(call.header)) if call.header else _NOTHING:
+            label, function = self._functions[call.function_id]
+            if isinstance(function, Payload):
+                function = self._load(function)
+                self._functions[call.function_id] = label, function
+            args, kwargs = unpack(call.data) if call.payload is None else self._load(call.payload)
+            return pack(function(*args, **kwargs), what=f"the result of {label}")
+
+    def _send(self, call_id: int, result: Packed, seconds: float) -> None:
+        large = len(result.data) >= LARGE_BYTES
+        if large or result.buffers:
+            self._send_large(call_id, result, seconds)
+            return
+        with self._lock:
+            self._results.append((call_id, seconds, result.data))
+            more = bool(self._queue)
+        if len(self._results) >= _RESULTS_PER_ITEM:
+            self.hand_over_results()
+        if more:
+            self._outlet.flush_soon()
+
+    def _send_large(self, call_id: int, result: Packed, seconds: float) -> None:
+        large = len(result.data) >= LARGE_BYTES
+        parts = ([memoryview(result.data)] if large else []) + list(result.buffers)
+        for index, part in enumerate(parts):
+            for offset in range(0, part.nbytes, CHUNK_BYTES):
+                # A copy: the memory may be the user's own, and the next call may write to it before this is sent.
+                piece = bytes(part[offset : offset + CHUNK_BYTES])
+                self._outlet.push([Kind.CHUNK, call_id, index, part.nbytes, offset, piece], len(piece), bulk=True)
+            self._outlet.flush()
+        data = b"" if large else result.data
+        outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
+        self._outlet.push([Kind.RESULT, call_id, outcome.to_wire()], len(data) + 64, bulk=True)
+        self._outlet.flush_soon()
+
+    def _load(self, payload: Payload) -> Any:
+        missing = [blob_id for blob_id in payload.blobs if self._find(blob_id) is None]
+        if missing:
+            raise _MissingBlobsError(missing)
+        data = self._map(payload.data_blob) if payload.data_blob else payload.data
+        return unpack(data, [self._map(blob_id) for blob_id in payload.buffer_blobs])
+
+    def _find(self, blob_id: str) -> Path | None:
+        return next((path for folder in self._blob_dirs if (path := folder / blob_id).exists()), None)
+
+    def _map(self, blob_id: str) -> memoryview:
+        """The blob's memory, private to this call: writable, copied only where written."""
+        path = self._find(blob_id)
+        if path is None:
+            raise _MissingBlobsError([blob_id])
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+def _context(header: CallHeader) -> CallContext:
+    return CallContext(world=header.world, rank=header.rank, seed=header.seed, head_port=header.head_port)

@@ -1,0 +1,144 @@
+"""One TLS connection that carries msgpack messages: what a :class:`~skyward.wire.link.Link` runs over.
+
+TLS works in memory and the socket never blocks, so that any thread may write while another one reads. The event loop's
+own TLS allows only its own thread, and each message would pay for the way there (docs/decisions/006).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from typing import Any, cast
+
+import msgpack
+
+__all__ = ["Connection", "MessageError"]
+
+_LENGTH = struct.Struct("!I")
+_LARGEST_BYTES = 64 << 20
+_READ_BYTES = 1 << 20
+_RECORD_BYTES = 16 << 10
+
+
+class MessageError(ConnectionError):
+    """The peer sent what is no message."""
+
+
+class Connection:
+    """A socket, its TLS, and the messages on it. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> None:
+        sock.settimeout(0)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._from_peer, self._to_peer = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_side=server_side)
+        self._received = bytearray()
+        self._early: list[Any] = []
+        self._unsent = memoryview(b"")
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        self._socket.close()
+
+    async def handshake(self) -> None:
+        """Agree on keys; nothing else may use the connection meanwhile.
+
+        Raises:
+            OSError: the peer is gone, or shows no certificate of the pool.
+        """
+        loop = asyncio.get_running_loop()
+        agreed = False
+        while not agreed:
+            try:
+                self._tls.do_handshake()
+                agreed = True
+            except ssl.SSLWantReadError:
+                pass
+            await loop.sock_sendall(self._socket, self._to_peer.read())
+            if not agreed:
+                self._take_in(await loop.sock_recv(self._socket, _READ_BYTES))
+
+    async def exchange(self, message: Any) -> None:
+        """Send one message, for as long as it takes; nothing else may use the connection meanwhile."""
+        self.write(message)
+        await asyncio.get_running_loop().sock_sendall(self._socket, self._to_peer.read())
+
+    async def first_message(self) -> Any:
+        """The next message; nothing else may use the connection meanwhile."""
+        loop = asyncio.get_running_loop()
+        while not (messages := self._messages()):
+            self._take_in(await loop.sock_recv(self._socket, _READ_BYTES))
+        message, *self._early = messages
+        return message
+
+    def write(self, message: Any) -> None:
+        """Encrypt a message; :meth:`send` sends it."""
+        body = cast("bytes", msgpack.packb(message))
+        if len(body) < _RECORD_BYTES:
+            self._tls.write(_LENGTH.pack(len(body)) + body)
+            return
+        self._tls.write(_LENGTH.pack(len(body)))
+        rest = memoryview(body)
+        while rest:
+            rest = rest[self._tls.write(rest) :]
+
+    def send(self) -> bool:
+        """Send what was written, as far as the socket takes it; whether that was all."""
+        if not self._unsent:
+            self._unsent = memoryview(self._to_peer.read())
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            return False
+        return True
+
+    def receive(self) -> list[Any]:
+        """The messages that have come. To be called when the socket is readable, or once after the greeting.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        with suppress(BlockingIOError):
+            self._take_in(self._socket.recv(_READ_BYTES))
+        early, self._early = self._early, []
+        return early + self._messages()
+
+    def _take_in(self, encrypted: bytes) -> None:
+        if not encrypted:
+            raise ConnectionResetError("the peer hung up")
+        self._from_peer.write(encrypted)
+
+    def _messages(self) -> list[Any]:
+        self._decrypt()
+        received = self._received
+        messages: list[Any] = []
+        start = 0
+        while len(received) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(received, start)
+            if size > _LARGEST_BYTES:
+                raise MessageError(f"the peer announces a message of {size} bytes")
+            begin, end = start + _LENGTH.size, start + _LENGTH.size + size
+            if len(received) < end:
+                break
+            with memoryview(received) as whole, whole[begin:end] as body:
+                messages.append(msgpack.unpackb(body))
+            start = end
+        del received[:start]
+        return messages
+
+    def _decrypt(self) -> None:
+        try:
+            while data := self._tls.read(_READ_BYTES):
+                self._received += data
+        except ssl.SSLWantReadError:
+            return
+        raise ConnectionResetError("the peer ended the connection")

@@ -1,0 +1,196 @@
+"""Links over real TLS connections on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from skyward._waiting import wait_until
+from skyward.engine.certificates import issue
+from skyward.wire.connection import Connection, MessageError
+from skyward.wire.frames import TlsIdentity, client_context, server_context
+from skyward.wire.link import Link
+from skyward.wire.messages import Kind
+from skyward.wire.session import BrokenSessionError, Session
+
+
+@pytest.fixture(scope="module")
+def identity() -> TlsIdentity:
+    return issue()
+
+
+def sockets() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        here = socket.create_connection(listening.getsockname())
+        there, _ = listening.accept()
+    return here, there
+
+
+@asynccontextmanager
+async def connected(identity: TlsIdentity) -> AsyncIterator[tuple[Connection, Connection]]:
+    here, there = sockets()
+    client = Connection(here, client_context(identity))
+    server = Connection(there, server_context(identity), server_side=True)
+    try:
+        await asyncio.gather(client.handshake(), server.handshake())
+        yield client, server
+    finally:
+        client.close()
+        server.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async def probe() -> bool | None:
+        return true() or None
+
+    await wait_until(probe, deadline_s=20, interval_s=0.002, what="the other end")
+
+
+class End:
+    """One end of a lane."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+        self.link = Link(Session(), self.got.extend)
+
+    def say(self, *items: Any, bulk: bool = False) -> None:
+        for item in items:
+            self.link.push(item, 4 << 20 if bulk else 64, bulk=bulk)
+        self.link.flush()
+
+
+@asynccontextmanager
+async def linked(identity: TlsIdentity, here: End, there: End) -> AsyncIterator[None]:
+    """One connection between two ends, which tell each other first what they have seen."""
+    async with connected(identity) as (client, server):
+        here.link.session.resume(there.link.session.seen)
+        there.link.session.resume(here.link.session.seen)
+        running = [asyncio.ensure_future(here.link.run(client)), asyncio.ensure_future(there.link.run(server))]
+        await asyncio.sleep(0)
+        try:
+            yield
+        finally:
+            here.link.abort()
+            await asyncio.gather(*running)
+
+
+@pytest.mark.parametrize("size", [0, 100, 20_000, 9_000_000])
+async def test_messages_of_any_size_arrive_whole(identity: TlsIdentity, size: int) -> None:
+    async with connected(identity) as (client, server):
+        asking = asyncio.ensure_future(client.exchange(["question", b"x" * size]))
+        assert await server.first_message() == ["question", b"x" * size]
+        await asking
+
+
+async def test_what_follows_the_first_message_at_once_is_not_lost(identity: TlsIdentity) -> None:
+    async with connected(identity) as (client, server):
+        client.write("greeting")
+        client.write("more")
+        await client.exchange("and more")
+        assert await server.first_message() == "greeting"
+        assert server.receive() == ["more", "and more"]
+
+
+async def test_a_peer_of_another_pool_does_not_get_in(identity: TlsIdentity) -> None:
+    here, there = sockets()
+    client = Connection(here, client_context(issue()))
+    server = Connection(there, server_context(identity), server_side=True)
+
+    async def meet(end: Connection) -> None:
+        try:
+            await end.handshake()
+        finally:
+            end.close()
+
+    outcomes = await asyncio.gather(meet(client), meet(server), return_exceptions=True)
+    assert all(isinstance(outcome, OSError) for outcome in outcomes), outcomes
+
+
+async def test_an_announcement_of_too_much_ends_the_connection(identity: TlsIdentity) -> None:
+    async with connected(identity) as (client, server):
+        client._tls.write(struct.pack("!I", 1 << 31))
+        assert client.send()
+        with pytest.raises(MessageError, match="2147483648 bytes"):
+            await server.first_message()
+
+
+async def test_items_pushed_by_many_threads_arrive_once_each_however_often_the_link_is_cut(
+    identity: TlsIdentity,
+) -> None:
+    here, there = End(), End()
+    done = threading.Event()
+
+    def speak(writer: int) -> None:
+        for number in range(2000):
+            here.say(["from", writer, number, b"." * (number % 700)])
+            if number % 100 == 0:
+                done.wait(0.002)
+
+    threads = [threading.Thread(target=speak, args=(writer,)) for writer in range(3)]
+    for thread in threads:
+        thread.start()
+    cuts = 0
+    while len(there.got) < 6000 and cuts < 500:
+        async with linked(identity, here, there):
+            await asyncio.sleep(0.02)
+        cuts += 1
+    for thread in threads:
+        thread.join()
+    assert cuts > 1
+    for writer in range(3):
+        assert [number for _, who, number, _ in there.got if who == writer] == list(range(2000))
+
+
+async def test_large_items_wait_for_the_reader_and_small_ones_pass_them(identity: TlsIdentity) -> None:
+    here, there = End(), End()
+    async with linked(identity, here, there):
+        here.say(*[[Kind.CHUNK, 1, 0, 0, number, bytes(4 << 20)] for number in range(20)], bulk=True)
+        here.say([Kind.LINES, 0, []])
+        await until(lambda: len(there.got) == 21)
+        await until(lambda: here.link.session.drained)
+    kinds = [item[0] for item in there.got]
+    assert kinds.index(Kind.LINES) < 20
+    assert [item[4] for item in there.got if item[0] == Kind.CHUNK] == list(range(20))
+
+
+async def test_both_ends_talk_at_the_same_time(identity: TlsIdentity) -> None:
+    here, there = End(), End()
+    async with linked(identity, here, there):
+        here.say(*[[Kind.CHUNK, 1, 0, 0, n, bytes(4 << 20)] for n in range(8)], bulk=True)
+        there.say(*[[Kind.CHUNK, 1, 0, 0, n, bytes(4 << 20)] for n in range(8)], bulk=True)
+        await until(lambda: len(there.got) == len(here.got) == 8)
+
+
+async def test_a_peer_that_skips_items_ends_the_link_with_an_error(identity: TlsIdentity) -> None:
+    end = End()
+    async with connected(identity) as (client, server):
+        client.write([5, 0, [["item five"]]])
+        assert client.send()
+        with pytest.raises(BrokenSessionError, match="expected item 1, got 5"):
+            await end.link.run(server)
+
+
+async def test_items_that_cannot_be_handled_do_not_end_the_link(
+    identity: TlsIdentity, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = End(), End()
+
+    def refuse(items: list[Any]) -> None:
+        if items == [["bad"]]:
+            raise ValueError("what is this?")
+        there.got.extend(items)
+
+    there.link = Link(Session(), refuse)
+    async with linked(identity, here, there):
+        here.say(["bad"])
+        await until(lambda: there.link.session.seen == 1)
+        here.say(["good"])
+        await until(lambda: there.got == [["good"]])
+    assert "what is this?" in caplog.text
