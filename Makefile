@@ -3,17 +3,18 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check conformance bench docs clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BENCH := .venv-bench
 
 # What each target needs beside the library itself.
 demo_needs := -e '.[sklearn]'
 test_needs := -e '.[all]' --group test
 check_needs := -e '.[all]' --group test --group check
-bench_needs := -e '.[all]'
+bench_needs := -e '.[all]' --group bench
 docs_needs := -e . --group docs
 
 help: ## list the targets
@@ -31,18 +32,27 @@ check: $(VENV)/check.installed ## lint, format, types, imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-bench: $(VENV)/bench.installed ## the numbers in the docs
-	@set -e; for script in benchmarks/*.py; do test ! -e "$$script" || $(BIN)/python "$$script"; done
+conformance: $(VENV)/test.installed ## joblib's own suite, here and on loky; writes docs/conformance.md
+	$(BIN)/python tests/conformance/suite.py
+
+bench: $(BENCH)/bench.installed ## the numbers in the docs; ROWS="gather idle" or QUICK=1: fewer, only printed
+	$(BENCH)/bin/python -m benchmarks $(if $(QUICK),--quick) $(ROWS)
 
 docs: $(VENV)/docs.installed ## the site, in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH) build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/%.installed: pyproject.toml tools/install
 	tools/install $(PYTHON) $(VENV) $($*_needs)
+	@touch $@
+
+# The peers live apart from the tests. One that cannot be installed is left out, and the page says so.
+$(BENCH)/bench.installed: pyproject.toml tools/install
+	tools/install $(PYTHON) $(BENCH) $(bench_needs)
+	-tools/install $(PYTHON) $(BENCH) --group peers
 	@touch $@
 
 # Torch is optional: taken where pip has a build of it at hand, never downloaded (gigabytes).

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase
+from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
 
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.submission import CallFuture, Invocation, TaskSubmitter
-from skyward_joblib.on_node import NodeBackend, run_batch
+from skyward_joblib.on_node import Initializer, NodeBackend, run_batch
 from skyward_joblib.progress import LoopProgress
 from skyward_joblib.window import CallWindow
 
@@ -31,6 +32,9 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         nesting_level: joblib's own, how deep in other parallel loops this is.
         inner_max_num_threads: how many threads native libraries may use in each worker; None leaves that to the node.
         pool: where to run; None is the innermost pool that is open when a ``Parallel`` call starts.
+        initializer: called on every worker before its first batch, again when the worker was replaced or when its
+            arguments are others.
+        initargs: its arguments.
     """
 
     supports_retrieve_callback = True
@@ -43,11 +47,14 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         inner_max_num_threads: int | None = None,
         *,
         pool: TaskSubmitter | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)
         if pool is not None and not hasattr(pool, "submit_calls"):
             raise ConfigurationError(f"pool must be an open ComputePool, got {type(pool).__name__}")
         self._pool = pool
+        self._initializer = Initializer.of(initializer, initargs)
         self._window: CallWindow | None = None
         self._progress = LoopProgress(pool, total=None)
         self._round_trip_s = _MAX_BATCH_S
@@ -63,10 +70,22 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         wanted = self._wanted_workers(n_jobs, self._find_pool())
         return 1 if n_jobs == 1 else max(wanted, 2)
 
-    def configure(self, n_jobs: int = 1, parallel: Any = None, **_settings: Any) -> int:
+    def configure(
+        self,
+        n_jobs: int = 1,
+        parallel: Any = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        **_settings: Any,
+    ) -> int:
         """Serve one ``Parallel`` object; others that share this instance get a copy each, so that none ends another."""
+        if n_jobs == 1:
+            raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         if self.__dict__.setdefault("parallel", parallel) is not parallel:
-            raise FallbackToBackend(SkywardBackend(self.nesting_level, self.inner_max_num_threads, pool=self._pool))
+            other = SkywardBackend(self.nesting_level, self.inner_max_num_threads, pool=self._pool)
+            other._initializer = self._initializer
+            raise FallbackToBackend(other)
+        self._initializer = Initializer.of(initializer, initargs) or self._initializer
         return self.effective_n_jobs(n_jobs)
 
     def start_call(self) -> None:
@@ -88,8 +107,10 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         name = _name_of_first_task(func)
         self._progress.begin(name)
         label = name if len(func) == 1 else f"{name} ({len(func)} tasks)"
-        call = Invocation(fn=run_batch, args=(func, self.inner_max_num_threads), label=label)
+        call = Invocation(fn=run_batch, args=(func, self.inner_max_num_threads, self._initializer), label=label)
         return self._window.submit(call, callback or _ignore)
+
+    apply_async = submit  # what joblib 1.4 calls it
 
     def retrieve_result_callback(self, out: CallFuture[Any]) -> Any:
         """The batch's results, or its exception with the remote traceback as its cause."""

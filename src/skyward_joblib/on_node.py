@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Self
 
+import cloudpickle
 from joblib import cpu_count
 from joblib.parallel import LokyBackend
 
 from skyward.errors import ConfigurationError, NotInPoolError
 from skyward.runtime import instance_info
 
-__all__ = ["NodeBackend", "run_batch"]
+__all__ = ["Initializer", "NodeBackend", "run_batch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Initializer:
+    """What a worker does before its first batch. Two are equal when function and arguments are pickled alike."""
+
+    digest: bytes
+    function: Callable[..., object] = field(compare=False)
+    arguments: tuple[Any, ...] = field(compare=False)
+
+    @classmethod
+    def of(cls, function: Callable[..., object] | None, arguments: tuple[Any, ...]) -> Self | None:
+        """None where there is no function."""
+        if function is None:
+            return None
+        digest = hashlib.blake2b(cloudpickle.dumps((function, arguments)), digest_size=16).digest()
+        return cls(digest=digest, function=function, arguments=arguments)
 
 
 class NodeBackend(LokyBackend):
@@ -37,14 +58,25 @@ class NodeBackend(LokyBackend):
             self.inner_max_num_threads = asked
 
 
-def run_batch(batch: Callable[[], list[Any]], max_num_threads: int | None) -> list[Any]:
+def run_batch(
+    batch: Callable[[], list[Any]], max_num_threads: int | None, initializer: Initializer | None
+) -> list[Any]:
     """Run one of joblib's batches; its native libraries use at most ``max_num_threads`` threads each, if given.
+
+    ``initializer`` runs before it, once in a worker's life unless it fails.
 
     Raises:
         ConfigurationError: ``max_num_threads`` is given and the node lacks threadpoolctl.
     """
+    if initializer is not None:
+        _initialize_once(initializer)
     with _limited_threads(max_num_threads):
         return batch()
+
+
+@cache
+def _initialize_once(initializer: Initializer) -> None:
+    initializer.function(*initializer.arguments)
 
 
 def _limited_threads(max_num_threads: int | None) -> AbstractContextManager[Any]:

@@ -37,11 +37,13 @@ class CallWindow:
 
     def submit(self, call: Invocation, callback: _Done) -> CallFuture[Any]:
         """Queue a call; ``callback`` gets its future once, whatever the outcome, and never before this returns."""
+        if self._limit is None:
+            return self._send(call, callback)
         future: CallFuture[Any] = CallFuture()
         future.add_done_callback(callback)  # pyright: ignore[reportArgumentType]
         with self._lock:
             self._waiting.append((call, future))
-            self._send_waiting()
+            self._send_waiting(self._limit)
         return future
 
     def close(self) -> None:
@@ -56,35 +58,47 @@ class CallWindow:
         if running:
             self._submitter.cancel_calls(running)
 
-    def _send_waiting(self) -> None:
-        while self._waiting and (self._closed or self._limit is None or len(self._in_flight) < self._limit):
-            call, future = self._waiting.popleft()
-            sent = self._send(call)
-            self._in_flight.add(sent)
-            _call_when_done(sent, partial(self._settle, future))
-
-    def _send(self, call: Invocation) -> CallFuture[Any]:
-        sent: CallFuture[Any] = CallFuture()
-        if self._closed:
-            sent.cancel()
-            return sent
-        try:
-            (sent,) = self._submitter.submit_calls([call], memo=self._memo)
-        except Exception as error:
-            sent.set_exception(error)
+    def _send(self, call: Invocation, callback: _Done) -> CallFuture[Any]:
+        sent = self._submitted(call)
+        _call_when_done(sent, partial(self._finish, callback))
         return sent
 
-    def _settle(self, future: CallFuture[Any], sent: CallFuture[Any]) -> None:
+    def _submitted(self, call: Invocation) -> CallFuture[Any]:
+        """In the fleet; or done, where it was refused or comes too late."""
+        with self._lock:  # what is sent while the window closes is in it, or is not sent
+            sent: CallFuture[Any] = CallFuture()
+            if self._closed:
+                sent.cancel()
+                return sent
+            try:
+                (sent,) = self._submitter.submit_calls([call], memo=self._memo)
+            except Exception as error:
+                sent.set_exception(error)
+            self._in_flight.add(sent)
+        return sent
+
+    def _finish(self, callback: _Done, sent: CallFuture[Any]) -> None:
         with self._lock:
             self._in_flight.discard(sent)
-            self._send_waiting()
-        future.worker_seconds = sent.worker_seconds
-        if sent.cancelled():
-            future.cancel()
-        elif error := sent.exception():
-            future.set_exception(error)
-        else:
-            future.set_result(sent.result())
+            if self._limit is not None:
+                self._send_waiting(self._limit)
+        callback(sent)
+
+    def _send_waiting(self, limit: int) -> None:
+        while self._waiting and (self._closed or len(self._in_flight) < limit):
+            call, future = self._waiting.popleft()
+            self._send(call, partial(_hand_over, future))
+
+
+def _hand_over(future: CallFuture[Any], sent: CallFuture[Any]) -> None:
+    """Give a call that waited the outcome that it had in the fleet."""
+    future.worker_seconds = sent.worker_seconds
+    if sent.cancelled():
+        future.cancel()
+    elif error := sent.exception():
+        future.set_exception(error)
+    else:
+        future.set_result(sent.result())
 
 
 def _call_when_done(future: CallFuture[Any], callback: _Done) -> None:

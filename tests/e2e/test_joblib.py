@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
+import time
 
 import joblib
 import numpy as np
 import pytest
 from joblib import Parallel, delayed, parallel_config
-from joblib.parallel import get_active_backend
+from joblib.parallel import BatchedCalls, get_active_backend
 from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV
 from sklearn.svm import SVC
@@ -62,6 +65,23 @@ def die(_):
     os._exit(3)
 
 
+def sleep_or_fail(seconds):
+    if seconds is None:
+        raise LookupError("the first task")
+    time.sleep(seconds)
+
+
+def wait_for(path, number):
+    while number == 0 and not os.path.exists(path):
+        time.sleep(0.01)
+    return number
+
+
+def write_pid(path):
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
 def use_a_pool(_):
     with parallel_config("skyward"):
         return Parallel()(delayed(pid)(n) for n in range(2))
@@ -103,6 +123,75 @@ def test_loop_inside_a_task_has_processes_of_its_own():
 def test_worker_that_dies_costs_a_retry_not_the_loop(tmp_path):
     path = str(tmp_path / "died")
     assert Parallel(batch_size=1)(delayed(die_once)(path, n) for n in range(12)) == list(range(12))
+
+
+@pytest.mark.usefixtures("backend")
+def test_worker_that_is_killed_in_the_middle_of_a_batch_costs_a_retry_of_the_batch(tmp_path):
+    path = str(tmp_path / "died")
+    assert Parallel(batch_size=6)(delayed(die_once)(path, n) for n in range(24)) == list(range(24))
+
+
+def test_callback_comes_exactly_once_for_a_call_whose_worker_was_lost(pool):
+    backend, futures, called = SkywardBackend(pool=pool), [], threading.Event()
+    backend.configure(2, Parallel(n_jobs=2))
+    backend.start_call()
+    batch = BatchedCalls([(die, (0,), {})], backend.get_nested_backend())
+    backend.submit(batch, lambda future: (futures.append(future), called.set()))
+    assert called.wait(30)
+    backend.stop_call()
+    [future] = futures
+    assert isinstance(future.exception(), WorkerLostError)
+
+
+@pytest.mark.usefixtures("backend")
+def test_first_error_ends_the_loop_at_once_and_frees_the_workers():
+    started = time.perf_counter()
+    with pytest.raises(LookupError, match="the first task"):
+        Parallel(n_jobs=2)(delayed(sleep_or_fail)(seconds) for seconds in [None] + [10] * 99)
+    raised = time.perf_counter()
+    assert raised - started < 6  # the others would take ten each
+    assert len(Parallel(batch_size=1)(delayed(pid)(n) for n in range(4))) == 4
+    assert time.perf_counter() - raised < 6
+
+
+@pytest.mark.usefixtures("backend")
+def test_timeout_ends_what_runs_and_frees_the_workers():
+    with pytest.raises(multiprocessing.TimeoutError):
+        Parallel(n_jobs=2, timeout=0.2)(delayed(sleep_or_fail)(60) for _ in range(4))
+    started = time.perf_counter()
+    assert len(Parallel(batch_size=1)(delayed(pid)(n) for n in range(4))) == 4
+    assert time.perf_counter() - started < 20
+
+
+@pytest.mark.usefixtures("backend")
+def test_ctrl_c_ends_the_loop_and_leaves_the_pool_usable():
+    started = time.perf_counter()
+    later = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    later.start()
+    with pytest.raises(KeyboardInterrupt):
+        Parallel(n_jobs=2)(delayed(sleep_or_fail)(60) for _ in range(8))
+    assert time.perf_counter() - started < 20
+    later.join()
+    assert Parallel()(delayed(abs)(-n) for n in range(4)) == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("backend")
+def test_unordered_generator_gives_results_while_others_are_made(tmp_path):
+    path = tmp_path / "go"
+    results = Parallel(n_jobs=2, batch_size=1, return_as="generator_unordered")(
+        delayed(wait_for)(str(path), n) for n in range(9)
+    )
+    assert sorted(next(results) for _ in range(8)) == list(range(1, 9))
+    path.touch()
+    assert list(results) == [0]
+
+
+def test_initializer_runs_once_in_every_worker_that_is_used(pool, tmp_path):
+    path = tmp_path / "pids"
+    with parallel_config("skyward", pool=pool, initializer=write_pid, initargs=(str(path),)):
+        used = {n for _ in range(3) for n in Parallel(batch_size=1)(delayed(pid)(n) for n in range(20))}
+    initialized = [int(line) for line in path.read_text().split()]
+    assert sorted(initialized) == sorted(used)
 
 
 @pytest.mark.usefixtures("backend")

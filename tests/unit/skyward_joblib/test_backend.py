@@ -10,6 +10,8 @@ import joblib
 import numpy as np
 import pytest
 from joblib import Parallel, delayed, parallel_backend, parallel_config
+from joblib.parallel import BatchedCalls
+from packaging.version import Version
 
 import skyward_joblib
 from skyward.errors import ConfigurationError, RemoteTraceback, SerializationError
@@ -44,6 +46,28 @@ def blas_threads(_):
 
     np.ones((2, 2)) @ np.ones((2, 2))
     return {info["num_threads"] for info in threadpool_info()}
+
+
+def write_line(path, text):
+    with open(path, "a") as file:
+        file.write(f"{text}\n")
+
+
+def fail_the_first_time(path):
+    write_line(path, "tried")
+    with open(path) as file:
+        if len(file.readlines()) == 1:
+            raise OSError("not now")
+
+
+def make_unpicklable(_):
+    return threading.Lock()
+
+
+def backends_below(depth):
+    with Parallel(n_jobs=2) as parallel:
+        here = type(parallel._backend).__name__
+        return [here, *(parallel([delayed(backends_below)(depth - 1)])[0] if depth else [])]
 
 
 def in_fleet(names):
@@ -225,9 +249,95 @@ def no_loky_left():
     get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
+def test_loops_inside_loops_are_processes_then_threads_then_nothing(fleet, no_loky_left):
+    with parallel_config("skyward", pool=fleet):
+        assert backends_below(3) == ["SkywardBackend", "NodeBackend", "ThreadingBackend", "SequentialBackend"]
+
+
 def test_inner_threads_are_limited_while_a_batch_runs(fleet_of):
     with parallel_config("skyward", pool=fleet_of(1), inner_max_num_threads=1):
         assert Parallel()([delayed(blas_threads)(0)]) == [{1}]
+
+
+def test_initializer_runs_once_before_the_first_batch_of_a_worker(fleet_of, tmp_path):
+    fleet, path = fleet_of(1), str(tmp_path / "lines")
+    for arguments in ((path, "one"), (path, "one"), (path, "other")):
+        with parallel_config("skyward", pool=fleet, initializer=write_line, initargs=arguments):
+            Parallel()(delayed(square)(n) for n in range(9))
+            Parallel()(delayed(square)(n) for n in range(9))
+    assert (tmp_path / "lines").read_text().split() == ["one", "other"]
+
+
+@pytest.mark.skipif(Version(joblib.__version__) < Version("1.5"), reason="Parallel takes no backend parameters")
+def test_initializer_may_be_given_to_the_loop(fleet, tmp_path):
+    with parallel_config("skyward", pool=fleet):
+        Parallel(initializer=write_line, initargs=(str(tmp_path / "lines"), "one"))([delayed(square)(1)])
+    assert (tmp_path / "lines").read_text() == "one\n"
+
+
+def test_initializer_that_fails_ends_the_loop_and_is_tried_again_by_the_next(fleet, tmp_path):
+    arguments = (str(tmp_path / "tries"),)
+    with parallel_config("skyward", pool=fleet, initializer=fail_the_first_time, initargs=arguments):
+        with pytest.raises(OSError, match="not now"):
+            Parallel()([delayed(square)(2)])
+        assert Parallel()([delayed(square)(2)]) == [4]
+
+
+def test_loop_that_needs_shared_memory_runs_in_threads_here(fleet):
+    with parallel_config("skyward", pool=fleet):
+        names = Parallel(n_jobs=2, require="sharedmem")(delayed(thread_name)(n) for n in range(4))
+    assert not any(name.startswith("fake-worker") for name in names)
+
+
+def test_loop_that_would_rather_have_threads_runs_in_the_fleet(fleet):
+    with parallel_config("skyward", pool=fleet):
+        assert in_fleet(Parallel(n_jobs=2, prefer="threads")(delayed(thread_name)(n) for n in range(4)))
+
+
+class Callback:
+    """Counts how often it is called."""
+
+    def __init__(self):
+        self.futures = []
+        self.called = threading.Semaphore(0)
+
+    def __call__(self, future):
+        self.futures.append(future)
+        self.called.release()
+
+
+@pytest.mark.parametrize("n_jobs", [2, 3])
+@pytest.mark.parametrize(
+    ("task", "argument", "error"),
+    [
+        (square, 3, None),
+        (fail_at_seven, 7, LookupError),
+        (make_unpicklable, 0, SerializationError),
+        (square, threading.Lock(), SerializationError),
+    ],
+)
+def test_callback_comes_exactly_once(fleet_of, task, argument, error, n_jobs):
+    backend, callback = SkywardBackend(pool=fleet_of(3)), Callback()
+    backend.configure(n_jobs, Parallel(n_jobs=n_jobs))
+    backend.start_call()
+    backend.submit(BatchedCalls([(task, (argument,), {})], backend.get_nested_backend()), callback)
+    assert callback.called.acquire(timeout=5)
+    backend.stop_call()
+    [future] = callback.futures
+    assert type(future.exception()) is (error or type(None))
+
+
+@pytest.mark.parametrize("n_jobs", [1, 4])
+def test_callback_comes_exactly_once_for_what_was_given_up(hand_fleet, n_jobs):
+    backend, callback = SkywardBackend(pool=hand_fleet), Callback()
+    backend.configure(2, Parallel(n_jobs=n_jobs))
+    backend.start_call()
+    for _ in range(2):
+        backend.submit(BatchedCalls([(square, (1,), {})], backend.get_nested_backend()), callback)
+    backend.abort_everything()
+    backend.stop_call()
+    assert len(callback.futures) == 2
+    assert all(future.cancelled() for future in callback.futures)
 
 
 def test_backend_of_nested_loops_is_small():
@@ -246,7 +356,7 @@ class Batches:
 
     def __init__(self, fleet):
         self.backend = SkywardBackend(pool=fleet)
-        self.backend.configure(parallel=Parallel())
+        self.backend.configure(2, Parallel(n_jobs=2))
 
     def complete(self, *, size, worker_s, total_s):
         future = joblib_future(worker_s)
@@ -275,6 +385,15 @@ def test_batches_that_keep_a_worker_busy_stay_as_they_are(hand_fleet):
 
 def test_long_way_makes_larger_batches(hand_fleet):
     assert Batches(hand_fleet).complete(size=1, worker_s=0.3, total_s=0.7) == 2
+
+
+def test_50_ms_to_the_fleet_leave_long_tasks_alone_and_gather_short_ones_to_twice_the_way(hand_fleet):
+    way_s = 0.05 * 2
+    assert [Batches(hand_fleet).complete(size=1, worker_s=0.21, total_s=0.21 + way_s) for _ in range(5)] == [1] * 5
+    batches, size = Batches(hand_fleet), 1
+    for _ in range(30):
+        size = batches.complete(size=size, worker_s=0.002 * size, total_s=0.002 * size + way_s)
+    assert 2 * way_s <= 0.002 * size <= 8 * way_s
 
 
 def test_wait_for_a_worker_is_not_taken_for_a_long_way(hand_fleet):

@@ -56,6 +56,14 @@ def test_without_a_limit_everything_goes_to_the_fleet(hand_fleet):
     assert len(hand_fleet.calls) == 50
 
 
+def test_without_a_limit_the_fleets_own_future_is_handed_on(hand_fleet):
+    calls = Calls()
+    future = calls.submit_to(CallWindow(hand_fleet, limit=None), call())
+    assert future is hand_fleet.futures[0]
+    future.set_result("done")
+    assert calls.futures == [future]
+
+
 def test_result_and_worker_time_reach_the_future_and_the_callback(hand_fleet):
     calls = Calls()
     future = calls.submit_to(CallWindow(hand_fleet, limit=1), call())
@@ -74,40 +82,44 @@ def test_error_of_a_call_is_the_futures(hand_fleet):
         future.result()
 
 
-def test_callback_never_runs_inside_submit(ready_fleet):
+@pytest.mark.parametrize("limit", [1, None])
+def test_callback_never_runs_inside_submit(ready_fleet, limit):
     calls = Calls()
-    future = calls.submit_to(CallWindow(ready_fleet, limit=None), call(3))
+    future = calls.submit_to(CallWindow(ready_fleet, limit=limit), call(3))
     calls.wait()
     assert future.result() == -3
     assert calls.early == 0
     assert calls.threads != [threading.get_ident()]
 
 
-def test_failed_submission_is_an_outcome_not_an_exception(hand_fleet, monkeypatch):
+@pytest.mark.parametrize("limit", [1, None])
+def test_failed_submission_is_an_outcome_not_an_exception(hand_fleet, monkeypatch, limit):
     def refuse(*_args, **_kwargs):
         raise SerializationError("the argument cannot be pickled")
 
     monkeypatch.setattr(hand_fleet, "submit_calls", refuse)
     calls = Calls()
-    future = calls.submit_to(CallWindow(hand_fleet, limit=1), call())
+    future = calls.submit_to(CallWindow(hand_fleet, limit=limit), call())
     calls.wait()
     assert calls.early == 0
     with pytest.raises(SerializationError, match="the argument"):
         future.result()
 
 
-def test_closing_cancels_what_runs_and_what_waits_each_told_once(hand_fleet):
-    window, calls = CallWindow(hand_fleet, limit=1), Calls()
+@pytest.mark.parametrize(("limit", "sent"), [(1, 1), (None, 3)])
+def test_closing_cancels_what_runs_and_what_waits_each_told_once(hand_fleet, limit, sent):
+    window, calls = CallWindow(hand_fleet, limit=limit), Calls()
     futures = [window.submit(call(number), calls) for number in range(3)]
     window.close()
     window.close()
     assert all(future.cancelled() for future in futures)
     assert sorted(map(id, calls.futures)) == sorted(map(id, futures))
-    assert (len(hand_fleet.calls), len(hand_fleet.cancelled)) == (1, 1)
+    assert (len(hand_fleet.calls), len(hand_fleet.cancelled)) == (sent, sent)
 
 
-def test_call_submitted_after_closing_is_cancelled_and_never_sent(hand_fleet):
-    window, calls = CallWindow(hand_fleet, limit=1), Calls()
+@pytest.mark.parametrize("limit", [1, None])
+def test_call_submitted_after_closing_is_cancelled_and_never_sent(hand_fleet, limit):
+    window, calls = CallWindow(hand_fleet, limit=limit), Calls()
     window.close()
     future = calls.submit_to(window, call())
     calls.wait()

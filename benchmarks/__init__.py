@@ -1,0 +1,1 @@
+"""``make bench``: Skyward beside its peers, in one run on one machine."""

@@ -1,0 +1,154 @@
+"""The page about the results. Pure: text in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.results import Result, Verdict, errors, figures, samples, verdicts
+from benchmarks.rows import Goal, Limit, Row
+
+__all__ = ["Circumstances", "duration", "page", "tables"]
+
+_HOW = """\
+`make bench` measures what Skyward costs on one machine, beside others who run Python calls in processes: loky (joblib's
+own executor), Dask's `LocalCluster`, Ray and ipyparallel. Each has two workers and is used as its documentation says.
+This page is what the command wrote last.
+
+Every measurement runs in a process of its own, native libraries are held to one thread, and the peers take turns, round
+by round, so that the noise of the machine meets them alike. A ratio is the median over the rounds of the peer's median
+time divided by Skyward's in the same round. Nothing is repeated because it looked bad.
+"""
+
+_NOTES = """\
+- *copies*: what the node's processes hold at the peak beyond what they held before the array came, in units of the
+  array: their private memory, and every mapped file once. Measured in runs that are not timed.
+- *stall*: by how much a 5 ms ticker on the event loop was late at most while the data travelled.
+- The time to make a 500 MB result is taken off. Both ends read a byte of every page.
+- *dispatch* is a simulation of 100,000 short calls in one process, without workers.
+"""
+
+_AGAIN = """\
+```console
+$ make bench                           # everything; writes this page
+$ make bench ROWS="round_trip gather"  # these rows, only printed
+$ make bench QUICK=1                   # one round, only printed
+```
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """Where and when: name and value of whatever is worth knowing, and the versions of what took part."""
+
+    machine: Mapping[str, str]
+    versions: Mapping[str, str]
+
+
+def page(results: Sequence[Result], rows: Mapping[str, Row], where: Circumstances) -> str:
+    """The whole page, as Markdown."""
+    machine = _table(["machine", ""], [[name, value] for name, value in where.machine.items()])
+    versions = _table(["package", "version"], [[name, value] for name, value in where.versions.items()])
+    parts = [
+        "# Benchmarks",
+        _HOW.strip(),
+        "![How many times as fast as its peers Skyward is, and the goals](benchmarks.svg)",
+        tables(results, rows),
+        _NOTES.strip(),
+        "## Where",
+        machine,
+        versions,
+        "## Again",
+        _AGAIN.strip(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def tables(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
+    """The goals, the times and the other figures."""
+    parts = ["## Goals", _goals(results, rows), "## Times", _times(results, rows)]
+    if other := _figures(results, rows):
+        parts += ["## Other figures", other]
+    return "\n\n".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Three digits and a unit."""
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 1:
+            return f"{_three_digits(seconds * factor)} {unit}"
+    return f"{_three_digits(seconds * 1e6)} µs"
+
+
+def _goals(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
+    lines = [
+        [row.title, *_goal(verdict), verdict.outcome]
+        for key, row in rows.items()
+        for verdict in verdicts(results, key, row)
+    ]
+    return _table(["work", "measure", "reached", "goal", ""], _without_repeats(lines))
+
+
+def _goal(verdict: Verdict) -> list[str]:
+    """What is measured, what was reached, what was wanted."""
+    match verdict.goal:
+        case Goal(peer=peer, at_least=bound):
+            measure, wanted = f"times as fast as {peer}", f"≥ {_three_digits(bound)}"
+        case Limit(text=measure, at_most=bound):
+            wanted = f"≤ {_three_digits(bound)}"
+    return [measure, "" if verdict.value is None else _three_digits(verdict.value), wanted]
+
+
+def _times(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
+    peers = list(dict.fromkeys(peer for row in rows.values() for peer in row.peers))
+    lines = [
+        [row.title, *(_time(results, key, peer) if peer in row.peers else "" for peer in peers)]
+        for key, row in rows.items()
+        if any(samples(results, key, peer) or errors(results, key, peer) for peer in row.peers)
+    ]
+    return "Medians, with the least and the most that was seen.\n\n" + _table(["work", *peers], lines)
+
+
+def _time(results: Sequence[Result], row: str, peer: str) -> str:
+    values, failed = samples(results, row, peer), errors(results, row, peer)
+    if not values:
+        return failed
+    text = f"**{duration(median(values))}** ({duration(min(values))} to {duration(max(values))})"
+    return f"{text}; then {failed}" if failed else text
+
+
+def _figures(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
+    found = {(key, peer): figures(results, key, peer) for key, row in rows.items() for peer in row.peers}
+    peers = list(dict.fromkeys(peer for (_, peer), values in found.items() if values))
+    lines = [
+        [row.title, name, *(_figure(found.get((key, peer), {}), name) for peer in peers)]
+        for key, row in rows.items()
+        for name in dict.fromkeys(name for peer in row.peers for name in found[key, peer])
+    ]
+    return _table(["work", "figure", *peers], _without_repeats(lines)) if lines else ""
+
+
+def _figure(values: Mapping[str, float], name: str) -> str:
+    return _three_digits(values[name]) if name in values else ""
+
+
+def _three_digits(value: float) -> str:
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _without_repeats(lines: Iterable[list[str]]) -> list[list[str]]:
+    """Leave a line's first cell empty where it says what the one above said."""
+    said = ""
+    shorter: list[list[str]] = []
+    for first, *rest in lines:
+        shorter.append(["" if first == said else first, *rest])
+        said = first
+    return shorter
+
+
+def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)

@@ -1,0 +1,149 @@
+"""The rows of the table: what is measured, with whom, and the goals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks import arrays, calls, learning, pools
+from benchmarks.measured import Measured
+
+__all__ = ["ROWS", "Goal", "Limit", "Row"]
+
+ALL = ("skyward", "loky", "dask", "ray", "ipyparallel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """How many times as fast as ``peer`` Skyward wants to be, at least."""
+
+    peer: str
+    at_least: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What one of Skyward's own figures may be, at most; ``text`` says what it is."""
+
+    figure: str
+    at_most: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A line of work.
+
+    Attributes:
+        title: what is done.
+        measure: does it with the peer of that name.
+        peers: with whom; Skyward first.
+        goals: what is wanted.
+        rounds: how often all peers take their turn.
+        timeout_s: after which a peer is ended and said to have taken too long.
+    """
+
+    title: str
+    measure: Callable[[str], Measured]
+    peers: tuple[str, ...] = ("skyward",)
+    goals: tuple[Goal | Limit, ...] = ()
+    rounds: int = 3
+    timeout_s: float = 60
+
+
+_ONE_COPY = Limit(figure="copies", at_most=1.05, text="copies of the array on the node at the peak")
+_STALLS = (
+    Limit(figure="client_stall_s", at_most=0.1, text="longest stall of the client's loop, s"),
+    Limit(figure="worker_stall_s", at_most=0.1, text="longest stall of a worker's loop, s"),
+)
+
+ROWS: dict[str, Row] = {
+    "round_trip": Row(
+        title="no-op round trip, `>>`",
+        measure=calls.round_trip,
+        peers=ALL,
+        goals=(Goal(peer="dask", at_least=25), Goal(peer="ray", at_least=3), Goal(peer="loky", at_least=1 / 2.5)),
+    ),
+    "gather": Row(
+        title="`gather` of 10,000 no-ops",
+        measure=calls.gather,
+        peers=("skyward", "loky", "dask", "ray"),
+        goals=(Goal(peer="dask", at_least=50), Goal(peer="ray", at_least=12), Goal(peer="loky", at_least=3)),
+        timeout_s=120,
+    ),
+    "joblib_5000": Row(
+        title="joblib, 5,000 no-ops",
+        measure=calls.joblib_calls(5_000, repeats=3),
+        peers=ALL,
+        goals=(Goal(peer="dask", at_least=8), Goal(peer="loky", at_least=0.8)),
+    ),
+    "joblib_50000": Row(
+        title="joblib, 50,000 no-ops",
+        measure=calls.joblib_calls(50_000, repeats=1),
+        peers=ALL,
+        goals=(Goal(peer="dask", at_least=8), Goal(peer="loky", at_least=0.8)),
+    ),
+    "joblib_shared": Row(
+        title="joblib, 40 calls sharing a 200 MB array, after the first run",
+        measure=arrays.joblib_shared,
+        peers=("skyward", "loky", "dask"),
+        goals=(Goal(peer="loky", at_least=1), Goal(peer="dask", at_least=3), _ONE_COPY),
+    ),
+    "gather_shared": Row(
+        title="`gather` of 40 calls sharing a 200 MB array, after the first run; Ray with `put`",
+        measure=arrays.gather_shared,
+        peers=("skyward", "ray"),
+        goals=(Goal(peer="ray", at_least=1), _ONE_COPY),
+    ),
+    "big_result": Row(
+        title="a result of 500 MB",
+        measure=arrays.big_result,
+        peers=("skyward", "ray"),
+        goals=(Goal(peer="ray", at_least=0.5), *_STALLS),
+    ),
+    "big_argument": Row(
+        title="an argument of 500 MB",
+        measure=arrays.big_argument,
+        peers=("skyward", "ray"),
+        goals=(Goal(peer="ray", at_least=0.5), *_STALLS),
+    ),
+    "grid_search": Row(
+        title="GridSearchCV, SVC on digits, 24 candidates, 3 folds",
+        measure=learning.grid_search,
+        peers=("skyward", "loky"),
+        goals=(Goal(peer="loky", at_least=1),),
+    ),
+    "forest": Row(
+        title="RandomForest of 500 trees, fit, `n_jobs=2`",
+        measure=learning.forest,
+        peers=("skyward", "loky"),
+        goals=(Goal(peer="loky", at_least=1),),
+    ),
+    "large_search": Row(
+        title="GridSearchCV, GaussianNB on 200 MB, 4 candidates, 3 folds",
+        measure=learning.large_search,
+        peers=("skyward", "loky"),
+        goals=(Goal(peer="loky", at_least=1),),
+    ),
+    "startup": Row(
+        title="from before the import to the first result, 2 workers",
+        measure=pools.startup,
+        peers=ALL,
+        goals=(Goal(peer="dask", at_least=1 / 1.3),),
+    ),
+    "dispatch": Row(
+        title="dispatch alone, simulated, 2 → 2,000 workers",
+        measure=pools.dispatch,
+        goals=(Limit(figure="growth", at_most=1.5, text="cost per call, 2,000 workers ÷ 2"),),
+    ),
+    "idle": Row(
+        title="idle pool for a minute",
+        measure=pools.idle,
+        goals=(
+            Limit(figure="client_cpu", at_most=0.01, text="share of a core, client"),
+            Limit(figure="node_cpu", at_most=0.03, text="share of a core, node"),
+        ),
+        rounds=1,
+        timeout_s=120,
+    ),
+}

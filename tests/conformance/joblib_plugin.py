@@ -1,0 +1,196 @@
+"""A pytest plugin that runs joblib's own tests on one backend, and writes down what became of each case.
+
+``suite.py`` starts a pytest of its own with it. It is named with ``-p``, so that the backend is registered before
+joblib's tests are imported: they read joblib's table of backends at import.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import joblib.parallel
+import pytest
+from suite import read_pins
+
+import skyward as sky
+from skyward.submission import ArgumentMemo, CallFuture, Invocation
+from skyward_joblib import SkywardBackend
+
+WORKERS = 4
+"""joblib's tests ask for up to 4 jobs and look whether they get them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--backend", choices=["loky", "skyward"], required=True)
+    parser.addoption("--outcomes", type=Path, required=True, help="where to write what became of each case, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(OnSkyward() if config.getoption("--backend") == "skyward" else OnLoky())
+    config.pluginmanager.register(Outcomes(config.getoption("--outcomes")))
+
+
+class OnLoky:
+    """The control: the cases that name loky, or no backend at all, as they are."""
+
+    name = "loky"
+    backend_class: type = joblib.parallel.LokyBackend
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Function]) -> None:
+        others = [item for item in items if not self._concerns(item)]
+        items[:] = [item for item in items if self._concerns(item)]
+        config.hook.pytest_deselected(items=others)
+
+    def _concerns(self, item: pytest.Function) -> bool:
+        named = _named_backends(item)
+        return not named or any(value == self.name or type(value) is self.backend_class for value in named)
+
+
+class OnSkyward(OnLoky):
+    """Cases with loky get a twin with skyward; where a test names no backend, or loky in its code, skyward runs it."""
+
+    name = "skyward"
+    backend_class = SkywardBackend
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        marks = metafunc.definition.own_markers
+        marks[:] = [_widened(mark) if mark.name == "parametrize" else mark for mark in marks]
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Function]) -> None:
+        _skip_pinned(items)
+        _let_scripts_open_pools(items[0].module)
+        super().pytest_collection_modifyitems(config, items)
+
+    @pytest.fixture(autouse=True, scope="session")
+    def pool(self) -> Iterator[CountingPool]:
+        with CountingPool(provider=sky.Local(), concurrency=WORKERS, display="quiet") as pool:
+            yield pool
+
+    @pytest.fixture(autouse=True)
+    def on_the_pool(
+        self, pool: CountingPool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[None]:
+        """Make skyward the default and loky's stand-in, and notice whether the case sends calls to a pool."""
+        source = inspect.getsource(request.function)
+        if not _named_backends(request.node):
+            monkeypatch.setattr(joblib.parallel, "DEFAULT_BACKEND", "skyward")
+            monkeypatch.setitem(joblib.parallel.BACKENDS, "loky", SkywardBackend)
+        if "mp.Manager" in source:  # it lets in who knows its key, as its process's children do
+            use_authkey(bytes(multiprocessing.current_process().authkey)) @ pool
+        before = pool.calls
+        yield
+        remote = pool.calls > before or "check_subprocess_call" in source  # a script opens its own pool
+        request.node.user_properties.append(("remote", remote))
+
+
+class CountingPool(sky.ComputePool):
+    """A pool that knows how many calls joblib gave it."""
+
+    calls = 0
+
+    def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:
+        self.calls += len(calls)
+        return super().submit_calls(calls, memo=memo)
+
+
+@sky.compute
+def use_authkey(key: bytes) -> None:
+    multiprocessing.current_process().authkey = key
+
+
+class Outcomes:
+    """Writes what became of every case."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._cases: dict[str, dict[str, Any]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        case = self._cases.setdefault(report.nodeid.partition("::")[2], {"outcome": "passed", "seconds": 0.0})
+        case |= {"seconds": case["seconds"] + report.duration, **dict(report.user_properties)}
+        if report.outcome == "passed":
+            return
+        case["outcome"] = "xfailed" if hasattr(report, "wasxfail") else report.outcome
+        case["reason"] = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+
+    def pytest_sessionfinish(self) -> None:
+        self._path.write_text(json.dumps(self._cases, indent=1), encoding="utf-8")
+
+
+def _named_backends(item: pytest.Function) -> list[Any]:
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return [
+        value
+        for name, value in params.items()
+        if name in {"backend", "parent_backend", "child_backend", "outer_backend", "inner_backend"}
+        if value is not None
+    ]
+
+
+def _skip_pinned(items: list[pytest.Function]) -> None:
+    unused = {name for name in read_pins() if hasattr(items[0].module, name.partition("[")[0])}
+    for item in items:
+        for name in {item.name, item.originalname} & read_pins().keys():
+            item.add_marker(pytest.mark.skip(reason=f"pinned: {read_pins()[name]}"))
+            unused.discard(name)
+    if unused:
+        raise pytest.UsageError(f"pinned, and not among joblib's cases: {', '.join(sorted(unused))}")
+
+
+def _widened(mark: pytest.Mark) -> pytest.Mark:
+    """The parametrisation, with a twin on skyward of each case on loky."""
+    names, values = mark.args
+    values = list(values)
+    for value in list(values):
+        values += [twin for twin in _twins(value) if twin not in values]
+    return pytest.mark.parametrize(names, values, **mark.kwargs).mark
+
+
+def _twins(value: Any) -> list[Any]:
+    """Where a row says that a combination is beyond loky (True: it fails), Skyward's twin expects it to work."""
+    if not isinstance(value, tuple):
+        return ["skyward"] if isinstance(value, str) and value == "loky" else []
+    places = [place for place, part in enumerate(value) if isinstance(part, str) and part == "loky"]
+    works = tuple(False if part is True else part for part in value)
+    return [(*works[:place], "skyward", *works[place + 1 :]) for place in places]
+
+
+SCRIPT_TIMEOUT_S = 40
+OPEN_A_POOL = """\
+if "{backend}" == "skyward":
+    import skyward, skyward_joblib
+    pool = skyward.ComputePool(provider=skyward.Local(), display="quiet").__enter__()
+"""
+CLOSE_IT = """
+if "{backend}" == "skyward":
+    pool.__exit__(None, None, None)
+"""
+
+
+def _let_scripts_open_pools(module: ModuleType) -> None:
+    """Some tests run scripts: these need a pool, too, and the seconds that it takes to open."""
+    no_main, main, interactive = (
+        "UNPICKLABLE_CALLABLE_SCRIPT_TEMPLATE_NO_MAIN",
+        "UNPICKLABLE_CALLABLE_SCRIPT_TEMPLATE_MAIN",
+        "INTERACTIVE_DEFINED_FUNCTION_AND_CLASS_SCRIPT_CONTENT",
+    )
+    scripts = vars(module)
+    check = scripts["check_subprocess_call"]
+    scripts["check_subprocess_call"] = lambda *args, **settings: check(
+        *args, **{**settings, "timeout": SCRIPT_TIMEOUT_S}
+    )
+    scripts[main] = OPEN_A_POOL + scripts[main] + CLOSE_IT
+    scripts[no_main] = (OPEN_A_POOL + scripts[no_main].replace("{}", "{backend}") + CLOSE_IT).replace(
+        "{backend}", "{0}"
+    )
+    scripts[interactive] = "".join(
+        part.replace("{backend}", "skyward").replace('"loky"', '"skyward"')
+        for part in (OPEN_A_POOL, scripts[interactive], CLOSE_IT)
+    )
