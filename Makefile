@@ -49,7 +49,7 @@ $(VENV)/%.installed: pyproject.toml tools/install
 	tools/install $(PYTHON) $(VENV) $($*_needs)
 	@touch $@
 
-# The peers live apart from the tests. One that cannot be installed is left out, and the page says so.
+# The peers live apart from the tests. What cannot be installed is left out, and the page says so.
 $(BENCH)/bench.installed: pyproject.toml tools/install
 	tools/install $(PYTHON) $(BENCH) $(bench_needs)
 	-tools/install $(PYTHON) $(BENCH) --group peers

@@ -97,6 +97,6 @@ def _cost_per_call(workers: int) -> float:
         running.extend(call.id for action in actions if isinstance(action, Send) for call in action.calls)
         if not running:
             break
-        actions = state.finished(running.popleft(), 0.0001, 0.0)
+        actions = state.finished([(running.popleft(), 0.0001)], 0.0)
     assert state.unfinished == 0
     return (time.perf_counter() - started) / _SIMULATED_CALLS

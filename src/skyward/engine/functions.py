@@ -51,7 +51,7 @@ def _state(fn: FunctionType) -> list[object] | None:
     while waiting:
         value = waiting.pop()
         state.append(value)
-        if type(value) in PLAIN_TYPES or id(value) in seen or _is_fixed(value):
+        if type(value) in PLAIN_TYPES or type(value) is CodeType or id(value) in seen or _is_fixed(value):
             continue
         if type(value) is tuple:
             waiting += cast("tuple[object, ...]", value)
@@ -68,6 +68,7 @@ def _is_fixed(value: object) -> bool:
 
 
 def _parts(fn: FunctionType) -> Iterator[object]:
+    yield fn.__code__
     yield from fn.__defaults__ or ()
     yield from (fn.__kwdefaults__ or {}).values()
     yield from fn.__dict__.values()

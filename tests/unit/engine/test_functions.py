@@ -1,0 +1,126 @@
+"""A function's pickle is kept as long as nothing it refers to can have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skyward as sky
+from skyward.engine.functions import FunctionCache
+from skyward.engine.packing import PackedFunction, wrap
+from skyward.submission import ArgumentMemo, Invocation
+from skyward.wire.pickling import unpack
+
+SOURCE = """
+import math
+factor = 2
+numbers = [1, 2]
+def helper(x): return x * factor
+def direct(x): return x * factor
+def indirect(x): return helper(x)
+def by_reference(x): return math.sqrt(x)
+def of_a_list(x): return numbers
+def with_default(x, y=3): return x * y
+def inner(x): return (lambda: helper(x))()
+"""
+
+
+@pytest.fixture
+def module() -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(SOURCE, names)
+    return names
+
+
+@pytest.fixture
+def send() -> Callable[[Callable[..., Any]], PackedFunction]:
+    cache = FunctionCache()
+
+    def sent(fn: Callable[..., Any]) -> PackedFunction:
+        (parcel,) = wrap([Invocation(fn=fn)], ArgumentMemo(), cache)
+        return parcel.function
+
+    return sent
+
+
+def run(packed: PackedFunction, *args: object) -> Any:
+    return unpack(packed.wrapped.payload.data)(*args)
+
+
+@pytest.mark.parametrize("name", ["direct", "indirect", "by_reference", "with_default", "inner"])
+def test_what_has_not_changed_is_not_pickled_again(module: dict[str, Any], send: Any, name: str) -> None:
+    assert send(module[name]) is send(module[name])
+
+
+@pytest.mark.parametrize("name", ["direct", "indirect", "inner"])
+def test_a_changed_global_is_seen(module: dict[str, Any], send: Any, name: str) -> None:
+    assert run(send(module[name]), 5) == 10
+    module["factor"] = 3
+    assert run(send(module[name]), 5) == 15
+
+
+def test_a_helper_that_was_defined_anew_is_seen(module: dict[str, Any], send: Any) -> None:
+    send(module["indirect"])
+    exec("def helper(x): return -x", module)
+    assert run(send(module["indirect"]), 5) == -5
+
+
+def test_a_global_that_appears_later_is_seen(module: dict[str, Any], send: Any) -> None:
+    exec("def early(x): return late", module)
+    send(module["early"])
+    module["late"] = 7
+    assert run(send(module["early"]), 0) == 7
+
+
+def test_what_can_change_in_place_is_pickled_every_time(module: dict[str, Any], send: Any) -> None:
+    assert run(send(module["of_a_list"]), 0) == [1, 2]
+    module["numbers"].append(3)
+    assert run(send(module["of_a_list"]), 0) == [1, 2, 3]
+
+
+def test_a_changed_default_is_seen(module: dict[str, Any], send: Any) -> None:
+    send(module["with_default"])
+    module["with_default"].__defaults__ = (4,)
+    assert run(send(module["with_default"]), 5) == 20
+
+
+def test_changed_code_is_seen(module: dict[str, Any], send: Any) -> None:
+    send(module["direct"])
+    exec("def other(x): return x - factor", module)
+    module["direct"].__code__ = module["other"].__code__
+    assert run(send(module["direct"]), 5) == 3
+
+
+def test_a_closure_over_an_array_is_pickled_every_time(send: Any) -> None:
+    array = np.zeros(3)
+
+    def total(_: object) -> float:
+        return float(array.sum())
+
+    total.__module__ = "__main__"
+    assert run(send(total), 0) == 0
+    array += 1
+    assert run(send(total), 0) == 3
+
+
+def test_a_closure_over_a_number_is_pickled_again_only_when_it_changed(send: Any) -> None:
+    number = 1
+
+    def same(_: object) -> int:
+        return number
+
+    same.__module__ = "__main__"
+    assert send(same) is send(same)
+    number = 2
+    assert run(send(same), 0) == 2
+
+
+def test_compute_functions_are_kept_too(module: dict[str, Any], send: Any) -> None:
+    function = sky.compute(module["indirect"])
+    body = function(1).invocation().fn
+    assert send(body) is send(body)
+    module["factor"] = 5
+    assert run(send(body), 2) == 10
