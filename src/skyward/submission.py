@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -29,7 +30,11 @@ class ArgumentMemo:
 
     def __init__(self) -> None:
         self.ids: dict[tuple[int, int], str] = {}
-        self.blobs: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+    @cached_property
+    def blobs(self) -> WeakValueDictionary[str, Any]:
+        """What the ids name. Most submissions have nothing large."""
+        return WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,76 +9,98 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any, cast
-from weakref import WeakKeyDictionary
+from operator import is_
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from typing import Any, Final, cast
 
 from skyward.engine.packing import PackedFunction
 from skyward.wire.pickling import PLAIN_TYPES, travels_by_reference
 
 __all__ = ["FunctionCache"]
 
+_CONSTANT: Final = PLAIN_TYPES | {CodeType}
+_ABSENT: Final = object()
+_KEPT = 256
+
 
 class FunctionCache:
     """The functions that a pool has sent."""
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Any, tuple[list[object], PackedFunction]] = WeakKeyDictionary()
+        self._known: dict[FunctionType, tuple[list[_Seen], PackedFunction]] = {}
 
     def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction]) -> PackedFunction:
         """``fn`` as it was pickled last, if it is the same still; else as ``pack`` does it now."""
-        state = _state(fn) if type(fn) is FunctionType else None
-        if state is None:
+        if type(fn) is not FunctionType:
             return pack()
         known = self._known.get(fn)
-        if known is not None and len(known[0]) == len(state) and all(map(_is, known[0], state)):
+        if known is not None and all(seen.is_unchanged() for seen in known[0]):
             return known[1]
+        seen = _look(fn)
         packed = pack()
-        if packed.lasting:
-            self._known[fn] = state, packed
+        if seen is not None and packed.lasting:
+            self._known[fn] = seen, packed
+            if len(self._known) > _KEPT:  # they keep what they refer to: a function made anew for each call must go
+                self._known.pop(next(iter(self._known)), None)
         return packed
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+class _Seen:
+    """A function and all that it referred to."""
+
+    __slots__ = ("_fn", "_names", "parts")
+
+    def __init__(self, fn: FunctionType) -> None:
+        self._fn = fn
+        self._names = tuple(_names(fn.__code__))
+        self.parts = self._parts()
+
+    def is_unchanged(self) -> bool:
+        parts = self._parts()
+        return len(parts) == len(self.parts) and all(map(is_, parts, self.parts))
+
+    def _parts(self) -> list[object]:
+        fn, module = self._fn, self._fn.__globals__
+        parts: list[object] = [
+            fn.__code__,
+            *(fn.__defaults__ or ()),
+            *(fn.__kwdefaults__ or {}).values(),
+            *fn.__dict__.values(),
+        ]
+        parts += [_content(cell) for cell in fn.__closure__ or ()]
+        parts += [module.get(name, _ABSENT) for name in self._names]
+        return parts
 
 
-def _state(fn: FunctionType) -> list[object] | None:
-    """All that the function's pickle depends on; None if some of it may be changed in place."""
-    state: list[object] = []
-    seen: set[int] = set()
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _ABSENT  # not filled yet
+
+
+def _look(fn: FunctionType) -> list[_Seen] | None:
+    """Every function that goes into the pickle; None if something in it may be changed in place."""
+    found: list[_Seen] = []
+    known: set[int] = set()
     waiting: list[object] = [fn]
     while waiting:
         value = waiting.pop()
-        state.append(value)
-        if type(value) in PLAIN_TYPES or type(value) is CodeType or id(value) in seen or _is_fixed(value):
+        if type(value) in _CONSTANT or id(value) in known or value is _ABSENT or _is_fixed(value):
             continue
         if type(value) is tuple:
             waiting += cast("tuple[object, ...]", value)
         elif type(value) is FunctionType:
-            seen.add(id(value))
-            waiting += _parts(value)
+            known.add(id(value))
+            found.append(_Seen(value))
+            waiting += found[-1].parts
         else:
             return None
-    return state
+    return found
 
 
 def _is_fixed(value: object) -> bool:
     return isinstance(value, type | ModuleType | BuiltinFunctionType | FunctionType) and travels_by_reference(value)
-
-
-def _parts(fn: FunctionType) -> Iterator[object]:
-    yield fn.__code__
-    yield from fn.__defaults__ or ()
-    yield from (fn.__kwdefaults__ or {}).values()
-    yield from fn.__dict__.values()
-    for cell in fn.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not filled yet
-            yield None
-    module = fn.__globals__
-    yield from (module[name] for name in _names(fn.__code__) if name in module)
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from skyward.engine.dispatch import WorkerId
@@ -78,9 +80,8 @@ class Batch:
         self.remaining = calls
         self.failed: int | None = None
         self._outcomes: list[RawOutcome | None] = [None] * calls
-        self._event = threading.Event()
-        if not calls:
-            self._event.set()
+        self._over = not calls
+        self._signals: SimpleQueue[None] = SimpleQueue()  # an Event costs several times as much
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -96,17 +97,20 @@ class Batch:
         if raw.error is not None and self.failed is None:
             self.failed = index
         if not self.remaining or raw.error is not None:
-            self._event.set()
+            self._over = True
+            self._signals.put(None)
 
-    def wait(self, timeout_s: float | None) -> bool:
-        """Whether all are over or one has failed."""
-        return self._event.wait(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all are over or one has failed; whether that is so. It may return early."""
+        if not self._over:
+            with suppress(Empty):
+                self._signals.get(timeout=timeout_s)
+        return self._over
 
     def rearm(self) -> None:
         """Wait on, although one has failed."""
-        self._event.clear()
-        if not self.remaining:
-            self._event.set()
+        self._over = False
+        self._over = not self.remaining  # in this order: the last one may end in between
 
     def result(self, index: int) -> Any:
         """The result of a call that is over, or its exception raised."""

@@ -40,7 +40,7 @@ class ReceivedCall:
 
 
 class Outlet(Protocol):
-    """The way back to the client. Thread-safe; nothing blocks."""
+    """The way to the client and back. Thread-safe; only :meth:`wait` blocks."""
 
     @property
     def kept_bytes(self) -> int:
@@ -57,6 +57,14 @@ class Outlet(Protocol):
 
     def flush_soon(self) -> None:
         """Have another thread send what is queued then, after :meth:`CallRunner.hand_over_results`."""
+        ...
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when something has come, after it was handed over, or after :meth:`wake`; the one that blocks."""
+        ...
+
+    def wake(self) -> None:
+        """End the present :meth:`wait`, or the next one."""
         ...
 
 
@@ -87,7 +95,7 @@ class CallRunner:
         self._lock = threading.Lock()
         self._queue: deque[ReceivedCall] = deque()
         self._results: list[tuple[int, float, bytes]] = []
-        self._wake = threading.Lock()
+        self._thread = 0
         self._waiting = False
         self._closed = False
 
@@ -119,19 +127,18 @@ class CallRunner:
 
     def wake(self) -> None:
         """Have :meth:`work` look again."""
-        with self._lock:
-            if self._waiting:
-                self._waiting = False
-                self._wake.release()
+        if self._waiting and threading.get_ident() != self._thread:
+            self._outlet.wake()
 
     def close(self) -> None:
         """End :meth:`work` after the call that runs. Idempotent."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         self.wake()
 
     def work(self) -> None:
         """Run calls until :meth:`close`; the one thread that does."""
-        self._wake.acquire()
+        self._thread = threading.get_ident()
         with enter_call(_ALONE), use_callback(self._emit):
             while not self._closed:
                 call = self._next()
@@ -151,12 +158,9 @@ class CallRunner:
             if self._closed or self._may_run():
                 return
             self._waiting = True
-            limit_s = _PAUSE_S if self._queue else -1
-        if not self._wake.acquire(timeout=limit_s):
-            with self._lock:
-                if not self._waiting:  # woken after all, at the last moment
-                    self._wake.acquire()
-                self._waiting = False
+            limit_s = _PAUSE_S if self._queue else None
+        self._outlet.wait(limit_s)
+        self._waiting = False
 
     def hand_over_results(self) -> None:
         """Queue the small results that have gathered, as one item."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import signal
 import socket
 import ssl
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -59,6 +61,8 @@ class LaneServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
         self._dropped_lines = 0
+        self._woken, self._waker = os.pipe()
+        weakref.finalize(self, _close, self._woken, self._waker)
 
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext) -> None:
         """Take connections until cancelled."""
@@ -94,6 +98,16 @@ class LaneServer:
             self._flush_due = True
             self._loop.call_soon_threadsafe(self._flush_now)
 
+    def wait(self, timeout_s: float | None) -> None:
+        """See :class:`~skyward.node.calls.Outlet`."""
+        self._link.read_in_turn(self._woken, timeout_s)
+        if select.select([self._woken], [], [], 0)[0]:
+            os.read(self._woken, 1024)
+
+    def wake(self) -> None:
+        """See :class:`~skyward.node.calls.Outlet`."""
+        os.write(self._waker, b"!")
+
     def _flush_now(self) -> None:
         self._flush_due = False
         self.runner.hand_over_results()
@@ -116,7 +130,8 @@ class LaneServer:
                 self._serving = asyncio.current_task()
                 await self._greet(connection, client, seen)
             self._linked = True
-            await self._link.run(connection)
+            self._loop.call_soon(self.runner.wake)  # it waits for what comes over this connection then
+            await self._link.run(connection, by_turns=True)
         except OSError as error:
             log.info("a connection was lost: %s", error)
         except Exception:
@@ -166,7 +181,7 @@ class LaneServer:
             self.push([Kind.REVOKED, dropped])
             self.flush_soon()
         if kind == Kind.CANCEL and self.runner.running in call_ids:
-            self._spawn(self._end_worker(self.runner.running))
+            self._loop.call_soon_threadsafe(lambda running: self._spawn(self._end_worker(running)), self.runner.running)
 
     async def _end_worker(self, call_id: int) -> None:
         """End a running call the only way there is; what others are owed goes out first."""
@@ -192,3 +207,8 @@ class LaneServer:
             self._dropped_lines = 0
         self.push([Kind.LINES, call_id, lines], sum(len(line[1]) for line in lines) + 64)
         self.flush_soon()
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

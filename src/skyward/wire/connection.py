@@ -10,8 +10,9 @@ import asyncio
 import socket
 import ssl
 import struct
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 
@@ -19,8 +20,9 @@ __all__ = ["Connection", "MessageError"]
 
 _LENGTH = struct.Struct("!I")
 _LARGEST_BYTES = 64 << 20
-_READ_BYTES = 1 << 20
-_RECORD_BYTES = 16 << 10
+_READ_BYTES = 256 << 10
+_PACKED_BYTES = 64 << 10
+_RECORD_BYTES = 16 << 10  # what TLS encrypts at once
 
 
 class MessageError(ConnectionError):
@@ -36,7 +38,9 @@ class Connection:
         self._socket = sock
         self._from_peer, self._to_peer = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_side=server_side)
-        self._received = bytearray()
+        self._encrypted = memoryview(bytearray(_READ_BYTES))  # a new one for each read would cost more than the read
+        self._pack: Callable[[Any], bytes] = msgpack.Packer(buf_size=_PACKED_BYTES).pack  # likewise
+        self._partial = bytearray()
         self._early: list[Any] = []
         self._unsent = memoryview(b"")
 
@@ -64,7 +68,7 @@ class Connection:
                 pass
             await loop.sock_sendall(self._socket, self._to_peer.read())
             if not agreed:
-                self._take_in(await loop.sock_recv(self._socket, _READ_BYTES))
+                self._take_in(await loop.sock_recv_into(self._socket, self._encrypted))
 
     async def exchange(self, message: Any) -> None:
         """Send one message, for as long as it takes; nothing else may use the connection meanwhile."""
@@ -75,13 +79,13 @@ class Connection:
         """The next message; nothing else may use the connection meanwhile."""
         loop = asyncio.get_running_loop()
         while not (messages := self._messages()):
-            self._take_in(await loop.sock_recv(self._socket, _READ_BYTES))
+            self._take_in(await loop.sock_recv_into(self._socket, self._encrypted))
         message, *self._early = messages
         return message
 
     def write(self, message: Any) -> None:
         """Encrypt a message; :meth:`send` sends it."""
-        body = cast("bytes", msgpack.packb(message))
+        body = self._pack(message)
         if len(body) < _RECORD_BYTES:
             self._tls.write(_LENGTH.pack(len(body)) + body)
             return
@@ -108,18 +112,17 @@ class Connection:
             OSError: the connection is lost.
         """
         with suppress(BlockingIOError):
-            self._take_in(self._socket.recv(_READ_BYTES))
+            self._take_in(self._socket.recv_into(self._encrypted))
         early, self._early = self._early, []
         return early + self._messages()
 
-    def _take_in(self, encrypted: bytes) -> None:
-        if not encrypted:
+    def _take_in(self, nbytes: int) -> None:
+        if not nbytes:
             raise ConnectionResetError("the peer hung up")
-        self._from_peer.write(encrypted)
+        self._from_peer.write(self._encrypted[:nbytes])
 
     def _messages(self) -> list[Any]:
-        self._decrypt()
-        received = self._received
+        received = self._decrypt()
         messages: list[Any] = []
         start = 0
         while len(received) - start >= _LENGTH.size:
@@ -132,13 +135,32 @@ class Connection:
             with memoryview(received) as whole, whole[begin:end] as body:
                 messages.append(msgpack.unpackb(body))
             start = end
-        del received[:start]
+        if received is self._partial:
+            del self._partial[:start]
+        else:
+            self._partial += received[start:]
         return messages
 
-    def _decrypt(self) -> None:
+    def _decrypt(self) -> bytes | bytearray:
+        """All that is there; what came in one record, as most messages do, is not copied to others."""
+        alone = b""
+        while data := self._record():
+            if not (alone or self._partial):
+                alone = data
+                continue
+            self._partial += alone
+            self._partial += data
+            alone = b""
+        return alone or self._partial
+
+    def _record(self) -> bytes:
+        """What the next record holds; empty if it has not come."""
+        if not (self._from_peer.pending or self._tls.pending()):  # asked first, as it is dear to be refused
+            return b""
         try:
-            while data := self._tls.read(_READ_BYTES):
-                self._received += data
+            data = self._tls.read(_RECORD_BYTES)
         except ssl.SSLWantReadError:
-            return
-        raise ConnectionResetError("the peer ended the connection")
+            return b""
+        if not data:
+            raise ConnectionResetError("the peer ended the connection")
+        return data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,11 +24,11 @@ class Link:
     """Writes what the session has to send, hands over what comes, acknowledges.
 
     Items may be pushed and flushed from any thread: whoever flushes writes to the socket, and leaves to the event loop
-    what the socket does not take at once.
+    what the socket does not take at once. A thread that has nothing to do but to wait for items may read them itself.
 
     Args:
         session: what the two ends have told each other; it outlives connections.
-        on_items: takes new items, in order, on the event loop; it must not block.
+        on_items: takes new items, in order, on the event loop or in the thread that reads; it must not block.
     """
 
     def __init__(self, session: Session, on_items: Callable[[list[Item]], None]) -> None:
@@ -35,7 +36,10 @@ class Link:
         self._on_items = on_items
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._connection: Connection | None = None
+        self._gate: _Gate | None = None
+        self._served: Connection | None = None
         self._lost: asyncio.Future[None] | None = None
         self._writing = False
         self._flush_due = False
@@ -59,31 +63,62 @@ class Link:
             with suppress(RuntimeError):  # the loop has ended: nobody is there to hear it
                 self._loop.call_soon_threadsafe(self._flush_now)
 
-    async def run(self, connection: Connection) -> None:
+    async def run(self, connection: Connection, *, by_turns: bool = False) -> None:
         """Serve one connection until it is lost; returns then, and may be called with the next one.
+
+        Args:
+            connection: greeted already; closed at the end.
+            by_turns: whether a thread will :meth:`read_in_turn`.
 
         Raises:
             BrokenSessionError: the peer speaks of another session.
         """
+        self._served = connection
         self._lost = lost = self._loop.create_future()
+        gate = _Gate(connection) if by_turns and _Gate.available else None
+        watched = gate or connection
         with self._lock:
-            self._connection, self._writing = connection, False
-        self._loop.add_reader(connection, self._read, connection)
+            self._connection, self._gate, self._writing = connection, gate, False
+        self._loop.add_reader(watched, self._read, connection)
         try:
             self._read(connection)
             self.flush()
             with suppress(OSError):
                 await lost
         finally:
-            self._loop.remove_reader(connection)
+            self._loop.remove_reader(watched)
             with self._lock:
                 self._stop_writing(connection)
-                self._connection = None
+                self._connection = self._gate = None
+            if gate is not None:
+                gate.close()
             connection.close()
+
+    def read_in_turn(self, waker: int, timeout_s: float | None) -> None:
+        """In this thread, in place of the event loop: wait until something has come, and hand it over.
+
+        That spares a small call the way from one thread to another. Returns as soon as the descriptor ``waker`` is
+        readable, too, and leaves that to the caller.
+        """
+        if self.session.ack_owed:
+            self._loop.call_soon_threadsafe(self._answer)
+        ready = select.poll()
+        ready.register(waker, select.POLLIN)
+        with self._lock:
+            connection = self._connection if self._gate is not None else None
+            if connection is not None and self._gate is not None:
+                self._gate.shut()
+                ready.register(connection, select.POLLIN)
+        ready.poll(None if timeout_s is None else 1000 * timeout_s)
+        if connection is not None:
+            self._read(connection, on_loop=False)
+            with self._lock:
+                if self._connection is connection and self._gate is not None:
+                    self._gate.open()
 
     def abort(self) -> None:
         """Hang up; :meth:`run` returns. On the loop."""
-        self._end(ConnectionAbortedError("hung up here"))
+        self._end(self._served, ConnectionAbortedError("hung up here"))
 
     def _flush_now(self) -> None:
         self._flush_due = False
@@ -98,7 +133,7 @@ class Link:
                     return
                 connection.write(message)
         except OSError as error:
-            self._loop.call_soon_threadsafe(self._end, error)
+            self._loop.call_soon_threadsafe(self._end, connection, error)
             return
         self._writing = True
         self._loop.call_soon_threadsafe(self._write_when_possible, connection)
@@ -118,18 +153,25 @@ class Link:
             self._writing = False
             self._loop.remove_writer(connection)
 
-    def _read(self, connection: Connection) -> None:
-        fresh: list[Item] = []
-        try:
-            with self._lock:
-                for message in connection.receive():
-                    nbytes = sum(len(item[-1]) for item in message[2] if item[0] == Kind.CHUNK)
-                    fresh += self.session.receive(message, nbytes)
-        except Exception as error:
-            self._end(error)
-        if fresh:
-            self._hand_over(fresh)
-        self._answer()
+    def _read(self, connection: Connection, *, on_loop: bool = True) -> None:
+        with self._reading:  # two threads may read: what came first is handed over first
+            fresh: list[Item] = []
+            try:
+                with self._lock:
+                    for message in connection.receive() if connection is self._connection else ():
+                        nbytes = sum(len(item[-1]) for item in message[2] if item[0] == Kind.CHUNK)
+                        fresh += self.session.receive(message, nbytes)
+            except Exception as error:
+                self._lose(connection, error)
+            if fresh:
+                self._hand_over(fresh)
+        self._answer(on_loop=on_loop)
+
+    def _lose(self, connection: Connection, error: Exception) -> None:
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
+        self._loop.call_soon_threadsafe(self._end, connection, error)
 
     def _hand_over(self, items: list[Item]) -> None:
         try:
@@ -137,12 +179,12 @@ class Link:
         except Exception:  # the items behind it count as seen: they must not be lost with it
             log.exception("items could not be handled")
 
-    def _answer(self) -> None:
+    def _answer(self, *, on_loop: bool = True) -> None:
         """Acknowledge at once where the peer may wait for credit, soon otherwise; other messages carry it along."""
         session = self.session
         if session.ack_urgent:
             self._acknowledge()
-        elif session.ack_owed and self._ack_timer is None:
+        elif session.ack_owed and on_loop and self._ack_timer is None:
             self._ack_timer = self._loop.call_later(_ACK_DELAY_S, self._acknowledge_late)
         if session.has_unsent:
             self.flush()
@@ -159,6 +201,29 @@ class Link:
                     self._connection.write(self.session.take_ack())
                     self._write(self._connection)
 
-    def _end(self, error: Exception) -> None:
-        if self._lost is not None and not self._lost.done():
+    def _end(self, connection: Connection | None, error: Exception) -> None:
+        if connection is self._served and self._lost is not None and not self._lost.done():
             self._lost.set_exception(error)
+
+
+class _Gate:
+    """Where the event loop watches a connection; any thread can take the connection out of its sight for a while."""
+
+    available = hasattr(select, "epoll")
+
+    def __init__(self, connection: Connection) -> None:
+        self._descriptor = connection.fileno()
+        self._epoll = select.epoll()
+        self._epoll.register(self._descriptor, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def shut(self) -> None:
+        self._epoll.modify(self._descriptor, 0)
+
+    def open(self) -> None:
+        self._epoll.modify(self._descriptor, select.EPOLLIN)
+
+    def close(self) -> None:
+        self._epoll.close()
