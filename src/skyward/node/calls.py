@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections import deque
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 from skyward.events import SkywardEvent, use_callback
 from skyward.node.logs import CallOutput
+from skyward.node.mapped import MappedBlobs
 from skyward.runtime import CallContext, enter_call
 from skyward.wire.messages import CallHeader, Kind, Outcome, Payload
 from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_error, unpack
@@ -90,7 +90,7 @@ class CallRunner:
         self.running = 0
         self._outlet = outlet
         self._output = output
-        self._blob_dirs = tuple(blob_dirs)
+        self._blobs = MappedBlobs(blob_dirs)
         self._functions: dict[str, tuple[str, Payload | Callable[..., Any]]] = {}
         self._lock = threading.Lock()
         self._queue: deque[ReceivedCall] = deque()
@@ -236,22 +236,14 @@ class CallRunner:
         self._outlet.flush_soon()
 
     def _load(self, payload: Payload) -> Any:
-        missing = [blob_id for blob_id in payload.blobs if self._find(blob_id) is None]
-        if missing:
+        if missing := self._blobs.missing(payload.blobs):
             raise _MissingBlobsError(missing)
-        data = self._map(payload.data_blob) if payload.data_blob else payload.data
-        return unpack(data, [self._map(blob_id) for blob_id in payload.buffer_blobs])
-
-    def _find(self, blob_id: str) -> Path | None:
-        return next((path for folder in self._blob_dirs if (path := folder / blob_id).exists()), None)
-
-    def _map(self, blob_id: str) -> memoryview:
-        """The blob's memory, private to this call: writable, copied only where written."""
-        path = self._find(blob_id)
-        if path is None:
-            raise _MissingBlobsError([blob_id])
-        with path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        try:
+            views = self._blobs.map(payload.blobs)
+        except FileNotFoundError as gone:
+            raise _MissingBlobsError([str(gone)]) from None
+        data = views.pop(0) if payload.data_blob else payload.data
+        return unpack(data, views)
 
 
 def _context(header: CallHeader) -> CallContext:

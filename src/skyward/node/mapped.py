@@ -1,0 +1,102 @@
+"""Large arguments where calls find them: files of this node, mapped into the worker's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["MappedBlobs"]
+
+_WRITES_ARE_TOLD = sys.platform == "linux"
+_PAGE_BYTES = mmap.PAGESIZE
+_PAGES_PER_READ = 1 << 19
+# Linux, Documentation/admin-guide/mm/pagemap.rst: 8 bytes a page; of the highest one's bits, 7 says present, 6 swapped,
+# 5 that the page is the file's. A page that was written to is neither absent nor the file's.
+_PRISTINE = bytes(bits for bits in range(256) if bits >> 5 in {0b000, 0b101})
+
+
+class MappedBlobs:
+    """The blobs of a node as one of its workers maps them: writable, and copied only where written.
+
+    Calls often share a large array, and to map it anew costs a fault for every page of it that is read. So the mappings
+    of the last call that had any are kept for the next one, unless it wrote to them or still holds them.
+
+    Args:
+        folders: where blobs lie, by their content id.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(folders)
+        self._kept: dict[str, mmap.mmap] = {}
+        self._page_faults = 0
+
+    def missing(self, blob_ids: Sequence[str]) -> list[str]:
+        """Those that are not here."""
+        return [blob_id for blob_id in blob_ids if self._find(blob_id) is None]
+
+    def map(self, blob_ids: Sequence[str]) -> list[memoryview]:
+        """The memory of these blobs, for one call, which may write to it.
+
+        Raises:
+            FileNotFoundError: one of them is not here.
+        """
+        written = _page_faults() != self._page_faults  # perhaps: the first write to a page is a fault, as much else is
+        kept, self._kept = self._kept if _WRITES_ARE_TOLD else {}, {}
+        kept = {blob_id: kept[blob_id] for blob_id in kept.keys() & blob_ids if not _is_used(kept[blob_id])}
+        if written:
+            kept = {blob_id: mapped for blob_id, mapped in kept.items() if _is_pristine(mapped)}
+        views = [self._map(blob_id, kept) for blob_id in blob_ids]
+        self._page_faults = _page_faults()
+        return views
+
+    def _map(self, blob_id: str, kept: dict[str, mmap.mmap]) -> memoryview:
+        mapped = self._kept[blob_id] = kept.pop(blob_id, None) or self._map_anew(blob_id)
+        return memoryview(mapped)
+
+    def _map_anew(self, blob_id: str) -> mmap.mmap:
+        path = self._find(blob_id)
+        if path is None:
+            raise FileNotFoundError(blob_id)
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def _find(self, blob_id: str) -> Path | None:
+        return next((path for folder in self._folders if (path := folder / blob_id).exists()), None)
+
+
+def _page_faults() -> int:
+    """How many this process had so far."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_minflt + used.ru_majflt
+
+
+def _is_used(mapped: mmap.mmap) -> bool:
+    """Whether an array or a view shares this memory still."""
+    try:
+        mapped.resize(len(mapped))
+    except BufferError:
+        return True
+    except TypeError:  # looked at second: a private mapping has no other size
+        pass
+    return False
+
+
+def _is_pristine(mapped: mmap.mmap) -> bool:
+    """Whether no page was written to; False where the kernel does not let us know."""
+    first = ctypes.addressof(ctypes.c_char.from_buffer(mapped)) // _PAGE_BYTES
+    pages = -(-len(mapped) // _PAGE_BYTES)
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as table:
+            for start in range(0, pages, _PAGES_PER_READ):
+                wanted = 8 * min(_PAGES_PER_READ, pages - start)
+                entries = os.pread(table.fileno(), wanted, 8 * (first + start))
+                if len(entries) < wanted or entries[7::8].translate(None, _PRISTINE):
+                    return False
+    except OSError:
+        return False
+    return True
