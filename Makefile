@@ -3,12 +3,13 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test check conformance bench docs clean
+.PHONY: help demo test test-matrix check conformance bench docs clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench
+MATRIX := .venv-matrix
 
 # What each target needs beside the library itself.
 demo_needs := -e '.[sklearn]'
@@ -17,14 +18,23 @@ check_needs := -e '.[all]' --group test --group check
 bench_needs := -e '.[all]' --group bench
 docs_needs := -e . --group docs
 
+# joblib and scikit-learn in pairs, old with old and new with new, and what is tested with each.
+pairs := 1.4+1.6 1.5+1.7 1.6+1.8 1.6+1.9
+pair_tests := tests/unit/skyward_joblib tests/e2e/test_joblib.py tests/e2e/test_examples.py tests/conformance
+
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(VENV)/demo.installed ## a grid search on a fleet of local nodes
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/test.installed $(VENV)/torch.installed ## every test
 	$(BIN)/python -m pytest
+
+test-matrix: $(pairs:%=test-with-%) ## joblib and scikit-learn, old and new; one: make test-with-1.4+1.6
+
+test-with-%: $(MATRIX)/%/installed
+	$(MATRIX)/$*/bin/python -m pytest $(pair_tests)
 
 check: $(VENV)/check.installed ## lint, format, types, imports
 	$(BIN)/ruff check
@@ -42,7 +52,7 @@ docs: $(VENV)/docs.installed ## the site, in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(BENCH) build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH) $(MATRIX) build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/%.installed: pyproject.toml tools/install
@@ -53,6 +63,13 @@ $(VENV)/%.installed: pyproject.toml tools/install
 $(BENCH)/bench.installed: pyproject.toml tools/install
 	tools/install $(PYTHON) $(BENCH) $(bench_needs)
 	-tools/install $(PYTHON) $(BENCH) --group peers
+	@touch $@
+
+# Precious, or make would remove the stamps, which only patterns name.
+.PRECIOUS: $(MATRIX)/%/installed
+$(MATRIX)/%/installed: pyproject.toml tools/install
+	tools/install $(PYTHON) $(@D) -e . --group test threadpoolctl $(patsubst %,'%.*',\
+	    joblib==$(word 1,$(subst +, ,$*)) scikit-learn==$(word 2,$(subst +, ,$*)))
 	@touch $@
 
 # Torch is optional: taken where pip has a build of it at hand, never downloaded (gigabytes).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +32,7 @@ class Incoming:
         _, _, index, part_bytes, offset, data = item
         part = self._parts.get(index)
         if part is None:
-            part = self._parts[index] = memoryview(mmap.mmap(-1, part_bytes))
+            part = self._parts[index] = _own_memory(part_bytes)
         part[offset : offset + len(data)] = data
 
     def outcome(self, wire: Sequence[Any], worker: WorkerId) -> RawOutcome:
@@ -55,6 +56,15 @@ class Incoming:
             line = self._lines.add(piece)
             if line is not None:
                 yield LogLine(node, instance_id, line.text, line.timestamp)
+
+
+def _own_memory(size: int) -> memoryview:
+    """Memory that no forked child shares, in large pages where there are any: those cost a fraction of the faults."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # this kernel has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 def _event(data: bytes, instance_id: str) -> SkywardEvent:

@@ -24,6 +24,7 @@ __all__ = ["CallRunner", "Outlet", "ReceivedCall"]
 _ALONE = CallContext()
 _NOTHING = nullcontext()
 _KEPT_BYTES_BOUND = 256 << 20
+_COPIED_BYTES_BOUND = 64 << 20
 _RESULTS_PER_ITEM = 1024
 _PAUSE_S = 0.05
 
@@ -229,7 +230,9 @@ class CallRunner:
                 # A copy: the memory may be the user's own, and the next call may write to it before this is sent.
                 piece = bytes(part[offset : offset + CHUNK_BYTES])
                 self._outlet.push([Kind.CHUNK, call_id, index, part.nbytes, offset, piece], len(piece), bulk=True)
-            self._outlet.flush()
+                self._outlet.flush()
+                while self._outlet.kept_bytes > _COPIED_BYTES_BOUND and not self._closed:
+                    self._outlet.wait(_PAUSE_S)
         data = b"" if large else result.data
         outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
         self._outlet.push([Kind.RESULT, call_id, outcome.to_wire()], len(data) + 64, bulk=True)

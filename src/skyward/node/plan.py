@@ -12,8 +12,9 @@ from skyward.node.config import NodeConfig, NodeReady, WorkerPlace
 __all__ = ["NodePlan"]
 
 # What Dask's nannies put into the environment of a worker just before they start it; ours fork theirs from a process
-# that is older. The hash seed makes the workers of all nodes hash alike; any number does.
-_DASK_ENV = {"MALLOC_TRIM_THRESHOLD_": "65536", "PYTHONHASHSEED": "6640"}
+# that is older. The hash seed makes the workers of all nodes hash alike; any number does. Dask's MALLOC_TRIM_THRESHOLD_
+# is left out: it keeps glibc from adapting to large arrays, which are mapped, zeroed and unmapped every time then.
+_DASK_ENV = {"PYTHONHASHSEED": "6640"}
 _THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 

@@ -1,0 +1,38 @@
+"""How sure is a percentile? Draw it again and again from one large array, which each node gets once.
+
+usage: python bootstrap_confidence.py [loky|skyward]
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+
+import numpy as np
+from joblib import Parallel, delayed, parallel_config
+
+import skyward as sky
+from skyward.integrations import JoblibPool
+
+
+def resample(seconds: np.ndarray, seed: int) -> float:
+    """The 99th percentile of as many values, drawn with replacement."""
+    drawn = np.random.default_rng(seed).choice(seconds, size=len(seconds))
+    return float(np.percentile(drawn, 99))
+
+
+def main() -> None:
+    seconds = np.random.default_rng(0).lognormal(mean=-2, sigma=0.8, size=500_000)
+
+    drawn = Parallel(n_jobs=-1)(delayed(resample)(seconds, seed) for seed in range(100))
+
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    print(f"99 % of {len(seconds):,} requests took less than {np.percentile(seconds, 99):.4f} s")
+    print(f"with 95 % confidence between {low:.4f} s and {high:.4f} s")
+
+
+if __name__ == "__main__":
+    [backend] = sys.argv[1:] or ["loky"]
+    pool = JoblibPool(provider=sky.Local(), concurrency=2) if backend == "skyward" else nullcontext()
+    with pool, parallel_config(backend):
+        main()
