@@ -254,7 +254,8 @@ class Dispatch:
                 del self._pinned[worker.id]
         share = math.ceil(len(self._queue) / max(1, len(self._workers)))
         while self._queue and (self._idle or self._open):
-            worker = next(iter((self._idle or self._open).values()))
+            # Of the idle ones, who worked last has its caches warm; the others fill in turns.
+            worker = next(reversed(self._idle.values()) if self._idle else iter(self._open.values()))
             if not self._hand_over(worker, self._queue, share, now, sends):
                 self._open.pop(worker.id, None)  # full for the next call; it is looked at again when it finishes one
         return sends

@@ -16,7 +16,7 @@ from skyward.wire.messages import Kind
 
 __all__ = ["Performer"]
 
-_CANCEL_PATIENCE_S = 2.0
+_CANCEL_PATIENCE_S = 1.0
 
 
 class Performer:

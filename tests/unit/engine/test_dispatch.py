@@ -44,7 +44,7 @@ def sent(actions: Sequence[Action]) -> dict[WorkerId, list[int]]:
 def test_calls_of_an_unknown_kind_go_one_to_each_idle_worker() -> None:
     table = Table(A, B)
     calls = table.calls(4)
-    assert sent(table.submit(calls)) == {A: [calls[0].id], B: [calls[1].id]}
+    assert sent(table.submit(calls)) == {B: [calls[0].id], A: [calls[1].id]}
 
 
 def test_short_calls_of_a_known_kind_go_in_batches_shared_fairly() -> None:
