@@ -2,37 +2,78 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from joblib import Parallel, delayed, parallel_config
 
-SCRIPTS = sorted((Path(__file__).parents[2] / "examples/joblib").glob("*.py"))
+import skyward as sky
+import skyward_joblib  # noqa: F401  # registers the backend
+
+FOLDER = Path(__file__).parents[2] / "examples/joblib"
+NAMES = sorted(script.stem for script in FOLDER.glob("*.py"))
+ON_LOKY = """
+import importlib, json, sys, contextlib, io
+from joblib import parallel_config
+
+printed = {}
+for name in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as output, parallel_config("loky", n_jobs=2):
+        importlib.import_module(name).main()
+    printed[name] = output.getvalue()
+print(json.dumps(printed))
+"""
 
 
-def printed(script: Path, backend: str, folder: Path) -> str:
-    """What the script prints; tasks that never end, and are not consumed while they are made, end in a timeout."""
+def run(*arguments):
     completed = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", script, backend],
+        [sys.executable, "-W", "error::ResourceWarning", *arguments],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
-        cwd=folder,
+        cwd=FOLDER,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(FOLDER), *sys.path])},
     )
     assert completed.returncode == 0, completed.stderr
     assert "Traceback" not in completed.stderr
     return completed.stdout
 
 
+@pytest.fixture(scope="module")
+def on_loky():
+    """What each prints there, in a process of its own: loky's processes live as long as that."""
+    return json.loads(run("-c", ON_LOKY, *NAMES))
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with sky.ComputePool(provider=sky.Local(), concurrency=2, display="quiet") as pool:
+        with parallel_config("skyward"):  # the pool's threads start with its first calls
+            Parallel()(delayed(abs)(n) for n in range(4))
+        yield pool
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("pool")
+def test_example_prints_the_same_on_loky_and_on_a_fleet(name, on_loky, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    assert on_loky[name]
+    with parallel_config("skyward"):
+        importlib.import_module(name).main()
+    assert capsys.readouterr().out == on_loky[name]
+
+
 @pytest.mark.example
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_joblib_example_prints_the_same_on_loky_and_on_a_fleet(script, tmp_path):
-    here = printed(script, "loky", tmp_path)
-    assert here
-    assert printed(script, "skyward", tmp_path) == here
+def test_examples_are_scripts_that_take_the_backend():
+    """Its tasks never end: were they not consumed while they are made, the timeout would."""
+    assert "simulations" in run(FOLDER / "stream_results.py", "skyward")
 
 
-def test_there_are_joblib_examples_of_each_kind():
-    assert len(SCRIPTS) >= 5
+def test_there_are_five_of_them():
+    assert len(NAMES) >= 5
