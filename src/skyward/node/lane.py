@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import select
 import signal
 import socket
 import ssl
@@ -100,8 +99,7 @@ class LaneServer:
 
     def wait(self, timeout_s: float | None) -> None:
         """See :class:`~skyward.node.calls.Outlet`."""
-        self._link.read_in_turn(self._woken, timeout_s)
-        if select.select([self._woken], [], [], 0)[0]:
+        if self._link.read_in_turn(self._woken, timeout_s):
             os.read(self._woken, 1024)
 
     def wake(self) -> None:

@@ -94,11 +94,11 @@ class Link:
                 gate.close()
             connection.close()
 
-    def read_in_turn(self, waker: int, timeout_s: float | None) -> None:
+    def read_in_turn(self, waker: int, timeout_s: float | None) -> bool:
         """In this thread, in place of the event loop: wait until something has come, and hand it over.
 
         That spares a small call the way from one thread to another. Returns as soon as the descriptor ``waker`` is
-        readable, too, and leaves that to the caller.
+        readable, too; whether it is.
         """
         if self.session.ack_owed:
             self._loop.call_soon_threadsafe(self._answer)
@@ -109,12 +109,13 @@ class Link:
             if connection is not None and self._gate is not None:
                 self._gate.shut()
                 ready.register(connection, select.POLLIN)
-        ready.poll(None if timeout_s is None else 1000 * timeout_s)
+        found = ready.poll(None if timeout_s is None else 1000 * timeout_s)
         if connection is not None:
             self._read(connection, on_loop=False)
             with self._lock:
                 if self._connection is connection and self._gate is not None:
                     self._gate.open()
+        return any(descriptor == waker for descriptor, _ in found)
 
     def abort(self) -> None:
         """Hang up; :meth:`run` returns. On the loop."""
