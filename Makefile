@@ -42,7 +42,7 @@ check: $(VENV)/check.installed ## lint, format, types, imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-conformance: $(VENV)/test.installed ## joblib's own suite, here and on loky; writes docs/conformance.md
+conformance: $(VENV)/test.installed ## joblib's and scikit-learn's own tests, here and on loky; writes docs/conformance.md
 	$(BIN)/python tests/conformance/suite.py
 
 bench: $(BENCH)/bench.installed ## the numbers in the docs; ROWS="gather idle" or QUICK=1: fewer, only printed

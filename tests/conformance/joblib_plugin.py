@@ -1,4 +1,4 @@
-"""A pytest plugin that runs joblib's own tests on one backend, and writes down what became of each case.
+"""A pytest plugin that runs joblib's own tests on one backend.
 
 ``suite.py`` starts a pytest of its own with it. It is named with ``-p``, so that the backend is registered before
 joblib's tests are imported: they read joblib's table of backends at import.
@@ -7,33 +7,29 @@ joblib's tests are imported: they read joblib's table of backends at import.
 from __future__ import annotations
 
 import inspect
-import json
 import multiprocessing
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import joblib.parallel
 import pytest
+from counting import CountingPool
 from suite import read_pins
 
 import skyward as sky
-from skyward.submission import ArgumentMemo, CallFuture, Invocation
 from skyward_joblib import SkywardBackend
 
 WORKERS = 4
 """joblib's tests ask for up to 4 jobs and look whether they get them."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--backend", choices=["loky", "skyward"], required=True)
-    parser.addoption("--outcomes", type=Path, required=True, help="where to write what became of each case, as JSON")
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(OnSkyward() if config.getoption("--backend") == "skyward" else OnLoky())
-    config.pluginmanager.register(Outcomes(config.getoption("--outcomes")))
+    if config.getoption("--backend") == "skyward":
+        config.pluginmanager.register(OnSkyward())
+    else:
+        del joblib.parallel.BACKENDS["skyward"]  # the tests take every backend in it
+        config.pluginmanager.register(OnLoky())
 
 
 class OnLoky:
@@ -68,60 +64,30 @@ class OnSkyward(OnLoky):
         _let_scripts_open_pools(items[0].module)
         super().pytest_collection_modifyitems(config, items)
 
-    @pytest.fixture(autouse=True, scope="session")
-    def pool(self) -> Iterator[CountingPool]:
-        with CountingPool(provider=sky.Local(), concurrency=WORKERS, display="quiet") as pool:
-            yield pool
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Iterator[Any]:
+        with CountingPool(provider=sky.Local(), concurrency=WORKERS, display="quiet") as self.pool:
+            return (yield)
 
     @pytest.fixture(autouse=True)
-    def on_the_pool(
-        self, pool: CountingPool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[None]:
+    def on_the_pool(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Make skyward the default and loky's stand-in, and notice whether the case sends calls to a pool."""
         source = inspect.getsource(request.function)
         if not _named_backends(request.node):
             monkeypatch.setattr(joblib.parallel, "DEFAULT_BACKEND", "skyward")
             monkeypatch.setitem(joblib.parallel.BACKENDS, "loky", SkywardBackend)
+            monkeypatch.setattr(request.module, "LokyBackend", SkywardBackend)
         if "mp.Manager" in source:  # it lets in who knows its key, as its process's children do
-            use_authkey(bytes(multiprocessing.current_process().authkey)) @ pool
-        before = pool.calls
+            use_authkey(bytes(multiprocessing.current_process().authkey)) @ self.pool
+        before = self.pool.calls
         yield
-        remote = pool.calls > before or "check_subprocess_call" in source  # a script opens its own pool
+        remote = self.pool.calls > before or "check_subprocess_call" in source  # a script opens its own pool
         request.node.user_properties.append(("remote", remote))
-
-
-class CountingPool(sky.ComputePool):
-    """A pool that knows how many calls joblib gave it."""
-
-    calls = 0
-
-    def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:
-        self.calls += len(calls)
-        return super().submit_calls(calls, memo=memo)
 
 
 @sky.compute
 def use_authkey(key: bytes) -> None:
     multiprocessing.current_process().authkey = key
-
-
-class Outcomes:
-    """Writes what became of every case."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._cases: dict[str, dict[str, Any]] = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        case = self._cases.setdefault(report.nodeid.partition("::")[2], {"outcome": "passed", "seconds": 0.0})
-        case |= {"seconds": case["seconds"] + report.duration, **dict(report.user_properties)}
-        if report.outcome == "passed":
-            return
-        case["outcome"] = "xfailed" if hasattr(report, "wasxfail") else report.outcome
-        case["reason"] = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-
-    def pytest_sessionfinish(self) -> None:
-        self._path.write_text(json.dumps(self._cases, indent=1), encoding="utf-8")
 
 
 def _named_backends(item: pytest.Function) -> list[Any]:
