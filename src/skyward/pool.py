@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -138,7 +139,8 @@ class ComputePool(CallsByFunction):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _open_pools.remove(self)
+        if self in _open_pools:  # else this is a forked child, which has nothing to close
+            _open_pools.remove(self)
         if _current.get() is self:
             _current.set(self._outer)
         self._running = None
@@ -275,6 +277,11 @@ class ComputePool(CallsByFunction):
             raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
         return self._running
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the pool is the parent's, and the thread that would do its work was not copied."""
+        self._forget()
+        self._closing = ExitStack()
+
     def __reduce__(self) -> Any:
         raise ConfigurationError(
             "a pool cannot be sent to a worker, as an argument or from an enclosing scope: calls do not submit calls"
@@ -286,6 +293,16 @@ def _outcome_of(batch: Batch, index: int) -> Any:
         return batch.result(index)
     except Exception as error:
         return error
+
+
+def _leave_pools_to_parent() -> None:
+    for pool in _open_pools:
+        pool.leave_to_parent()
+    _open_pools.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_pools_to_parent)
 
 
 def current_pool() -> ComputePool | None:

@@ -77,6 +77,7 @@ class OnSkyward(OnLoky):
             monkeypatch.setattr(joblib.parallel, "DEFAULT_BACKEND", "skyward")
             monkeypatch.setitem(joblib.parallel.BACKENDS, "loky", SkywardBackend)
             monkeypatch.setattr(request.module, "LokyBackend", SkywardBackend)
+            monkeypatch.setattr(request.module, "DefaultBackend", SkywardBackend, raising=False)  # joblib 1.4's tests
         if "mp.Manager" in source:  # it lets in who knows its key, as its process's children do
             use_authkey(bytes(multiprocessing.current_process().authkey)) @ self.pool
         before = self.pool.calls

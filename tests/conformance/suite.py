@@ -37,9 +37,9 @@ SUITES = {
 }
 """The tests of each; its plugin, ``joblib_plugin.py`` or ``sklearn_plugin.py``, puts them on a backend."""
 
-RACES = (
+RACES = {
     "sklearn/model_selection/tests/test_validation.py::test_learning_curve_params",  # the error of the second of five
-)
+}
 """Tests that expect the error of one failing task where several fail at once: chance decides, on every backend."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import threading
@@ -44,6 +45,11 @@ def new_pool(**options: object) -> sky.ComputePool:
     pool = sky.ComputePool(**{"provider": sky.Local(), "display": "quiet"} | options)  # type: ignore[arg-type]
     pool.on(sky.InstanceProvisioned, lambda event: started.add(event.instance_id))
     return pool
+
+
+@sky.compute
+def double(number: int) -> int:
+    return 2 * number
 
 
 def press_ctrl_c(after_s: float) -> None:
@@ -156,3 +162,19 @@ def test_a_pool_can_be_opened_again() -> None:
 def test_a_pool_that_is_open_cannot_be_opened() -> None:
     with new_pool() as pool, pytest.raises(PoolStateError, match="already open"):
         pool.__enter__()
+
+
+def test_a_forked_child_has_no_pool_and_leaves_its_parents_alone() -> None:
+    with new_pool() as pool:
+        child = multiprocessing.get_context("fork").Process(target=_expect_no_pool, args=(pool,))
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0
+        assert double(4) >> pool == 8
+
+
+def _expect_no_pool(pool: sky.ComputePool) -> None:
+    assert not pool.is_active
+    with pytest.raises(PoolStateError, match="not open"):
+        double(1) >> pool
+    pool.__exit__(None, None, None)

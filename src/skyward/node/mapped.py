@@ -12,7 +12,6 @@ from pathlib import Path
 
 __all__ = ["MappedBlobs"]
 
-_WRITES_ARE_TOLD = sys.platform == "linux"
 _PAGE_BYTES = mmap.PAGESIZE
 _PAGES_PER_READ = 1 << 19
 # Linux, Documentation/admin-guide/mm/pagemap.rst: 8 bytes a page; of the highest one's bits, 7 says present, 6 swapped,
@@ -33,6 +32,7 @@ class MappedBlobs:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
         self._kept: dict[str, mmap.mmap] = {}
+        self._keeps = sys.platform == "linux" and _page_faults_are_counted()
         self._page_faults = 0
 
     def missing(self, blob_ids: Sequence[str]) -> list[str]:
@@ -46,7 +46,7 @@ class MappedBlobs:
             FileNotFoundError: one of them is not here.
         """
         written = _page_faults() != self._page_faults  # perhaps: the first write to a page is a fault, as much else is
-        kept, self._kept = self._kept if _WRITES_ARE_TOLD else {}, {}
+        kept, self._kept = self._kept if self._keeps else {}, {}
         kept = {blob_id: kept[blob_id] for blob_id in kept.keys() & blob_ids if not _is_used(kept[blob_id])}
         if written:
             kept = {blob_id: mapped for blob_id, mapped in kept.items() if _is_pristine(mapped)}
@@ -73,6 +73,14 @@ def _page_faults() -> int:
     """How many this process had so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_minflt + used.ru_majflt
+
+
+def _page_faults_are_counted() -> bool:
+    """Whether the kernel does; one that only looks like Linux, as gVisor's, may not."""
+    before = _page_faults()
+    with mmap.mmap(-1, _PAGE_BYTES) as fresh:
+        fresh[0] = 1
+    return _page_faults() > before
 
 
 def _is_used(mapped: mmap.mmap) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import select
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -37,6 +38,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._reading = threading.Lock()
+        self._pushed: deque[tuple[Item, int, bool]] = deque()
         self._connection: Connection | None = None
         self._gate: _Gate | None = None
         self._served: Connection | None = None
@@ -46,13 +48,16 @@ class Link:
         self._ack_timer: asyncio.TimerHandle | None = None
 
     def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
-        """Queue an item; :meth:`flush` or :meth:`flush_soon` sends it."""
-        with self._lock:
-            self.session.push(item, nbytes, bulk=bulk)
+        """Queue an item; :meth:`flush` or :meth:`flush_soon` sends it.
+
+        Takes no lock: a finalizer that prints may run in a thread that holds it.
+        """
+        self._pushed.append((item, nbytes, bulk))
 
     def flush(self) -> None:
         """Send what is queued, as far as that goes without waiting."""
         with self._lock:
+            self._enqueue()
             if self._connection is not None and not self._writing:
                 self._write(self._connection)
 
@@ -129,6 +134,7 @@ class Link:
         """With the lock held."""
         try:
             while connection.send():
+                self._enqueue()
                 message = self.session.take()
                 if message is None:
                     return
@@ -138,6 +144,12 @@ class Link:
             return
         self._writing = True
         self._loop.call_soon_threadsafe(self._write_when_possible, connection)
+
+    def _enqueue(self) -> None:
+        """With the lock held."""
+        while self._pushed:
+            item, nbytes, bulk = self._pushed.popleft()
+            self.session.push(item, nbytes, bulk=bulk)
 
     def _write_when_possible(self, connection: Connection) -> None:
         with self._lock:
@@ -187,7 +199,7 @@ class Link:
             self._acknowledge()
         elif session.ack_owed and on_loop and self._ack_timer is None:
             self._ack_timer = self._loop.call_later(_ACK_DELAY_S, self._acknowledge_late)
-        if session.has_unsent:
+        if session.has_unsent or self._pushed:
             self.flush()
 
     def _acknowledge_late(self) -> None:

@@ -194,3 +194,15 @@ async def test_items_that_cannot_be_handled_do_not_end_the_link(
         here.say(["good"])
         await until(lambda: there.got == [["good"]])
     assert "what is this?" in caplog.text
+
+
+async def test_a_finalizer_may_print_in_a_thread_that_reads_or_writes_at_that_moment(identity: TlsIdentity) -> None:
+    here, there = End(), End()
+    async with linked(identity, here, there):
+        with here.link._lock:  # as the garbage collector may find it
+            printing = threading.Thread(target=here.link.push, args=([Kind.LINES, 0, []],), daemon=True)
+            printing.start()
+            printing.join(10)
+            assert not printing.is_alive()
+        here.link.flush()
+        await until(lambda: there.got == [[Kind.LINES, 0, []]])
