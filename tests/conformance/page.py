@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
 from itertools import groupby
 
@@ -97,7 +97,7 @@ def page(
     again: Control,
     *,
     modules: Collection[str],
-    races: Set[str],
+    races: set[str],
 ) -> str:
     """The page: both suites on both backends; ``again`` is what failed on both, with one job."""
     packages = ("joblib", "scikit-learn", "NumPy")
@@ -125,7 +125,7 @@ def _pins(pins: Mapping[str, str]) -> Iterator[str]:
         yield f"**{reason}**\n\n" + "\n".join(f"- `{name}`" for name, _ in group)
 
 
-def _races(races: Set[str], control: Control) -> Iterator[str]:
+def _races(races: set[str], control: Control) -> Iterator[str]:
     for race in control.skyward.keys() & control.loky.keys() & races:
         ours, theirs = control.skyward[race]["outcome"], control.loky[race]["outcome"]
         yield f"- `{race}`: {ours} on skyward, {theirs} on loky"

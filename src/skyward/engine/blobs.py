@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -176,7 +177,7 @@ class NodeBlobs:
         try:
             if leaving:
                 await self._remove(leaving)
-            await self._transport.put(blob.view, stored.path)
+            await self._fill(blob, stored)
             if await asyncio.to_thread(_digest, blob.view) != blob.id:
                 await self._remove([stored.path])
                 raise SkywardError(
@@ -186,6 +187,16 @@ class NodeBlobs:
             if self._stored.get(blob.id) is stored:
                 del self._stored[blob.id]
             raise
+
+    async def _fill(self, blob: Blob, stored: Stored) -> None:
+        try:
+            await self._transport.put(blob.view, stored.path)
+        except OSError as error:
+            if not stored.in_memory or error.errno != errno.ENOSPC:
+                raise
+            # What was removed may still be mapped for a moment, and others fill the same memory.
+            stored.path, stored.in_memory = f"{self._place.blob_dir_disk}/{blob.id}", False
+            await self._transport.put(blob.view, stored.path)
 
     def _make_room(self, nbytes: int) -> tuple[list[str], bool]:
         """The files that go for it, and whether it then fits into memory."""

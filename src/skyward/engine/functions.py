@@ -7,6 +7,8 @@ instead, by identity, and only where nothing in it can be changed in place.
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import is_
@@ -27,6 +29,7 @@ class FunctionCache:
     """The functions that a pool has sent."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._known: dict[FunctionType, tuple[list[_Seen], PackedFunction]] = {}
 
     def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction]) -> PackedFunction:
@@ -39,9 +42,10 @@ class FunctionCache:
         seen = _look(fn)
         packed = pack()
         if seen is not None and packed.lasting:
-            self._known[fn] = seen, packed
-            if len(self._known) > _KEPT:  # they keep what they refer to: a function made anew for each call must go
-                self._known.pop(next(iter(self._known)), None)
+            with self._lock:
+                self._known[fn] = seen, packed
+                if len(self._known) > _KEPT:  # they keep what they refer to: functions made anew for each call must go
+                    del self._known[next(iter(self._known))]
         return packed
 
 
@@ -64,8 +68,8 @@ class _Seen:
         parts: list[object] = [
             fn.__code__,
             *(fn.__defaults__ or ()),
-            *(fn.__kwdefaults__ or {}).values(),
-            *fn.__dict__.values(),
+            *chain.from_iterable((fn.__kwdefaults__ or {}).items()),
+            *chain.from_iterable(fn.__dict__.items()),
         ]
         parts += [_content(cell) for cell in fn.__closure__ or ()]
         parts += [module.get(name, _ABSENT) for name in self._names]
@@ -100,7 +104,20 @@ def _look(fn: FunctionType) -> list[_Seen] | None:
 
 
 def _is_fixed(value: object) -> bool:
-    return isinstance(value, type | ModuleType | BuiltinFunctionType | FunctionType) and travels_by_reference(value)
+    """Whether its pickle is a name, under which the node finds the same."""
+    if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type | None):
+        return False  # a method of an object that may change
+    if not isinstance(value, type | ModuleType | BuiltinFunctionType | FunctionType) or not travels_by_reference(value):
+        return False
+    return isinstance(value, ModuleType) or _named(value) is value
+
+
+def _named(value: type | BuiltinFunctionType | FunctionType) -> object:
+    """What is found under its name: not itself where it has taken over another one's, as wrappers do."""
+    found: object = sys.modules.get(value.__module__ or "builtins")
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _names(code: CodeType) -> Iterator[str]:

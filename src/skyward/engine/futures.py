@@ -96,7 +96,7 @@ class Batch:
         self.remaining -= 1
         if raw.error is not None and self.failed is None:
             self.failed = index
-        if not self.remaining or raw.error is not None:
+        if not self._over and (not self.remaining or raw.error is not None):
             self._over = True
             self._signals.put(None)
 
@@ -110,7 +110,8 @@ class Batch:
     def rearm(self) -> None:
         """Wait on, although one has failed."""
         self._over = False
-        self._over = not self.remaining  # in this order: the last one may end in between
+        if not self.remaining:  # the last one may have ended in between
+            self._over = True
 
     def result(self, index: int) -> Any:
         """The result of a call that is over, or its exception raised."""

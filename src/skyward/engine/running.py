@@ -145,7 +145,8 @@ class RunningPool:
         self._bus.publish(Progress(label, total - batch.remaining, total))
         try:
             while not batch.wait(_PROGRESS_INTERVAL_S) or (all_of_them and batch.remaining):
-                batch.rearm()
+                if all_of_them:
+                    batch.rearm()
                 self._bus.publish(Progress(label, total - batch.remaining, total))
         finally:
             done = total - batch.remaining

@@ -57,13 +57,13 @@ def read_plan() -> NodePlan:
 
 # How often Dask looks at itself. Its own intervals are a fraction of a second and cost an idle node a sixth of a core;
 # what the profiler finds would be shown on pages that nodes do not serve.
-_SELDOM = {
+_DASK_SETTINGS = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.monitor-interval": "200ms",
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.admin.system-monitor.gil.enabled": False,
-    "distributed.scheduler.work-stealing-interval": "1s",
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None,  # see NodePlan
 }
 
 
@@ -81,7 +81,7 @@ async def _run(
 ) -> None:
     import dask.config as dask_config
 
-    dask_config.set({"temporary-directory": plan.worker_folder, **_SELDOM})
+    dask_config.set({"temporary-directory": plan.worker_folder, **_DASK_SETTINGS})
     commands: asyncio.Queue[Message] = asyncio.Queue()
     following = asyncio.create_task(asyncio.to_thread(_follow, asyncio.get_running_loop(), commands))
     try:

@@ -96,6 +96,7 @@ class CallRunner:
         self._lock = threading.Lock()
         self._queue: deque[ReceivedCall] = deque()
         self._results: list[tuple[int, float, bytes]] = []
+        self._clients = 0
         self._thread = 0
         self._waiting = False
         self._closed = False
@@ -124,6 +125,7 @@ class CallRunner:
         with self._lock:
             self._queue.clear()
             self._results.clear()
+            self._clients += 1
         self._functions.clear()
 
     def wake(self) -> None:
@@ -144,6 +146,8 @@ class CallRunner:
             while not self._closed:
                 call = self._next()
                 if call is not None:
+                    if self._results:  # they do not wait for what comes next
+                        self._outlet.flush_soon()
                     self._run(call)
                     continue
                 self.hand_over_results()
@@ -159,9 +163,11 @@ class CallRunner:
             if self._closed or self._may_run():
                 return
             self._waiting = True
-            limit_s = _PAUSE_S if self._queue else None
+            limit_s = _PAUSE_S if self._queue or self._blobs.holds_any else None
         self._outlet.wait(limit_s)
         self._waiting = False
+        if not self._queue:
+            self._blobs.let_go()
 
     def hand_over_results(self) -> None:
         """Queue the small results that have gathered, as one item."""
@@ -206,7 +212,11 @@ class CallRunner:
             if isinstance(function, Payload):
                 function = self._load(function)
                 self._functions[call.function_id] = label, function
-            args, kwargs = unpack(call.data) if call.payload is None else self._load(call.payload)
+            if call.payload is None:
+                self._blobs.let_go()
+                args, kwargs = unpack(call.data)
+            else:
+                args, kwargs = self._load(call.payload)
             return pack(function(*args, **kwargs), what=f"the result of {label}")
 
     def _send(self, call_id: int, result: Packed, seconds: float) -> None:
@@ -223,6 +233,7 @@ class CallRunner:
             self._outlet.flush_soon()
 
     def _send_large(self, call_id: int, result: Packed, seconds: float) -> None:
+        client = self._clients
         large = len(result.data) >= LARGE_BYTES
         parts = ([memoryview(result.data)] if large else []) + list(result.buffers)
         for index, part in enumerate(parts):
@@ -233,6 +244,8 @@ class CallRunner:
                 self._outlet.flush()
                 while self._outlet.kept_bytes > _COPIED_BYTES_BOUND and not self._closed:
                     self._outlet.wait(_PAUSE_S)
+                if self._clients != client:  # who asked for it is gone
+                    return
         data = b"" if large else result.data
         outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
         self._outlet.push([Kind.RESULT, call_id, outcome.to_wire()], len(data) + 64, bulk=True)

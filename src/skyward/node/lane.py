@@ -1,6 +1,6 @@
 """The worker's end of a lane: greets the client, takes its calls, and brings back what they give.
 
-Nothing here waits for the client: a dropped link loses nothing.
+A dropped link loses nothing. Only a large result waits for the client, so that it is not held twice.
 """
 
 from __future__ import annotations
@@ -178,8 +178,12 @@ class LaneServer:
         if dropped := self.runner.take_back(call_ids):
             self.push([Kind.REVOKED, dropped])
             self.flush_soon()
-        if kind == Kind.CANCEL and self.runner.running in call_ids:
-            self._loop.call_soon_threadsafe(lambda running: self._spawn(self._end_worker(running)), self.runner.running)
+        running = self.runner.running
+        if kind == Kind.CANCEL and running in call_ids:
+            self._loop.call_soon_threadsafe(self._begin_end, running)
+
+    def _begin_end(self, call_id: int) -> None:
+        self._spawn(self._end_worker(call_id))
 
     async def _end_worker(self, call_id: int) -> None:
         """End a running call the only way there is; what others are owed goes out first."""

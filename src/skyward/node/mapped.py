@@ -23,7 +23,8 @@ class MappedBlobs:
     """The blobs of a node as one of its workers maps them: writable, and copied only where written.
 
     Calls often share a large array, and to map it anew costs a fault for every page of it that is read. So the mappings
-    of the last call that had any are kept for the next one, unless it wrote to them or still holds them.
+    of a call are kept for the next one, unless it wrote to them or still holds them. A mapping keeps its memory, even
+    of a file that is gone: whoever waits for the next call lets go before long.
 
     Args:
         folders: where blobs lie, by their content id.
@@ -45,14 +46,24 @@ class MappedBlobs:
         Raises:
             FileNotFoundError: one of them is not here.
         """
-        written = _page_faults() != self._page_faults  # perhaps: the first write to a page is a fault, as much else is
         kept, self._kept = self._kept if self._keeps else {}, {}
         kept = {blob_id: kept[blob_id] for blob_id in kept.keys() & blob_ids if not _is_used(kept[blob_id])}
-        if written:
+        # Asked after that: a thread that the call left behind may write until it lets go. The first write to a page is
+        # a fault, as much else is.
+        if _page_faults() != self._page_faults:
             kept = {blob_id: mapped for blob_id, mapped in kept.items() if _is_pristine(mapped)}
         views = [self._map(blob_id, kept) for blob_id in blob_ids]
         self._page_faults = _page_faults()
         return views
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether mappings are kept."""
+        return bool(self._kept)
+
+    def let_go(self) -> None:
+        """Keep none."""
+        self._kept.clear()
 
     def _map(self, blob_id: str, kept: dict[str, mmap.mmap]) -> memoryview:
         mapped = self._kept[blob_id] = kept.pop(blob_id, None) or self._map_anew(blob_id)
@@ -60,10 +71,11 @@ class MappedBlobs:
 
     def _map_anew(self, blob_id: str) -> mmap.mmap:
         path = self._find(blob_id)
-        if path is None:
-            raise FileNotFoundError(blob_id)
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        try:
+            with open(path or blob_id, "rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except FileNotFoundError:
+            raise FileNotFoundError(blob_id) from None
 
     def _find(self, blob_id: str) -> Path | None:
         return next((path for folder in self._folders if (path := folder / blob_id).exists()), None)

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import ssl
+import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -62,12 +63,18 @@ class LaneWorker(Worker):
         """In a forked child: it may outlive this worker, and would keep its ports and its clients' connections open."""
         ports = {int(address.rpartition(":")[2]) for address in (self.address, self._lane_address)}
         for descriptor in map(int, os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ()):
-            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as seen:
-                if seen.family == socket.AF_INET and seen.getsockname()[1] in ports:
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _port_of(descriptor) in ports:
                     os.close(descriptor)
 
     def start_http_server(self, *_args: Any, **_kwargs: Any) -> None:
         """Serve no HTTP: distributed's pages have no authentication."""
+
+
+def _port_of(descriptor: int) -> int:
+    """The local port of an IPv4 socket; 0 of another one."""
+    with socket.socket(fileno=os.dup(descriptor)) as seen:
+        return seen.getsockname()[1] if seen.family == socket.AF_INET else 0
 
 
 def _own_log(path: Path) -> None:

@@ -50,6 +50,8 @@ class Connection:
 
     def close(self) -> None:
         """Hang up. Idempotent."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # at once, although another thread may be polling it
         self._socket.close()
 
     async def handshake(self) -> None:

@@ -171,7 +171,9 @@ class Link:
             fresh: list[Item] = []
             try:
                 with self._lock:
-                    for message in connection.receive() if connection is self._connection else ():
+                    if connection is not self._connection:
+                        return
+                    for message in connection.receive():
                         nbytes = sum(len(item[-1]) for item in message[2] if item[0] == Kind.CHUNK)
                         fresh += self.session.receive(message, nbytes)
             except Exception as error:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,3 +186,19 @@ def test_a_memo_keeps_no_array_alive() -> None:
     identify([memoryview(array)], memo)
     del array
     assert gone() is None
+
+
+async def test_what_finds_no_room_in_memory_after_all_goes_to_disk() -> None:
+    node = FakeNode()
+    put = node.put
+
+    async def full_memory(data: memoryview, path: str, *, mode: int = 0o600) -> None:
+        if path.startswith("/memory"):
+            raise OSError(errno.ENOSPC, "no space left")
+        await put(data, path, mode=mode)
+
+    node.put = full_memory  # type: ignore[method-assign, assignment]
+    blob = blob_of(1)
+    (stored,) = await NodeBlobs(Place(), node).hold([blob])
+    assert node.files == {stored.path: 4 * MIB}
+    assert (stored.path, stored.in_memory) == (f"/disk/{blob.id}", False)

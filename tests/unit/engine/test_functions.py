@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import statistics
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,8 +14,9 @@ import pytest
 
 import skyward as sky
 from skyward.engine.functions import FunctionCache
-from skyward.engine.packing import PackedFunction, wrap
+from skyward.engine.packing import PackedFunction, Wrapped, wrap
 from skyward.submission import ArgumentMemo, Invocation
+from skyward.wire.messages import Payload
 from skyward.wire.pickling import unpack
 
 SOURCE = """
@@ -124,3 +129,57 @@ def test_compute_functions_are_kept_too(module: dict[str, Any], send: Any) -> No
     assert send(body) is send(body)
     module["factor"] = 5
     assert run(send(body), 2) == 10
+
+
+def test_a_bound_builtin_is_looked_into(send: Any) -> None:
+    table = {"a": 1}
+    look = table.get
+
+    def read(name: str) -> int | None:
+        return look(name)
+
+    read.__module__ = "__main__"
+    assert run(send(read), "a") == 1
+    table["a"] = 2
+    assert run(send(read), "a") == 2
+
+
+def test_a_wrapper_that_took_over_an_installed_functions_name_is_looked_into(send: Any) -> None:
+    factor = 2
+
+    @functools.wraps(statistics.mean)
+    def scaled(numbers: list[float]) -> float:
+        return statistics.mean(numbers) * factor
+
+    assert run(send(scaled), [1, 3]) == 4
+    factor = 5
+    assert run(send(scaled), [1, 3]) == 10
+
+
+def test_a_default_that_becomes_a_keywords_is_a_change(send: Any) -> None:
+    def pair(x: int, *, y: int = 1) -> tuple[int, int]:
+        return (x, y)
+
+    pair.__module__ = "__main__"
+    assert run(send(pair), 3) == (3, 1)
+    pair.__defaults__, pair.__kwdefaults__ = (1,), None  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="'y'"):
+        run(send(pair), 3)
+
+
+def test_functions_of_many_threads_are_kept_and_dropped_without_an_error() -> None:
+    cache = FunctionCache()
+    packed = PackedFunction(id="", label="", wrapped=Wrapped(payload=Payload()))
+
+    def keep(_: int) -> None:
+        for _ in range(1000):
+            cache.packed(eval("lambda: 1"), lambda: packed)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(keep, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(cache._known) <= 256

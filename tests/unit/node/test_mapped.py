@@ -90,3 +90,18 @@ def test_a_blob_that_is_not_here_is_named(blobs: MappedBlobs) -> None:
     assert blobs.missing(["a", "c"]) == ["c"]
     with pytest.raises(FileNotFoundError, match="c"):
         blobs.map(["c"])
+
+
+@linux_only
+def test_mappings_are_let_go(blobs: MappedBlobs) -> None:
+    blobs.map(["a"])
+    assert blobs.holds_any
+    blobs.let_go()
+    assert not blobs.holds_any
+    assert f"{blobs._folders[1]}/a" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_blob_that_goes_at_the_last_moment_is_named(blobs: MappedBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "_find", lambda _: Path("/nowhere/at/all"))
+    with pytest.raises(FileNotFoundError, match=r"^a$"):
+        blobs.map(["a"])

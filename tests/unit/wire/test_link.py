@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 import threading
@@ -206,3 +207,40 @@ async def test_a_finalizer_may_print_in_a_thread_that_reads_or_writes_at_that_mo
             assert not printing.is_alive()
         here.link.flush()
         await until(lambda: there.got == [[Kind.LINES, 0, []]])
+
+
+async def test_a_thread_reads_in_place_of_the_loop_and_is_woken(identity: TlsIdentity) -> None:
+    here, there = End(), End()
+    readers: set[str] = set()
+    there.link._on_items = lambda items: (readers.add(threading.current_thread().name), there.got.extend(items))
+    woken, waker = os.pipe()
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            if there.link.read_in_turn(woken, None):
+                os.read(woken, 1)
+
+    async with connected(identity) as (client, server):
+        running = [
+            asyncio.ensure_future(here.link.run(client)),
+            asyncio.ensure_future(there.link.run(server, by_turns=True)),
+        ]
+        await asyncio.sleep(0)
+        thread = threading.Thread(target=read, name="reader")
+        thread.start()
+        for number in range(500):
+            here.say([Kind.EVENT, number, b""])
+            await until(lambda: len(there.got) == number + 1)  # noqa: B023
+        over.set()
+        os.write(waker, b"!")
+        await asyncio.to_thread(thread.join, 10)
+        assert not thread.is_alive()
+        here.say([Kind.EVENT, 500, b""])  # the loop reads on
+        await until(lambda: len(there.got) == 501)
+        here.link.abort()
+        await asyncio.gather(*running)
+    assert [item[1] for item in there.got] == list(range(501))
+    assert "reader" in readers
+    os.close(woken)
+    os.close(waker)
