@@ -10,9 +10,14 @@ from typing import Final, Protocol, TypeVar
 
 from skyward.errors import UnreachableError
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "NotYet", "SystemClock", "wait_until"]
+__all__ = ["EAGER_S", "PROMPT_S", "SYSTEM_CLOCK", "Clock", "NotYet", "SystemClock", "wait_until"]
 
 T = TypeVar("T")
+
+PROMPT_S: Final = 0.001
+"""What comes as soon as this is prompt: the next one is waited for eagerly."""
+EAGER_S: Final = 0.0005
+"""How long an eager one stays awake: a processor that slept needs 20 to 40 µs to wake, and its caches are cold."""
 
 _GROWTH = 1.5
 _LONGEST_PAUSE = 10

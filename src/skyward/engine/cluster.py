@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
+from skyward._waiting import EAGER_S, PROMPT_S
 from skyward.engine.calls import CallTable, LiveCall
 from skyward.engine.dispatch import Dispatch, WorkerId
 from skyward.engine.futures import RawOutcome
@@ -45,6 +46,8 @@ class Cluster:
         self._dispatch = Dispatch()
         self._calls = CallTable()
         self._acting = Performer(self._dispatch, self._calls, self.slots)
+        self._busy_since = 0.0
+        self._eager = False
         self._closed = False
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -135,13 +138,23 @@ class Cluster:
             for call in calls:
                 call.sink.deliver(call.index, RawOutcome(error=PoolStateError("the pool is closed")))
             return
+        now = self._loop.time()
+        if not self._calls:
+            self._busy_since = now
         self._calls.add(calls)
-        self._acting.perform(self._dispatch.submit(calls, self._loop.time()))
+        self._acting.perform(self._dispatch.submit(calls, now))
+        if self._eager and len(calls) == 1:
+            self._stay_awake()
         if not self.slots:
             for call in calls:
                 self._calls.complete(call, RawOutcome(error=PoolStateError("every node of the pool is gone")))
         if self._ticking is None and self._calls:
             self._ticking = self._loop.call_later(_REBALANCE_S, self._tick)
+
+    def _stay_awake(self) -> None:
+        """Keep the loop from sleeping for a moment: the last call was back at once."""
+        if self._calls and self._loop.time() < self._busy_since + EAGER_S:
+            self._loop.call_soon(self._stay_awake)
 
     def cancel(self, calls: Iterable[LiveCall], *, kill: bool) -> None:
         """Drop what waits; end what runs with its worker, or let it run to an end that nobody waits for."""
@@ -190,7 +203,9 @@ class Cluster:
                 case _:
                     self._note(lane, item)
         if finished:
-            self._acting.perform(self._dispatch.finished(finished, self._loop.time()))
+            now = self._loop.time()
+            self._acting.perform(self._dispatch.finished(finished, now))
+            self._eager = not self._calls and now < self._busy_since + PROMPT_S
 
     def _note(self, lane: Lane, item: Item) -> None:
         match item[0]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from skyward._waiting import PROMPT_S
 from skyward.events import SkywardEvent, use_callback
 from skyward.node.logs import CallOutput
 from skyward.node.mapped import MappedBlobs
@@ -60,8 +61,11 @@ class Outlet(Protocol):
         """Have another thread send what is queued then, after :meth:`CallRunner.hand_over_results`."""
         ...
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Return when something has come, after it was handed over, or after :meth:`wake`; the one that blocks."""
+    def wait(self, timeout_s: float | None, *, eager: bool = False) -> None:
+        """Return when something has come, after it was handed over, or after :meth:`wake`; the one that blocks.
+
+        If ``eager``, it is looked for without sleeping at first.
+        """
         ...
 
     def wake(self) -> None:
@@ -99,6 +103,7 @@ class CallRunner:
         self._clients = 0
         self._thread = 0
         self._waiting = False
+        self._eager = False
         self._closed = False
 
     def know(self, function_id: str, payload: Payload, label: str) -> None:
@@ -164,8 +169,11 @@ class CallRunner:
                 return
             self._waiting = True
             limit_s = _PAUSE_S if self._queue or self._blobs.holds_any else None
-        self._outlet.wait(limit_s)
+        began = time.perf_counter()
+        self._outlet.wait(limit_s, eager=self._eager)
         self._waiting = False
+        # Someone makes one short call after the other.
+        self._eager = len(self._queue) == 1 and time.perf_counter() - began < PROMPT_S
         if not self._queue:
             self._blobs.let_go()
 

@@ -97,9 +97,9 @@ class LaneServer:
             self._flush_due = True
             self._loop.call_soon_threadsafe(self._flush_now)
 
-    def wait(self, timeout_s: float | None) -> None:
+    def wait(self, timeout_s: float | None, *, eager: bool = False) -> None:
         """See :class:`~skyward.node.calls.Outlet`."""
-        if self._link.read_in_turn(self._woken, timeout_s):
+        if self._link.read_in_turn(self._woken, timeout_s, eager=eager):
             os.read(self._woken, 1024)
 
     def wake(self) -> None:

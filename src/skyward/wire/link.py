@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from skyward._waiting import EAGER_S
 from skyward.wire.connection import Connection
 from skyward.wire.messages import Kind
 from skyward.wire.session import Item, Session
@@ -99,11 +102,11 @@ class Link:
                 gate.close()
             connection.close()
 
-    def read_in_turn(self, waker: int, timeout_s: float | None) -> bool:
+    def read_in_turn(self, waker: int, timeout_s: float | None, *, eager: bool = False) -> bool:
         """In this thread, in place of the event loop: wait until something has come, and hand it over.
 
         That spares a small call the way from one thread to another. Returns as soon as the descriptor ``waker`` is
-        readable, too; whether it is.
+        readable, too; whether it is. If ``eager``, it stays awake for a moment.
         """
         if self.session.ack_owed:
             self._loop.call_soon_threadsafe(self._answer)
@@ -114,7 +117,8 @@ class Link:
             if connection is not None and self._gate is not None:
                 self._gate.shut()
                 ready.register(connection, select.POLLIN)
-        found = ready.poll(None if timeout_s is None else 1000 * timeout_s)
+        found = _poll_awake(ready) if eager else []
+        found = found or ready.poll(None if timeout_s is None else 1000 * timeout_s)
         if connection is not None:
             self._read(connection, on_loop=False)
             with self._lock:
@@ -219,6 +223,16 @@ class Link:
     def _end(self, connection: Connection | None, error: Exception) -> None:
         if connection is self._served and self._lost is not None and not self._lost.done():
             self._lost.set_exception(error)
+
+
+def _poll_awake(ready: select.poll) -> list[tuple[int, int]]:
+    """What is ready within a moment; whoever else wants the processor gets it."""
+    found: list[tuple[int, int]] = []
+    until = time.perf_counter() + EAGER_S
+    while not found and time.perf_counter() < until:
+        os.sched_yield()
+        found = ready.poll(0)
+    return found
 
 
 class _Gate:
