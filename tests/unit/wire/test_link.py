@@ -209,7 +209,8 @@ async def test_a_finalizer_may_print_in_a_thread_that_reads_or_writes_at_that_mo
         await until(lambda: there.got == [[Kind.LINES, 0, []]])
 
 
-async def test_a_thread_reads_in_place_of_the_loop_and_is_woken(identity: TlsIdentity) -> None:
+@pytest.mark.parametrize("eager", [False, True])
+async def test_a_thread_reads_in_place_of_the_loop_and_is_woken(identity: TlsIdentity, eager: bool) -> None:
     here, there = End(), End()
     readers: set[str] = set()
     there.link._on_items = lambda items: (readers.add(threading.current_thread().name), there.got.extend(items))
@@ -218,7 +219,7 @@ async def test_a_thread_reads_in_place_of_the_loop_and_is_woken(identity: TlsIde
 
     def read() -> None:
         while not over.is_set():
-            if there.link.read_in_turn(woken, None):
+            if there.link.read_in_turn(woken, None, eager=eager):
                 os.read(woken, 1)
 
     async with connected(identity) as (client, server):
