@@ -169,6 +169,16 @@ def unpack_error(packed: PackedError, *, where: str) -> BaseException:
     return error
 
 
+# Classes and functions of packages, by id, which went by name before: to find that out costs more than all else of a
+# small pickle. It holds while the modules that go by value are the same ones.
+_by_name: dict[int, Any] = {}
+_by_value: set[str] = set()
+
+
+def _is_there_still(obj: Any) -> bool:
+    return vars(sys.modules.get(obj.__module__, pickle)).get(obj.__name__) is obj
+
+
 class _Pickler(cloudpickle.Pickler):
     """Cloudpickle's, plus: the user's own modules go by value.
 
@@ -179,12 +189,16 @@ class _Pickler(cloudpickle.Pickler):
     imported: frozenset[str] = frozenset()
 
     def reducer_override(self, obj: Any) -> Any:
+        if _by_name.get(id(obj)) is obj and _is_there_still(obj):
+            return NotImplemented
         name = obj.__name__ if isinstance(obj, ModuleType) else getattr(obj, "__module__", None)
         if isinstance(name, str) and isinstance(obj, type | ModuleType | Callable):
             _send_by_value_if_the_users(name.partition(".")[0])
         reduced = cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
-        if reduced is not NotImplemented and type(cast("object", obj)) is FunctionType:
+        if type(cast("object", obj)) is FunctionType and reduced is not NotImplemented:
             self.imported |= imported_by(cast("FunctionType", obj))
+        elif isinstance(obj, type | FunctionType) and reduced is NotImplemented:
+            _by_name[id(obj)] = obj
         return reduced
 
 
@@ -197,6 +211,11 @@ def _dumps_with_imports(
 ) -> tuple[bytes, frozenset[str]]:
     if type(obj) in PLAIN_TYPES:
         return pickle.dumps(obj, protocol=5), frozenset()
+    by_value = cast("set[str]", cloudpickle.list_registry_pickle_by_value())
+    if by_value != _by_value:
+        _by_name.clear()
+        _by_value.clear()
+        _by_value.update(by_value)
     with io.BytesIO() as file:
         pickler = _Pickler(file, protocol=5, buffer_callback=buffer_callback)
         pickler.dump(obj)
