@@ -18,6 +18,7 @@ __all__ = ["SkywardBackend"]
 
 _MIN_BATCH_S = AutoBatchingMixin.MIN_IDEAL_BATCH_DURATION
 _MAX_BATCH_S = AutoBatchingMixin.MAX_IDEAL_BATCH_DURATION
+_STEPS_AT_ONCE = 3
 
 
 class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
@@ -58,6 +59,8 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._window: CallWindow | None = None
         self._progress = LoopProgress(pool, total=None)
         self._round_trip_s = _MAX_BATCH_S
+        self._task_s = 0.0
+        self._batch_size = 1
         self._just_retrieved = threading.local()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -128,8 +131,25 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
             self._round_trip_s = min(self._round_trip_s, max(duration - worker_s, 0.0))
             self.MIN_IDEAL_BATCH_DURATION = min(max(_MIN_BATCH_S, 2 * self._round_trip_s), _MAX_BATCH_S)
             duration = worker_s
+        self._task_s = duration / batch_size
         super().batch_completed(batch_size, duration)
         self._progress.add(batch_size)
+
+    def compute_batch_size(self) -> int:
+        """How many tasks the next batch takes.
+
+        joblib doubles it at a time, as it does not know how long a batch was on its way. What the worker measured is
+        good enough for three steps at once: with many small tasks, every batch is a round trip.
+        """
+        size = super().compute_batch_size()
+        steps = 1
+        while size > self._batch_size and steps < _STEPS_AT_ONCE:
+            self._batch_size = size
+            super().batch_completed(size, self._task_s * size)  # as the worker would take for it
+            size = super().compute_batch_size()
+            steps += 1
+        self._batch_size = size
+        return size
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
         """Give up the call's batches, queued and running ones. Idempotent; the fleet stays."""
@@ -139,6 +159,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
     def terminate(self) -> None:
         """Forget the call; joblib does this after every one."""
         self.reset_batch_stats()
+        self._batch_size = 1
 
     def get_nested_backend(self) -> tuple[ParallelBackendBase, int | None]:
         """What a ``Parallel`` inside a batch uses on the node: loky, inside that threads, inside that nothing.

@@ -375,7 +375,14 @@ def joblib_future(worker_s):
 
 
 def test_batches_grow_by_the_time_on_the_worker_not_by_the_way(hand_fleet):
-    assert Batches(hand_fleet).complete(size=1, worker_s=0.001, total_s=1.0) == 2
+    assert Batches(hand_fleet).complete(size=1, worker_s=0.001, total_s=1.0) == 8
+
+
+def test_batches_grow_once_for_each_that_came_back(hand_fleet):
+    batches = Batches(hand_fleet)
+    size = batches.complete(size=1, worker_s=0.001, total_s=1.0)
+    assert [batches.backend.compute_batch_size() for _ in range(3)] == [size] * 3
+    assert batches.complete(size=size, worker_s=0.001 * size, total_s=1.0) == 8 * size
 
 
 def test_batches_that_keep_a_worker_busy_stay_as_they_are(hand_fleet):
@@ -384,7 +391,7 @@ def test_batches_that_keep_a_worker_busy_stay_as_they_are(hand_fleet):
 
 
 def test_long_way_makes_larger_batches(hand_fleet):
-    assert Batches(hand_fleet).complete(size=1, worker_s=0.3, total_s=0.7) == 2
+    assert Batches(hand_fleet).complete(size=1, worker_s=0.3, total_s=0.7) == 4
 
 
 def test_50_ms_to_the_fleet_leave_long_tasks_alone_and_gather_short_ones_to_twice_the_way(hand_fleet):
