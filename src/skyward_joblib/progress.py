@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from skyward.events import Progress
 from skyward.submission import TaskSubmitter
 
 __all__ = ["LoopProgress"]
+
+_INTERVAL_S = 0.1
 
 
 class LoopProgress:
@@ -23,6 +26,7 @@ class LoopProgress:
         self._total = total
         self._label = ""
         self._done = 0
+        self._due = 0.0
         self._lock = threading.Lock()
 
     def begin(self, label: str) -> None:
@@ -33,10 +37,13 @@ class LoopProgress:
                 self._publish()
 
     def add(self, tasks: int) -> None:
-        """So many tasks more are done."""
+        """So many tasks more are done; told ten times a second, and when they are the last ones."""
         with self._lock:
             self._done += tasks
-            self._publish()
+            now = time.monotonic()
+            if now >= self._due or self._done == self._total:
+                self._due = now + _INTERVAL_S
+                self._publish()
 
     def end(self) -> None:
         """No more is to come, be it done or given up. Idempotent."""

@@ -28,6 +28,16 @@ def test_progress_starts_with_the_first_batch_and_ends_with_the_last():
     assert pool.events == [Progress("fit", 0, 3), Progress("fit", 2, 3), Progress("fit", 3, 3)]
 
 
+def test_many_batches_in_a_moment_are_told_together():
+    pool = Pool()
+    progress = LoopProgress(pool, total=1000)
+    progress.begin("fit")
+    for _ in range(1000):
+        progress.add(1)
+    assert len(pool.events) < 100
+    assert pool.events[-1] == Progress("fit", 1000, 1000)
+
+
 def test_given_up_work_says_so_and_what_ends_later_is_not_told():
     pool = Pool()
     progress = LoopProgress(pool, total=9)
@@ -55,4 +65,5 @@ def test_loop_tells_its_pool_how_far_it_is(fleet):
 def test_loop_of_unknown_length_tells_its_pool_when_it_is_through(fleet):
     with parallel_config("skyward", pool=fleet):
         Parallel(batch_size=1)(delayed(abs)(n) for n in range(2))
-    assert fleet.events == [*(Progress("abs", done, None) for done in (0, 1, 2)), Progress("abs", 2, 2)]
+    assert fleet.events[:2] == [Progress("abs", 0, None), Progress("abs", 1, None)]
+    assert fleet.events[-1] == Progress("abs", 2, 2)
