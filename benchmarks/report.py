@@ -32,8 +32,8 @@ _NOTES = """\
 _MISSED = """\
 ## What is missed, and why
 
-- *A result of 500 MB.* It goes through TLS, about 0.6 ns a byte on either side, and is copied on its way into and out of
-  messages; Ray's is in memory that both processes share. Half of the time measured here is the kernel clearing pages.
+- *A result of 500 MB.* It goes through TLS, about 0.6 ns a byte on either side, and is copied into messages and out of
+  them; Ray's is in memory that both processes share. Half of the time measured here is the kernel clearing pages.
 - *The forest, and the search over 200 MB.* Every batch of trees, and every fold's slices, crosses TLS and is pickled
   once more than on loky, on processors that the workers need. More cores than workers hide it; here there are two.
 - *From the import to the first result.* A scheduler, the nannies and the process that workers are forked from import
