@@ -88,7 +88,7 @@ def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionSource)
     for call in calls:
         function = functions.get(id(call.fn))
         if function is None:
-            function = known.packed(call.fn, partial(_wrap_function, call.fn, call.label, memo))
+            function = known.packed(call.fn, partial(_wrap_function, call.fn, memo))
             functions[id(call.fn)] = function
         parcels.append(_wrap_one(call, function, memo))
     return parcels
@@ -110,8 +110,9 @@ def _wrap_one(call: Invocation, function: PackedFunction, memo: ArgumentMemo) ->
     )
 
 
-def _wrap_function(fn: Callable[..., Any], label: str, memo: ArgumentMemo) -> PackedFunction:
-    label = label or getattr(fn, "__qualname__", None) or type(fn).__name__
+def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo) -> PackedFunction:
+    # Its own name, not that of the call: many calls share it, and each may be called something else.
+    label = str(getattr(fn, "__qualname__", type(fn).__name__)).removesuffix(".__wrapped__")
     packed = pack(fn, what=f"the function {label}")
     wrapped = _seal(packed, memo)
     digest = blake3(packed.data)
