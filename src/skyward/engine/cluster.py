@@ -139,11 +139,12 @@ class Cluster:
                 call.sink.deliver(call.index, RawOutcome(error=PoolStateError("the pool is closed")))
             return
         now = self._loop.time()
+        alone = not self._calls and len(calls) == 1
         if not self._calls:
             self._busy_since = now
         self._calls.add(calls)
         self._acting.perform(self._dispatch.submit(calls, now))
-        if self._eager and len(calls) == 1:
+        if self._eager and alone:
             self._stay_awake()
         if not self.slots:
             for call in calls:

@@ -131,6 +131,13 @@ def test_compute_functions_are_kept_too(module: dict[str, Any], send: Any) -> No
     assert run(send(body), 2) == 10
 
 
+def test_a_function_keeps_its_own_name_whatever_its_calls_are_called() -> None:
+    cache = FunctionCache()
+    for label in ("first", "second"):
+        (parcel,) = wrap([Invocation(fn=statistics.mean, label=label)], ArgumentMemo(), cache)
+        assert (parcel.label, parcel.function.label) == (label, "mean")
+
+
 def test_a_bound_builtin_is_looked_into(send: Any) -> None:
     table = {"a": 1}
     look = table.get
