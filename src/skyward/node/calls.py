@@ -204,6 +204,7 @@ class CallRunner:
             result = self._execute(call)
         except _MissingBlobsError as missing:
             self._outlet.push([Kind.MISSING, call.id, missing.blob_ids])
+            self._outlet.flush_soon()
             return
         except BaseException as raised:  # a call that exits or is interrupted must not end its worker
             packed = pack_error(raised)

@@ -47,11 +47,10 @@ class Link:
         self._served: Connection | None = None
         self._lost: asyncio.Future[None] | None = None
         self._writing = False
-        self._flush_due = False
         self._ack_timer: asyncio.TimerHandle | None = None
 
     def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
-        """Queue an item; :meth:`flush` or :meth:`flush_soon` sends it.
+        """Queue an item; :meth:`flush` sends it.
 
         Takes no lock: a finalizer that prints may run in a thread that holds it.
         """
@@ -63,13 +62,6 @@ class Link:
             self._enqueue()
             if self._connection is not None and not self._writing:
                 self._write(self._connection)
-
-    def flush_soon(self) -> None:
-        """Flush at the loop's next turn, together with whatever is pushed until then."""
-        if not self._flush_due:
-            self._flush_due = True
-            with suppress(RuntimeError):  # the loop has ended: nobody is there to hear it
-                self._loop.call_soon_threadsafe(self._flush_now)
 
     async def run(self, connection: Connection, *, by_turns: bool = False) -> None:
         """Serve one connection until it is lost; returns then, and may be called with the next one.
@@ -129,10 +121,6 @@ class Link:
     def abort(self) -> None:
         """Hang up; :meth:`run` returns. On the loop."""
         self._end(self._served, ConnectionAbortedError("hung up here"))
-
-    def _flush_now(self) -> None:
-        self._flush_due = False
-        self.flush()
 
     def _write(self, connection: Connection) -> None:
         """With the lock held."""
