@@ -29,6 +29,7 @@ demo: $(VENV)/demo.installed ## a grid search on a fleet of local nodes
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/test.installed $(VENV)/torch.installed ## every test
+	-tools/browser
 	$(BIN)/python -m pytest
 
 test-matrix: $(pairs:%=test-with-%) ## joblib and scikit-learn, old and new; one: make test-with-1.4+1.6

@@ -23,6 +23,7 @@ from skyward.executor import CallsByFunction, PoolExecutor
 from skyward.pending import PendingBatch, PendingCompute, Ts, checked_call
 from skyward.providers.base import Provider, checked_provider
 from skyward.runtime import refuse_inside_call
+from skyward.scaling import Scales
 from skyward.spec.accelerators import Accelerator
 from skyward.spec.image import Image
 from skyward.spec.request import parse_request
@@ -39,7 +40,7 @@ _current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=No
 _open_pools: list[ComputePool] = []
 
 
-class ComputePool(CallsByFunction):
+class ComputePool(CallsByFunction, Scales):
     """Machines for as long as a ``with`` block lasts.
 
     Entering creates and prepares them; leaving ends them and confirms it, whatever happened in between. A pool may be
@@ -247,7 +248,8 @@ class ComputePool(CallsByFunction):
     @property
     def capacity(self) -> int:
         """See :attr:`skyward.submission.TaskSubmitter.capacity`."""
-        return self._request.nodes * self._request.workers_per_node
+        nodes = self._running.elastic.wanted if self._running else self._request.nodes
+        return nodes * self._request.workers_per_node
 
     def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:
         """See :meth:`skyward.submission.TaskSubmitter.submit_calls`."""

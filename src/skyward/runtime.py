@@ -45,7 +45,7 @@ class InstanceInfo:
 
     Attributes:
         node: rank of this node, 0-based.
-        total_nodes: how many nodes the pool has.
+        total_nodes: how many nodes the pool has; under ``@`` those that the call runs on.
         is_head: whether this is worker 0 of node 0.
         accelerators: names of what this worker may use, one per device.
         head_addr: address of node 0.
@@ -76,12 +76,14 @@ class CallContext:
         rank: this worker's position among them, 0-based.
         seed: one number for all of them, another for every call.
         head_port: see :class:`InstanceInfo`.
+        nodes: nodes whose workers run this call; 0 where that is not said.
     """
 
     world: int = 1
     rank: int = 0
     seed: int = 0
     head_port: int = 0
+    nodes: int = 0
 
 
 _ALONE = CallContext()
@@ -119,13 +121,14 @@ def instance_info() -> InstanceInfo:
             "instance_info() is known only on a node: call it inside a function decorated with @compute and run that "
             "with `>> pool` or `@ pool`"
         )
+    call = current_call() or _ALONE
     return InstanceInfo(
         node=place["node"],
-        total_nodes=place["total_nodes"],
+        total_nodes=call.nodes or place["total_nodes"],
         is_head=place["node"] == 0 and place["worker"] == 0,
         accelerators=place["accelerators"],
         head_addr=place["head_addr"],
-        head_port=(current_call() or _ALONE).head_port,
+        head_port=call.head_port,
         job_id=place["pool_id"],
         worker=place["worker"],
         workers_per_node=place["workers_per_node"],

@@ -1,22 +1,35 @@
-"""The task-submission interface: all that a front-end may know of a fleet.
+"""The interface that front-ends are written against: all they may know of a fleet.
 
-The native operators, the executor and the joblib backend are written against :class:`TaskSubmitter` and nothing else.
+The native operators, the executor and the joblib backend need a :class:`TaskSubmitter`; the Dask front-end, which has
+a scheduler of its own, an :class:`ElasticFleet`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent
 
-__all__ = ["ArgumentMemo", "CallFuture", "Invocation", "TaskSubmitter"]
+if TYPE_CHECKING:
+    from distributed import Security
+
+__all__ = [
+    "ArgumentMemo",
+    "CallFuture",
+    "ElasticFleet",
+    "FleetStatus",
+    "Invocation",
+    "NodeStatus",
+    "SchedulerInfo",
+    "TaskSubmitter",
+]
 
 R = TypeVar("R")
 
@@ -101,4 +114,95 @@ class TaskSubmitter(Protocol):
 
     def publish(self, event: SkywardEvent) -> None:
         """Let the pool's callbacks and its display hear of ``event``. Does nothing when the pool is not open."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerInfo:
+    """How to reach a pool's Dask scheduler: ``Client(info.address, security=info.security)``.
+
+    Attributes:
+        address: ``tls://host:port``, as reached from this process.
+        security: the pool's certificates; the scheduler talks to nobody without them.
+    """
+
+    address: str
+    security: Security = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """One node of a fleet, as it is now.
+
+    Attributes:
+        rank: the node's rank, 0-based; a replacement has the rank of the node it replaces.
+        state: ``"launching"``, ``"starting"``, ``"ready"`` or ``"ending"``.
+        workers: names of its workers in Dask, by index: ``node0-worker0``.
+        instance_id: the provider's id of its machine; empty before there is one.
+        instance_type: the provider's name of what it is.
+        accelerators: names of the accelerators on it, one per device.
+        spot: whether it was bought on the spot market.
+        price_per_hour: USD; None is unknown.
+    """
+
+    rank: int
+    state: str
+    workers: tuple[str, ...]
+    instance_id: str = ""
+    instance_type: str = ""
+    accelerators: tuple[str, ...] = ()
+    spot: bool = False
+    price_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStatus:
+    """A fleet as it is now.
+
+    Attributes:
+        wanted: how many nodes it is meant to have.
+        workers_per_node: workers on each.
+        nodes: those there are or will be, by rank, and those on their way out.
+        cost: USD so far; machines of unknown price count as nothing.
+    """
+
+    wanted: int
+    workers_per_node: int
+    nodes: tuple[NodeStatus, ...] = ()
+    cost: float = 0.0
+
+
+class ElasticFleet(Protocol):
+    """A fleet that grows and shrinks under a Dask scheduler. Thread-safe.
+
+    Every method raises :class:`~skyward.errors.PoolStateError` when the pool is not open.
+    """
+
+    @property
+    def scheduler(self) -> SchedulerInfo:
+        """The present scheduler; another one after the head node was replaced. May block for a moment."""
+        ...
+
+    @property
+    def status(self) -> FleetStatus:
+        """What there is. Never blocks."""
+        ...
+
+    def scale(self, nodes: int, *, drop: Collection[int] = ()) -> Future[None]:
+        """Have the fleet grow or shrink to ``nodes`` nodes.
+
+        Returns at once; a later call overrides an earlier one. Nodes are added in parallel. Those that go are drained
+        first: their calls end and Dask's data moves to others.
+
+        Args:
+            nodes: at least 1: the scheduler runs on node 0, which stays.
+            drop: ranks of those to go first when the fleet shrinks; without them the highest go.
+
+        Returns:
+            Done when the fleet has that size; its exception is why it cannot be reached.
+        """
+        ...
+
+    def forward(self, address: str) -> str:
+        """The ``host:port`` through which this process reaches ``host:port`` of the head node. May block."""
         ...

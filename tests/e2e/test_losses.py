@@ -224,39 +224,3 @@ class TestPoison:
             daemon = psutil.Process(leave_a_daemon() >> pool)
             assert daemon.is_running()
         assert not lives(daemon)
-
-
-class TestLostNodes:
-    def test_calls_of_a_node_whose_supervisor_is_gone_run_elsewhere(self) -> None:
-        with open_pool(concurrency=1) as pool:
-            doomed = supervisor_of(pool, 1)
-            assert pool.instance_count == 2
-            futures = [pool.submit(square_slowly, n) for n in range(200)]
-            os.kill(doomed, signal.SIGKILL)
-            assert [future.result(60) for future in futures] == [n * n for n in range(200)]
-            assert len(pid() @ pool) == 1
-            assert pool.instance_count == 1
-
-    def test_with_no_node_left_calls_fail_instead_of_waiting_for_ever(self) -> None:
-        with open_pool(nodes=1, concurrency=1) as pool:
-            doomed = supervisor_of(pool, 0)
-            waiting = [pool.submit(time.sleep, 3600) for _ in range(3)]
-            os.kill(doomed, signal.SIGKILL)
-            for future in waiting:
-                with pytest.raises(WorkerLostError, match="node 0 is lost: its supervisor is gone"):
-                    future.result(60)
-            with pytest.raises(sky.PoolStateError, match="every node"):
-                pid() >> pool
-            began = time.monotonic()
-        assert time.monotonic() - began < 5, "nobody waits for a node that is gone"
-
-
-def supervisor_of(pool: sky.ComputePool, node: int) -> int:
-    """The process that a worker's session was adopted from: the parent of its node's nannies."""
-
-    @sky.compute
-    def ancestors() -> tuple[int, list[int]]:
-        return sky.instance_info().node, [process.pid for process in psutil.Process().parents()]
-
-    (found,) = [pids for rank, pids in ancestors() @ pool if rank == node]
-    return found[2]

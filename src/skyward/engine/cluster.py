@@ -14,11 +14,11 @@ from skyward.engine.calls import CallTable, LiveCall
 from skyward.engine.dispatch import Dispatch, WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
-from skyward.engine.performing import Performer
+from skyward.engine.membership import Membership
 from skyward.engine.receiving import Incoming
-from skyward.engine.slots import AttachedNode, Slot
+from skyward.engine.slots import Slot
 from skyward.errors import PoolStateError
-from skyward.events import EventBus, WorkerLost, WorkerReplaced
+from skyward.events import EventBus
 from skyward.provision.nodes import NodeHandle
 from skyward.wire.messages import Kind
 from skyward.wire.session import Item
@@ -28,24 +28,25 @@ __all__ = ["Cluster"]
 log = logging.getLogger("skyward.engine")
 
 _REBALANCE_S = 0.1
-_EXIT_PATIENCE_S = 2.0
 
 
 class Cluster:
-    """The workers of attached nodes and the calls on them. Belongs to the event loop: no method is thread-safe.
+    """The calls on the workers of a fleet's nodes. Belongs to the event loop: no method is thread-safe.
 
     Attributes:
-        slots: every worker's place.
+        members: the workers.
     """
 
-    def __init__(self, tls: ssl.SSLContext, bus: EventBus) -> None:
-        self.slots: dict[WorkerId, Slot] = {}
+    def __init__(self, tls: ssl.SSLContext, bus: EventBus, *, workers_per_node: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._tls = tls
         self._bus = bus
         self._dispatch = Dispatch()
         self._calls = CallTable()
-        self._acting = Performer(self._dispatch, self._calls, self.slots)
+        self.members = Membership(
+            tls=tls, bus=bus, dispatch=self._dispatch, calls=self._calls, workers_per_node=workers_per_node
+        )
+        self._acting = self.members.acting
+        self._slots = self.members.slots
         self._busy_since = 0.0
         self._eager = False
         self._closed = False
@@ -56,32 +57,14 @@ class Cluster:
         """How many calls have ended so far, failed ones included."""
         return self._calls.ended
 
-    # --- nodes and workers ------------------------------------------------------------------------------------------
-
-    def attach(self, handle: NodeHandle) -> None:
-        """Open lanes to the workers of a node."""
-        node = AttachedNode(handle)
-        for index, address in enumerate(handle.ready.lanes):
-            worker_id = WorkerId(handle.rank, index)
-            self.slots[worker_id] = Slot(Lane(worker_id, address, self._tls, self), node)
-
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Return when every worker has answered once.
+    async def attach(self, node: NodeHandle, timeout_s: float) -> None:
+        """Use a node; returns when each of its workers has answered once.
 
         Raises:
             BootstrapError: a worker cannot start, or has not answered in time.
         """
-        slots = list(self.slots.values())
-
-        def lose_patience() -> None:
-            for slot in slots:
-                slot.give_up(f"{slot} did not answer for {timeout_s:g} s; its log: {slot.log_path}")
-
-        patience = self._loop.call_later(timeout_s, lose_patience)
-        try:
-            await asyncio.gather(*(slot.ready for slot in slots))
-        finally:
-            patience.cancel()
+        self.members.attach(node, self)
+        await self.members.wait_ready(node.rank, timeout_s)
 
     async def close(self) -> None:
         """Fail what is unfinished and hang up. Idempotent."""
@@ -91,44 +74,7 @@ class Cluster:
         error = PoolStateError("the pool was closed before the call was done")
         for call in self._calls:
             self._calls.complete(call, RawOutcome(error=error))
-        hanging_up = [slot.lane.close() for slot in self.slots.values()]
-        nodes = {slot.node for slot in self.slots.values()}
-        await asyncio.gather(
-            self._acting.close(), *hanging_up, *(node.blobs.close() for node in nodes), return_exceptions=True
-        )
-
-    def worker_started(self, worker_id: WorkerId) -> None:
-        """The node's supervisor saw a worker start."""
-        slot = self.slots.get(worker_id)
-        if slot is not None and not slot.linked:
-            slot.lane.nudge()
-
-    def worker_exited(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
-        """The node's supervisor saw a worker end."""
-        slot = self.slots.get(worker_id)
-        if slot is None:
-            return
-        if slot.lane.incarnation != incarnation:
-            if (hopeless := slot.start_failed(reason)) is not None:
-                self._worker_gone(slot, hopeless)
-            return
-        slot.exit_reason = reason
-        if slot.linked:  # what it sent last may still be on its way; a child that holds the link open must not keep us
-            self._loop.call_later(_EXIT_PATIENCE_S, slot.lane.drop_link, incarnation)
-        else:
-            self._lose(slot)
-
-    def node_gone(self, rank: int, reason: str) -> None:
-        """A node was lost for good."""
-        for slot in [slot for slot in self.slots.values() if slot.id.node == rank]:
-            slot.give_up(reason)
-            self._worker_gone(slot, reason)
-
-    def _worker_gone(self, slot: Slot, reason: str) -> None:
-        self.slots.pop(slot.id, None)
-        self._acting.spawn(slot.lane.close())
-        self._calls.leave(slot.id)
-        self._acting.perform(self._dispatch.worker_gone(slot.id, reason, self._loop.time()))
+        await self.members.close()
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +92,7 @@ class Cluster:
         self._acting.perform(self._dispatch.submit(calls, now))
         if self._eager and alone:
             self._stay_awake()
-        if not self.slots:
+        if not self.members.places:
             for call in calls:
                 self._calls.complete(call, RawOutcome(error=PoolStateError("every node of the pool is gone")))
         if self._ticking is None and self._calls:
@@ -173,27 +119,27 @@ class Cluster:
 
     def lane_up(self, lane: Lane) -> None:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
-        slot = self.slots[lane.worker_id]
-        if slot.ready.done():
-            self._bus.publish(WorkerReplaced(slot.id.node, slot.id.worker, slot.node.handle.instance.id))
-        slot.up()
-        self._acting.perform(self._dispatch.worker_up(slot.id, self._loop.time(), round_trip_s=lane.round_trip_s))
+        if self._slot_of(lane) is not None:
+            self.members.up(lane)
 
     def lane_linked(self, lane: Lane, *, linked: bool) -> None:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
-        slot = self.slots.get(lane.worker_id)
+        slot = self._slot_of(lane)
         if slot is None:
             return
         slot.linked = linked
         if not linked and slot.exit_reason:
-            self._lose(slot)
+            self.members.lose(slot)
 
     def lane_lost(self, lane: Lane) -> None:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
-        self._lose(self.slots[lane.worker_id])
+        if (slot := self._slot_of(lane)) is not None:
+            self.members.lose(slot)
 
     def lane_items(self, lane: Lane, items: Sequence[Item]) -> None:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
+        if self._slot_of(lane) is None:
+            return  # its node is gone, and what it held is done elsewhere
         finished: list[tuple[int, float]] = []
         for item in items:
             match item[0]:
@@ -218,10 +164,15 @@ class Cluster:
             case Kind.REVOKED:
                 self._acting.give_back(item[1])
             case Kind.MISSING:
-                self.slots[lane.worker_id].node.blobs.forget(item[2])
+                self._slots[lane.worker_id].node.blobs.forget(item[2])
                 self._acting.give_back([item[1]])
             case unknown:
                 log.error("unknown item %r from worker %s", unknown, lane.worker_id)
+
+    def _slot_of(self, lane: Lane) -> Slot | None:
+        """The slot that the lane still belongs to."""
+        slot = self._slots.get(lane.worker_id)
+        return slot if slot is not None and slot.lane is lane else None
 
     # --- what follows -----------------------------------------------------------------------------------------------
 
@@ -241,21 +192,9 @@ class Cluster:
             self._calls.complete(call, call.arriving().outcome(wire, worker_id))
         return call_id, float(wire[0])
 
-    def _lose(self, slot: Slot) -> None:
-        if not slot.alive:
-            return
-        slot.alive = False
-        reason = slot.exit_reason or "its process is gone"
-        if slot.cancelling:
-            reason = f"ended with a call that was cancelled ({reason})"
-        self._calls.leave(slot.id)
-        self._bus.publish(WorkerLost(slot.id.node, slot.id.worker, slot.node.handle.instance.id, reason))
-        unsent = frozenset(slot.unsent)
-        self._acting.perform(self._dispatch.worker_lost(slot.id, reason, self._loop.time(), unsent=unsent))
-
     def _publish(self, lane: Lane, item: Item) -> None:
         call = self._calls.get(item[1])
         incoming, callbacks = (call.arriving(), call.callbacks) if call is not None else (Incoming(), ())
-        handle = self.slots[lane.worker_id].node.handle
+        handle = self._slots[lane.worker_id].node.handle
         for event in incoming.events(item, node=lane.worker_id.node, instance_id=handle.instance.id):
             self._bus.publish(event, callbacks)

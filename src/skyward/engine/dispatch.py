@@ -97,6 +97,8 @@ class _Worker:
     busy_since: float = 0.0
     overdue: bool = False
     up: bool = False
+    draining: bool = False
+    holding: bool = False
 
     def accepts(self, expected_s: float) -> bool:
         if not self.in_flight:
@@ -137,21 +139,53 @@ class Dispatch:
                 self._enqueue(call)
         return stranded + self._assign(now)
 
-    def worker_up(self, worker_id: WorkerId, now: float, *, round_trip_s: float = 0.0) -> list[Action]:
-        """A worker, new or replaced, is ready and holds nothing."""
+    def expect(self, worker_id: WorkerId) -> None:
+        """A worker will come up there: what waits may wait for it."""
+        self._gone.pop(worker_id, None)
+        self._workers.setdefault(worker_id, _Worker(worker_id))
+
+    def drain(self, worker_id: WorkerId, *, comes_back: bool = False) -> list[Action]:
+        """The worker is to go: it gets no more calls but its own, and gives back what it has not begun.
+
+        Where it ``comes_back``, those that only it may run wait for that.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return []
+        worker.draining, worker.holding = True, comes_back
+        self._sort(worker)
+        movable = [call.id for call in worker.in_flight.values() if call.pinned is None]
+        return [Revoke(worker_id, movable)] if movable else []
+
+    def drained(self, worker_id: WorkerId) -> bool:
+        """Whether the worker has nothing left to do."""
+        worker = self._workers.get(worker_id)
+        return worker is None or not (worker.in_flight or (worker.own_queue and not worker.holding))
+
+    def worker_up(
+        self, worker_id: WorkerId, now: float, *, round_trip_s: float = 0.0, retired: bool = False
+    ) -> list[Action]:
+        """A worker, new or replaced, is ready and holds nothing; a retired one is there for its own calls only."""
         self._gone.pop(worker_id, None)
         worker = self._workers.setdefault(worker_id, _Worker(worker_id))
-        worker.up = True
+        worker.up, worker.draining, worker.holding = True, retired, False
         worker.target_s = max(_TARGET_S, 2 * round_trip_s)
         self._sort(worker)
         return self._assign(now)
 
     def worker_lost(
-        self, worker_id: WorkerId, reason: str, now: float, *, unsent: frozenset[int] = frozenset()
+        self,
+        worker_id: WorkerId,
+        reason: str,
+        now: float,
+        *,
+        unsent: frozenset[int] = frozenset(),
+        blameless: bool = False,
     ) -> list[Action]:
         """A worker died with all it held; calls in ``unsent`` had not left the client.
 
-        Calls run in order, so only the first unfinished one may be to blame: it alone is charged with the loss.
+        Calls run in order, so only the first unfinished one may be to blame: it alone is charged with the loss, unless
+        the worker was lost for reasons that are known to be no call's (``blameless``).
         """
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -160,7 +194,7 @@ class Dispatch:
         held, worker.in_flight, worker.load_s = list(worker.in_flight.values()), {}, 0.0
         self._sort(worker)
         actions: list[Action] = []
-        suspect = next((call for call in held if call.id not in unsent), None)
+        suspect = None if blameless else next((call for call in held if call.id not in unsent), None)
         for call in reversed(held):
             call.worker = None
             if call.cancelled:
@@ -262,7 +296,7 @@ class Dispatch:
 
     def _hand_over(self, worker: _Worker, queue: deque[CallState], limit: int, now: float, sends: list[Action]) -> bool:
         batch: list[CallState] = []
-        while queue and worker.up and len(batch) < limit:
+        while queue and worker.up and not worker.holding and len(batch) < limit:
             call = queue[0]
             if call.cancelled:
                 queue.popleft()
@@ -285,10 +319,11 @@ class Dispatch:
         """Into the idle, those with room, or neither."""
         self._idle.pop(worker.id, None)
         self._open.pop(worker.id, None)
-        if worker.up and not worker.in_flight:
-            self._idle[worker.id] = worker
-        elif worker.up and worker.accepts(0.0):
-            self._open[worker.id] = worker
+        if worker.up and not worker.draining:
+            if not worker.in_flight:
+                self._idle[worker.id] = worker
+            elif worker.accepts(0.0):
+                self._open[worker.id] = worker
         if worker.own_queue and worker.up:
             self._pinned[worker.id] = worker
 

@@ -110,13 +110,13 @@ class Intake:
         return tuple(c for c in callbacks if c not in self._subscribed) if callbacks else ()
 
     def _places(self) -> list[_Place]:
-        workers = sorted(self._cluster.slots)
+        workers = self._cluster.members.places
         if not workers:
             raise PoolStateError("every node of the pool is gone")
-        seed, port = random.getrandbits(32), next(self._cluster.slots[workers[0]].node.call_ports)
-        world = len(workers)
+        seed, port = random.getrandbits(32), self._cluster.members.call_port()
+        world, nodes = len(workers), len({worker.node for worker in workers})
         return [
-            _Place(worker=worker, header=CallHeader(world=world, rank=rank, seed=seed, head_port=port))
+            _Place(worker=worker, header=CallHeader(world=world, rank=rank, seed=seed, head_port=port, nodes=nodes))
             for rank, worker in enumerate(workers)
         ]
 

@@ -67,7 +67,7 @@ class Performer:
     def _send(self, slot: Slot, calls: Sequence[LiveCall]) -> None:
         ready: list[LiveCall] = []
         for call in calls:
-            if call.worker is not slot.id:
+            if call.worker != slot.id:
                 continue  # taken away again by what was done for those before it
             if not call.sink.begin():
                 slot.unsent.add(call.id)
@@ -105,7 +105,7 @@ class Performer:
             slot.lane.push([Kind.CANCEL if isinstance(action, Cancel) else Kind.REVOKE, sent])
             slot.lane.flush()
         if sent and isinstance(action, Cancel):
-            slot.cancelling = True
+            slot.ended_for = "ended with a call that was cancelled"
             self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, slot, sent, slot.lane.incarnation)
 
     def _insist(self, slot: Slot, call_ids: list[int], incarnation: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from skyward._loop import LoopThread
@@ -11,6 +12,7 @@ from skyward._waiting import SYSTEM_CLOCK
 from skyward.engine.certificates import issue
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
+from skyward.engine.elastic import Elastic
 from skyward.engine.functions import FunctionCache
 from skyward.engine.futures import Batch, RemoteFuture
 from skyward.engine.intake import Intake
@@ -18,7 +20,6 @@ from skyward.engine.packing import wrap
 from skyward.errors import PoolStateError
 from skyward.events import (
     Callback,
-    Error,
     EventBus,
     PoolStarted,
     PoolStopped,
@@ -26,19 +27,18 @@ from skyward.events import (
     Progress,
     TimeoutApproaching,
 )
-from skyward.node.control import Ending, Message, MetricsReport, TimeoutWarning, WorkerExit, WorkerRunning
+from skyward.node.control import Message, MetricsReport, TimeoutWarning, WorkerExit, WorkerRunning, WorkerStale
 from skyward.node.metrics import NodeMetrics
 from skyward.providers.base import Provider
 from skyward.provision.fleet import Fleet
 from skyward.provision.ledger import Ledger
 from skyward.provision.nodes import NodeHandle
 from skyward.spec.request import PoolRequest
-from skyward.submission import ArgumentMemo, Invocation
+from skyward.submission import ArgumentMemo, Invocation, SchedulerInfo
 from skyward.wire.frames import client_context
 
 __all__ = ["RunningPool"]
 
-_FIRST_WORKERS_TIMEOUT_S = 120.0
 _PROGRESS_AFTER_S = 0.5
 _PROGRESS_INTERVAL_S = 0.1
 _COST_INTERVAL_S = 30.0
@@ -77,15 +77,21 @@ class RunningPool:
         self._intake: Intake | None = None
         self._opening: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._guards: list[asyncio.Task[None]] = []
-        self._lost: set[int] = set()
+        self._elastic: Elastic | None = None
         self._functions = FunctionCache()
         self._cost_timer: asyncio.TimerHandle | None = None
 
     @property
     def instance_count(self) -> int:
         """How many nodes are there, lost ones not counted."""
-        return len(self._fleet.nodes) - len(self._lost) if self._fleet else 0
+        return len(self._fleet.nodes) if self._fleet else 0
+
+    @property
+    def elastic(self) -> Elastic:
+        """The fleet as it grows and shrinks; only while the pool is open."""
+        if self._elastic is None or self._intake is None:
+            raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
+        return self._elastic
 
     def open(self) -> None:
         """Provision and connect. Whatever ends it early, nothing is left behind when it returns."""
@@ -125,6 +131,22 @@ class RunningPool:
     def cancel(self, calls: Sequence[Any], *, kill: bool = True) -> None:
         """See :meth:`skyward.engine.cluster.Cluster.cancel`."""
         self._open_intake.cancel(calls, kill=kill)
+
+    def scale(self, nodes: int, drop: Collection[int]) -> Future[None]:
+        """Change the fleet's wanted size now; the future is done when it is reached."""
+        waiting = self._loop.call(self._begin_to_scale(nodes, drop))
+        return asyncio.run_coroutine_threadsafe(waiting, self._loop.loop)
+
+    async def _begin_to_scale(self, nodes: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
+        return self.elastic.scale(nodes, drop)
+
+    def scheduler(self) -> SchedulerInfo:
+        """See :meth:`skyward.engine.elastic.Elastic.scheduler`."""
+        return self._loop.call(self.elastic.scheduler())
+
+    def forward(self, address: str) -> str:
+        """See :meth:`skyward.engine.elastic.Elastic.forward`."""
+        return self._loop.call(self.elastic.forward(address))
 
     def wait(self, batch: Batch, label: str, *, all_of_them: bool) -> None:
         """Wait for a batch; the first failure ends the wait and drops the rest, unless ``all_of_them`` are wanted.
@@ -180,28 +202,18 @@ class RunningPool:
             on_node_message=self._hear,
             ledger=await asyncio.to_thread(Ledger.of_user),
         )
-        await fleet.start()
-        cluster = self._cluster = Cluster(client_context(tls), self._bus)
-        for node in fleet.nodes:
-            cluster.attach(node)
-        self._guards = [asyncio.create_task(self._guard(node)) for node in fleet.nodes]
-        await cluster.wait_ready(_FIRST_WORKERS_TIMEOUT_S)
+        workers_per_node = self._request.workers_per_node
+        cluster = self._cluster = Cluster(client_context(tls), self._bus, workers_per_node=workers_per_node)
+        self._elastic = Elastic(
+            fleet,
+            cluster,
+            tls=tls,
+            publish=self._bus.publish,
+            nodes=self._request.nodes,
+            workers_per_node=workers_per_node,
+        )
+        await self._elastic.start()
         self._intake = Intake(cluster, self._loop, subscribed=self._subscribed)
-
-    async def _guard(self, node: NodeHandle) -> None:
-        reason = await node.wait_gone()
-        self._lose_node(node, reason)
-
-    def _lose_node(self, node: NodeHandle, reason: str) -> None:
-        if self._cluster is None or self._fleet is None or self._closing is not None or node.rank in self._lost:
-            return
-        lost = f"node {node.rank} is lost: {reason}"
-        self._lost.add(node.rank)
-        self._bus.publish(Error(lost, node.instance.id))
-        # Workers end with their scheduler, which runs on the head node: without it nobody comes back.
-        others = [other.rank for other in self._fleet.nodes if other is not node] if node.rank == 0 else []
-        for rank in (node.rank, *others):
-            self._cluster.node_gone(rank, lost)
 
     async def _abandon(self) -> None:
         """Opening was interrupted, perhaps at its very end: wait until nothing of it is left."""
@@ -224,9 +236,8 @@ class RunningPool:
         if self._cost_timer is not None:
             self._cost_timer.cancel()
         self._bus.publish(PoolStopping())
-        for guard in self._guards:
-            guard.cancel()
-        await asyncio.gather(*self._guards, return_exceptions=True)
+        if self._elastic is not None:
+            await self._elastic.close()
         try:
             if self._intake is not None:
                 self._intake.close()
@@ -243,15 +254,15 @@ class RunningPool:
         match message:
             case WorkerExit() if self._cluster is not None:
                 worker = WorkerId(node.rank, message.worker)
-                self._cluster.worker_exited(worker, message.incarnation, message.reason)
+                self._cluster.members.exited(worker, message.incarnation, message.reason)
             case WorkerRunning() if self._cluster is not None:
-                self._cluster.worker_started(WorkerId(node.rank, message.worker))
+                self._cluster.members.started(WorkerId(node.rank, message.worker))
+            case WorkerStale() if self._cluster is not None:
+                self._cluster.members.stale(WorkerId(node.rank, message.worker), message.incarnation)
             case MetricsReport():
                 metrics = NodeMetrics.from_dict(message.values)
                 self._bus.publish(metrics.to_event(instance_id=node.instance.id, node=node.rank))
             case TimeoutWarning():
                 self._bus.publish(TimeoutApproaching(node.instance.id, message.seconds_left))
-            case Ending() if self._cluster is not None:
-                self._lose_node(node, message.reason)
             case _:
                 pass

@@ -39,7 +39,7 @@ class Slot:
         linked: whether the lane's link is up.
         alive: whether the process that holds our calls is alive, as far as we know.
         exit_reason: why it ended, once its supervisor has said so.
-        cancelling: whether it was asked to end with a call that nobody waits for.
+        ended_for: why we have it end; empty if we do not.
         unsent: ids of calls given to it whose blobs are still on their way.
     """
 
@@ -50,7 +50,7 @@ class Slot:
         self.linked = False
         self.alive = False
         self.exit_reason = ""
-        self.cancelling = False
+        self.ended_for = ""
         self.unsent: set[int] = set()
         self._failed_starts = 0
 
@@ -69,7 +69,7 @@ class Slot:
 
     def up(self) -> None:
         """A new process answered."""
-        self.alive, self.exit_reason, self.cancelling, self._failed_starts = True, "", False, 0
+        self.alive, self.exit_reason, self.ended_for, self._failed_starts = True, "", "", 0
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -149,7 +149,7 @@ def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostErr
     """The error of a call that lost its worker too often, or for good (then there is no slot)."""
     node, worker, losses = action.worker.node, action.worker.worker, action.call.losses
     log_path = slot.log_path if slot is not None else ""
-    if slot is None:
+    if slot is None or losses <= action.call.retries:
         message = f"{call.parcel.label} has nowhere left to run: {action.reason}"
     else:
         times = f"{losses} times, the last one" if losses > 1 else "once,"

@@ -272,4 +272,6 @@ class CallRunner:
 
 
 def _context(header: CallHeader) -> CallContext:
-    return CallContext(world=header.world, rank=header.rank, seed=header.seed, head_port=header.head_port)
+    return CallContext(
+        world=header.world, rank=header.rank, seed=header.seed, head_port=header.head_port, nodes=header.nodes
+    )

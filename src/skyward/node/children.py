@@ -49,14 +49,12 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def send(self, command: Command) -> None:
-        """Give the process its one command. Again with the same: nothing. With another: it starts anew with that."""
+        """Give the process a command that replaces those before it. Again with the same: nothing."""
         if command == self._command:
             return
-        if self._command is not None and self._process is not None:
-            self._process.kill()
-        elif self._process is not None:
-            _write(self._process, to_frame(command))
         self._command = command
+        if self._process is not None:
+            _write(self._process, to_frame(command))
 
     async def keep(self) -> None:
         """Start the process, and again whenever it ends, until cancelled."""

@@ -18,7 +18,7 @@ class NodeConfig:
         pool_id: the pool's id.
         instance_id: the provider's id of this machine; every process of the node carries it in its environment.
         node: the node's rank, 0-based; it is reused by a replacement.
-        total_nodes: the fleet's wanted size.
+        total_nodes: the fleet's wanted size when the node was started.
         workers: how many worker processes this node runs.
         head: whether this node runs the scheduler (on an island every node does).
         address: the address that every port of the node binds to.
@@ -79,6 +79,7 @@ class NodeReady:
         blob_budget_bytes: how much may lie in ``blob_dir``: a quarter of the node's memory.
         pid: the supervisor's process id.
         python: the node's Python version.
+        packages: versions of the packages that both ends of Dask must have alike.
         cpu_count: usable cores.
         memory_bytes: physical memory, or the cgroup's limit.
     """
@@ -93,6 +94,7 @@ class NodeReady:
     blob_budget_bytes: int
     pid: int
     python: str
+    packages: Mapping[str, str]
     cpu_count: int
     memory_bytes: int
 

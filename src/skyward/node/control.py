@@ -23,6 +23,7 @@ __all__ = [
     "TimeoutWarning",
     "WorkerExit",
     "WorkerRunning",
+    "WorkerStale",
     "from_frame",
     "to_frame",
 ]
@@ -30,15 +31,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Client to node: start the workers. Idempotent; other values than before restart them.
+    """Client to node: start the workers. Idempotent; with other values than before, those that run follow.
 
     Attributes:
         scheduler: ``tls://host:port`` of the scheduler that they register with.
         head_addr: address of node 0, for :class:`~skyward.node.config.WorkerPlace`.
+        total_nodes: how many nodes the fleet is meant to have, likewise.
     """
 
     scheduler: str
     head_addr: str
+    total_nodes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,21 @@ class WorkerExit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStale:
+    """Node to client: a worker holds Dask's data for a scheduler that is no more, and cannot join the new one.
+
+    Its lane works as before. It is to be killed once that is idle. Sent again on every new connection.
+
+    Attributes:
+        worker: index of the worker on its node.
+        incarnation: id of the process.
+    """
+
+    worker: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerRunning:
     """Node to client: the node's scheduler accepts connections."""
 
@@ -140,15 +158,29 @@ class TimeoutWarning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Node to client: the node is ending everything, and why. The connection closes when it has."""
+    """Node to client: the node is ending everything. The connection closes when it has.
+
+    Attributes:
+        reason: why, in plain English.
+        timed_out: whether it is because its hard ``timeout`` is over: then no other node takes its place.
+    """
 
     reason: str
+    timed_out: bool = False
 
 
 Command: TypeAlias = Start | Ping | Kill | Stop
 """What a client says."""
 Report: TypeAlias = (
-    Pong | WorkerRunning | WorkerExit | SchedulerRunning | SchedulerExit | MetricsReport | TimeoutWarning | Ending
+    Pong
+    | WorkerRunning
+    | WorkerExit
+    | WorkerStale
+    | SchedulerRunning
+    | SchedulerExit
+    | MetricsReport
+    | TimeoutWarning
+    | Ending
 )
 """What a node says."""
 Message: TypeAlias = Command | Report
@@ -161,6 +193,7 @@ _KINDS: dict[str, type[Message]] = {
     "pong": Pong,
     "worker": WorkerRunning,
     "worker_exit": WorkerExit,
+    "worker_stale": WorkerStale,
     "scheduler": SchedulerRunning,
     "scheduler_exit": SchedulerExit,
     "metrics": MetricsReport,

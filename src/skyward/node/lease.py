@@ -39,7 +39,7 @@ class Lease:
 
     def end_reason(self, now: float) -> str | None:
         """Why the node has to end now, or None."""
-        if now - self._booted >= self._timeout_s:
+        if self.timed_out(now):
             return f"its timeout of {self._timeout_s:g} s is over"
         silence_s = now - self._heard
         if self._clients == 0 and silence_s >= self._lease_s:
@@ -47,6 +47,10 @@ class Lease:
         if self._clients > 0 and silence_s >= self._away_s:
             return f"the client has been silent for {self._away_s:g} s (away)"
         return None
+
+    def timed_out(self, now: float) -> bool:
+        """Whether the node's hard cap is reached."""
+        return now - self._booted >= self._timeout_s
 
     def due_warning_s(self, now: float) -> float | None:
         """Seconds left of the timeout, once: when a tenth of it is left. Else None."""

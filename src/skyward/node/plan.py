@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skyward.node.config import NodeConfig, NodeReady, WorkerPlace
+from skyward.node.control import Start
 
 __all__ = ["NodePlan"]
 
@@ -48,22 +49,26 @@ class NodePlan:
         ours = _DASK_ENV | dict.fromkeys(_THREAD_CAPS, threads)
         return ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
 
-    def worker_env(self, worker: int, head_addr: str) -> dict[str, str]:
-        """What worker number ``worker`` has besides."""
+    def place(self, worker: int, order: Start) -> WorkerPlace:
+        """Where worker number ``worker`` stands."""
         config = self.config
-        place = WorkerPlace(
+        return WorkerPlace(
             pool_id=config.pool_id,
             instance_id=config.instance_id,
             node=config.node,
-            total_nodes=config.total_nodes,
+            total_nodes=order.total_nodes,
             worker=worker,
             workers_per_node=config.workers,
-            head_addr=head_addr,
+            head_addr=order.head_addr,
             accelerators=config.accelerators,
             memory_limit_bytes=self.memory_limit_bytes,
         )
+
+    def worker_env(self, worker: int, order: Start) -> dict[str, str]:
+        """What worker number ``worker`` has besides."""
+        config = self.config
         return {
-            "SKYWARD_WORKER": place.to_json(),
+            "SKYWARD_WORKER": self.place(worker, order).to_json(),
             "SKYWARD_LANE": self.ready.lanes[worker],
             "SKYWARD_WORKER_LOG": str(Path(config.workdir, f"worker-{worker}.log")),
             "SKYWARD_BLOB_DIRS": os.pathsep.join((self.ready.blob_dir, self.ready.blob_dir_disk)),

@@ -1,4 +1,4 @@
-"""The program of a head node's scheduler process: Dask's scheduler, serving no web page."""
+"""The program of a head node's scheduler process: Dask's scheduler, serving no web page unless asked for it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,29 @@ from distributed import Scheduler
 
 from skyward.node._program import Program, dask_security, read_plan, run_program, take_standard_output
 from skyward.node.control import SchedulerRunning
+from skyward.node.dashboard import Dashboard
 
 __all__ = ["NodeScheduler", "main"]
 
 
 class NodeScheduler(Scheduler):
-    """Dask's scheduler without its HTTP server, whose status pages ask nobody who they are."""
+    """Dask's scheduler without its HTTP server, whose status pages ask nobody who they are.
+
+    Who has the pool's certificate may ask for them (``skyward_dashboard``, see :meth:`Dashboard.open`).
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._pages = Dashboard(self)
+        self.handlers["skyward_dashboard"] = self._pages.open
 
     def start_http_server(self, *args: Any, **kwargs: Any) -> None:
         """Start none."""
+
+    async def close(self, *args: Any, **kwargs: Any) -> None:
+        """See distributed; the pages end first."""
+        await self._pages.close()
+        await super().close(*args, **kwargs)
 
 
 async def _serve(program: Program) -> None:

@@ -9,7 +9,8 @@ import os
 import sys
 import uuid
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import dask.config as dask_config
 import distributed.utils
@@ -17,7 +18,7 @@ import stamina
 from distributed import Nanny, Status
 
 from skyward.node._program import Program, dask_security
-from skyward.node.control import Report, Start, WorkerExit, WorkerRunning
+from skyward.node.control import Report, Start, WorkerExit, WorkerRunning, WorkerStale
 from skyward.node.plan import NodePlan
 from skyward.node.processes import exit_reason, kill_session
 from skyward.node.worker import LaneWorker
@@ -63,6 +64,7 @@ class SlotNanny(Nanny):
         self._worker_address = plan.ready.workers[worker]
         self._incarnation = ""
         self._pid: int | None = None
+        self._plan = plan
         config = plan.config
         super().__init__(
             order.scheduler,
@@ -75,9 +77,28 @@ class SlotNanny(Nanny):
             security=dask_security(config),
             local_directory=plan.worker_folder,
             memory_limit=str(plan.memory_limit_bytes),
-            env=plan.worker_env(worker, order.head_addr),
+            env=plan.worker_env(worker, order),
             worker_class=start_worker,
         )
+        self.handlers["worker_stale"] = self._worker_stale
+
+    def follow(self, order: Start) -> None:
+        """Have this worker, and those that come after it, join the scheduler of ``order`` and know of the fleet."""
+        self.scheduler_addr = order.scheduler
+        self.scheduler = self.rpc(order.scheduler)
+        self.env |= self._plan.worker_env(self._slot, order)
+        if self.process is not None:
+            self.process.worker_kwargs["scheduler_ip"] = order.scheduler
+            self._ongoing_background_tasks.call_soon(self._tell_worker)
+
+    async def _tell_worker(self) -> None:
+        # Dask knows the address only once the worker has registered, for which this may be needed; ours is fixed.
+        worker = cast("Any", self.rpc(self._worker_address))
+        with suppress(OSError):  # no process at the moment: the next one has it from here
+            await worker.follow(scheduler=self.scheduler_addr, place=self.env["SKYWARD_WORKER"])
+
+    def _worker_stale(self) -> None:
+        self._report(WorkerStale(worker=self._slot, incarnation=self._incarnation))
 
     async def instantiate(self) -> Status:
         """Start the worker process under a new incarnation, unless there is one."""
@@ -112,14 +133,29 @@ class _NannyClosedError(Exception):
     """A nanny closed for good, as Dask's do when a worker dies while it starts."""
 
 
-async def _keep_slot(program: Program, worker: int, order: Start) -> None:
-    async for attempt in stamina.retry_context(
-        on=Exception, attempts=None, timeout=None, wait_initial=0.1, wait_max=1.0, wait_jitter=0.1
-    ):
-        with attempt:
-            async with SlotNanny(program.plan, worker, order, program.report) as nanny:
-                await nanny.finished()
-            raise _NannyClosedError(f"nanny of worker {worker} closed")
+class _Slot:
+    """One worker's place: keeps a nanny in it, under the order that counts at the moment."""
+
+    def __init__(self, program: Program, worker: int, order: Start) -> None:
+        self._program = program
+        self._worker = worker
+        self._order = order
+        self._nanny: SlotNanny | None = None
+
+    async def keep(self) -> None:
+        async for attempt in stamina.retry_context(
+            on=Exception, attempts=None, timeout=None, wait_initial=0.1, wait_max=1.0, wait_jitter=0.1
+        ):
+            with attempt:
+                self._nanny = SlotNanny(self._program.plan, self._worker, self._order, self._program.report)
+                async with self._nanny:
+                    await self._nanny.finished()
+                raise _NannyClosedError(f"nanny of worker {self._worker} closed")
+
+    def follow(self, order: Start) -> None:
+        self._order = order
+        if self._nanny is not None:
+            self._nanny.follow(order)
 
 
 def _leave_them_to_their_threads() -> None:
@@ -128,13 +164,25 @@ def _leave_them_to_their_threads() -> None:
 
 async def keep_slots(program: Program) -> None:
     """Wait for the scheduler's address, then keep a nanny running for every worker; never returns."""
-    order = await program.commands.get()
-    if not isinstance(order, Start):
-        raise TypeError(f"the first command must be Start, got {order!r}")
+    order = await _next_order(program)
     # The fork server is up already, with less preloaded than distributed would put there: see nannies.py.
     distributed.utils._forkserver_preload_set = True  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     # Starting a process polls all others, each of which has a thread that waits for it; a fork server tells an exit
     # code once, and the second reader takes it for 255 (multiprocessing/popen_forkserver.py).
     multiprocessing.process._cleanup = _leave_them_to_their_threads  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
     dask_config.set({"distributed.worker.daemon": False, "distributed.worker.multiprocessing-method": "forkserver"})
-    await asyncio.gather(*(_keep_slot(program, worker, order) for worker in range(program.plan.config.workers)))
+    slots = [_Slot(program, worker, order) for worker in range(program.plan.config.workers)]
+    async with asyncio.TaskGroup() as tasks:
+        for slot in slots:
+            tasks.create_task(slot.keep())
+        while True:
+            order = await _next_order(program)
+            for slot in slots:
+                slot.follow(order)
+
+
+async def _next_order(program: Program) -> Start:
+    order = await program.commands.get()
+    if not isinstance(order, Start):
+        raise TypeError(f"the only command is Start, got {order!r}")
+    return order

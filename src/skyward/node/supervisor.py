@@ -37,6 +37,7 @@ from skyward.node.control import (
     TimeoutWarning,
     WorkerExit,
     WorkerRunning,
+    WorkerStale,
 )
 from skyward.node.lease import Lease
 from skyward.node.metrics import open_sampler
@@ -69,9 +70,11 @@ class Supervisor:
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._server = ControlServer(self)
         self._workers: dict[int, WorkerRunning] = {}
+        self._stale: dict[int, WorkerStale] = {}
         self._scheduler: SchedulerRunning | None = None
         self._nannies: Child | None = None
         self._scheduling: Child | None = None
+        self._order: Start | None = None
 
     async def run(self, announce: Callable[[NodeReady], None]) -> None:
         """Bring the node up, announce it, and return when everything of it has ended."""
@@ -86,7 +89,7 @@ class Supervisor:
             reason = self._ending.result() if self._ending.done() else "a task of its supervisor failed"
         finally:
             log.info("ending: %s", reason)
-            self._server.broadcast(Ending(reason=reason))
+            self._server.broadcast(Ending(reason=reason, timed_out=self._lease.timed_out(time.monotonic())))
             for task in tasks:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,7 +115,8 @@ class Supervisor:
 
     def state(self) -> list[Report]:
         """See :class:`~skyward.node.server.ControlHandler`."""
-        return [*([self._scheduler] if self._scheduler else []), *self._workers.values()]
+        scheduler = [self._scheduler] if self._scheduler else []
+        return [*scheduler, *self._workers.values(), *self._stale.values()]
 
     def told(self, command: Command, reply: Callable[[Report], None]) -> None:
         """See :class:`~skyward.node.server.ControlHandler`."""
@@ -121,6 +125,7 @@ class Supervisor:
             case Ping(n=n):
                 reply(Pong(n=n))
             case Start():
+                self._order = command
                 self._start_workers(command)
             case Kill():
                 self._kill_worker(command)
@@ -164,6 +169,11 @@ class Supervisor:
         children = (self._nannies, self._scheduling)
         return [child.pid for child in children if child is not None and child.pid is not None]
 
+    def _first_order(self, scheduler: str) -> Start:
+        """On the head node workers need not wait for the client to say where the scheduler is."""
+        config = self._config
+        return Start(scheduler=scheduler, head_addr=config.address, total_nodes=config.total_nodes)
+
     def _start_workers(self, order: Start) -> None:
         if self._nannies is not None:
             self._nannies.send(order)
@@ -180,9 +190,12 @@ class Supervisor:
                 self._workers[message.worker] = message
             case WorkerExit():
                 self._workers.pop(message.worker, None)
+                self._stale.pop(message.worker, None)
+            case WorkerStale():
+                self._stale[message.worker] = message
             case SchedulerRunning():
                 self._scheduler = message
-                self._start_workers(Start(scheduler=message.address, head_addr=self._config.address))
+                self._start_workers(self._order or self._first_order(message.address))
             case unexpected:
                 raise TypeError(f"a process of the node reported {unexpected!r}")
         self._server.broadcast(message)
@@ -194,7 +207,7 @@ class Supervisor:
     def _on_nannies_exit(self, reason: str) -> None:
         scheduler = self._scheduling.pid if self._scheduling is not None else None
         kill_all(self._config.instance_id, keep=[scheduler] if scheduler is not None else [])
-        lost, self._workers = self._workers, {}
+        lost, self._workers, self._stale = self._workers, {}, {}
         for worker in lost.values():
             self._server.broadcast(
                 WorkerExit(

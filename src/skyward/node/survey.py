@@ -8,6 +8,7 @@ import platform
 import shutil
 import socket
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -60,6 +61,7 @@ def make_plan(config: NodeConfig, control_port: int) -> NodePlan:
         blob_budget_bytes=min(memory // _BLOB_SHARE, shutil.disk_usage(blob_dir).free),
         pid=os.getpid(),
         python=platform.python_version(),
+        packages={name: version(name) for name in ("dask", "distributed", "cloudpickle")},
         cpu_count=cpu_count(),
         memory_bytes=memory,
     )

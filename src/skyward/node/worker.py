@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import signal
 import socket
@@ -11,15 +13,22 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
-from distributed import Worker
+from distributed import Status, Worker
+from distributed.batched import BatchedSend
+from distributed.comm.core import Comm
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from skyward._loop import LoopThread
+from skyward._waiting import SYSTEM_CLOCK, wait_until
 from skyward.node.lane import LaneServer
 
 __all__ = ["LaneWorker"]
+
+log = logging.getLogger("skyward.node.worker")
+
+_REGISTER_AGAIN_S = 0.5
 
 
 class LaneWorker(Worker):
@@ -28,6 +37,10 @@ class LaneWorker(Worker):
     It takes Worker's own arguments. Its place, incarnation, blob folders and log file come from the environment that
     the nanny sets before the process starts, since whatever user code starts needs them too. Lane calls run in an
     executor of their own: sharing Dask's hides them from the scheduler.
+
+    It outlives its scheduler, which Dask's own worker does not: its calls go on, and it registers with the next one. If
+    it has taken part in Dask's work it cannot, for what it holds belongs to a scheduler that is no more: then it asks
+    to be replaced once its lane is idle.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,23 +54,77 @@ class LaneWorker(Worker):
         self.lane = self.lane_loop.call(_make_lane([Path(folder) for folder in blob_dirs]))
         self.lane.output.install()
         self._lane_address = os.environ["SKYWARD_LANE"]
+        self.handlers["follow"] = self._follow
         self.executors["lane"] = ThreadPoolExecutor(1, thread_name_prefix="skyward-lane")
         self.executors["lane"].submit(self.lane.runner.work)
         os.register_at_fork(after_in_child=self._leave_connections)
 
-    async def start_unsafe(self) -> Self:
-        """Start, leave the temporary folder to user code, and take calls."""
-        await super().start_unsafe()
-        tempfile.tempdir = None
+    async def _register_with_scheduler(self) -> None:
+        if tempfile.tempdir is not None:  # the first time; the scheduler may not be there, and calls do not need it
+            self._serve_lane()
+        while True:
+            try:
+                return await super()._register_with_scheduler()
+            except ValueError as error:  # it still holds on to the connection that was lost: our name is taken
+                log.info("the scheduler does not take this worker yet: %s", error)
+                await SYSTEM_CLOCK.sleep(_REGISTER_AGAIN_S)
+
+    def _serve_lane(self) -> None:
+        """Take calls, and leave the temporary folder to user code."""
         host, _, port = self._lane_address.rpartition(":")
         tls = cast("ssl.SSLContext", self.security.get_listen_args("worker")["ssl_context"])
+        tempfile.tempdir = None  # the last of ours to need it was the key, a line above
         self.lane_loop.spawn(self.lane.serve(socket.create_server((host, int(port)), backlog=16), tls))
-        return self
 
-    async def close(self, *args: Any, **kwargs: Any) -> Any:
+    async def handle_scheduler(self, comm: Comm) -> None:
+        """Hear the scheduler until its connection is lost, then find the next one."""
+        try:
+            await self.handle_stream(comm)
+        except BaseException:
+            await self.close(reason="what the scheduler said failed")
+            raise
+        if self.status not in (Status.running, Status.paused):
+            await self.close(reason="the scheduler closed the connection")
+            return
+        for name in ("heartbeat", "keep-alive"):  # a scheduler that does not know us would have us close
+            self.periodic_callbacks[name].stop()
+        self.batched_stream.abort()
+        if self._took_part():
+            log.info("the scheduler is gone, and what was done for it is in the way: waiting to be replaced")
+            await wait_until(self._finds_scheduler, deadline_s=math.inf, interval_s=0.1, what="the next scheduler")
+            await cast("Any", self.rpc)(self.nanny).worker_stale()
+            return
+        log.info("the scheduler is gone; registering with the next one")
+        self.batched_stream = BatchedSend(interval="2ms", loop=self.loop)
+        await self._register_with_scheduler()
+
+    async def _finds_scheduler(self) -> bool | None:
+        """A process that is started anew while there is no scheduler would be of less use than this one."""
+        try:
+            await cast("Any", self.scheduler).identity()
+        except OSError:
+            return None
+        return True
+
+    def _took_part(self) -> bool:
+        """Whether anything of Dask's work was ever here. Data, actors and shuffles belong to their scheduler."""
+        return bool(self.state.executed_count or self.state.tasks or self.data or self._client)
+
+    def _follow(self, scheduler: str, place: str) -> None:
+        """There is another scheduler, or the fleet has another size."""
+        os.environ["SKYWARD_WORKER"] = place
+        if scheduler != self.scheduler.address:
+            self.scheduler = self.rpc(scheduler)
+            if self.batched_stream.comm is not None:
+                self.batched_stream.abort()  # its machine may have vanished without a word
+
+    async def close(self, *args: Any, reason: str = "worker-close", **kwargs: Any) -> Any:
         """Close, once the call that runs has ended."""
+        if reason == "worker-heartbeat-missing" and self.status is Status.running:
+            self.batched_stream.abort()  # a new scheduler at the old address: as if the connection was lost
+            return "OK"
         self.lane_loop.loop.call_soon_threadsafe(self.lane.close)
-        return await super().close(*args, **kwargs)
+        return await super().close(*args, reason=reason, **kwargs)
 
     def _leave_connections(self) -> None:
         """In a forked child: it may outlive this worker, and would keep its ports and its clients' connections open."""

@@ -41,8 +41,8 @@ class Choice:
     note: str = ""
 
 
-def choose(request: PoolRequest, offers: Iterable[Offer], *, provider: str) -> Choice:
-    """Rank what a provider offers for ``request`` and apply its spot strategy.
+def choose(request: PoolRequest, offers: Iterable[Offer], *, nodes: int, provider: str) -> Choice:
+    """Rank what a provider offers for ``nodes`` nodes of ``request`` and apply its spot strategy.
 
     A provider that offers no spot machine at all has no spot market here: every strategy then means on-demand, and the
     note says so. Raises :class:`~skyward.errors.CapacityError` when nothing that the strategy allows is offered.
@@ -50,13 +50,13 @@ def choose(request: PoolRequest, offers: Iterable[Offer], *, provider: str) -> C
     ranked = sorted(offers, key=_rank)
     spot = tuple(offer for offer in ranked if offer.spot)
     on_demand = tuple(offer for offer in ranked if not offer.spot)
-    nodes_on_spot, fall_back = _share(request.spot, request.nodes)
+    nodes_on_spot, fall_back = _share(request.spot, nodes)
     note = ""
     if nodes_on_spot and not spot:
         note = f"{provider} has no spot market for this: the {_counted(nodes_on_spot)} asked on spot will be on-demand"
         nodes_on_spot = 0
     batches = (
-        _batch(request.nodes - nodes_on_spot, on_demand, kind="on-demand", provider=provider),
+        _batch(nodes - nodes_on_spot, on_demand, kind="on-demand", provider=provider),
         _batch(nodes_on_spot, spot + on_demand if fall_back else spot, kind="spot", provider=provider),
     )
     return Choice(batches=tuple(batch for batch in batches if batch.nodes), note=note)

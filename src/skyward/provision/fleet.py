@@ -4,41 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, assert_never, cast
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, assert_never, cast
 
-from skyward._waiting import SYSTEM_CLOCK, Clock, NotYet, wait_until
-from skyward.errors import (
-    AuthenticationError,
-    CapacityError,
-    ConfigurationError,
-    QuotaError,
-    RateLimitError,
-    SkywardError,
-    TerminationError,
-)
+from skyward._waiting import SYSTEM_CLOCK, Clock
+from skyward.errors import PoolStateError, SkywardError, TerminationError, UnreachableError
 from skyward.events import (
     BootstrapCompleted,
     BootstrapProgress,
     BootstrapStarting,
-    InfraCreated,
-    InfraCreating,
-    InstanceLaunching,
     InstanceProvisioned,
-    InstanceStopping,
     ProviderName,
     SkywardEvent,
 )
 from skyward.node.config import NodeConfig
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
-from skyward.provision.choose import choose
-from skyward.provision.cost import CostReport, Usage
+from skyward.providers.base import Instance, Provider
+from skyward.provision.cost import CostReport
 from skyward.provision.ledger import Ledger
 from skyward.provision.lifecycle import (
+    HEAD,
     Action,
-    Begin,
+    Discard,
     End,
     Ended,
     EndNodes,
@@ -48,34 +34,26 @@ from skyward.provision.lifecycle import (
     Launch,
     Launched,
     Lifecycle,
+    Lost,
     NodeState,
     Prepare,
     Prepared,
     Start,
     Started,
+    Want,
 )
-from skyward.provision.nodes import NodeHandle, NodeListener, open_node
-from skyward.provision.termination import end_instances
+from skyward.provision.machines import Machine, Machines, to_its_end
+from skyward.provision.nodes import NodeHandle, NodeListener, open_node, unless_gone
 from skyward.spec.request import PoolRequest
 from skyward.wire.frames import TlsIdentity
 
 __all__ = ["Fleet", "OpenNode"]
 
-T = TypeVar("T")
 OpenNode = Callable[[Instance, int, NodeListener], NodeHandle]
 """Makes the handle of a running machine; tests give another."""
 
-_RUNNING_DEADLINE_S = 900.0
-_STOP_TIMEOUT_S = 10.0
-_REFUSALS = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
-"""What a provider raises instead of creating anything; after any other error there may be a machine."""
+_UP = (NodeState.JOINING, NodeState.READY)
 _logger = logging.getLogger("skyward")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Machine:
-    instance: Instance
-    usage: Usage
 
 
 class Fleet:
@@ -106,40 +84,90 @@ class Fleet:
         clock: Clock = SYSTEM_CLOCK,
         open_node: OpenNode = open_node,
     ) -> None:
-        self._provider = provider
         self._provider_name: ProviderName = cast("Any", provider.name)
         self._request = request
         self._pool_id = pool_id
         self._tls = tls
         self._publish = publish
         self._on_node_message = on_node_message
-        self._ledger = ledger
-        self._clock = clock
         self._open_node = open_node
-        self._lifecycle = Lifecycle(request.nodes)
-        self._machines: dict[int, _Machine] = {}
-        self._nodes: dict[int, NodeHandle] = {}
+        self._lifecycle = Lifecycle()
+        self._machines = Machines(provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock)
+        self._size = request.nodes
+        self._current: dict[int, Machine] = {}
+        self._failures: dict[int, BaseException] = {}
+        self._moved = asyncio.Event()
+        self._told: dict[NodeHandle, tuple[str, str, int]] = {}
+        self._telling: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def nodes(self) -> tuple[NodeHandle, ...]:
-        """The nodes reached so far, by rank; all of them once :meth:`start` has returned."""
-        return tuple(self._nodes[rank] for rank in sorted(self._nodes))
+        """The nodes that were reached and are not on their way out, by rank."""
+        return tuple(machine.node for _, machine in sorted(self._current.items()) if machine.node is not None)
+
+    @property
+    def machines(self) -> Mapping[int, Machine]:
+        """The present machine of each rank that has one."""
+        return self._current
+
+    @property
+    def states(self) -> Mapping[int, NodeState]:
+        """Each node's state, by rank, of all ranks there ever were."""
+        return self._lifecycle.states
 
     def cost(self, now: float) -> CostReport:
         """What the fleet has cost until ``now``, a reading of its clock in seconds."""
-        return CostReport(usages=tuple(machine.usage for machine in self._machines.values()), now=now)
+        return CostReport(usages=tuple(machine.usage for machine in self._machines.all), now=now)
 
     async def start(self) -> None:
-        """Launch, prepare and start every node; all are ready when it returns.
+        """Launch, prepare and start as many nodes as were asked for; all are ready when it returns.
 
         When any of it fails, or is cancelled, everything that was created is terminated and confirmed gone before the
         error is raised. What cannot be is a :class:`~skyward.errors.TerminationError`, with the first error in a note.
         """
+        ranks = tuple(range(self._size))
         try:
-            await self._bring_up()
+            await self._launch(ranks)
+            await _all_or_the_first_error({rank: self._come_up(rank) for rank in ranks})
         except BaseException as error:
-            await self._clean_up_after(error)
+            await self._clean_up_after(error, self.stop())
             raise
+
+    async def launch(self, ranks: Sequence[int]) -> None:
+        """Have machines for more nodes, all or none; :meth:`bring_up` makes nodes of them.
+
+        Raises what the provider does, after what was created is terminated and confirmed gone.
+        """
+        try:
+            await self._launch(tuple(ranks))
+        except BaseException as error:
+            await self._clean_up_after(error, self.end(ranks))
+            raise
+
+    async def bring_up(self, rank: int) -> NodeHandle:
+        """Make a ready node of a launched machine.
+
+        When that fails, or is cancelled, the machine is terminated and confirmed gone before the error is raised.
+        """
+        try:
+            return await self._come_up(rank)
+        except BaseException as error:
+            await self._clean_up_after(error, self.end((rank,)))
+            raise
+
+    async def end(self, ranks: Sequence[int]) -> None:
+        """Stop these nodes' supervisors, terminate their machines, confirm it. Idempotent, as :meth:`stop` is."""
+        await self._end(End(ranks=tuple(rank for rank in ranks if rank in self.states)))
+
+    def discard(self, rank: int) -> None:
+        """A node was lost: end what is left of it in the background; its rank may be launched again at once."""
+        self._handle(Lost(rank=rank))
+
+    def resize(self, size: int) -> None:
+        """The fleet is meant to have ``size`` nodes: tell those there are."""
+        self._size = size
+        self._tell_all()
 
     async def stop(self) -> None:
         """Stop every supervisor, terminate every machine, confirm it. Idempotent; a cancellation waits for its end.
@@ -147,190 +175,188 @@ class Fleet:
         Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; their ledger
         entries stay open, and calling again tries again.
         """
-        for action in self._lifecycle.handle(End()):
-            event = await _to_its_end(self._perform(action))
-            self._lifecycle.handle(event)
+        for task in self._telling:
+            task.cancel()
+        await self._end(End())
+        await asyncio.gather(*self._ending, *self._telling, return_exceptions=True)
+        if left := [machine for machine in self._machines.all if not machine.ended]:
+            await to_its_end(self._end_machines(left))
 
-    async def _clean_up_after(self, error: BaseException) -> None:
+    async def _end(self, event: End) -> None:
+        for action in self._handle(event):
+            assert isinstance(action, EndNodes)
+            ours = [each for each in self._machines.all if each.rank in action.ranks and not each.ended]
+            await to_its_end(self._end_machines(ours))
+            self._handle(Ended(ranks=action.ranks))
+
+    async def _clean_up_after(self, error: BaseException, ending: Coroutine[Any, Any, None]) -> None:
         try:
-            await self.stop()
+            await ending
         except TerminationError as left:
             left.add_note(f"this was to clean up after {type(error).__name__}: {error}")
             raise
 
-    async def _bring_up(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._follow(Begin(), tasks)
-        except BaseExceptionGroup as group:
-            first, *others = group.exceptions
-            for other in others:
-                first.add_note(f"at the same time: {type(other).__name__}: {other}")
-            raise first from first.__cause__
-        # A task group takes a node's own CancelledError for success.
-        if missing := [rank for rank, state in enumerate(self._lifecycle.states) if state is not NodeState.READY]:
-            raise SkywardError(f"nodes {missing} of pool {self._pool_id} were cancelled while they were starting")
-
-    def _follow(self, event: Event, tasks: asyncio.TaskGroup) -> None:
+    def _handle(self, event: Event) -> Sequence[Action]:
+        """The actions that follow from ``event``, but for those that are done here and now, or in the background."""
+        actions: list[Action] = []
         for action in self._lifecycle.handle(event):
-            tasks.create_task(self._act(action, tasks))
+            match action:
+                case Join(rank=rank):
+                    _spawn(self._join(rank), self._telling)
+                case Discard(rank=rank):
+                    if (machine := self._current.pop(rank, None)) is not None:
+                        _spawn(self._end_machines([machine]), self._ending)
+                case _:
+                    actions.append(action)
+        self._moved.set()
+        self._moved = asyncio.Event()
+        return actions
 
-    async def _act(self, action: Action, tasks: asyncio.TaskGroup) -> None:
-        self._follow(await self._perform(action), tasks)
+    async def _launch(self, ranks: tuple[int, ...]) -> None:
+        for action in self._handle(Want(ranks=ranks)):
+            assert isinstance(action, Launch)
+            await self._machines.launch(action.ranks)
+            for machine in self._machines.all:  # the last one of each rank is the present one
+                if machine.rank in action.ranks:
+                    self._current[machine.rank] = machine
+
+    async def _come_up(self, rank: int) -> NodeHandle:
+        actions = self._handle(Launched(ranks=(rank,)))
+        while actions:
+            (action,) = actions
+            actions = self._handle(await self._perform(action))
+        node = self._current[rank].node if rank in self._current else None
+        if node is not None and self.states[rank] in _UP:
+            await unless_gone(node, self._ready(rank))
+            return node
+        raise SkywardError(f"node {rank} of pool {self._pool_id} was ended while it was starting")
 
     async def _perform(self, action: Action) -> Event:
         match action:
-            case Launch(ranks=ranks):
-                await self._launch(ranks)
-                return Launched(ranks=ranks)
             case Prepare(rank=rank):
-                await self._prepare(rank)
+                await self._prepare(self._current[rank])
                 return Prepared(rank=rank)
             case Start(rank=rank):
                 await self._start_node(rank)
                 return Started(rank=rank)
-            case Join(rank=rank):
-                head = self._nodes[0]
-                await self._nodes[rank].join(scheduler=head.ready.scheduler, head_addr=head.access.address)
-                return Joined(rank=rank)
-            case EndNodes(ranks=ranks):
-                await self._end(ranks)
-                return Ended(ranks=ranks)
+            case Launch() | Join() | Discard() | EndNodes():
+                raise PoolStateError(f"{action} does not bring a node up")
             case _:
                 assert_never(action)
 
-    async def _launch(self, ranks: Sequence[int]) -> None:
-        self._publish(InfraCreating())
-        offers = await self._provider.offers(self._request)
-        choice = choose(self._request, offers, provider=self._provider.name)
-        if choice.note:
-            _logger.info("%s", choice.note)
-        self._publish(InfraCreated(choice.batches[0].offers[0].region))
-        for batch in choice.batches:
-            ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
-            await self._launch_first(batch.offers, ours)
+    async def _ready(self, rank: int) -> None:
+        """Wait until the node was told of the scheduler, for which the head has to be there."""
+        while self.states[rank] is NodeState.JOINING:
+            if (error := self._failures.pop(rank, None)) is not None:
+                raise error
+            await self._moved.wait()
 
-    async def _launch_first(self, offers: Sequence[Offer], ranks: Sequence[int]) -> None:
-        """Launch the best offer that is really to be had."""
-        refused: CapacityError | None = None
-        for offer in offers:
-            try:
-                return await _to_its_end(self._create(offer, ranks))
-            except CapacityError as error:
-                refused = error
-        names = ", ".join(offer.spec.name for offer in offers)
-        raise CapacityError(f"{self._provider.name} has none of its offers now ({names}); last: {refused}") from refused
-
-    async def _create(self, offer: Offer, ranks: Sequence[int]) -> None:
-        self._publish(InstanceLaunching(len(ranks), offer.spec.name, self._provider_name))
-        keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
-        await asyncio.to_thread(
-            self._ledger.reserve, keys, pool_id=self._pool_id, provider=self._provider.name, region=offer.region
-        )
-        usage = Usage(
-            launched_at=self._clock.monotonic(),
-            spot=offer.spot,
-            price_per_hour=offer.price_per_hour,
-            on_demand_price_per_hour=offer.on_demand_price_per_hour,
-        )
-        order = LaunchOrder(pool_id=self._pool_id, keys=tuple(keys), timeout_s=self._request.timeout_s)
+    async def _join(self, rank: int) -> None:
         try:
-            instances = await self._provider.launch(offer, order)
-        except _REFUSALS:
-            await asyncio.to_thread(self._ledger.close, keys)
-            raise
-        self._machines |= {keys[each.key]: _Machine(instance=each, usage=usage) for each in instances}
-        for instance in instances:
-            await asyncio.to_thread(self._ledger.record, instance.key, instance.id)
-        if len(instances) < len(keys):
-            raise SkywardError(
-                f"{self._provider.name} launched {len(instances)} of {len(keys)} machines without an error; "
-                "this is a fault of the provider's adapter, please report it"
-            )
+            await self._tell(rank)
+        except Exception as error:
+            self._failures[rank] = error
+            self._moved.set()
+            return
+        self._handle(Joined(rank=rank))
+        if rank == HEAD:
+            self._tell_all()
 
-    async def _prepare(self, rank: int) -> None:
-        instance = await self._running(self._machines[rank])
-        self._machines[rank] = replace(self._machines[rank], instance=instance)
-        offer = instance.offer
-        self._publish(
-            InstanceProvisioned(
-                instance.id,
-                rank,
-                offer.spot,
-                self._provider_name,
-                ip=instance.access.address if instance.access else None,
-                instance_type=offer.spec.name,
-                price_on_demand=offer.on_demand_price_per_hour if offer.spot else offer.price_per_hour,
-                price_spot=offer.price_per_hour if offer.spot else None,
-            )
-        )
-        node = self._nodes[rank] = self._open_node(instance, rank, self._on_node_message)
+    def _tell_all(self) -> None:
+        for rank, state in self.states.items():
+            if state is NodeState.READY:
+                _spawn(self._tell_again(rank), self._telling)
+
+    async def _tell_again(self, rank: int) -> None:
+        try:
+            await self._tell(rank)
+        except (UnreachableError, PoolStateError) as error:  # whoever guards the node finds out
+            _logger.debug("node %d was not told of a change: %s", rank, error)
+
+    async def _tell(self, rank: int) -> None:
+        head, node = self._current[HEAD].node, self._current[rank].node
+        assert head is not None
+        assert node is not None
+        news = scheduler, address, size = head.ready.scheduler, head.access.address, self._size
+        if self._told.get(node) != news:
+            self._told[node] = news
+            await node.join(scheduler=scheduler, head_addr=address, total_nodes=size)
+
+    async def _prepare(self, machine: Machine) -> None:
+        await self._machines.running(machine)
+        instance = machine.instance
+        self._publish(_provisioned(instance, machine.rank, self._provider_name))
+        node = machine.node = self._open_node(instance, machine.rank, self._on_node_message)
         self._publish(BootstrapStarting(instance.id))
         await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance.id, step)))
 
-    async def _running(self, machine: _Machine) -> Instance:
-        instance = machine.instance
-
-        async def look() -> Instance | NotYet:
-            (seen,) = await self._provider.describe([instance.id])
-            if seen.state in (InstanceState.FAILED, InstanceState.GONE, InstanceState.STOPPING):
-                raise CapacityError(
-                    f"{self._provider.name} could not run instance {instance.id}: it is {seen.state.value}"
-                )
-            if seen.state is InstanceState.RUNNING and seen.access is not None:
-                return seen
-            return NotYet(seen.state.value)
-
-        if instance.state is InstanceState.RUNNING and instance.access is not None:
-            return instance
-        return await wait_until(
-            look,
-            deadline_s=_RUNNING_DEADLINE_S,
-            interval_s=1.0,
-            what=f"{self._provider.name} to run instance {instance.id}",
-            clock=self._clock,
-        )
-
     async def _start_node(self, rank: int) -> None:
-        node = self._nodes[rank]
+        node = self._current[rank].node
+        assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
-        await node.start(_config(node, self._request, self._pool_id, self._tls))
+        await node.start(_config(node, self._request, self._size, self._pool_id, self._tls))
         self._publish(BootstrapCompleted(node.instance.id))
 
-    async def _end(self, ranks: Sequence[int]) -> None:
-        ours = {rank: machine for rank, machine in self._machines.items() if rank in ranks}
-        for machine in ours.values():
-            self._publish(InstanceStopping(machine.instance.id))
-        await asyncio.gather(*(self._stop_node(rank) for rank in ours if rank in self._nodes))
+    async def _end_machines(self, machines: Sequence[Machine]) -> None:
         try:
-            await end_instances(self._provider, [machine.instance.id for machine in ours.values()])
-        except TerminationError as error:
-            gone = {rank: each for rank, each in ours.items() if each.instance.id not in error.instance_ids}
-            await self._note_ended(gone)
-            raise
-        await self._note_ended(ours)
-
-    async def _stop_node(self, rank: int) -> None:
-        try:
-            await self._nodes[rank].stop(_STOP_TIMEOUT_S)
-        except Exception as error:
-            _logger.warning("node %d did not stop by itself and is terminated as it is: %s", rank, error)
-
-    async def _note_ended(self, ended: dict[int, _Machine]) -> None:
-        now = self._clock.monotonic()
-        for rank, machine in ended.items():
-            self._machines[rank] = replace(machine, usage=replace(machine.usage, ended_at=now))
-        await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in ended.values()])
+            await self._machines.end(machines)
+        finally:
+            for machine in machines:
+                if machine.ended and self._current.get(machine.rank) is machine:
+                    del self._current[machine.rank]
+                if machine.ended and machine.node is not None:
+                    self._told.pop(machine.node, None)
 
 
-def _config(node: NodeHandle, request: PoolRequest, pool_id: str, tls: TlsIdentity) -> NodeConfig:
+def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Run ``work`` in the background. An error in it was said where it was raised, or ``stop`` tries again."""
+
+    def finish(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _logger.debug("in the background: %s", error)
+
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(finish)
+
+
+async def _all_or_the_first_error(work: Mapping[int, Coroutine[Any, Any, object]]) -> None:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            starting = {rank: tasks.create_task(coming_up) for rank, coming_up in work.items()}
+    except BaseExceptionGroup as group:
+        first, *others = group.exceptions
+        for other in others:
+            first.add_note(f"at the same time: {type(other).__name__}: {other}")
+        raise first from first.__cause__
+    # A task group takes a node's own CancelledError for success.
+    if cancelled := [rank for rank, task in starting.items() if task.cancelled()]:
+        raise SkywardError(f"nodes {cancelled} were cancelled while they were starting")
+
+
+def _provisioned(instance: Instance, rank: int, provider: ProviderName) -> InstanceProvisioned:
+    offer = instance.offer
+    return InstanceProvisioned(
+        instance.id,
+        rank,
+        offer.spot,
+        provider,
+        ip=instance.access.address if instance.access else None,
+        instance_type=offer.spec.name,
+        price_on_demand=offer.on_demand_price_per_hour if offer.spot else offer.price_per_hour,
+        price_spot=offer.price_per_hour if offer.spot else None,
+    )
+
+
+def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls: TlsIdentity) -> NodeConfig:
     return NodeConfig(
         pool_id=pool_id,
         instance_id=node.instance.id,
         node=node.rank,
-        total_nodes=request.nodes,
+        total_nodes=size,
         workers=request.workers_per_node,
-        head=node.rank == 0,
+        head=node.rank == HEAD,
         address=node.access.address,
         workdir=node.access.workdir,
         env=dict(request.env),
@@ -349,18 +375,3 @@ def _accelerator_names(request: PoolRequest) -> tuple[str, ...]:
     if request.accelerator is None:
         return ()
     return (request.accelerator.name,) * request.accelerator.count
-
-
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` to its end even when the caller is cancelled meanwhile; the cancellation comes after it."""
-    task = asyncio.ensure_future(work)
-    interruption: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            interruption = error
-    result = task.result()
-    if interruption is not None:
-        raise interruption
-    return result

@@ -2,22 +2,25 @@
 
 ::
 
-    WANTED ─Begin→ LAUNCHING ─Launched→ PREPARING ─Prepared→ STARTING ─Started→ JOINING ─Joined→ READY
-       any state but ENDING and GONE ─End→ ENDING ─Ended→ GONE
+    Want→ LAUNCHING ─Launched→ PREPARING ─Prepared→ STARTING ─Started→ JOINING ─Joined→ READY
+       any state but ENDING and GONE ─End→ ENDING ─Ended→ GONE ─Want→ LAUNCHING …
+       any state but ENDING and GONE ─Lost→ GONE
 
-A node joins once it has started and the head has started, since it needs the head's scheduler.
+A node joins once it has started and the head has started, since it needs the head's scheduler. A rank that is gone may
+be wanted again: another machine takes it.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 __all__ = [
+    "HEAD",
     "Action",
-    "Begin",
+    "Discard",
     "End",
     "EndNodes",
     "Ended",
@@ -27,25 +30,26 @@ __all__ = [
     "Launch",
     "Launched",
     "Lifecycle",
+    "Lost",
     "NodeState",
     "Prepare",
     "Prepared",
     "Start",
     "Started",
+    "Want",
 ]
 
-_HEAD = 0
+HEAD = 0
+"""Rank of the head node, where the scheduler runs."""
 
 
 class NodeState(enum.Enum):
-    """Where a node is in its life; a rank goes through it again when its node is replaced."""
+    """Where a node is on its way; the verbs that move it are in the module's docstring."""
 
-    WANTED = "wanted"
-    """The fleet should have it; nothing was asked of the provider."""
     LAUNCHING = "launching"
-    """The provider was asked; there may or may not be a machine, and it may bill."""
+    """The provider is being asked for its machine."""
     PREPARING = "preparing"
-    """There is a machine; it is being reached and given its environment."""
+    """Its machine exists: it is being waited for, reached and given its environment."""
     STARTING = "starting"
     """Its supervisor is being started; its ports are not known yet."""
     JOINING = "joining"
@@ -55,12 +59,14 @@ class NodeState(enum.Enum):
     ENDING = "ending"
     """It is being terminated; it may still bill."""
     GONE = "gone"
-    """The provider confirmed that it no longer exists, or it was never asked for. Final."""
+    """Its machine was confirmed gone, or was lost and is ended apart from its rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
-    """The fleet was asked to start."""
+class Want:
+    """The fleet is to have nodes of these ranks."""
+
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +98,17 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The node is certainly dead, or was when it came up; nobody asked it to be."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The fleet has to end: it was told to, or a node failed on its way up."""
+    """These nodes have to end, or all of them for good: the fleet takes no more then."""
+
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +118,7 @@ class Ended:
     ranks: tuple[int, ...]
 
 
-Event = Begin | Launched | Prepared | Started | Joined | End | Ended
+Event = Want | Launched | Prepared | Started | Joined | Lost | End | Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,25 +150,34 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Discard:
+    """End what is left of the node's machine, apart from its rank, which another may take at once."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndNodes:
     """Stop these nodes' supervisors, terminate their machines and confirm it; answer with :class:`Ended`."""
 
     ranks: tuple[int, ...]
 
 
-Action = Launch | Prepare | Start | Join | EndNodes
+Action = Launch | Prepare | Start | Join | Discard | EndNodes
+_ON_ITS_WAY_OUT = (NodeState.ENDING, NodeState.GONE)
 
 
 class Lifecycle:
     """The states of one fleet's nodes, by rank."""
 
-    def __init__(self, nodes: int) -> None:
-        self._states = dict.fromkeys(range(nodes), NodeState.WANTED)
+    def __init__(self) -> None:
+        self._states: dict[int, NodeState] = {}
+        self._over = False
 
     @property
-    def states(self) -> Sequence[NodeState]:
-        """Each node's state, by rank."""
-        return tuple(self._states.values())
+    def states(self) -> Mapping[int, NodeState]:
+        """Each node's state, by rank, of all ranks there ever were."""
+        return self._states
 
     def handle(self, event: Event) -> Sequence[Action]:
         """Take in what happened and say what to do about it.
@@ -161,9 +185,8 @@ class Lifecycle:
         An event that comes too late for its node, which is ending already, changes nothing.
         """
         match event:
-            case Begin():
-                ranks = self._move(tuple(self._states), NodeState.WANTED, NodeState.LAUNCHING)
-                return (Launch(ranks=ranks),) if ranks else ()
+            case Want(ranks=ranks):
+                return self._want(ranks)
             case Launched(ranks=ranks):
                 moved = self._move(ranks, NodeState.LAUNCHING, NodeState.PREPARING)
                 return tuple(Prepare(rank=rank) for rank in moved)
@@ -175,8 +198,11 @@ class Lifecycle:
             case Joined(rank=rank):
                 self._move((rank,), NodeState.JOINING, NodeState.READY)
                 return ()
-            case End():
-                return self._end()
+            case Lost(rank=rank):
+                return self._lose(rank)
+            case End(ranks=ranks):
+                self._over = self._over or ranks is None
+                return self._end(tuple(self._states) if ranks is None else ranks)
             case Ended(ranks=ranks):
                 self._move(ranks, NodeState.ENDING, NodeState.GONE)
                 return ()
@@ -188,16 +214,28 @@ class Lifecycle:
         self._states.update(dict.fromkeys(moved, target))
         return moved
 
+    def _want(self, ranks: Sequence[int]) -> Sequence[Action]:
+        new = tuple(rank for rank in ranks if self._states.get(rank, NodeState.GONE) is NodeState.GONE)
+        if self._over or not new:
+            return ()
+        self._states.update(dict.fromkeys(new, NodeState.LAUNCHING))
+        return (Launch(ranks=new),)
+
     def _joins(self, started: Sequence[int]) -> Sequence[Action]:
-        if _HEAD in started:
+        if HEAD in started:
             started = [rank for rank, state in self._states.items() if state is NodeState.JOINING]
-        elif self._states[_HEAD] not in (NodeState.JOINING, NodeState.READY):
+        elif self._states[HEAD] not in (NodeState.JOINING, NodeState.READY):
             return ()
         return tuple(Join(rank=rank) for rank in started)
 
-    def _end(self) -> Sequence[Action]:
+    def _lose(self, rank: int) -> Sequence[Action]:
+        if self._states[rank] in _ON_ITS_WAY_OUT:
+            return ()
+        self._states[rank] = NodeState.GONE
+        return (Discard(rank=rank),)
+
+    def _end(self, ranks: Sequence[int]) -> Sequence[Action]:
         """Every rank that is not gone, those already ending too: an end that failed is tried again."""
-        self._move(tuple(self._states), NodeState.WANTED, NodeState.GONE)
-        ranks = tuple(rank for rank, state in self._states.items() if state is not NodeState.GONE)
-        self._states.update(dict.fromkeys(ranks, NodeState.ENDING))
-        return (EndNodes(ranks=ranks),) if ranks else ()
+        left = tuple(rank for rank in ranks if self._states[rank] is not NodeState.GONE)
+        self._states.update(dict.fromkeys(left, NodeState.ENDING))
+        return (EndNodes(ranks=left),) if left else ()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
-from typing import assert_never
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, assert_never
 
 from skyward._waiting import wait_until
 from skyward.errors import BootstrapError, PoolStateError, UnreachableError
 from skyward.node.config import NodeConfig, NodeReady
-from skyward.node.control import Kill, Message, Start
+from skyward.node.control import Ending, Kill, Message, Start
 from skyward.providers.base import Access, Instance, LocalAccess
 from skyward.provision.control import ControlClient
 from skyward.provision.environment import prepare_environment
@@ -20,13 +21,26 @@ from skyward.transport.base import Transport
 from skyward.transport.local import LocalTransport
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["NodeHandle", "NodeListener", "open_node", "open_transport"]
+__all__ = ["NodeHandle", "NodeListener", "NodeLoss", "open_node", "open_transport", "unless_gone"]
 
 _START_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 30.0
 _JUDGE_S = 0.5
 _JUDGE_TIMEOUT_S = 30.0
 _logger = logging.getLogger("skyward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoss:
+    """A node is certainly gone.
+
+    Attributes:
+        reason: why, in plain English.
+        timed_out: whether its hard ``timeout`` is over: then no other node takes its place.
+    """
+
+    reason: str
+    timed_out: bool = False
 
 
 class NodeHandle:
@@ -51,7 +65,7 @@ class NodeHandle:
         self._ready: NodeReady | None = None
         self._control: ControlClient | None = None
         self._unlinked = asyncio.Event()
-        self._gone = False
+        self._loss: NodeLoss | None = None
 
     @property
     def ready(self) -> NodeReady:
@@ -79,25 +93,28 @@ class NodeHandle:
         self._control = ControlClient(f"{host}:{here}", identity, on_message=self._hear, on_lost=self._connection_lost)
         await self._control.connect(_CONNECT_TIMEOUT_S)
 
-    async def join(self, *, scheduler: str, head_addr: str) -> None:
-        """Have the supervisor start the workers, which register with ``scheduler`` (``tls://host:port``)."""
-        await self._connection.send(Start(scheduler=scheduler, head_addr=head_addr))
+    async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
+        """Have the supervisor start the workers, which register with ``scheduler`` (``tls://host:port``).
 
-    async def wait_gone(self) -> str:
-        """Return, with the reason, once the node is certainly gone.
-
-        That takes two independent signals: the control connection is lost, and the machine says that its supervisor
-        does not run. A machine that cannot be asked is merely away.
+        Workers that run already follow: they register there, and know of the fleet what they are told now.
         """
-        while True:
+        await self._connection.send(Start(scheduler=scheduler, head_addr=head_addr, total_nodes=total_nodes))
+
+    async def wait_gone(self) -> NodeLoss:
+        """Return once the node is certainly gone.
+
+        Either it says so itself, or it takes two independent signals: the control connection is lost, and the machine
+        says that its supervisor does not run. A machine that cannot be asked is merely away.
+        """
+        while self._loss is None:
             await self._unlinked.wait()
             self._unlinked.clear()
             reason = await wait_until(
                 self._judge, deadline_s=math.inf, interval_s=_JUDGE_S, what=f"node {self.rank} to come back"
             )
-            if reason:
-                self._gone = True
-                return reason
+            if reason and self._loss is None:
+                self._loss = NodeLoss(reason=reason)
+        return self._loss
 
     async def kill_worker(self, worker: int, incarnation: str) -> None:
         """SIGKILL one worker, unless it is another incarnation by now; its supervisor starts it again."""
@@ -111,7 +128,7 @@ class NodeHandle:
         """
         control, self._control = self._control, None
         try:
-            if control is not None and not self._gone:
+            if control is not None and self._loss is None:
                 await control.stop_node(timeout_s)
         finally:
             if control is not None:
@@ -146,11 +163,14 @@ class NodeHandle:
             ) from error
 
     def _hear(self, message: Message) -> None:
+        if isinstance(message, Ending):
+            self._loss = NodeLoss(reason=message.reason, timed_out=message.timed_out)
+            self._unlinked.set()
         self._on_message(self, message)
 
     async def _judge(self) -> str | None:
         """Why the node is gone; empty if it is back; None while nobody can tell."""
-        if self._control is None or self._control.connected:
+        if self._loss is not None or self._control is None or self._control.connected:
             return ""
         check = f"import os; os.kill({self.ready.pid}, 0)"
         try:
@@ -167,6 +187,26 @@ class NodeHandle:
 
 NodeListener = Callable[[NodeHandle, Message], None]
 """Hears what nodes report, on the event loop."""
+
+
+async def unless_gone(node: NodeHandle, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for ``work``, which needs the node.
+
+    Raises:
+        BootstrapError: the node was lost meanwhile.
+    """
+    gone, working = asyncio.ensure_future(node.wait_gone()), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((gone, working), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise BootstrapError(
+                f"node {node.rank} ended while it started: {gone.result().reason}", node=node.rank, step="server"
+            )
+        working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+        await asyncio.gather(gone, working, return_exceptions=True)
 
 
 def open_transport(access: Access) -> Transport:

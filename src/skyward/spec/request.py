@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,7 +15,7 @@ from skyward.spec.instance import InstanceWish
 from skyward.spec.spot import SpotLike, SpotStrategy, parse_spot
 from skyward.spec.volume import S3Volume, Volume
 
-__all__ = ["PoolRequest", "parse_request"]
+__all__ = ["PoolRequest", "checked_nodes", "checked_ranks", "parse_request"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def parse_request(
     """
     complete = _image(image).merged(pip=() if pip is None else pip, env=EnvVars(env))
     return PoolRequest(
-        nodes=whole_number("nodes", nodes),
+        nodes=checked_nodes(nodes),
         machine=None if machine is None else text("machine", machine),
         accelerator=None if accelerator is None else parse_accelerator(accelerator),
         cpu=None if cpu is None else whole_number("cpu", cpu),
@@ -136,3 +136,16 @@ def _volumes(value: object) -> tuple[Volume, ...]:
     if len(set(paths)) < len(paths):
         raise refusal("volume", "a list of S3Volume with different mount paths", paths)
     return checked
+
+
+def checked_nodes(nodes: object) -> int:
+    """``nodes`` if it is a number of nodes that a pool can have.
+
+    Raises :class:`~skyward.errors.ConfigurationError`.
+    """
+    return whole_number("nodes", nodes)
+
+
+def checked_ranks(parameter: str, ranks: Iterable[object]) -> frozenset[int]:
+    """``ranks`` if each is a node's rank. Raises :class:`~skyward.errors.ConfigurationError`."""
+    return frozenset(whole_number(f"a rank in {parameter}", rank, minimum=0) for rank in ranks)

@@ -24,7 +24,8 @@ class FakeNode(NodeHandle):
     Attributes:
         log: the phases gone through, in order.
         config: what it was started with; None before.
-        scheduler: what it was told to join; empty before.
+        scheduler: what it was told to join; empty before. Every head has another one.
+        total_nodes: how many nodes it was told there are meant to be.
     """
 
     def __init__(
@@ -33,13 +34,17 @@ class FakeNode(NodeHandle):
         rank: int,
         on_message: NodeListener,
         faults: Mapping[Phase, BaseException | asyncio.Event],
+        *,
+        predecessors: int = 0,
     ) -> None:
         assert instance.access is not None
         super().__init__(instance=instance, rank=rank, transport=open_transport(instance.access), on_message=on_message)
         self.log: list[Phase] = []
         self.config: NodeConfig | None = None
         self.scheduler = ""
+        self.total_nodes = 0
         self._faults = faults
+        self._predecessors = predecessors
 
     async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:  # noqa: ARG002 - the seam takes it
         """See :meth:`NodeHandle.prepare`."""
@@ -51,7 +56,7 @@ class FakeNode(NodeHandle):
         self.config = config
         self._ready = NodeReady(
             control="127.0.0.1:1",
-            scheduler=f"tls://127.0.0.1:{9000 + self.rank}" if config.head else "",
+            scheduler=f"tls://127.0.0.1:{9000 + self._predecessors}" if config.head else "",
             workers=tuple(f"tls://127.0.0.1:{9100 + index}" for index in range(config.workers)),
             lanes=tuple(f"127.0.0.1:{9200 + index}" for index in range(config.workers)),
             call_ports=(),
@@ -60,14 +65,15 @@ class FakeNode(NodeHandle):
             blob_budget_bytes=0,
             pid=1,
             python="3.11",
+            packages={},
             cpu_count=2,
             memory_bytes=1 << 30,
         )
 
-    async def join(self, *, scheduler: str, head_addr: str) -> None:  # noqa: ARG002 - the seam takes it
+    async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:  # noqa: ARG002 - the seam takes it
         """See :meth:`NodeHandle.join`."""
         await self._enter("join")
-        self.scheduler = scheduler
+        self.scheduler, self.total_nodes = scheduler, total_nodes
 
     async def stop(self, timeout_s: float) -> None:  # noqa: ARG002 - the seam takes it
         """See :meth:`NodeHandle.stop`."""
@@ -113,6 +119,7 @@ class FakeNodes:
 
     def __call__(self, instance: Instance, rank: int, on_message: NodeListener) -> FakeNode:
         """Open a node."""
-        node = FakeNode(instance, rank, on_message, self._faults[rank])
+        predecessors = sum(node.rank == rank for node in self.opened)
+        node = FakeNode(instance, rank, on_message, self._faults[rank], predecessors=predecessors)
         self.opened.append(node)
         return node

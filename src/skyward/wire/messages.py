@@ -76,16 +76,17 @@ class CallHeader:
     rank: int = 0
     seed: int = 0
     head_port: int = 0
+    nodes: int = 0
 
     def to_wire(self) -> list[Any]:
         """For msgpack."""
-        return [self.world, self.rank, self.seed, self.head_port]
+        return [self.world, self.rank, self.seed, self.head_port, self.nodes]
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> CallHeader:
         """From msgpack."""
-        world, rank, seed, head_port = wire
-        return cls(world=world, rank=rank, seed=seed, head_port=head_port)
+        world, rank, seed, head_port, nodes = wire
+        return cls(world=world, rank=rank, seed=seed, head_port=head_port, nodes=nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,3 +224,57 @@ def test_expected_time_of_an_unknown_kind_is_unbounded() -> None:
     (call,) = table.calls(1)
     table.submit([call])
     assert call.expected_s == math.inf
+
+
+def test_a_draining_worker_keeps_its_own_calls_gives_back_the_others_and_gets_no_more() -> None:
+    table = Table(A)
+    table.learn("f", 0.001)
+    calls, (own,) = table.calls(3), table.calls(1, pinned=A)
+    table.submit([*calls, own])
+    table.dispatch.worker_up(B, 0.0)
+
+    assert table.dispatch.drain(A) == [Revoke(A, [call.id for call in calls])]
+    assert sent(table.dispatch.given_back([calls[1].id, calls[2].id], 0.0)) == {B: [calls[1].id, calls[2].id]}
+    (late,) = table.calls(1, pinned=A)
+    assert sent(table.submit([late, *table.calls(1)])).get(A, []) == [late.id]
+    assert not table.dispatch.drained(A)
+    table.dispatch.finished([(call.id, 0.001) for call in (calls[0], own, late)], 0.0)
+    assert table.dispatch.drained(A)
+
+
+def test_a_worker_that_comes_back_does_its_own_calls_then() -> None:
+    table = Table(A)
+    running, own = table.calls(1)[0], table.calls(1, pinned=A)[0]
+    table.submit([running])
+    table.dispatch.drain(A, comes_back=True)
+    assert sent(table.submit([own])) == {}
+    table.dispatch.finished([(running.id, 1.0)], 0.0)
+    assert table.dispatch.drained(A), "it is not waited for, since it waits for the worker"
+    table.dispatch.worker_lost(A, "renewed", 0.0)
+    assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [own.id]}
+
+
+def test_a_retired_worker_that_was_replaced_gets_its_own_calls_only() -> None:
+    table = Table(A)
+    table.dispatch.drain(A)
+    table.dispatch.worker_lost(A, "killed", 0.0)
+    (own,) = table.calls(1, pinned=A)
+    table.submit([own, *table.calls(2)])
+    assert sent(table.dispatch.worker_up(A, 0.0, retired=True)) == {A: [own.id]}
+
+
+def test_a_blameless_loss_is_charged_to_no_call() -> None:
+    table = Table(A)
+    (call,) = table.calls(1, retries=0)
+    table.submit([call])
+    assert table.dispatch.worker_lost(A, "its node is gone", 0.0, blameless=True) == []
+    assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [call.id]}
+
+
+def test_calls_wait_for_an_expected_worker_even_where_one_was_given_up() -> None:
+    table = Table(A)
+    table.dispatch.worker_gone(A, "gone", 0.0)
+    table.dispatch.expect(A)
+    own, other = table.calls(1, pinned=A)[0], table.calls(1)[0]
+    assert table.submit([own, other]) == []
+    assert table.dispatch.unfinished == 2

@@ -35,7 +35,7 @@ from skyward.wire.frames import MAX_FRAME_BYTES, FrameError, TlsIdentity, read_f
 ADDRESS = "127.83.1.9"
 RUNNING = WorkerRunning(worker=0, incarnation="a", pid=7, address="tls://127.0.0.1:1")
 MESSAGES: list[Message] = [
-    Start(scheduler="tls://127.0.0.1:1", head_addr="127.0.0.1"),
+    Start(scheduler="tls://127.0.0.1:1", head_addr="127.0.0.1", total_nodes=2),
     Ping(n=3),
     Kill(worker=1, incarnation="a"),
     Stop(),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing.process
+import re
 from collections.abc import Callable
 from typing import Any
 
+import distributed.http.scheduler.info
 import distributed.utils
 import pytest
 from distributed import Nanny, Scheduler, Security, Status, Worker
+from distributed.dashboard.core import BokehApplication
+from distributed.dashboard.scheduler import connect
 from distributed.nanny import WorkerProcess
 from distributed.worker_memory import NannyMemoryManager
 
@@ -28,6 +32,24 @@ def test_http_server_attributes_are_touched_only_with_a_dashboard() -> None:
     assert "if show_dashboard:" in source_of(Scheduler.__init__)
     assert "if self._dashboard:" in source_of(Worker.start_unsafe)
     assert 'hasattr(self, "http_application")' in source_of(Worker._stop_services)
+
+
+def test_pages_look_for_their_server_where_we_put_it() -> None:
+    assert list(inspect.signature(connect).parameters) == ["application", "http_server", "scheduler", "prefix"]
+    assert "server.http_server.port" in source_of(BokehApplication)
+    assert "self.server.http_application.applications" in inspect.getsource(distributed.http.scheduler.info)
+
+
+def test_scheduler_stops_the_pages_it_finds_there() -> None:
+    source = source_of(Scheduler._stop_services)
+
+    assert "for application in self.http_application.applications:" in source
+    assert "application.stop()" in source
+    assert "await self._stop_services()" in source_of(Scheduler.close)
+
+
+def test_scheduler_does_not_know_the_name_under_which_we_keep_them() -> None:
+    assert not re.search(r"\b_pages\b", "".join(inspect.getsource(cls) for cls in Scheduler.__mro__[:-1]))
 
 
 def test_nanny_hands_its_own_env_to_every_process_it_starts() -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from skyward.node.config import NodeConfig, WorkerPlace
+from skyward.node.control import Start
 from skyward.node.plan import NodePlan
 from skyward.node.processes import exit_reason, kill_all, kill_session
 from skyward.node.slots import worker_exit
@@ -84,13 +85,13 @@ def test_blob_folders_are_private_and_may_be_there_already(plan: NodePlan) -> No
 
 
 def test_worker_knows_its_place(plan: NodePlan) -> None:
-    env = plan.worker_env(2, "127.0.0.9")
+    env = plan.worker_env(2, Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=4))
 
     assert WorkerPlace.from_json(env["SKYWARD_WORKER"]) == WorkerPlace(
         pool_id="pool",
         instance_id=plan.config.instance_id,
         node=1,
-        total_nodes=2,
+        total_nodes=4,
         worker=2,
         workers_per_node=3,
         head_addr="127.0.0.9",

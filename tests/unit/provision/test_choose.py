@@ -19,7 +19,7 @@ MARKET = (offer("dear", 5.0), offer("cheap", 2.0), offer("dear", 1.5, spot=True)
 
 
 def batches(spot: object, *, nodes: int = 10, offers: tuple[Offer, ...] = MARKET) -> list[tuple[int, list[str]]]:
-    choice = choose(parse_request(nodes=nodes, spot=spot), offers, provider="cloud")
+    choice = choose(parse_request(spot=spot), offers, nodes=nodes, provider="cloud")
     return [
         (batch.nodes, [f"{each.spec.name}{'*' if each.spot else ''}" for each in batch.offers])
         for batch in choice.batches
@@ -52,14 +52,14 @@ def test_a_share_is_not_rounded_up_by_floating_point() -> None:
 @pytest.mark.parametrize("spot", ["always", "if-available", 0.5])
 def test_without_a_spot_market_everything_is_on_demand_and_said_so(spot: object) -> None:
     on_demand = tuple(each for each in MARKET if not each.spot)
-    choice = choose(parse_request(nodes=2, spot=spot), on_demand, provider="cloud")
+    choice = choose(parse_request(spot=spot), on_demand, nodes=2, provider="cloud")
 
     assert sum(batch.nodes for batch in choice.batches) == 2
     assert "cloud has no spot market" in choice.note
 
 
 def test_nothing_is_said_when_the_strategy_is_kept() -> None:
-    assert choose(parse_request(spot="always"), MARKET, provider="cloud").note == ""
+    assert choose(parse_request(spot="always"), MARKET, nodes=1, provider="cloud").note == ""
 
 
 def test_equal_prices_go_to_the_smaller_machine_and_unknown_prices_come_last() -> None:

@@ -189,7 +189,7 @@ def test_cancelling_while_the_third_node_hangs_ends_all_four(stage: Stage, phase
 def test_a_node_cancelled_from_inside_is_a_failure_too(stage: Stage) -> None:
     stage.nodes.fail(2, "start", asyncio.CancelledError())
 
-    with pytest.raises(SkywardError, match=r"nodes \[2\] of pool pool were cancelled"):
+    with pytest.raises(SkywardError, match=r"nodes \[2\] were cancelled"):
         run(stage.fleet().start)
 
     assert stage.provider.alive == []

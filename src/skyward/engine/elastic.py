@@ -1,0 +1,207 @@
+"""A pool's fleet as it grows, shrinks and heals, and the Dask scheduler on its head."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+from skyward._waiting import SYSTEM_CLOCK
+from skyward.engine.certificates import client_security
+from skyward.engine.cluster import Cluster
+from skyward.errors import ConfigurationError, PoolStateError
+from skyward.events import SkywardEvent
+from skyward.provision.fleet import Fleet
+from skyward.provision.lifecycle import HEAD, NodeState
+from skyward.provision.nodes import NodeHandle
+from skyward.provision.upkeep import Upkeep
+from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
+from skyward.wire.frames import TlsIdentity
+
+__all__ = ["Elastic", "worker_names"]
+
+_FIRST_ANSWER_S = 120.0
+_RETIRE_S = 300.0
+_COUNTERPARTS = ("dask", "distributed", "cloudpickle")
+_STATES = {
+    NodeState.LAUNCHING: "launching",
+    NodeState.PREPARING: "starting",
+    NodeState.STARTING: "starting",
+    NodeState.JOINING: "starting",
+    NodeState.READY: "ready",
+    NodeState.ENDING: "ending",
+}
+_logger = logging.getLogger("skyward")
+
+
+class Elastic:
+    """Keeps the fleet at its wanted size, and the cluster's workers true to it. Belongs to the event loop.
+
+    Args:
+        fleet: the nodes.
+        cluster: the calls on them.
+        tls: the pool's certificates.
+        publish: hears what went wrong; must not block.
+        nodes: how many nodes to begin with.
+        workers_per_node: workers on each.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        cluster: Cluster,
+        *,
+        tls: TlsIdentity,
+        publish: Callable[[SkywardEvent], None],
+        nodes: int,
+        workers_per_node: int,
+    ) -> None:
+        self._fleet = fleet
+        self._cluster = cluster
+        self._tls = tls
+        self._nodes = nodes
+        self._workers_per_node = workers_per_node
+        self._upkeep = Upkeep(fleet, self, publish=publish)
+        self._dask_in_use = False
+
+    @property
+    def wanted(self) -> int:
+        """How many nodes the fleet is meant to have."""
+        return len(self._upkeep.wanted)
+
+    async def start(self) -> None:
+        """Bring the fleet up, with every worker answering."""
+        await self._upkeep.start(range(self._nodes))
+
+    def scale(self, nodes: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
+        """See :meth:`skyward.provision.upkeep.Upkeep.scale`."""
+        return self._upkeep.scale(nodes, drop)
+
+    async def close(self) -> None:
+        """Keep the fleet no more. Idempotent."""
+        await self._upkeep.close()
+
+    def status(self) -> FleetStatus:
+        """What there is. From any thread."""
+        wanted, states, machines = self._upkeep.wanted, dict(self._fleet.states), dict(self._fleet.machines)
+        nodes: list[NodeStatus] = []
+        for rank in sorted(wanted | {rank for rank, state in states.items() if state is not NodeState.GONE}):
+            state = _STATES.get(states.get(rank, NodeState.GONE), "launching")  # gone and wanted: about to be replaced
+            instance = machines[rank].instance if rank in machines else None
+            offer = instance.offer if instance else None
+            nodes.append(
+                NodeStatus(
+                    rank=rank,
+                    state=state if rank in wanted else "ending",
+                    workers=worker_names(rank, self._workers_per_node),
+                    instance_id=instance.id if instance else "",
+                    instance_type=offer.spec.name if offer else "",
+                    accelerators=(offer.spec.accelerator,) * offer.spec.accelerator_count
+                    if offer and offer.spec.accelerator
+                    else (),
+                    spot=offer.spot if offer else False,
+                    price_per_hour=offer.price_per_hour if offer else None,
+                )
+            )
+        return FleetStatus(
+            wanted=len(wanted),
+            workers_per_node=self._workers_per_node,
+            nodes=tuple(nodes),
+            cost=self._fleet.cost(SYSTEM_CLOCK.monotonic()).total,
+        )
+
+    async def scheduler(self) -> SchedulerInfo:
+        """The present scheduler.
+
+        Raises:
+            ConfigurationError: this process's Dask, or Python, is not the nodes'.
+            PoolStateError: the head node is being replaced.
+        """
+        head = self._head()
+        there = [node for node in self._fleet.nodes if self._fleet.states[node.rank] is NodeState.READY]
+        for difference in _differences(there):
+            raise ConfigurationError(difference)
+        self._dask_in_use = True
+        security = await asyncio.to_thread(client_security, self._tls)  # imports distributed
+        address = await self.forward(head.ready.scheduler.removeprefix("tls://"))
+        return SchedulerInfo(f"tls://{address}", security)
+
+    async def forward(self, address: str) -> str:
+        """The ``host:port`` through which this process reaches ``host:port`` of the head node."""
+        host, _, port = address.rpartition(":")
+        here, port_here = await self._head().transport.forward(host, int(port))
+        return f"{here}:{port_here}"
+
+    def _head(self) -> NodeHandle:
+        machine = self._fleet.machines.get(HEAD)
+        if machine is None or machine.node is None or self._fleet.states[HEAD] is not NodeState.READY:
+            raise PoolStateError("the head node, where the scheduler runs, is being replaced; try again in a moment")
+        return machine.node
+
+    # --- FleetUser --------------------------------------------------------------------------------------------------
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """See :class:`~skyward.provision.upkeep.FleetUser`."""
+        self._cluster.members.expect(ranks)
+
+    def retire(self, ranks: Iterable[int]) -> None:
+        """See :class:`~skyward.provision.upkeep.FleetUser`."""
+        self._cluster.members.retire(ranks)
+
+    async def attach(self, node: NodeHandle) -> None:
+        """See :class:`~skyward.provision.upkeep.FleetUser`."""
+        await self._cluster.attach(node, _FIRST_ANSWER_S)
+
+    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+        """See :class:`~skyward.provision.upkeep.FleetUser`."""
+        self._cluster.members.detach(rank, reason, for_good=for_good)
+
+    async def drain(self, rank: int) -> None:
+        """See :class:`~skyward.provision.upkeep.FleetUser`."""
+        await self._cluster.members.idle(rank)
+        if self._dask_in_use:
+            try:
+                await self._retire_in_dask(rank)
+            except (OSError, PoolStateError) as error:
+                _logger.warning("Dask's data on node %d could not be moved and is computed again: %s", rank, error)
+
+    async def _retire_in_dask(self, rank: int) -> None:
+        info = await self.scheduler()
+        rpc = await asyncio.to_thread(_import_rpc)
+        async with (
+            asyncio.timeout(_RETIRE_S),
+            rpc(info.address, connection_args=info.security.get_connection_args("client")) as scheduler,
+        ):
+            names = worker_names(rank, self._workers_per_node)
+            await scheduler.retire_workers(names=list(names), close_workers=False, remove=True)
+
+
+def worker_names(rank: int, workers: int) -> tuple[str, ...]:
+    """What Dask calls the workers of a node."""
+    return tuple(f"node{rank}-worker{worker}" for worker in range(workers))
+
+
+def _import_rpc() -> Any:
+    from distributed.core import rpc
+
+    return rpc
+
+
+def _differences(nodes: Iterable[NodeHandle]) -> Iterator[str]:
+    """What keeps this process and the nodes from understanding each other's Dask messages, in words."""
+    here = {"python": _minor(platform.python_version())} | {name: version(name) for name in _COUNTERPARTS}
+    for node in nodes:
+        there = {**node.ready.packages, "python": _minor(node.ready.python)}
+        wrong = [f"{name} {mine} here, {there[name]} there" for name, mine in here.items() if there.get(name) != mine]
+        if wrong:
+            yield (
+                f"Dask needs the same versions in this process and on node {node.rank}: {'; '.join(wrong)}. "
+                "Leave these packages out of the image, or install here what it asks for"
+            )
+
+
+def _minor(python: str) -> str:
+    return python.rpartition(".")[0]

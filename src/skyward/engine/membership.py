@@ -1,0 +1,213 @@
+"""Which workers there are: they come and go with their nodes, and one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import ssl
+from collections.abc import Callable, Iterable
+
+from skyward._waiting import wait_until
+from skyward.engine.calls import CallTable
+from skyward.engine.dispatch import Dispatch, WorkerId
+from skyward.engine.lane import Lane, LaneOwner
+from skyward.engine.performing import Performer
+from skyward.engine.slots import AttachedNode, Slot
+from skyward.events import EventBus, WorkerLost, WorkerReplaced
+from skyward.provision.nodes import NodeHandle
+
+__all__ = ["Membership"]
+
+_EXIT_PATIENCE_S = 2.0
+_IDLE_CHECK_S = 0.02
+_UNASSIGNED_PORTS = 20_000, 32_768
+
+
+class Membership:
+    """The workers of a cluster's nodes. Belongs to the event loop.
+
+    Attributes:
+        slots: every worker's place on a node that is there.
+        places: the workers that the fleet is meant to have, in order, whether or not their nodes are there.
+    """
+
+    def __init__(
+        self,
+        *,
+        tls: ssl.SSLContext,
+        bus: EventBus,
+        dispatch: Dispatch,
+        calls: CallTable,
+        workers_per_node: int,
+    ) -> None:
+        self.slots: dict[WorkerId, Slot] = {}
+        self.places: tuple[WorkerId, ...] = ()
+        self._loop = asyncio.get_running_loop()
+        self._tls = tls
+        self._bus = bus
+        self._dispatch = dispatch
+        self._calls = calls
+        self._workers_per_node = workers_per_node
+        self.acting = Performer(dispatch, calls, self.slots)
+        self._known: set[WorkerId] = set()
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """Nodes of these ranks are on their way: calls may wait for their workers."""
+        new = [worker_id for rank in ranks for worker_id in self._of(rank)]
+        for worker_id in new:
+            self._dispatch.expect(worker_id)
+        self.places = tuple(sorted({*self.places, *new}))
+
+    def retire(self, ranks: Iterable[int]) -> None:
+        """Nodes of these ranks will go: what waits for their workers alone is still done, nothing else."""
+        for worker_id in [worker_id for rank in ranks for worker_id in self._of(rank)]:
+            self.places = tuple(place for place in self.places if place != worker_id)
+            self.acting.perform(self._dispatch.drain(worker_id))
+
+    def attach(self, handle: NodeHandle, owner: LaneOwner) -> None:
+        """Open lanes to the workers of a node."""
+        node = AttachedNode(handle)
+        for worker_id, address in zip(self._of(handle.rank), handle.ready.lanes, strict=True):
+            self.slots[worker_id] = Slot(Lane(worker_id, address, self._tls, owner), node)
+
+    def call_port(self) -> int:
+        """A port that a call may listen on, on the node of its first worker: free when that node started.
+
+        While that node is not there it is one below those that systems hand out by themselves.
+        """
+        slot = self.slots.get(self.places[0]) if self.places else None
+        return next(slot.node.call_ports) if slot is not None else random.randrange(*_UNASSIGNED_PORTS)
+
+    async def wait_ready(self, rank: int, timeout_s: float) -> None:
+        """Return when every worker of a node has answered once.
+
+        Raises:
+            BootstrapError: a worker cannot start, or has not answered in time.
+        """
+        slots = self._slots_of(rank)
+
+        def lose_patience() -> None:
+            for slot in slots:
+                slot.give_up(f"{slot} did not answer for {timeout_s:g} s; its log: {slot.log_path}")
+
+        patience = self._loop.call_later(timeout_s, lose_patience)
+        try:
+            await asyncio.gather(*(slot.ready for slot in slots))
+        finally:
+            patience.cancel()
+
+    async def idle(self, rank: int) -> None:
+        """Return when the workers of a node that was retired have nothing left to do."""
+        await self._wait(lambda: all(map(self._dispatch.drained, self._of(rank))), f"the calls on node {rank} to end")
+
+    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+        """A node is gone. Its calls run elsewhere, or, those that may not, on the node that takes its place."""
+        for slot in self._slots_of(rank):
+            slot.give_up(reason)
+            self._leave(slot, reason, blameless=rank == 0)
+        if for_good:
+            gone = self._of(rank)
+            self.places = tuple(place for place in self.places if place not in gone)
+            for worker_id in gone:
+                self.acting.perform(self._dispatch.worker_gone(worker_id, reason, self._loop.time()))
+
+    def up(self, lane: Lane) -> None:
+        """A worker answered for the first time: it holds nothing."""
+        slot = self.slots[lane.worker_id]
+        if slot.id in self._known:
+            self._bus.publish(WorkerReplaced(slot.id.node, slot.id.worker, slot.node.handle.instance.id))
+        self._known.add(slot.id)
+        slot.up()
+        retired, now = slot.id not in self.places, self._loop.time()
+        actions = self._dispatch.worker_up(slot.id, now, round_trip_s=lane.round_trip_s, retired=retired)
+        self.acting.perform(actions)
+
+    def started(self, worker_id: WorkerId) -> None:
+        """The node's supervisor saw a worker start."""
+        slot = self.slots.get(worker_id)
+        if slot is not None and not slot.linked:
+            slot.lane.nudge()
+
+    def exited(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
+        """The node's supervisor saw a worker end."""
+        slot = self.slots.get(worker_id)
+        if slot is None:
+            return
+        if slot.lane.incarnation != incarnation:
+            if (hopeless := slot.start_failed(reason)) is not None:
+                self._give_up(slot, hopeless)
+            return
+        slot.exit_reason = reason
+        if slot.linked:  # what it sent last may still be on its way; a child that holds the link open must not keep us
+            self._loop.call_later(_EXIT_PATIENCE_S, slot.lane.drop_link, incarnation)
+        else:
+            self.lose(slot)
+
+    def stale(self, worker_id: WorkerId, incarnation: str) -> None:
+        """A worker cannot join the new scheduler: it is replaced once it has nothing left to do."""
+        slot = self.slots.get(worker_id)
+        if slot is not None and slot.lane.incarnation == incarnation:
+            self.acting.perform(self._dispatch.drain(worker_id, comes_back=True))
+            self.acting.spawn(self._renew(slot, incarnation))
+
+    def lose(self, slot: Slot) -> None:
+        """The process in a slot is gone, with the calls it held; the next one will come up there."""
+        if not slot.alive:
+            return
+        slot.alive = False
+        reason = slot.exit_reason or "its process is gone"
+        if slot.ended_for:
+            reason = f"{slot.ended_for} ({reason})"
+        self._lost(slot, reason)
+
+    async def close(self) -> None:
+        """Hang up. Idempotent."""
+        nodes = {slot.node for slot in self.slots.values()}
+        hanging_up = [slot.lane.close() for slot in self.slots.values()]
+        await asyncio.gather(
+            self.acting.close(), *hanging_up, *(node.blobs.close() for node in nodes), return_exceptions=True
+        )
+
+    def _of(self, rank: int) -> list[WorkerId]:
+        return [WorkerId(rank, worker) for worker in range(self._workers_per_node)]
+
+    def _slots_of(self, rank: int) -> list[Slot]:
+        return [slot for slot in self.slots.values() if slot.id.node == rank]
+
+    async def _wait(self, is_done: Callable[[], bool], what: str) -> None:
+        async def probe() -> bool | None:
+            return is_done() or None
+
+        await wait_until(probe, deadline_s=math.inf, interval_s=_IDLE_CHECK_S, what=what)
+
+    async def _renew(self, slot: Slot, incarnation: str) -> None:
+        def is_over() -> bool:
+            return slot.lane.incarnation != incarnation or self._dispatch.drained(slot.id)
+
+        await self._wait(is_over, f"the calls on {slot} to end")
+        if slot.lane.incarnation == incarnation and slot.alive:
+            slot.ended_for = "ended to join the next scheduler"
+            await slot.node.handle.kill_worker(slot.id.worker, incarnation)
+
+    def _lost(self, slot: Slot, reason: str, *, blameless: bool = False) -> None:
+        self._calls.leave(slot.id)
+        if slot.id in self.places or not self._dispatch.drained(slot.id):  # else it went as it was meant to
+            self._bus.publish(WorkerLost(slot.id.node, slot.id.worker, slot.node.handle.instance.id, reason))
+        unsent = frozenset(slot.unsent)
+        self.acting.perform(
+            self._dispatch.worker_lost(slot.id, reason, self._loop.time(), unsent=unsent, blameless=blameless)
+        )
+
+    def _leave(self, slot: Slot, reason: str, *, blameless: bool) -> None:
+        """The slot itself is no more."""
+        if slot.alive:
+            slot.alive = False
+            self._lost(slot, reason, blameless=blameless)
+        self.slots.pop(slot.id, None)
+        self.acting.spawn(slot.lane.close())
+
+    def _give_up(self, slot: Slot, reason: str) -> None:
+        self._leave(slot, reason, blameless=False)
+        self.places = tuple(place for place in self.places if place != slot.id)
+        self.acting.perform(self._dispatch.worker_gone(slot.id, reason, self._loop.time()))

@@ -1,0 +1,220 @@
+"""Machines, bought and ended: the ledger is first to know of one, and last to forget it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from skyward._waiting import Clock, NotYet, wait_until
+from skyward.errors import (
+    AuthenticationError,
+    CapacityError,
+    ConfigurationError,
+    QuotaError,
+    RateLimitError,
+    SkywardError,
+    TerminationError,
+)
+from skyward.events import (
+    InfraCreated,
+    InfraCreating,
+    InstanceLaunching,
+    InstanceStopping,
+    ProviderName,
+    SkywardEvent,
+)
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
+from skyward.provision.choose import choose
+from skyward.provision.cost import Usage
+from skyward.provision.ledger import Ledger
+from skyward.provision.nodes import NodeHandle
+from skyward.provision.termination import end_instances
+from skyward.spec.request import PoolRequest
+
+__all__ = ["Machine", "Machines", "to_its_end"]
+
+T = TypeVar("T")
+
+_RUNNING_DEADLINE_S = 900.0
+_STOP_TIMEOUT_S = 10.0
+_REFUSALS = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
+"""What a provider raises instead of creating anything; after any other error there may be a machine."""
+_logger = logging.getLogger("skyward")
+
+
+@dataclass(slots=True, eq=False)
+class Machine:
+    """One machine that the fleet has had.
+
+    Attributes:
+        rank: the rank it was launched for.
+        instance: the provider's record of it.
+        usage: its time on the meter.
+        node: what runs on it, once it was reached.
+    """
+
+    rank: int
+    instance: Instance
+    usage: Usage
+    node: NodeHandle | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was confirmed gone."""
+        return self.usage.ended_at is not None
+
+    def end(self, now: float) -> None:
+        """It was confirmed gone."""
+        self.usage = replace(self.usage, ended_at=now)
+
+
+class Machines:
+    """Gets machines for ranks, waits until they run, and ends them.
+
+    Attributes:
+        all: every machine there ever was, also those of a launch that failed halfway.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        request: PoolRequest,
+        *,
+        pool_id: str,
+        publish: Callable[[SkywardEvent], None],
+        ledger: Ledger,
+        clock: Clock,
+    ) -> None:
+        self.all: list[Machine] = []
+        self._provider = provider
+        self._provider_name: ProviderName = cast("Any", provider.name)
+        self._request = request
+        self._pool_id = pool_id
+        self._publish = publish
+        self._ledger = ledger
+        self._clock = clock
+
+    async def launch(self, ranks: Sequence[int]) -> None:
+        """Launch one machine for each rank.
+
+        Raises what the provider does. What was created until then is among ``all``.
+        """
+        self._publish(InfraCreating())
+        offers = await self._provider.offers(self._request)
+        choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name)
+        if choice.note:
+            _logger.info("%s", choice.note)
+        self._publish(InfraCreated(choice.batches[0].offers[0].region))
+        for batch in choice.batches:
+            ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
+            await self._launch_first(batch.offers, ours)
+
+    async def running(self, machine: Machine) -> None:
+        """Return once the machine runs and says how it is reached.
+
+        Raises:
+            CapacityError: it ended instead.
+            UnreachableError: it does not run after a quarter of an hour.
+        """
+        if machine.instance.state is InstanceState.RUNNING and machine.instance.access is not None:
+            return
+        machine.instance = await wait_until(
+            lambda: self._look(machine.instance.id),
+            deadline_s=_RUNNING_DEADLINE_S,
+            interval_s=1.0,
+            what=f"{self._provider.name} to run instance {machine.instance.id}",
+            clock=self._clock,
+        )
+
+    async def end(self, machines: Sequence[Machine]) -> None:
+        """Stop what runs on the machines, terminate them, confirm it.
+
+        Raises:
+            TerminationError: some may still exist; the ledger keeps their entries, and calling again tries again.
+        """
+        for machine in machines:
+            self._publish(InstanceStopping(machine.instance.id))
+        await asyncio.gather(*(_stop(machine.node) for machine in machines if machine.node is not None))
+        try:
+            await end_instances(self._provider, [machine.instance.id for machine in machines])
+        except TerminationError as error:
+            await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
+            raise
+        await self._note_ended(machines)
+
+    async def _note_ended(self, machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            machine.end(self._clock.monotonic())
+        await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in machines])
+
+    async def _look(self, instance_id: str) -> Instance | NotYet:
+        (seen,) = await self._provider.describe([instance_id])
+        if seen.state in (InstanceState.FAILED, InstanceState.GONE, InstanceState.STOPPING):
+            raise CapacityError(f"{self._provider.name} could not run instance {instance_id}: it is {seen.state.value}")
+        if seen.state is InstanceState.RUNNING and seen.access is not None:
+            return seen
+        return NotYet(seen.state.value)
+
+    async def _launch_first(self, offers: Sequence[Offer], ranks: Sequence[int]) -> None:
+        """Launch the best offer that is really to be had."""
+        refused: CapacityError | None = None
+        for offer in offers:
+            try:
+                return await to_its_end(self._create(offer, ranks))
+            except CapacityError as error:
+                refused = error
+        names = ", ".join(offer.spec.name for offer in offers)
+        raise CapacityError(f"{self._provider.name} has none of its offers now ({names}); last: {refused}") from refused
+
+    async def _create(self, offer: Offer, ranks: Sequence[int]) -> None:
+        self._publish(InstanceLaunching(len(ranks), offer.spec.name, self._provider_name))
+        keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
+        await asyncio.to_thread(
+            self._ledger.reserve, keys, pool_id=self._pool_id, provider=self._provider.name, region=offer.region
+        )
+        usage = Usage(
+            launched_at=self._clock.monotonic(),
+            spot=offer.spot,
+            price_per_hour=offer.price_per_hour,
+            on_demand_price_per_hour=offer.on_demand_price_per_hour,
+        )
+        order = LaunchOrder(pool_id=self._pool_id, keys=tuple(keys), timeout_s=self._request.timeout_s)
+        try:
+            instances = await self._provider.launch(offer, order)
+        except _REFUSALS:
+            await asyncio.to_thread(self._ledger.close, keys)
+            raise
+        self.all += [Machine(rank=keys[each.key], instance=each, usage=usage) for each in instances]
+        for instance in instances:
+            await asyncio.to_thread(self._ledger.record, instance.key, instance.id)
+        if len(instances) < len(keys):
+            raise SkywardError(
+                f"{self._provider.name} launched {len(instances)} of {len(keys)} machines without an error; "
+                "this is a fault of the provider's adapter, please report it"
+            )
+
+
+async def _stop(node: NodeHandle) -> None:
+    try:
+        await node.stop(_STOP_TIMEOUT_S)
+    except Exception as error:
+        _logger.warning("node %d did not stop by itself and is terminated as it is: %s", node.rank, error)
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` to its end even when the caller is cancelled meanwhile; the cancellation comes after it."""
+    task = asyncio.ensure_future(work)
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            interruption = error
+    result = task.result()
+    if interruption is not None:
+        raise interruption
+    return result

@@ -1,0 +1,244 @@
+"""Keeps a fleet at its wanted size: replaces what is lost, adds and takes away what is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from typing import Any, Protocol
+
+from skyward._waiting import SYSTEM_CLOCK, Clock
+from skyward.errors import AuthenticationError, ConfigurationError, PoolStateError, SkywardError
+from skyward.events import Error, SkywardEvent
+from skyward.provision.fleet import Fleet
+from skyward.provision.lifecycle import HEAD
+from skyward.provision.nodes import NodeHandle, unless_gone
+
+__all__ = ["FleetUser", "Upkeep"]
+
+_ATTEMPTS = 5
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+_SETTLED_S = 60.0
+_HOPELESS = (AuthenticationError, ConfigurationError)
+
+
+class FleetUser(Protocol):
+    """Who works with the nodes. Called on the event loop."""
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """Nodes of these ranks are on their way: work may be planned for them."""
+        ...
+
+    def retire(self, ranks: Iterable[int]) -> None:
+        """Nodes of these ranks will go: no new work for them."""
+        ...
+
+    async def attach(self, node: NodeHandle) -> None:
+        """Use a node; returns once its workers take calls. Raises when they do not."""
+        ...
+
+    async def drain(self, rank: int) -> None:
+        """Return once the node has nothing to do any more and may be ended."""
+        ...
+
+    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+        """The node is gone; unless ``for_good`` another one of its rank is on its way. Idempotent."""
+        ...
+
+
+class Upkeep:
+    """Keeps a started fleet at its wanted size until it is closed. Not thread-safe: one event loop runs it.
+
+    A node that is lost is replaced under its rank, after a pause that grows if that fails or does not last. After five
+    attempts, or at once if the node's ``timeout`` is over, the fleet stays smaller.
+
+    Args:
+        fleet: the nodes.
+        user: who works with them.
+        publish: hears what went wrong; must not block.
+        clock: the time, for pauses.
+    """
+
+    def __init__(
+        self, fleet: Fleet, user: FleetUser, *, publish: Callable[[SkywardEvent], None], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._fleet = fleet
+        self._user = user
+        self._publish = publish
+        self._clock = clock
+        self._wanted: set[int] = set()
+        self._attached: set[int] = set()
+        self._up: dict[int, asyncio.Future[None]] = {}
+        self._launching: dict[int, asyncio.Task[None]] = {}
+        self._keepers: dict[int, asyncio.Task[None]] = {}
+        self._leaving: dict[int, asyncio.Task[None]] = {}
+        self._told: Exception | None = None
+        self._closed = False
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        """Ranks of the nodes that the fleet is meant to have."""
+        return frozenset(self._wanted)
+
+    async def start(self, ranks: Sequence[int]) -> None:
+        """Bring the fleet up and keep it. When anything of it fails, the whole does, and the caller stops the fleet."""
+        self._wanted = set(ranks)
+        self._user.expect(ranks)
+        await self._fleet.start()
+        nodes = self._fleet.nodes
+        await asyncio.gather(*(self._attach(node) for node in nodes))
+        for node in nodes:
+            self._up[node.rank] = up = asyncio.get_running_loop().create_future()
+            up.set_result(None)
+            self._keepers[node.rank] = asyncio.create_task(self._keep(node))
+
+    def scale(self, size: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
+        """Have the fleet grow or shrink to ``size`` nodes; what is returned waits until it has.
+
+        What is wanted changes at once, so a later call overrides an earlier one: the waiting for a node that is not
+        wanted any more is cancelled.
+        """
+        if self._closed:
+            raise PoolStateError("the pool is closed")
+        surplus = len(self._wanted) - size
+        if surplus > 0:
+            for rank in self._choose(surplus, drop):
+                self._begin_to_leave(rank)
+        elif surplus < 0:
+            self._grow(-surplus)
+        self._fleet.resize(len(self._wanted))
+        return _all_of([*self._leaving.values(), *(self._up[rank] for rank in self._wanted)])
+
+    async def close(self) -> None:
+        """Keep nothing any more; the nodes stay as they are. Idempotent."""
+        self._closed = True
+        tasks = [*self._keepers.values(), *self._leaving.values(), *self._launching.values()]
+        for task in (*tasks, *self._up.values()):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _choose(self, surplus: int, drop: Collection[int]) -> list[int]:
+        """Who goes first: whom the caller names, then whoever is not there yet, then the highest ranks."""
+        candidates = sorted(self._wanted - {HEAD}, key=lambda rank: (rank not in drop, rank in self._attached, -rank))
+        return candidates[:surplus]
+
+    # --- more nodes -------------------------------------------------------------------------------------------------
+
+    def _grow(self, count: int) -> None:
+        taken = self._wanted | self._leaving.keys()
+        ranks = [rank for rank in range(len(taken) + count) if rank not in taken][:count]
+        self._wanted.update(ranks)
+        self._user.expect(ranks)
+        launching = asyncio.create_task(self._fleet.launch(ranks))
+        for rank in ranks:
+            self._up[rank] = asyncio.get_running_loop().create_future()
+            self._launching[rank] = launching
+            self._keepers[rank] = asyncio.create_task(self._add(rank))
+
+    async def _add(self, rank: int) -> None:
+        try:
+            await asyncio.shield(self._launching[rank])
+            node = await self._fleet.bring_up(rank)
+            await self._attach(node)
+        except Exception as error:
+            self._tell(f"node {rank} cannot be added", error)
+            self._give_up(rank, f"node {rank} could not be added: {error}")
+            self._up[rank].set_exception(error)
+            self._up[rank].exception()  # it was told; whoever waits for the fleet's size hears of it besides
+            return
+        self._up[rank].set_result(None)
+        await self._keep(node)
+
+    async def _attach(self, node: NodeHandle) -> None:
+        """Hand the node to its user, unless it dies meanwhile."""
+        try:
+            await unless_gone(node, self._user.attach(node))
+        except BaseException:
+            self._user.detach(node.rank, "its workers did not answer", for_good=False)
+            await self._fleet.end((node.rank,))
+            raise
+        self._attached.add(node.rank)
+
+    # --- other nodes in the place of lost ones ----------------------------------------------------------------------
+
+    async def _keep(self, node: NodeHandle) -> None:
+        """See to it that there is a node of this rank, until that is given up or not wanted any more."""
+        rank, failures = node.rank, 0
+        while True:
+            began = self._clock.monotonic()
+            loss = await node.wait_gone()
+            self._attached.discard(rank)
+            self._fleet.discard(rank)
+            if rank not in self._wanted:
+                self._user.detach(rank, f"node {rank} is lost: {loss.reason}", for_good=True)
+                return
+            reason = f"node {rank} is lost: {loss.reason}"
+            if loss.timed_out:
+                self._publish(Error(reason, node.instance.id))
+                self._give_up(rank, reason)
+                return
+            self._publish(Error(f"{reason}; another takes its place", node.instance.id))
+            self._user.detach(rank, reason, for_good=False)
+            failures = 0 if self._clock.monotonic() - began > _SETTLED_S else failures + 1
+            replacement, failures = await self._replace(rank, failures)
+            if replacement is None:
+                self._give_up(rank, f"{reason}, and could not be replaced")
+                return
+            node = replacement
+
+    async def _replace(self, rank: int, failures: int) -> tuple[NodeHandle | None, int]:
+        """Another node for a lost one, and how often that went wrong lately; None when it is hopeless."""
+        while failures < _ATTEMPTS:
+            await self._clock.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures) if failures > 1 else 0)
+            try:
+                await self._fleet.launch((rank,))
+                node = await self._fleet.bring_up(rank)
+                await self._attach(node)
+            except _HOPELESS as error:
+                self._tell(f"node {rank} cannot be replaced", error)
+                break
+            except Exception as error:
+                self._tell(f"node {rank} could not be replaced", error)
+                failures += 1
+            else:
+                return node, failures
+        return None, failures
+
+    def _give_up(self, rank: int, reason: str) -> None:
+        self._wanted.discard(rank)
+        self._user.detach(rank, reason, for_good=True)
+        self._fleet.resize(len(self._wanted))
+
+    def _tell(self, what: str, error: Exception) -> None:
+        if error is not self._told:  # one error may be that of many nodes
+            self._told = error
+            self._publish(Error(f"{what}: {error}"))
+
+    # --- fewer nodes ------------------------------------------------------------------------------------------------
+
+    def _begin_to_leave(self, rank: int) -> None:
+        self._wanted.discard(rank)
+        self._user.retire((rank,))
+        self._up[rank].cancel()
+        self._leaving[rank] = asyncio.create_task(self._leave(rank))
+
+    async def _leave(self, rank: int) -> None:
+        try:
+            if rank in self._attached:
+                await self._user.drain(rank)
+            keeper = self._keepers[rank]
+            keeper.cancel()
+            launching = self._launching.get(rank)  # of other nodes too: it is not cancelled for this one
+            await asyncio.gather(keeper, *([launching] if launching else []), return_exceptions=True)
+            self._attached.discard(rank)
+            self._user.detach(rank, "the fleet was made smaller", for_good=True)
+            await self._fleet.end((rank,))
+        except SkywardError as error:
+            self._tell(f"node {rank} could not be ended", error)
+            raise
+        finally:
+            del self._leaving[rank]
+
+
+async def _all_of(waiting: Sequence[asyncio.Future[None]]) -> None:
+    await asyncio.gather(*map(asyncio.shield, waiting))

@@ -1,0 +1,258 @@
+"""The fleet is kept at its wanted size: nodes are replaced, added, taken away, and given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stamina
+
+from skyward.errors import AuthenticationError, CapacityError, PoolStateError
+from skyward.events import Error, SkywardEvent
+from skyward.node.control import Ending
+from skyward.provision.fleet import Fleet
+from skyward.provision.ledger import Ledger
+from skyward.provision.nodes import NodeHandle
+from skyward.provision.upkeep import Upkeep
+from skyward.spec.request import parse_request
+from skyward.testing.clock import FakeClock
+from skyward.testing.nodes import FakeNodes
+from skyward.testing.provider import FakeProvider
+from skyward.wire.frames import TlsIdentity
+
+
+@dataclass
+class Engine:
+    """Who works with the nodes, and writes down what it is told."""
+
+    log: list[tuple[Any, ...]] = field(default_factory=list)
+    busy: dict[int, asyncio.Event] = field(default_factory=dict)
+    refuses: dict[int, Exception] = field(default_factory=dict)
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        self.log.append(("expect", *ranks))
+
+    def retire(self, ranks: Iterable[int]) -> None:
+        self.log.append(("retire", *ranks))
+
+    async def attach(self, node: NodeHandle) -> None:
+        if (error := self.refuses.pop(node.rank, None)) is not None:
+            raise error
+        self.log.append(("attach", node.rank))
+
+    async def drain(self, rank: int) -> None:
+        self.log.append(("drain", rank))
+        if rank in self.busy:
+            await self.busy[rank].wait()
+
+    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+        self.log.append(("detach", rank, reason, for_good))
+
+    def of(self, verb: str) -> list[tuple[Any, ...]]:
+        return [entry[1:] for entry in self.log if entry[0] == verb]
+
+
+@dataclass
+class Stage:
+    ledger: Ledger
+    provider: FakeProvider = field(default_factory=FakeProvider)
+    nodes: FakeNodes = field(default_factory=FakeNodes)
+    clock: FakeClock = field(default_factory=FakeClock)
+    engine: Engine = field(default_factory=Engine)
+    events: list[SkywardEvent] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def upkeep(self, nodes: int = 2) -> AsyncGenerator[Upkeep]:
+        fleet = self.fleet = Fleet(
+            self.provider,
+            parse_request(nodes=nodes, timeout=600),
+            pool_id="pool",
+            tls=TlsIdentity(ca="ca", cert="cert", key="key"),
+            publish=self.events.append,
+            on_node_message=lambda node, message: None,
+            ledger=self.ledger,
+            clock=self.clock,
+            open_node=self.nodes,
+        )
+        upkeep = Upkeep(fleet, self.engine, publish=self.events.append, clock=self.clock)
+        try:
+            await upkeep.start(range(nodes))
+            yield upkeep
+        finally:
+            await upkeep.close()
+            await fleet.stop()
+        assert self.provider.alive == []
+        assert self.ledger.open_entries() == ()
+
+    def lose(self, rank: int, *, reason: str = "struck by lightning", timed_out: bool = False) -> None:
+        """The node says that it ends."""
+        node = [node for node in self.nodes.opened if node.rank == rank][-1]
+        node._hear(Ending(reason=reason, timed_out=timed_out))
+
+    def ranks(self) -> list[int]:
+        return [node.rank for node in self.fleet.nodes]
+
+    def errors(self) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, Error)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(Ledger(tmp_path / "ledger.db"))
+
+
+@pytest.fixture(autouse=True)
+def no_backoff() -> Any:
+    with stamina.set_testing(True, attempts=3):
+        yield
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.001)
+
+
+async def test_a_lost_node_is_replaced_under_its_rank(stage: Stage) -> None:
+    async with stage.upkeep():
+        stage.lose(1)
+        await until(lambda: stage.engine.of("attach") == [(0,), (1,), (1,)])
+        assert stage.engine.of("detach") == [(1, "node 1 is lost: struck by lightning", False)]
+        assert stage.errors() == ["node 1 is lost: struck by lightning; another takes its place"]
+        await until(lambda: len(stage.provider.alive) == 2)
+        assert stage.ranks() == [0, 1]
+
+
+async def test_survivors_are_told_of_the_next_heads_scheduler(stage: Stage) -> None:
+    async with stage.upkeep():
+        survivor = stage.nodes.opened[1]
+        assert survivor.scheduler == "tls://127.0.0.1:9000"
+        stage.lose(0)
+        await until(lambda: survivor.scheduler == "tls://127.0.0.1:9001")
+
+
+async def test_a_node_whose_time_is_over_is_not_replaced(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.lose(1, reason="its timeout is over", timed_out=True)
+        await until(lambda: upkeep.wanted == {0})
+        assert stage.engine.of("detach") == [(1, "node 1 is lost: its timeout is over", True)]
+        assert len(stage.provider.instances) == 2
+
+
+async def test_replacing_is_tried_again_after_growing_pauses(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.provider.fail("launch", CapacityError("sold out"), times=2)
+        stage.lose(1)
+        await until(lambda: stage.engine.of("attach").count((1,)) == 2)
+        assert upkeep.wanted == {0, 1}
+        assert [pause for pause in stage.clock.slept_s if pause >= 1] == [4.0, 8.0]
+        assert len(stage.errors()) == 3
+        assert all("node 1 could not be replaced: " in error for error in stage.errors()[1:])
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"), [(CapacityError("sold out"), 4), (AuthenticationError("who are you?"), 1)]
+)
+async def test_what_cannot_be_replaced_is_given_up(stage: Stage, error: Exception, attempts: int) -> None:
+    async with stage.upkeep() as upkeep:
+        launches = stage.provider.calls.count("launch")
+        stage.provider.fail("launch", error, times=20)
+        stage.lose(1)
+        await until(lambda: upkeep.wanted == {0})
+        assert stage.provider.calls.count("launch") == launches + attempts
+        assert stage.engine.of("detach")[-1] == (
+            1,
+            "node 1 is lost: struck by lightning, and could not be replaced",
+            True,
+        )
+        assert stage.nodes.opened[0].total_nodes == 1, "the others know that they are fewer"
+
+
+async def test_a_node_that_never_lasts_is_not_bought_for_ever(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        for lives in range(2, 6):
+            stage.lose(1)
+            await until(lambda lives=lives: stage.engine.of("attach").count((1,)) == lives)
+        stage.lose(1)
+        await until(lambda: upkeep.wanted == {0})
+        assert len(stage.provider.instances) == 6
+
+
+async def test_growing_adds_nodes_at_the_lowest_free_ranks(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        await upkeep.scale(4, ())
+        assert stage.ranks() == [0, 1, 2, 3]
+        assert stage.engine.of("expect") == [(0, 1), (2, 3)]
+        assert {node.total_nodes for node in stage.nodes.opened} == {4}
+        await upkeep.scale(3, {1})
+        await upkeep.scale(4, ())
+        assert stage.engine.of("attach")[-1] == (1,)
+
+
+async def test_what_cannot_be_added_is_an_error_and_the_rest_goes_on(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.provider.fail("launch", CapacityError("sold out"))
+        with pytest.raises(CapacityError, match="sold out"):
+            await upkeep.scale(4, ())
+        assert upkeep.wanted == {0, 1}
+        assert [entry[0] for entry in stage.engine.of("detach")] == [2, 3]
+        assert len(stage.errors()) == 1
+        await upkeep.scale(3, ())
+        assert stage.ranks() == [0, 1, 2]
+
+
+async def test_a_new_node_whose_workers_do_not_answer_is_ended(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.engine.refuses[2] = CapacityError("no answer")
+        with pytest.raises(CapacityError, match="no answer"):
+            await upkeep.scale(3, ())
+        assert len(stage.provider.alive) == 2
+
+
+async def test_shrinking_drains_before_it_ends_and_spares_the_head(stage: Stage) -> None:
+    async with stage.upkeep(3) as upkeep:
+        stage.engine.busy[2] = asyncio.Event()
+        shrinking = asyncio.ensure_future(upkeep.scale(1, {0, 2}))
+        await until(lambda: stage.ranks() == [0, 2])  # the idle one is gone, the busy one is not
+        assert not shrinking.done()
+        stage.engine.busy[2].set()
+        await shrinking
+        assert stage.ranks() == [0]
+        verbs = [entry[0] for entry in stage.engine.log if entry[1] == 2]
+        assert verbs == ["attach", "retire", "drain", "detach"]
+
+
+async def test_those_not_yet_there_go_first_and_who_waits_for_them_is_told(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.hang(2, "prepare")
+        growing = asyncio.ensure_future(upkeep.scale(3, ()))
+        await stage.nodes.hanging.wait()
+        await upkeep.scale(2, ())
+        with pytest.raises(asyncio.CancelledError):
+            await growing
+        assert stage.ranks() == [0, 1]
+        assert len(stage.provider.alive) == 2
+
+
+async def test_a_node_that_is_lost_while_it_drains_is_not_replaced(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.engine.busy[1] = asyncio.Event()
+        shrinking = asyncio.ensure_future(upkeep.scale(1, ()))
+        await until(lambda: stage.engine.of("drain") == [(1,)])
+        stage.lose(1)
+        await until(lambda: stage.engine.of("detach") != [])
+        stage.engine.busy[1].set()
+        await shrinking
+        assert len(stage.provider.instances) == 2
+
+
+async def test_a_closed_upkeep_takes_nothing_more(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        await upkeep.close()
+        with pytest.raises(PoolStateError, match="closed"):
+            upkeep.scale(3, ())
