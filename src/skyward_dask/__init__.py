@@ -1,1 +1,32 @@
-"""The Dask front-end: `SkywardCluster` comes with a later version."""
+"""Skyward behind Dask: :class:`SkywardCluster` is a pool as Dask's tools know clusters.
+
+Importing this package gives Dask the defaults of its settings, ``skyward.*``; the rest is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from skyward_dask.settings import load_defaults
+
+if TYPE_CHECKING:
+    from skyward_dask.cluster import SkywardCluster
+    from skyward_dask.versions import check_versions
+
+__all__ = ["SkywardCluster", "check_versions"]
+
+_HOMES = {"SkywardCluster": "skyward_dask.cluster", "check_versions": "skyward_dask.versions"}
+
+load_defaults()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

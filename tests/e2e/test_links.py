@@ -21,7 +21,7 @@ def pool() -> Iterator[sky.ComputePool]:
 def lanes_of(pool: sky.ComputePool) -> list[Lane]:
     assert pool._running is not None
     assert pool._running._cluster is not None
-    return [slot.lane for slot in pool._running._cluster.slots.values()]
+    return [slot.lane for slot in pool._running._cluster.members.slots.values()]
 
 
 def cut(pool: sky.ComputePool) -> None:

@@ -108,6 +108,7 @@ class Membership:
             self._leave(slot, reason, blameless=rank == 0)
         if for_good:
             gone = self._of(rank)
+            self._known.difference_update(gone)
             self.places = tuple(place for place in self.places if place not in gone)
             for worker_id in gone:
                 self.acting.perform(self._dispatch.worker_gone(worker_id, reason, self._loop.time()))

@@ -1,0 +1,182 @@
+"""``SkywardCluster``: a pool as Dask's tools know clusters."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Self, TypedDict, Unpack, cast
+from weakref import WeakSet
+
+from distributed import Status
+from tornado.ioloop import IOLoop
+
+from skyward.errors import ConfigurationError
+from skyward.events import Callback
+from skyward.spec.accelerators import Accelerator
+from skyward.spec.image import Image
+from skyward.spec.spot import SpotLike
+from skyward.spec.volume import Volume
+from skyward_dask.dashboard import DashboardLink
+from skyward_dask.elastic import ElasticCluster
+from skyward_dask.holding import Fleet, hold_pool
+from skyward_dask.settings import seconds, setting
+from skyward_dask.summary import fleet_rows, scaling_table
+
+__all__ = ["PoolParams", "SkywardCluster", "close_clusters"]
+
+_logger = logging.getLogger("skyward.dask")
+
+_clusters: WeakSet[SkywardCluster] = WeakSet()
+_AT_EXIT_S = 10
+
+
+class PoolParams(TypedDict, total=False):
+    """The parameters of :class:`~skyward.ComputePool`, which explains them."""
+
+    provider: Any
+    image: Image | None
+    nodes: int
+    machine: str | None
+    accelerator: str | Accelerator | None
+    cpu: int | None
+    memory: str | None
+    volume: Sequence[Volume] | None
+    spot: SpotLike
+    timeout: int
+    env: Mapping[str, str] | None
+    concurrency: int
+    display: str
+    on_event: Callback | None
+    collect_metrics: bool
+    pip: Sequence[str] | None
+
+
+class SkywardCluster(ElasticCluster):
+    """A Dask cluster on machines that come and go: ``Client(SkywardCluster(provider=sky.Local(), nodes=2))``.
+
+    With the parameters of a pool it has a pool of its own, which is opened now and ends with it. With an open pool it
+    uses that one, and leaves it open. Either is :attr:`pool`, on which native and joblib calls run beside Dask's tasks.
+
+    Dask counts workers, a pool has whole nodes of them: numbers of workers are rounded up. The scheduler runs on node
+    0, so that one node always stays.
+
+    Args:
+        pool: an open pool, instead of a pool's parameters.
+        name: what :meth:`from_name` finds it by; None is the setting ``skyward.name``, else a random one.
+        asynchronous: for use in a running event loop: ``async with SkywardCluster(..., asynchronous=True)``. Nothing is
+            created before it is awaited or entered.
+        scheduler_sync_interval: how often to exchange news with the scheduler: seconds, or text such as ``"500ms"``.
+        loop: a running event loop to use instead of one of its own.
+        **pool_params: :class:`~skyward.ComputePool`'s parameters.
+
+    Raises:
+        ConfigurationError: a parameter is wrong, and nothing was created; or this process's versions of Dask are not
+            those of the nodes.
+        PoolStateError: the pool passed is not open.
+    """
+
+    def __init__(
+        self,
+        pool: Fleet | None = None,
+        *,
+        name: str | None = None,
+        asynchronous: bool = False,
+        scheduler_sync_interval: Any = 1,
+        loop: IOLoop | None = None,
+        **pool_params: Unpack[PoolParams],
+    ) -> None:
+        name = setting("name") if name is None else name
+        if name is not None and not (isinstance(name, str) and name.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"name must be non-empty text, got {name!r}")
+        super().__init__(
+            hold_pool(pool, cast("dict[str, Any]", pool_params)),
+            name=name,
+            asynchronous=asynchronous,
+            loop=loop,
+            quiet=pool_params.get("display") == "quiet",
+            scheduler_sync_interval=scheduler_sync_interval,
+        )
+        self._dashboard = DashboardLink(self.pool.forward)
+        _clusters.add(self)
+        if not asynchronous:
+            self._start_here()
+
+    async def _ask_for_dashboard(self) -> object:
+        return await self.scheduler_comm.skyward_dashboard()
+
+    async def _leave(self) -> None:
+        self._dashboard.forget()
+        await super()._leave()
+
+    @classmethod
+    def from_name(cls, name: str) -> Self:
+        """The cluster of that name in this process. A pool ends with its process, so there are no others.
+
+        Raises:
+            ConfigurationError: there is none; lists those there are.
+        """
+        running = [cluster for cluster in _clusters if cluster.status == Status.running and isinstance(cluster, cls)]
+        for cluster in running:
+            if cluster.name == name:
+                return cluster
+        known = ", ".join(sorted(cluster.label for cluster in running)) or "none"
+        raise ConfigurationError(f"name must be that of a running cluster of this process ({known}), got {name!r}")
+
+    @property
+    def dashboard_link(self) -> str:
+        """Dask's dashboard, as this machine's browser reaches it; with the token that it asks for.
+
+        The dashboard starts when this is first read: it costs the scheduler a second and some memory. On the event
+        loop, which must not wait, the link is empty until it has started, and so it is elsewhere when that takes longer
+        than the setting ``skyward.dashboard-timeout``. Never raises; :meth:`get_dashboard_link` says what is wrong.
+        """
+        if self._dashboard.link or self.status != Status.running:
+            return self._dashboard.link
+        try:
+            if self.asynchronous:
+                self._dashboard.start(self._ask_for_dashboard)
+            elif not self._dashboard.is_asking:
+                limit_s = seconds("skyward.dashboard-timeout", setting("dashboard-timeout"))
+                self.sync(self._dashboard.find, self._ask_for_dashboard, callback_timeout=limit_s)
+        except Exception as error:
+            _logger.debug("no dashboard of %s yet: %s", self.label, error)
+        return self._dashboard.link
+
+    def get_dashboard_link(self) -> Any:
+        """:attr:`dashboard_link`, once the dashboard has started; in asynchronous use an awaitable of it.
+
+        Raises:
+            UnreachableError: the scheduler has no dashboard; says why.
+            PoolStateError: the cluster or its pool is closed.
+        """
+        self._open_status()
+        return cast("Any", self.sync(self._dashboard.find, self._ask_for_dashboard))
+
+    def _scaling_status(self) -> str:
+        adapts = self._adaptive is not None and self._adaptive.periodic_callback is not None
+        return scaling_table(
+            mode="Adaptive" if adapts else "Manual",
+            observed=len(self.observed),
+            wanted=len(self.plan),
+            status=self._status(),
+        )
+
+    def _repr_html_(self, cluster_status: str | None = None) -> str:
+        status = self._status()
+        rows = fleet_rows(status) if status else ""
+        return super()._repr_html_(cluster_status=rows + (cluster_status or ""))
+
+
+def close_clusters() -> None:
+    """At the end of the process: pools never outlive it on purpose."""
+    for cluster in list(_clusters):
+        if cluster.status != Status.closed:
+            with suppress(Exception):
+                cluster.close(timeout=_AT_EXIT_S)
+
+
+# While threads can still be started, without which machines cannot be ended: atexit's functions are called too late.
+getattr(threading, "_register_atexit", atexit.register)(close_clusters)

@@ -1,0 +1,154 @@
+"""A cluster's pool: its own, which lives as long as it does, or somebody else's, which stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Any, Protocol, cast
+
+from skyward.errors import ConfigurationError, PoolStateError
+from skyward.pool import ComputePool
+from skyward.submission import ElasticFleet
+
+__all__ = ["BorrowedPool", "Fleet", "OwnableFleet", "OwnedPool", "PoolHolding", "hold_pool"]
+
+
+class Fleet(ElasticFleet, Protocol):
+    """What a cluster needs of a pool."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the pool is open."""
+        ...
+
+
+class OwnableFleet(Fleet, Protocol):
+    """A pool that a cluster can open and close."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> object: ...
+
+    async def __aenter__(self) -> object: ...
+
+
+class PoolHolding(Protocol):
+    """Opens and closes a cluster's pool, from whichever thread; closing twice is harmless."""
+
+    @property
+    def pool(self) -> Fleet:
+        """The pool."""
+        ...
+
+    def open(self) -> None:
+        """Open it. Blocks."""
+        ...
+
+    async def open_async(self) -> None:
+        """Open it, without blocking the event loop."""
+        ...
+
+    def close(self) -> None:
+        """Close it. Blocks until it is closed, also when another thread is closing it."""
+        ...
+
+    async def close_async(self) -> None:
+        """Close it, without blocking the event loop."""
+        ...
+
+
+class BorrowedPool:
+    """Somebody else's pool: open already, and left so."""
+
+    def __init__(self, pool: Fleet) -> None:
+        self.pool = pool
+
+    def open(self) -> None:
+        """Make sure that it is open.
+
+        Raises:
+            PoolStateError: it is not.
+        """
+        if not self.pool.is_active:
+            raise PoolStateError(
+                "the pool is not open: make the cluster inside `with ComputePool(...) as pool:`, "
+                "or give SkywardCluster the pool's parameters for it to have a pool of its own"
+            )
+
+    async def open_async(self) -> None:
+        """See :meth:`open`."""
+        self.open()
+
+    def close(self) -> None:
+        """Leave it open."""
+
+    async def close_async(self) -> None:
+        """Leave it open."""
+
+
+class OwnedPool:
+    """A pool of the cluster's own."""
+
+    def __init__(self, pool: OwnableFleet) -> None:
+        self.pool: Fleet = pool
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._opened = False
+
+    def open(self) -> None:
+        """See :meth:`PoolHolding.open`."""
+        self._pool.__enter__()
+        self._opened = True
+
+    async def open_async(self) -> None:
+        """See :meth:`PoolHolding.open_async`."""
+        await self._pool.__aenter__()
+        self._opened = True
+
+    def close(self) -> None:
+        """See :meth:`PoolHolding.close`."""
+        with self._lock:
+            if self._opened:
+                self._opened = False
+                self._pool.__exit__(None, None, None)
+
+    async def close_async(self) -> None:
+        """See :meth:`PoolHolding.close_async`."""
+        await asyncio.to_thread(self.close)
+
+
+_ELSEWHERE = {
+    "n_workers": "nodes= is the number of machines, concurrency= the number of workers on each",
+    "workers": "nodes= is the number of machines, concurrency= the number of workers on each",
+    "processes": "workers are always processes; concurrency= is their number on each node",
+    "threads_per_worker": "a worker runs one Dask task at a time; concurrency= is the number of workers on each node",
+    "nthreads": "a worker runs one Dask task at a time; concurrency= is the number of workers on each node",
+    "memory_limit": "workers share their node's memory; memory= asks for machines that have enough of it",
+    "dashboard_address": "cluster.dashboard_link starts the dashboard, at an address of its own",
+    "security": "every pool has certificates of its own",
+    "shutdown_on_close": "a cluster's pool ends with it; open a ComputePool yourself and pass it, and it stays open",
+    "shutdown_scheduler": "a cluster's pool ends with it; open a ComputePool yourself and pass it, and it stays open",
+}
+
+
+def hold_pool(pool: object, params: dict[str, Any]) -> PoolHolding:
+    """The pool passed, or a new one with these parameters; nothing is created by it yet.
+
+    Raises:
+        ConfigurationError: neither or both were given, or a parameter is wrong.
+    """
+    if pool is not None:
+        if params:
+            raise ConfigurationError(f"{', '.join(params)}: an open pool has its parameters already; pass one or other")
+        if not all(hasattr(type(pool), name) for name in ("scheduler", "scale", "forward", "is_active")):
+            raise ConfigurationError(f"pool must be an open ComputePool, got {type(pool).__name__}")
+        return BorrowedPool(cast("Fleet", pool))
+    for name in params.keys() - ComputePool.__init__.__annotations__.keys():
+        advice = _ELSEWHERE.get(name, "its parameters are those of ComputePool")
+        raise ConfigurationError(f"{name} is not a parameter of SkywardCluster: {advice}")
+    if "provider" not in params:
+        raise ConfigurationError("provider is missing: say who has the machines, such as sky.Local(), or pass a pool")
+    return OwnedPool(cast("OwnableFleet", ComputePool(**params)))

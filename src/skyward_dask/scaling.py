@@ -1,0 +1,127 @@
+"""From workers, which Dask counts, to whole nodes, which a fleet has. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from numbers import Integral
+
+from dask.utils import parse_bytes
+
+from skyward.errors import ConfigurationError
+from skyward.submission import FleetStatus, NodeStatus
+
+__all__ = [
+    "memory_size",
+    "node_of",
+    "nodes_for",
+    "planned_workers",
+    "ranks_named",
+    "requested_workers",
+    "staying",
+    "superfluous",
+    "worker_count",
+]
+
+HEAD = 0
+"""Rank of the node on which the scheduler runs. It never goes."""
+
+
+def worker_count(parameter: str, value: object) -> int:
+    """``value`` as a number of workers.
+
+    Raises:
+        ConfigurationError: it is not a whole number of at least 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ConfigurationError(f"{parameter} must be a whole number ≥ 0, got {value!r}")
+    return int(value)
+
+
+def memory_size(parameter: str, value: object) -> int:
+    """``value``, such as ``"64 GiB"``, in bytes.
+
+    Raises:
+        ConfigurationError: it is not a size of at least 0.
+    """
+    try:
+        size = -1
+        if isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
+            size = parse_bytes(value)
+    except ValueError:
+        size = -1
+    if size < 0:
+        raise ConfigurationError(f'{parameter} must be a size such as "64 GiB", got {value!r}')
+    return size
+
+
+def nodes_for(workers: float, per_node: int) -> int:
+    """The fewest whole nodes that have ``workers`` workers; at least one, the scheduler's."""
+    return max(1, math.ceil(workers / per_node))
+
+
+def node_of(worker: str) -> str:
+    """The part of a worker's name that names its node: ``node0`` of ``node0-worker1``."""
+    return worker.rpartition("-")[0]
+
+
+def staying(status: FleetStatus) -> list[NodeStatus]:
+    """The nodes that are not on their way out, by rank."""
+    return sorted((node for node in status.nodes if node.state != "ending"), key=lambda node: node.rank)
+
+
+def requested_workers(status: FleetStatus) -> set[str]:
+    """Names of the workers of nodes that the fleet has, or has asked its provider for."""
+    return {worker for node in staying(status) for worker in node.workers}
+
+
+def planned_workers(status: FleetStatus) -> set[str]:
+    """Names of the workers that there are meant to be.
+
+    Nodes that are wanted and not yet asked for get the lowest free ranks; the highest of those there are too many of
+    are not counted.
+    """
+    kept = staying(status)[: status.wanted]
+    taken = {node.rank for node in kept}
+    free = (rank for rank in range(status.wanted) if rank not in taken)
+    coming = [next(free) for _ in range(status.wanted - len(kept))]
+    names = {worker for node in kept for worker in node.workers}
+    return names | {f"node{rank}-worker{index}" for rank in coming for index in range(status.workers_per_node)}
+
+
+def ranks_named(status: FleetStatus, workers: Collection[str]) -> list[int]:
+    """Ranks of the nodes all of whose workers are named; never the scheduler's."""
+    return [
+        node.rank
+        for node in staying(status)
+        if node.rank != HEAD and node.workers and set(node.workers).issubset(workers)
+    ]
+
+
+def superfluous(
+    status: FleetStatus, *, target: int, observed: Collection[str], cheapest_first: Sequence[str]
+) -> list[str]:
+    """Names of the workers to close for ``target`` of them to remain: whole nodes only.
+
+    Those that have not arrived go first, the latest of them before the others, then those that are cheapest to close.
+
+    Args:
+        status: the fleet.
+        target: how many workers should remain.
+        observed: names of the workers that the scheduler knows.
+        cheapest_first: names of those that may be closed.
+    """
+    nodes = [node for node in staying(status) if node.rank != HEAD]
+    too_many = len(staying(status)) - nodes_for(target, status.workers_per_node)
+    coming = [node for node in reversed(nodes) if not set(node.workers) & set(observed)]
+    closable = _whole(nodes, cheapest_first)
+    chosen = [*coming, *(node for node in closable if node not in coming)][: max(too_many, 0)]
+    return [worker for node in chosen for worker in node.workers]
+
+
+def _whole(nodes: Iterable[NodeStatus], workers: Sequence[str]) -> list[NodeStatus]:
+    """The nodes all of whose workers are named, in the order in which they are named first."""
+    by_name = {node_of(node.workers[0]): node for node in nodes if node.workers}
+    named = Counter(map(node_of, workers))
+    return [by_name[name] for name in named if name in by_name and named[name] >= len(by_name[name].workers)]

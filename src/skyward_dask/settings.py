@@ -1,0 +1,43 @@
+"""Dask's settings ``skyward.*``; ``skyward.yaml``, beside this file, lists and explains them."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
+
+import dask.config
+import yaml
+from dask.utils import parse_timedelta
+
+from skyward.errors import ConfigurationError
+
+__all__ = ["load_defaults", "seconds", "setting"]
+
+
+@cache
+def load_defaults() -> None:
+    """Tell Dask the defaults; what its user has set wins over them. Idempotent."""
+    text = files("skyward_dask").joinpath("skyward.yaml").read_text(encoding="utf-8")
+    dask.config.update_defaults(yaml.safe_load(text))
+
+
+def setting(name: str) -> Any:
+    """The value of ``skyward.<name>``."""
+    load_defaults()
+    return dask.config.get(f"skyward.{name}")
+
+
+def seconds(parameter: str, value: object) -> float:
+    """A duration as Dask writes them, ``"30s"`` or a number of seconds or a timedelta.
+
+    Raises:
+        ConfigurationError: it is none, or not above zero.
+    """
+    try:
+        found = cast("float", parse_timedelta(cast("Any", value), "s"))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        found = 0.0
+    if isinstance(value, bool) or not found or found <= 0:
+        raise ConfigurationError(f'{parameter} must be a duration above zero such as "30s", got {value!r}')
+    return float(found)
