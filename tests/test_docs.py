@@ -60,7 +60,7 @@ RUNNABLE = [page for page in PAGES if program(page, no_run=False).strip()]
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)
 def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
     text = program(page, no_run=False)
-    script = tmp_path / f"{page.stem.replace('-', '_')}.py"
+    script = tmp_path / f"page_{page.stem.replace('-', '_')}.py"  # no library's name
     script.write_text(text, encoding="utf-8")
 
     completed = subprocess.run(

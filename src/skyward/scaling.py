@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from skyward.engine.running import RunningPool
+from skyward.errors import ConfigurationError
 from skyward.spec.request import checked_nodes, checked_ranks
 from skyward.submission import FleetStatus, SchedulerInfo
 
@@ -73,12 +74,18 @@ class Scales(ABC):
             **options: :class:`distributed.Client`'s, such as ``set_as_default`` or ``asynchronous``.
 
         Raises:
-            ConfigurationError: Dask or Python differ between this process and a node.
+            ConfigurationError: Dask or Python differ between this process and a node; or ``direct_to_workers`` was
+                asked for where workers cannot be reached.
             PoolStateError: the pool is not open, or its head node is being replaced.
         """
         from distributed import Client
 
         info = self.scheduler
+        if info.tunnelled and options.get("direct_to_workers"):
+            raise ConfigurationError(
+                "direct_to_workers=True cannot work here: this process reaches only the scheduler of this pool, through "
+                "a tunnel; leave it out, and data comes through the scheduler"
+            )
         return Client(info.address, security=info.security, **options)
 
     def forward(self, address: str) -> str:

@@ -124,10 +124,12 @@ class SchedulerInfo:
     Attributes:
         address: ``tls://host:port``, as reached from this process.
         security: the pool's certificates; the scheduler talks to nobody without them.
+        tunnelled: whether only the scheduler is reached from this process, and workers are not.
     """
 
     address: str
     security: Security = field(repr=False)
+    tunnelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,8 +126,9 @@ class Elastic:
             raise ConfigurationError(difference)
         self._dask_in_use = True
         security = await asyncio.to_thread(client_security, self._tls)  # imports distributed
-        address = await self.forward(head.ready.scheduler.removeprefix("tls://"))
-        return SchedulerInfo(f"tls://{address}", security)
+        own = head.ready.scheduler.removeprefix("tls://")
+        address = await self.forward(own)
+        return SchedulerInfo(f"tls://{address}", security, tunnelled=address != own)
 
     async def forward(self, address: str) -> str:
         """The ``host:port`` through which this process reaches ``host:port`` of the head node."""

@@ -49,6 +49,24 @@ class NodePlan:
         ours = _DASK_ENV | dict.fromkeys(_THREAD_CAPS, threads)
         return ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
 
+    def devices(self, worker: int) -> tuple[int, ...]:
+        """Indices of the node's accelerators that worker number ``worker`` uses.
+
+        They are dealt round-robin, whole ones; where there are fewer than workers, several workers share one.
+        """
+        count, workers = len(self.config.accelerators), self.config.workers
+        if not count:
+            return ()
+        return tuple(range(worker, count, workers)) or (worker % count,)
+
+    def resources(self, worker: int) -> dict[str, float]:
+        """What Dask may count on: ``{"GPU": n}``, a fraction where an accelerator is shared."""
+        devices = self.devices(worker)
+        if not devices:
+            return {}
+        sharing = sum(self.devices(other) == devices for other in range(self.config.workers))
+        return {"GPU": len(devices) / sharing}
+
     def place(self, worker: int, order: Start) -> WorkerPlace:
         """Where worker number ``worker`` stands."""
         config = self.config
@@ -60,19 +78,28 @@ class NodePlan:
             worker=worker,
             workers_per_node=config.workers,
             head_addr=order.head_addr,
-            accelerators=config.accelerators,
+            accelerators=tuple(config.accelerators[device] for device in self.devices(worker)),
             memory_limit_bytes=self.memory_limit_bytes,
         )
 
     def worker_env(self, worker: int, order: Start) -> dict[str, str]:
         """What worker number ``worker`` has besides."""
         config = self.config
-        return {
+        return self._visible_devices(worker) | {
             "SKYWARD_WORKER": self.place(worker, order).to_json(),
             "SKYWARD_LANE": self.ready.lanes[worker],
             "SKYWARD_WORKER_LOG": str(Path(config.workdir, f"worker-{worker}.log")),
             "SKYWARD_BLOB_DIRS": os.pathsep.join((self.ready.blob_dir, self.ready.blob_dir_disk)),
         }
+
+    def _visible_devices(self, worker: int) -> dict[str, str]:
+        devices = self.devices(worker)
+        if not devices or "CUDA_VISIBLE_DEVICES" in self.config.env:  # the user has said which
+            return {}
+        # On one's own machine the node may be shown a part of it already.
+        shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        names = [shown[device] if device < len(shown) else str(device) for device in devices]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
 
     def to_json(self) -> str:
         """The plan as one line. It holds the node's private key: never in a log, an argument or a variable."""

@@ -77,6 +77,7 @@ class SlotNanny(Nanny):
             security=dask_security(config),
             local_directory=plan.worker_folder,
             memory_limit=str(plan.memory_limit_bytes),
+            resources=plan.resources(worker),
             env=plan.worker_env(worker, order),
             worker_class=start_worker,
         )
