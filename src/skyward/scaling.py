@@ -83,7 +83,7 @@ class Scales(ABC):
         info = self.scheduler
         if info.tunnelled and options.get("direct_to_workers"):
             raise ConfigurationError(
-                "direct_to_workers=True cannot work here: this process reaches only the scheduler of this pool, through "
+                "direct_to_workers=True cannot work here: this process reaches only the pool's scheduler, through "
                 "a tunnel; leave it out, and data comes through the scheduler"
             )
         return Client(info.address, security=info.security, **options)
