@@ -93,6 +93,15 @@ class Page:
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         return answer["result"].get("value")
 
+    async def click(self, what: str) -> None:
+        """Click on the first such element, once the page has it."""
+        click = f"(() => {{ const it = document.querySelector('{what}'); it?.click(); return !!it; }})()"
+
+        async def probe() -> bool | None:
+            return await self.evaluate(click) or None
+
+        await wait_until(probe, deadline_s=DEADLINE_S, interval_s=0.05, what=f"{what} to be on the page")
+
     async def shows(self, *, tasks: int) -> dict[str, Any]:
         """What is on Dask's page, once it is drawn and its websocket has brought all workers and so many tasks."""
 
@@ -220,7 +229,7 @@ async def test_the_token_is_the_password(link: str) -> None:
 async def test_the_link_works_from_another_sites_page(link: str) -> None:
     async with browser() as page:
         await page.call("Page.navigate", url="data:text/html," + quote(f"<a href='{link}'>see</a>"))
-        await page.evaluate("document.querySelector('a').click()")
+        await page.click("a")
         await page.shows(tasks=0)
 
     assert page.statuses == [200, 200, 200]  # that page, the gate's, Dask's
