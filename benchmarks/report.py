@@ -14,7 +14,8 @@ __all__ = ["Circumstances", "duration", "page", "tables"]
 _HOW = """\
 `make bench` measures what Skyward costs on one machine, beside others who run Python calls in processes: loky (joblib's
 own executor), Dask's `LocalCluster`, Ray and ipyparallel. Each has two workers and is used as its documentation says.
-This page is what the command wrote last.
+This page is what the command wrote last. In the rows of `SkywardCluster` all peers do Dask's work: *skyward* is a
+`SkywardCluster` on one node, *dask* a `LocalCluster` as it comes, *dask, TLS* one that encrypts as a pool always does.
 
 Every measurement runs in a process of its own, native libraries are held to one thread, and the peers take turns, round
 by round, so that the noise of the machine meets them alike. A ratio is the median over the rounds of the peer's median
@@ -26,6 +27,11 @@ _NOTES = """\
   array: their private memory, and every mapped file once. Measured in runs that are not timed.
 - *stall*: by how much a 5 ms ticker on the event loop was late at most while the data travelled.
 - The time to make a 500 MB result is taken off. Both ends read a byte of every page.
+- *shuffle* and *reduction* start from data in the workers' memory. The work differs a little each time, so that no
+  result can be one of the time before.
+- *at once ÷ alone*: a reduction and 10,000 calls on the same two workers start together; each is compared with itself
+  alone just before. They share two cores, so that each may well take longer: *both, at once ÷ in turn* says what it
+  costs to do both at once.
 - *dispatch* is a simulation of 100,000 short calls in one process, without workers.
 """
 

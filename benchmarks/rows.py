@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks import arrays, calls, learning, pools
+from benchmarks import arrays, calls, graphs, learning, pools
 from benchmarks.measured import Measured
 
 __all__ = ["ROWS", "Goal", "Limit", "Row"]
@@ -56,6 +56,8 @@ _STALLS = (
     Limit(figure="client_stall_s", at_most=0.1, text="longest stall of the client's loop, s"),
     Limit(figure="worker_stall_s", at_most=0.1, text="longest stall of a worker's loop, s"),
 )
+_DASK_FRONT_END = ("skyward", "dask", "dask, TLS")
+_AS_DASK = (Goal(peer="dask", at_least=0.95),)
 
 ROWS: dict[str, Row] = {
     "round_trip": Row(
@@ -124,6 +126,36 @@ ROWS: dict[str, Row] = {
         measure=learning.large_search,
         peers=("skyward", "loky"),
         goals=(Goal(peer="loky", at_least=1),),
+    ),
+    "client_map": Row(
+        title="`SkywardCluster`: `client.map` of 5,000 no-ops",
+        measure=graphs.client_map,
+        peers=_DASK_FRONT_END,
+        goals=_AS_DASK,
+        rounds=5,
+        timeout_s=180,
+    ),
+    "shuffle": Row(
+        title="`SkywardCluster`: shuffle of a data frame, 1/128 of the machine's memory",
+        measure=graphs.shuffle,
+        peers=_DASK_FRONT_END,
+        goals=_AS_DASK,
+        rounds=5,
+        timeout_s=120,
+    ),
+    "reduction": Row(
+        title="`SkywardCluster`: reduction of an array, 1/16 of the machine's memory",
+        measure=graphs.reduction,
+        peers=_DASK_FRONT_END,
+        goals=_AS_DASK,
+        rounds=5,
+        timeout_s=120,
+    ),
+    "beside_calls": Row(
+        title="that reduction and 10,000 no-op calls at once, on one pool",
+        measure=graphs.beside_calls,
+        rounds=5,
+        timeout_s=120,
     ),
     "startup": Row(
         title="from before the import to the first result, 2 workers",

@@ -67,6 +67,7 @@ class Membership:
 
     def attach(self, handle: NodeHandle, owner: LaneOwner) -> None:
         """Open lanes to the workers of a node."""
+        self.expect((handle.rank,))  # of the node before it, workers may have been given up
         node = AttachedNode(handle)
         for worker_id, address in zip(self._of(handle.rank), handle.ready.lanes, strict=True):
             self.slots[worker_id] = Slot(Lane(worker_id, address, self._tls, owner), node)
@@ -146,9 +147,9 @@ class Membership:
             self.lose(slot)
 
     def stale(self, worker_id: WorkerId, incarnation: str) -> None:
-        """A worker cannot join the new scheduler: it is replaced once it has nothing left to do."""
+        """A worker cannot join the new scheduler: unless it goes anyway, it is replaced once it has nothing to do."""
         slot = self.slots.get(worker_id)
-        if slot is not None and slot.lane.incarnation == incarnation:
+        if slot is not None and slot.lane.incarnation == incarnation and slot.id in self.places:
             self.acting.perform(self._dispatch.drain(worker_id, comes_back=True))
             self.acting.spawn(self._renew(slot, incarnation))
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
-from skyward.engine.blobs import NodeBlobs
+from skyward._waiting import wait_until
+from skyward.engine.blobs import NodeBlobs, Stored
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import GiveUp, WorkerId
 from skyward.engine.futures import RawOutcome
@@ -126,7 +128,7 @@ class Slot:
         incarnation = self.lane.incarnation
         self.unsent.add(call.id)
         try:
-            held = await self.node.blobs.hold(call.parcel.blobs)
+            held = await self._hold(call, token)
         except Exception as error:  # whatever it was, the call must not wait for ever
             if call.shipping is token:
                 self.unsent.discard(call.id)
@@ -138,6 +140,22 @@ class Slot:
         self.unsent.discard(call.id)
         call.held = held
         self.push([call])
+
+    async def _hold(self, call: LiveCall, token: object) -> Sequence[Stored]:
+        """Put the call's blobs onto the node, again if that failed with the connection to it."""
+        while True:
+            try:
+                return await self.node.blobs.hold(call.parcel.blobs)
+            except Exception:
+                if self.node.handle.linked:
+                    raise
+
+            async def settled() -> bool | None:
+                return self.node.handle.linked or call.shipping is not token or None
+
+            await wait_until(settled, deadline_s=math.inf, interval_s=0.05, what=f"{self} to be back, or lost")
+            if call.shipping is not token:
+                return ()
 
 
 def _can_travel_together(call: LiveCall) -> tuple[str, bool]:

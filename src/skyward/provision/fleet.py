@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, assert_never, cast
 
 from skyward._waiting import SYSTEM_CLOCK, Clock
-from skyward.errors import PoolStateError, SkywardError, TerminationError, UnreachableError
+from skyward.errors import PoolStateError, SkywardError, TerminationError
 from skyward.events import (
     BootstrapCompleted,
     BootstrapProgress,
@@ -20,6 +20,7 @@ from skyward.events import (
 from skyward.node.config import NodeConfig
 from skyward.providers.base import Instance, Provider
 from skyward.provision.cost import CostReport
+from skyward.provision.heralding import Herald, spawn
 from skyward.provision.ledger import Ledger
 from skyward.provision.lifecycle import (
     HEAD,
@@ -93,12 +94,10 @@ class Fleet:
         self._open_node = open_node
         self._lifecycle = Lifecycle()
         self._machines = Machines(provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock)
-        self._size = request.nodes
         self._current: dict[int, Machine] = {}
         self._failures: dict[int, BaseException] = {}
         self._moved = asyncio.Event()
-        self._told: dict[NodeHandle, tuple[str, str, int]] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self._herald = Herald(request.nodes, self._current, self._lifecycle.states)
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -126,7 +125,7 @@ class Fleet:
         When any of it fails, or is cancelled, everything that was created is terminated and confirmed gone before the
         error is raised. What cannot be is a :class:`~skyward.errors.TerminationError`, with the first error in a note.
         """
-        ranks = tuple(range(self._size))
+        ranks = tuple(range(self._request.nodes))
         try:
             await self._launch(ranks)
             await _all_or_the_first_error({rank: self._come_up(rank) for rank in ranks})
@@ -157,8 +156,18 @@ class Fleet:
             raise
 
     async def end(self, ranks: Sequence[int]) -> None:
-        """Stop these nodes' supervisors, terminate their machines, confirm it. Idempotent, as :meth:`stop` is."""
-        await self._end(End(ranks=tuple(rank for rank in ranks if rank in self.states)))
+        """Stop these nodes' supervisors, terminate their machines, confirm it. A cancellation waits for its end.
+
+        Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; :meth:`stop`
+        tries again.
+        """
+        for action in self._handle(End(ranks=tuple(rank for rank in ranks if rank in self.states))):
+            assert isinstance(action, EndNodes)
+            ours = [each for each in self._machines.all if each.rank in action.ranks and not each.ended]
+            try:
+                await to_its_end(self._end_machines(ours))
+            finally:  # what is not confirmed gone is left to `stop`, and keeps no other from its rank
+                self._handle(Ended(ranks=action.ranks))
 
     def discard(self, rank: int) -> None:
         """A node was lost: end what is left of it in the background; its rank may be launched again at once."""
@@ -166,8 +175,8 @@ class Fleet:
 
     def resize(self, size: int) -> None:
         """The fleet is meant to have ``size`` nodes: tell those there are."""
-        self._size = size
-        self._tell_all()
+        self._herald.size = size
+        self._herald.tell_all()
 
     async def stop(self) -> None:
         """Stop every supervisor, terminate every machine, confirm it. Idempotent; a cancellation waits for its end.
@@ -175,19 +184,12 @@ class Fleet:
         Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; their ledger
         entries stay open, and calling again tries again.
         """
-        for task in self._telling:
-            task.cancel()
-        await self._end(End())
-        await asyncio.gather(*self._ending, *self._telling, return_exceptions=True)
-        if left := [machine for machine in self._machines.all if not machine.ended]:
-            await to_its_end(self._end_machines(left))
-
-    async def _end(self, event: End) -> None:
-        for action in self._handle(event):
-            assert isinstance(action, EndNodes)
-            ours = [each for each in self._machines.all if each.rank in action.ranks and not each.ended]
-            await to_its_end(self._end_machines(ours))
-            self._handle(Ended(ranks=action.ranks))
+        await self._herald.close()
+        self._handle(End())
+        try:
+            await to_its_end(self._end_machines([machine for machine in self._machines.all if not machine.ended]))
+        finally:
+            await asyncio.gather(*self._ending, return_exceptions=True)  # the same machines, some of them
 
     async def _clean_up_after(self, error: BaseException, ending: Coroutine[Any, Any, None]) -> None:
         try:
@@ -202,10 +204,10 @@ class Fleet:
         for action in self._lifecycle.handle(event):
             match action:
                 case Join(rank=rank):
-                    _spawn(self._join(rank), self._telling)
+                    self._herald.join(rank, self._joined, self._not_joined)
                 case Discard(rank=rank):
                     if (machine := self._current.pop(rank, None)) is not None:
-                        _spawn(self._end_machines([machine]), self._ending)
+                        spawn(self._end_machines([machine]), self._ending)
                 case _:
                     actions.append(action)
         self._moved.set()
@@ -221,6 +223,7 @@ class Fleet:
                     self._current[machine.rank] = machine
 
     async def _come_up(self, rank: int) -> NodeHandle:
+        self._failures.pop(rank, None)  # an earlier machine's
         actions = self._handle(Launched(ranks=(rank,)))
         while actions:
             (action,) = actions
@@ -251,36 +254,14 @@ class Fleet:
                 raise error
             await self._moved.wait()
 
-    async def _join(self, rank: int) -> None:
-        try:
-            await self._tell(rank)
-        except Exception as error:
-            self._failures[rank] = error
-            self._moved.set()
-            return
+    def _joined(self, rank: int) -> None:
         self._handle(Joined(rank=rank))
         if rank == HEAD:
-            self._tell_all()
+            self._herald.tell_all()
 
-    def _tell_all(self) -> None:
-        for rank, state in self.states.items():
-            if state is NodeState.READY:
-                _spawn(self._tell_again(rank), self._telling)
-
-    async def _tell_again(self, rank: int) -> None:
-        try:
-            await self._tell(rank)
-        except (UnreachableError, PoolStateError) as error:  # whoever guards the node finds out
-            _logger.debug("node %d was not told of a change: %s", rank, error)
-
-    async def _tell(self, rank: int) -> None:
-        head, node = self._current[HEAD].node, self._current[rank].node
-        assert head is not None
-        assert node is not None
-        news = scheduler, address, size = head.ready.scheduler, head.access.address, self._size
-        if self._told.get(node) != news:
-            self._told[node] = news
-            await node.join(scheduler=scheduler, head_addr=address, total_nodes=size)
+    def _not_joined(self, rank: int, error: Exception) -> None:
+        self._failures[rank] = error
+        self._moved.set()
 
     async def _prepare(self, machine: Machine) -> None:
         await self._machines.running(machine)
@@ -294,7 +275,7 @@ class Fleet:
         node = self._current[rank].node
         assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
-        await node.start(_config(node, self._request, self._size, self._pool_id, self._tls))
+        await node.start(_config(node, self._request, self._herald.size, self._pool_id, self._tls))
         self._publish(BootstrapCompleted(node.instance.id))
 
     async def _end_machines(self, machines: Sequence[Machine]) -> None:
@@ -304,21 +285,7 @@ class Fleet:
             for machine in machines:
                 if machine.ended and self._current.get(machine.rank) is machine:
                     del self._current[machine.rank]
-                if machine.ended and machine.node is not None:
-                    self._told.pop(machine.node, None)
-
-
-def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-    """Run ``work`` in the background. An error in it was said where it was raised, or ``stop`` tries again."""
-
-    def finish(task: asyncio.Task[None]) -> None:
-        tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _logger.debug("in the background: %s", error)
-
-    task = asyncio.ensure_future(work)
-    tasks.add(task)
-    task.add_done_callback(finish)
+                self._herald.forget(machine.node)
 
 
 async def _all_or_the_first_error(work: Mapping[int, Coroutine[Any, Any, object]]) -> None:

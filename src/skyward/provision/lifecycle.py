@@ -113,7 +113,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The nodes' machines are confirmed gone."""
+    """The nodes' machines are confirmed gone, or it is certain that trying now does not end them."""
 
     ranks: tuple[int, ...]
 

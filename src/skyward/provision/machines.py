@@ -214,7 +214,6 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
             await asyncio.wait((task,))
         except asyncio.CancelledError as error:
             interruption = error
-    result = task.result()
     if interruption is not None:
-        raise interruption
-    return result
+        raise interruption from (None if task.cancelled() else task.exception())
+    return task.result()

@@ -68,6 +68,11 @@ class NodeHandle:
         self._loss: NodeLoss | None = None
 
     @property
+    def linked(self) -> bool:
+        """Whether its supervisor is connected, and has not said that it ends."""
+        return self._loss is None and self._control is not None and self._control.connected
+
+    @property
     def ready(self) -> NodeReady:
         """The node's ports and size; raises :class:`~skyward.errors.PoolStateError` before it has started."""
         if self._ready is None:

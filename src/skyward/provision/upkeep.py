@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from skyward._waiting import SYSTEM_CLOCK, Clock
-from skyward.errors import AuthenticationError, ConfigurationError, PoolStateError, SkywardError
+from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, PoolStateError, SkywardError
 from skyward.events import Error, SkywardEvent
 from skyward.provision.fleet import Fleet
 from skyward.provision.lifecycle import HEAD
@@ -141,12 +141,12 @@ class Upkeep:
             node = await self._fleet.bring_up(rank)
             await self._attach(node)
         except Exception as error:
+            _unless_cancelled(error)
             self._tell(f"node {rank} cannot be added", error)
             self._give_up(rank, f"node {rank} could not be added: {error}")
-            self._up[rank].set_exception(error)
-            self._up[rank].exception()  # it was told; whoever waits for the fleet's size hears of it besides
+            _fail(self._up[rank], error)
             return
-        self._up[rank].set_result(None)
+        _succeed(self._up[rank])
         await self._keep(node)
 
     async def _attach(self, node: NodeHandle) -> None:
@@ -178,12 +178,15 @@ class Upkeep:
                 self._give_up(rank, reason)
                 return
             self._publish(Error(f"{reason}; another takes its place", node.instance.id))
+            up = self._up[rank] = asyncio.get_running_loop().create_future()
             self._user.detach(rank, reason, for_good=False)
             failures = 0 if self._clock.monotonic() - began > _SETTLED_S else failures + 1
             replacement, failures = await self._replace(rank, failures)
             if replacement is None:
                 self._give_up(rank, f"{reason}, and could not be replaced")
+                _fail(up, CapacityError(f"{reason}, and could not be replaced"))
                 return
+            _succeed(up)
             node = replacement
 
     async def _replace(self, rank: int, failures: int) -> tuple[NodeHandle | None, int]:
@@ -195,9 +198,11 @@ class Upkeep:
                 node = await self._fleet.bring_up(rank)
                 await self._attach(node)
             except _HOPELESS as error:
+                _unless_cancelled(error)
                 self._tell(f"node {rank} cannot be replaced", error)
                 break
             except Exception as error:
+                _unless_cancelled(error)
                 self._tell(f"node {rank} could not be replaced", error)
                 failures += 1
             else:
@@ -222,10 +227,17 @@ class Upkeep:
         self._up[rank].cancel()
         self._leaving[rank] = asyncio.create_task(self._leave(rank))
 
+    async def _drain(self, rank: int) -> None:
+        try:
+            await self._user.drain(rank)
+        except Exception as error:  # it is paid for: it goes all the same
+            _unless_cancelled(error)
+            self._tell(f"node {rank} could not be drained", error)
+
     async def _leave(self, rank: int) -> None:
         try:
             if rank in self._attached:
-                await self._user.drain(rank)
+                await self._drain(rank)
             keeper = self._keepers[rank]
             keeper.cancel()
             launching = self._launching.get(rank)  # of other nodes too: it is not cancelled for this one
@@ -238,6 +250,24 @@ class Upkeep:
             raise
         finally:
             del self._leaving[rank]
+
+
+def _unless_cancelled(error: Exception) -> None:
+    """An error while cleaning up after a cancellation does not hide it."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
+
+
+def _succeed(up: asyncio.Future[None]) -> None:
+    if not up.done():  # it is cancelled when the node is not wanted any more
+        up.set_result(None)
+
+
+def _fail(up: asyncio.Future[None], error: Exception) -> None:
+    if not up.done():
+        up.set_exception(error)
+        up.exception()  # it was told; whoever waits for the fleet's size hears of it besides
 
 
 async def _all_of(waiting: Sequence[asyncio.Future[None]]) -> None:

@@ -113,6 +113,10 @@ class FakeNodes:
         """Have the node of ``rank`` never come back from ``phase``."""
         self._faults[rank][phase] = self.hanging
 
+    def heal(self, rank: int, phase: Phase) -> None:
+        """Have the node of ``rank`` do ``phase`` as it should, from now on."""
+        self._faults[rank].pop(phase, None)
+
     def logs(self) -> Mapping[int, Sequence[Phase]]:
         """What each node went through, by rank."""
         return {node.rank: node.log for node in self.opened}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import stamina
 
-from skyward.errors import AuthenticationError, CapacityError, PoolStateError
+from skyward.errors import AuthenticationError, CapacityError, PoolStateError, TerminationError, UnreachableError
 from skyward.events import Error, SkywardEvent
 from skyward.node.control import Ending
+from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.provision.fleet import Fleet
 from skyward.provision.ledger import Ledger
 from skyward.provision.nodes import NodeHandle
@@ -256,3 +257,136 @@ async def test_a_closed_upkeep_takes_nothing_more(stage: Stage) -> None:
         await upkeep.close()
         with pytest.raises(PoolStateError, match="closed"):
             upkeep.scale(3, ())
+
+
+async def test_who_asks_for_a_size_while_a_node_is_replaced_waits_for_it(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.hang(1, "prepare")
+        stage.lose(1)
+        await stage.nodes.hanging.wait()
+        waiting = asyncio.ensure_future(upkeep.scale(2, ()))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await upkeep.scale(1, ())
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert stage.ranks() == [0]
+
+
+async def test_a_node_that_cannot_be_drained_is_ended_all_the_same(stage: Stage) -> None:
+    async def refuse(rank: int) -> None:
+        raise ValueError("no")
+
+    async with stage.upkeep() as upkeep:
+        stage.engine.drain = refuse  # type: ignore[method-assign]
+        await upkeep.scale(1, ())
+        assert stage.ranks() == [0]
+        assert stage.errors() == ["node 1 could not be drained: no"]
+
+
+class HeldUp:
+    """A launch that is refused, but not before it is let go."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+        self._launch = stage.provider.launch
+        stage.provider.launch = self.launch  # type: ignore[method-assign]
+
+    async def launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+        if self.go.is_set():
+            return await self._launch(offer, order)
+        self.begun.set()
+        await self.go.wait()
+        raise CapacityError("sold out")
+
+
+@pytest.mark.parametrize("action", ["close", "shrink"])
+async def test_a_refusal_that_comes_after_the_end_buys_nothing_more(stage: Stage, action: str) -> None:
+    async with stage.upkeep() as upkeep:
+        held_up = HeldUp(stage)
+        stage.lose(1)
+        await held_up.begun.wait()
+        ending = asyncio.ensure_future(upkeep.close() if action == "close" else upkeep.scale(1, ()))
+        await asyncio.sleep(0.01)
+        held_up.go.set()
+        async with asyncio.timeout(5):
+            await ending
+        assert len(stage.provider.instances) == 2
+
+
+async def test_closing_while_cleaning_up_fails_still_closes(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.hang(1, "prepare")
+        stage.lose(1)
+        await stage.nodes.hanging.wait()
+        await until(lambda: len(stage.provider.alive) == 2)
+        stage.provider.fail("terminate", RuntimeError("500"), times=3)
+        async with asyncio.timeout(5):
+            await upkeep.close()
+        assert len(stage.provider.instances) == 3
+
+
+class Stubborn:
+    """A provider that does not end some machines for now."""
+
+    def __init__(self, stage: Stage, *machines: str) -> None:
+        self.machines = set(machines)
+        self._terminate = stage.provider.terminate
+        stage.provider.terminate = self.terminate  # type: ignore[method-assign]
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        await self._terminate([each for each in instance_ids if each not in self.machines])
+
+
+async def test_stopping_ends_lost_machines_even_where_others_cannot_be_ended(stage: Stage) -> None:
+    async with stage.upkeep():
+        stubborn = Stubborn(stage, "fake-0", "fake-1")
+        stage.lose(1)
+        await until(lambda: stage.engine.of("attach").count((1,)) == 2)
+        stubborn.machines.discard("fake-1")
+        with pytest.raises(TerminationError) as left:
+            await stage.fleet.stop()
+        assert left.value.instance_ids == ("fake-0",)
+        assert stage.provider.alive == ["fake-0"]
+        stubborn.machines.clear()
+
+
+async def test_a_machine_that_cannot_be_ended_keeps_no_other_from_its_rank(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stubborn = Stubborn(stage, "fake-1")
+        with pytest.raises(TerminationError):
+            await upkeep.scale(1, ())
+        await upkeep.scale(2, ())
+        assert stage.ranks() == [0, 1]
+        stubborn.machines.clear()
+
+
+async def test_a_survivor_that_could_not_be_told_of_the_next_head_is_told_the_next_time(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        survivor = stage.nodes.opened[1]
+        stage.nodes.fail(1, "join", UnreachableError("the link is down for a second"))
+        stage.lose(0)
+        await until(lambda: survivor.log.count("join") == 2)
+        stage.nodes.heal(1, "join")
+        await upkeep.scale(3, ())
+        assert survivor.scheduler == "tls://127.0.0.1:9001"
+
+
+async def test_a_node_that_joins_as_the_head_is_lost_joins_the_next_one(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.hang(2, "join")
+        growing = asyncio.ensure_future(upkeep.scale(3, ()))
+        await stage.nodes.hanging.wait()
+        stage.nodes.heal(2, "join")
+        stage.lose(0)
+        await growing
+        assert stage.nodes.opened[2].scheduler == "tls://127.0.0.1:9001"
+
+
+async def test_a_head_that_was_given_up_is_the_first_to_be_added_again(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.provider.fail("launch", AuthenticationError("expired"))
+        stage.lose(0)
+        await until(lambda: upkeep.wanted == {1})
+        await upkeep.scale(2, ())
+        assert stage.ranks() == [0, 1]

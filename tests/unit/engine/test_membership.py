@@ -1,0 +1,175 @@
+"""Workers come and go with their nodes, and one by one; calls do not get lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+import skyward.engine.membership
+from skyward.engine.blobs import Blob
+from skyward.engine.calls import LiveCall
+from skyward.engine.cluster import Cluster
+from skyward.engine.dispatch import WorkerId
+from skyward.engine.futures import RawOutcome
+from skyward.errors import BootstrapError, UnreachableError
+
+
+class HandLane:
+    """A lane that does what the test does."""
+
+    def __init__(self, worker_id: WorkerId, address: str, tls: Any, owner: Cluster) -> None:
+        self.worker_id, self.incarnation, self.round_trip_s = worker_id, "", 0.0
+        self.functions: set[str] = set()
+        self.pushed: list[Any] = []
+        self._owner: Any = owner
+
+    def push(self, item: Any, nbytes: int = 64) -> None:
+        self.pushed.append(item)
+
+    def flush(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def come_up(self, incarnation: str) -> None:
+        self.incarnation = incarnation
+        self._owner.lane_linked(self, linked=True)
+        self._owner.lane_up(self)
+
+
+class HandTransport:
+    """Puts files when it is let, and raises what it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+        self.error: Exception | None = None
+
+    async def put(self, *_: Any, **__: Any) -> None:
+        self.begun.set()
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Stage:
+    """A cluster of two nodes with one worker each."""
+
+    def __init__(self, folder: str) -> None:
+        self.bus = SimpleNamespace(publish=lambda *_: None)
+        self.cluster = Cluster(None, self.bus, workers_per_node=1)  # type: ignore[arg-type]
+        self.members = self.cluster.members
+        self._folder = folder
+
+    def handle(self, rank: int) -> Any:
+        ready = SimpleNamespace(
+            lanes=("127.0.0.1:1",),
+            call_ports=(1,),
+            blob_dir=self._folder,
+            blob_dir_disk=self._folder,
+            blob_budget_bytes=1 << 30,
+        )
+        return SimpleNamespace(
+            rank=rank,
+            ready=ready,
+            transport=HandTransport(),
+            instance=SimpleNamespace(id=f"i{rank}"),
+            access=SimpleNamespace(workdir="/w"),
+            linked=True,
+        )
+
+    def lane(self, rank: int) -> Any:
+        return self.members.slots[WorkerId(rank, 0)].lane
+
+    async def attach(self, rank: int) -> Any:
+        handle = self.handle(rank)
+        attaching = asyncio.ensure_future(self.cluster.attach(handle, 5))
+        await asyncio.sleep(0)
+        self.lane(rank).come_up("first")
+        await attaching
+        return handle
+
+
+@pytest.fixture
+async def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> AsyncIterator[Stage]:
+    monkeypatch.setattr(skyward.engine.membership, "Lane", HandLane)
+    stage = Stage(str(tmp_path))
+    stage.members.expect([0, 1])
+    yield stage
+    await stage.cluster.close()
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.outcomes: list[RawOutcome] = []
+
+    def begin(self) -> bool:
+        return True
+
+    def deliver(self, index: int, raw: RawOutcome) -> None:
+        self.outcomes.append(raw)
+
+
+def call(number: int, *, blobs: tuple[Blob, ...] = (), pinned: WorkerId | None = None) -> Any:
+    payload = SimpleNamespace(data=b"", to_wire=list)
+    function = SimpleNamespace(id="f", label="f", wrapped=SimpleNamespace(payload=payload))
+    parcel: Any = SimpleNamespace(function=function, label="f", data=b"x", arguments=None, blobs=blobs, retries=3)
+    return LiveCall(id=number, kind="f", parcel=parcel, sink=Sink(), pinned=pinned)
+
+
+async def test_the_worker_of_a_replacement_takes_calls_although_an_earlier_one_never_started(stage: Stage) -> None:
+    for rank in (0, 1):
+        await stage.attach(rank)
+    places = stage.members.places
+    stage.members.detach(1, "lost", for_good=False)
+    attaching = asyncio.ensure_future(stage.cluster.attach(stage.handle(1), 5))
+    await asyncio.sleep(0)
+    for attempt in range(5):
+        stage.members.exited(WorkerId(1, 0), f"{attempt}", "exit code 1")
+    with pytest.raises(BootstrapError, match="does not start"):
+        await attaching
+    stage.members.detach(1, "its workers did not answer", for_good=False)
+    await stage.attach(1)
+    stage.cluster.enter([call(1), call(2)])
+
+    assert stage.members.places == places
+    assert all(stage.lane(rank).pushed for rank in (0, 1))
+
+
+async def test_a_call_whose_array_is_on_its_way_to_a_node_that_dies_runs_elsewhere(stage: Stage) -> None:
+    handles = [await stage.attach(rank) for rank in (0, 1)]
+    content = b"x" * 10
+    shipped = call(1, blobs=(Blob(id=blake3(content).hexdigest(), view=memoryview(content)),))
+    stage.cluster.enter([shipped])
+    await asyncio.sleep(0.01)
+    (doomed,) = [handle for handle in handles if handle.transport.begun.is_set()]
+    (other,) = [handle for handle in handles if handle is not doomed]
+    other.transport.go.set()
+    doomed.linked = False
+    doomed.transport.error = UnreachableError("the machine is going down")
+    doomed.transport.go.set()
+    await asyncio.sleep(0.02)
+    stage.members.detach(doomed.rank, "lost", for_good=False)
+    async with asyncio.timeout(5):
+        while not stage.lane(other.rank).pushed:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+
+    assert shipped.sink.outcomes == []
+
+
+async def test_a_node_that_goes_does_its_own_calls_although_its_worker_became_stale(stage: Stage) -> None:
+    for rank in (0, 1):
+        await stage.attach(rank)
+    calls = [call(number, pinned=WorkerId(1, 0)) for number in (1, 2)]
+    stage.cluster.enter(calls)
+    stage.members.retire([1])
+    stage.members.stale(WorkerId(1, 0), "first")
+    idle = asyncio.ensure_future(stage.members.idle(1))
+    done, _ = await asyncio.wait([idle], timeout=0.1)
+    idle.cancel()
+
+    assert not done
+    assert [len(each.sink.outcomes) for each in calls] == [0, 0]
