@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Protocol, cast
 
@@ -12,6 +13,8 @@ from skyward_dask.holding import Fleet
 from skyward_dask.scaling import superfluous
 
 __all__ = ["NodeAdaptive"]
+
+_logger = logging.getLogger("skyward.dask")
 
 # A lambda travels by value: the scheduler need not have this module.
 _BY_NODE: Callable[[Any], str] = lambda worker: str(worker.name).rpartition("-")[0]  # noqa: E731
@@ -61,6 +64,13 @@ class NodeAdaptive(Adaptive):
         """How many workers there should be; asked of the next scheduler while one is being replaced."""
         await cast("Awaitable[object]", self.cluster)
         return cast("int", await super().target())
+
+    async def adapt(self) -> None:
+        """Look once. While the scheduler is being replaced there is nothing to see: the next look asks the next one."""
+        try:
+            await super().adapt()
+        except OSError as error:
+            _logger.debug("adaptive scaling could not ask the scheduler: %s", error)
 
     async def recommendations(self, target: int) -> dict[str, Any]:
         """What to do for ``target`` workers: see Dask's."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,8 +25,6 @@ from skyward_dask.settings import seconds, setting
 from skyward_dask.summary import fleet_rows, scaling_table
 
 __all__ = ["PoolParams", "SkywardCluster", "close_clusters"]
-
-_logger = logging.getLogger("skyward.dask")
 
 _clusters: WeakSet[SkywardCluster] = WeakSet()
 _AT_EXIT_S = 10
@@ -142,8 +139,17 @@ class SkywardCluster(ElasticCluster):
                 limit_s = seconds("skyward.dashboard-timeout", setting("dashboard-timeout"))
                 self.sync(self._dashboard.find, self._ask_for_dashboard, callback_timeout=limit_s)
         except Exception as error:
-            _logger.debug("no dashboard of %s yet: %s", self.label, error)
+            self._say_once(f"there is no dashboard: {error}")
         return self._dashboard.link
+
+    def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:  # noqa: FBT001, FBT002 - Dask's
+        """Logs by their source: the cluster object's own, the scheduler's, each worker's by its address.
+
+        Raises:
+            PoolStateError: the cluster or its pool is closed.
+        """
+        self._open_status()
+        return cast("Any", super().get_logs(cluster=cluster, scheduler=scheduler, workers=workers))
 
     def get_dashboard_link(self) -> Any:
         """:attr:`dashboard_link`, once the dashboard has started; in asynchronous use an awaitable of it.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+import time
+from collections.abc import Awaitable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from distributed import Status
 from distributed.deploy.adaptive import Adaptive
@@ -189,6 +190,20 @@ class ElasticCluster(FollowingCluster):
         if self.status != Status.running:
             raise PoolStateError(f"the cluster {self.label} is {self.status.name}: make another SkywardCluster")
         return self.pool.status
+
+    async def _wait_for_workers(self, n_workers: int = 0, timeout: Any = None) -> None:  # noqa: ASYNC109 - Dask's
+        self._open_status()
+        deadline = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
+        while True:
+            try:
+                await cast("Awaitable[object]", self)  # the next scheduler, while one is being replaced
+                left_s = None if deadline is None else max(0.1, deadline - time.monotonic())
+                return await super()._wait_for_workers(n_workers, timeout=left_s)
+            except TimeoutError:
+                raise
+            except OSError:  # it was lost meanwhile
+                if deadline is not None and time.monotonic() > deadline:
+                    raise
 
     def _size(self) -> WorkerSize:
         return WorkerSize.of(self.known_workers)

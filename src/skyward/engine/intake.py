@@ -65,13 +65,15 @@ class Intake:
 
     def broadcast(self, parcel: Parcel) -> list[RemoteFuture]:
         """Queue one call on every worker, ordered by (node, worker)."""
-        return self._enter_with_futures([self._with_future(parcel, place) for place in self._places()])
+        with self._cluster.members.lock:
+            return self._enter_with_futures([self._with_future(parcel, place) for place in self._places()])
 
     def broadcast_batch(self, parcel: Parcel) -> Batch:
         """The same, for one who waits for all of them."""
-        places = self._places()
-        batch = Batch(len(places))
-        return self._enter_batch(batch, [self._call(parcel, batch, place, i) for i, place in enumerate(places)])
+        with self._cluster.members.lock:  # a node that goes knows of these calls before it looks whether it is idle
+            places = self._places()
+            batch = Batch(len(places))
+            return self._enter_batch(batch, [self._call(parcel, batch, place, i) for i, place in enumerate(places)])
 
     def cancel(self, calls: Iterable[Any], *, kill: bool = True) -> None:
         """See :meth:`skyward.engine.cluster.Cluster.cancel`; calls that have not come in yet are cancelled too."""

@@ -6,7 +6,8 @@ import asyncio
 import math
 import random
 import ssl
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 
 from skyward._waiting import wait_until
 from skyward.engine.calls import CallTable
@@ -30,6 +31,7 @@ class Membership:
     Attributes:
         slots: every worker's place on a node that is there.
         places: the workers that the fleet is meant to have, in order, whether or not their nodes are there.
+        lock: held while the places change; whoever needs them to stay until its calls are on their way holds it too.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Membership:
     ) -> None:
         self.slots: dict[WorkerId, Slot] = {}
         self.places: tuple[WorkerId, ...] = ()
+        self.lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._tls = tls
         self._bus = bus
@@ -57,12 +60,14 @@ class Membership:
         new = [worker_id for rank in ranks for worker_id in self._of(rank)]
         for worker_id in new:
             self._dispatch.expect(worker_id)
-        self.places = tuple(sorted({*self.places, *new}))
+        with self.lock:
+            self.places = tuple(sorted({*self.places, *new}))
 
     def retire(self, ranks: Iterable[int]) -> None:
         """Nodes of these ranks will go: what waits for their workers alone is still done, nothing else."""
-        for worker_id in [worker_id for rank in ranks for worker_id in self._of(rank)]:
-            self.places = tuple(place for place in self.places if place != worker_id)
+        retired = [worker_id for rank in ranks for worker_id in self._of(rank)]
+        self._take_places(retired)
+        for worker_id in retired:
             self.acting.perform(self._dispatch.drain(worker_id))
 
     def attach(self, handle: NodeHandle, owner: LaneOwner) -> None:
@@ -110,7 +115,7 @@ class Membership:
         if for_good:
             gone = self._of(rank)
             self._known.difference_update(gone)
-            self.places = tuple(place for place in self.places if place not in gone)
+            self._take_places(gone)
             for worker_id in gone:
                 self.acting.perform(self._dispatch.worker_gone(worker_id, reason, self._loop.time()))
 
@@ -171,6 +176,10 @@ class Membership:
             self.acting.close(), *hanging_up, *(node.blobs.close() for node in nodes), return_exceptions=True
         )
 
+    def _take_places(self, gone: Sequence[WorkerId]) -> None:
+        with self.lock:
+            self.places = tuple(place for place in self.places if place not in gone)
+
     def _of(self, rank: int) -> list[WorkerId]:
         return [WorkerId(rank, worker) for worker in range(self._workers_per_node)]
 
@@ -211,5 +220,5 @@ class Membership:
 
     def _give_up(self, slot: Slot, reason: str) -> None:
         self._leave(slot, reason, blameless=False)
-        self.places = tuple(place for place in self.places if place != slot.id)
+        self._take_places([slot.id])
         self.acting.perform(self._dispatch.worker_gone(slot.id, reason, self._loop.time()))

@@ -58,7 +58,7 @@ def read_plan() -> NodePlan:
 # How often Dask looks at itself. Its own intervals are a fraction of a second and cost an idle node a sixth of a core;
 # what the profiler finds would be shown on one page of a dashboard that few ask for.
 _DASK_SETTINGS = {
-    "distributed.worker.profile.enabled": False,
+    "distributed.worker.profile.interval": "100ms",
     "distributed.worker.memory.monitor-interval": "200ms",
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "5s",

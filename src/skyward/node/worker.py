@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -29,6 +30,7 @@ __all__ = ["LaneWorker"]
 log = logging.getLogger("skyward.node.worker")
 
 _REGISTER_AGAIN_S = 0.5
+_LOOK_S = 2.0
 
 
 class LaneWorker(Worker):
@@ -63,6 +65,8 @@ class LaneWorker(Worker):
         if tempfile.tempdir is not None:  # the first time; the scheduler may not be there, and calls do not need it
             self._serve_lane()
         while True:
+            # Dask's own dials one address for half a minute; the scheduler may be at another by then.
+            await wait_until(self._finds_scheduler, deadline_s=math.inf, interval_s=0.05, what="a scheduler")
             try:
                 return await super()._register_with_scheduler()
             except ValueError as error:  # it still holds on to the connection that was lost: our name is taken
@@ -91,6 +95,7 @@ class LaneWorker(Worker):
         self.batched_stream.abort()
         if self._took_part():
             log.info("the scheduler is gone, and what was done for it is in the way: waiting to be replaced")
+            # Started anew while there is no scheduler, a process would be of less use than this one is.
             await wait_until(self._finds_scheduler, deadline_s=math.inf, interval_s=0.1, what="the next scheduler")
             await cast("Any", self.rpc)(self.nanny).worker_stale()
             return
@@ -99,9 +104,10 @@ class LaneWorker(Worker):
         await self._register_with_scheduler()
 
     async def _finds_scheduler(self) -> bool | None:
-        """A process that is started anew while there is no scheduler would be of less use than this one."""
+        """Whether the scheduler that counts at the moment answers."""
         try:
-            await cast("Any", self.scheduler).identity()
+            async with asyncio.timeout(_LOOK_S):
+                await cast("Any", self.scheduler).identity()
         except OSError:
             return None
         return True

@@ -59,6 +59,7 @@ class ControlClient:
         self._connected = asyncio.Event()
         self._ended = asyncio.Event()
         self._ending = False
+        self._standing: Command | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -87,6 +88,18 @@ class ControlClient:
         if self._writer is None:
             raise UnreachableError(f"the node at {self._address} has ended")
         write_frame(self._writer, to_frame(command))
+
+    def keep_saying(self, command: Command) -> None:
+        """Say something that holds until something else is said here: now, and again after every reconnect.
+
+        Raises:
+            UnreachableError: the node has ended, or this client was closed.
+        """
+        if self._ended.is_set():
+            raise UnreachableError(f"the node at {self._address} has ended")
+        self._standing = command
+        if self._writer is not None:
+            write_frame(self._writer, to_frame(command))
 
     async def stop_node(self, timeout_s: float) -> None:
         """Ask the node to end everything and wait until it has; silent when it already had.
@@ -137,6 +150,8 @@ class ControlClient:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._connected.set()
+        if self._standing is not None:
+            write_frame(writer, to_frame(self._standing))
         pinging = asyncio.create_task(self._ping(writer))
         try:
             while True:

@@ -13,6 +13,7 @@ from skyward.events import (
     BootstrapCompleted,
     BootstrapProgress,
     BootstrapStarting,
+    Error,
     InstanceProvisioned,
     ProviderName,
     SkywardEvent,
@@ -54,6 +55,7 @@ OpenNode = Callable[[Instance, int, NodeListener], NodeHandle]
 """Makes the handle of a running machine; tests give another."""
 
 _UP = (NodeState.JOINING, NodeState.READY)
+_AGAIN_S = 60.0
 _logger = logging.getLogger("skyward")
 
 
@@ -91,6 +93,7 @@ class Fleet:
         self._tls = tls
         self._publish = publish
         self._on_node_message = on_node_message
+        self._clock = clock
         self._open_node = open_node
         self._lifecycle = Lifecycle()
         self._machines = Machines(provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock)
@@ -158,20 +161,28 @@ class Fleet:
     async def end(self, ranks: Sequence[int]) -> None:
         """Stop these nodes' supervisors, terminate their machines, confirm it. A cancellation waits for its end.
 
-        Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; :meth:`stop`
-        tries again.
+        Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; ending them is
+        tried again every minute.
         """
         for action in self._handle(End(ranks=tuple(rank for rank in ranks if rank in self.states))):
             assert isinstance(action, EndNodes)
             ours = [each for each in self._machines.all if each.rank in action.ranks and not each.ended]
             try:
                 await to_its_end(self._end_machines(ours))
-            finally:  # what is not confirmed gone is left to `stop`, and keeps no other from its rank
+            finally:  # what is not confirmed gone keeps no other from its rank
                 self._handle(Ended(ranks=action.ranks))
+                for machine in ours:
+                    if not machine.ended:
+                        spawn(self._end_at_last(machine, told=True), self._ending)
 
     def discard(self, rank: int) -> None:
         """A node was lost: end what is left of it in the background; its rank may be launched again at once."""
         self._handle(Lost(rank=rank))
+
+    def fail_joining(self, error: Exception) -> None:
+        """No scheduler will come: nodes that wait for one fail with ``error``."""
+        for rank in [rank for rank, state in self.states.items() if state is NodeState.JOINING]:
+            self._not_joined(rank, error)
 
     def resize(self, size: int) -> None:
         """The fleet is meant to have ``size`` nodes: tell those there are."""
@@ -186,10 +197,10 @@ class Fleet:
         """
         await self._herald.close()
         self._handle(End())
-        try:
-            await to_its_end(self._end_machines([machine for machine in self._machines.all if not machine.ended]))
-        finally:
-            await asyncio.gather(*self._ending, return_exceptions=True)  # the same machines, some of them
+        for task in self._ending:
+            task.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        await to_its_end(self._end_machines([machine for machine in self._machines.all if not machine.ended]))
 
     async def _clean_up_after(self, error: BaseException, ending: Coroutine[Any, Any, None]) -> None:
         try:
@@ -207,7 +218,7 @@ class Fleet:
                     self._herald.join(rank, self._joined, self._not_joined)
                 case Discard(rank=rank):
                     if (machine := self._current.pop(rank, None)) is not None:
-                        spawn(self._end_machines([machine]), self._ending)
+                        spawn(self._end_at_last(machine), self._ending)
                 case _:
                     actions.append(action)
         self._moved.set()
@@ -277,6 +288,18 @@ class Fleet:
         self._publish(BootstrapProgress(node.instance.id, "server"))
         await node.start(_config(node, self._request, self._herald.size, self._pool_id, self._tls))
         self._publish(BootstrapCompleted(node.instance.id))
+
+    async def _end_at_last(self, machine: Machine, *, told: bool = False) -> None:
+        """End a machine that has no rank any more, however long it takes; it is paid for."""
+        while not machine.ended:
+            try:
+                if not told:
+                    await self._end_machines([machine])
+            except TerminationError as error:
+                self._publish(Error(str(error), machine.instance.id))
+            told = False
+            if not machine.ended:
+                await self._clock.sleep(_AGAIN_S)
 
     async def _end_machines(self, machines: Sequence[Machine]) -> None:
         try:

@@ -147,9 +147,10 @@ class Machines:
         await self._note_ended(machines)
 
     async def _note_ended(self, machines: Sequence[Machine]) -> None:
-        for machine in machines:
-            machine.end(self._clock.monotonic())
+        now = self._clock.monotonic()
         await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in machines])
+        for machine in machines:  # after the ledger: what is cancelled in between is done again
+            machine.end(now)
 
     async def _look(self, instance_id: str) -> Instance | NotYet:
         (seen,) = await self._provider.describe([instance_id])

@@ -101,9 +101,10 @@ class NodeHandle:
     async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
         """Have the supervisor start the workers, which register with ``scheduler`` (``tls://host:port``).
 
-        Workers that run already follow: they register there, and know of the fleet what they are told now.
+        Workers that run already follow: they register there, and know of the fleet what they are told now. While the
+        connection is lost, it is said as soon as it is back.
         """
-        await self._connection.send(Start(scheduler=scheduler, head_addr=head_addr, total_nodes=total_nodes))
+        self._connection.keep_saying(Start(scheduler=scheduler, head_addr=head_addr, total_nodes=total_nodes))
 
     async def wait_gone(self) -> NodeLoss:
         """Return once the node is certainly gone.

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from skyward._waiting import SYSTEM_CLOCK, Clock
-from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, PoolStateError, SkywardError
+from skyward.errors import (
+    AuthenticationError,
+    BootstrapError,
+    CapacityError,
+    ConfigurationError,
+    PoolStateError,
+    SkywardError,
+)
 from skyward.events import Error, SkywardEvent
 from skyward.provision.fleet import Fleet
 from skyward.provision.lifecycle import HEAD
@@ -19,6 +27,7 @@ _ATTEMPTS = 5
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SETTLED_S = 60.0
+_BAR_S, _LONGEST_BAR_S = 12.0, 600.0
 _HOPELESS = (AuthenticationError, ConfigurationError)
 
 
@@ -50,7 +59,8 @@ class Upkeep:
     """Keeps a started fleet at its wanted size until it is closed. Not thread-safe: one event loop runs it.
 
     A node that is lost is replaced under its rank, after a pause that grows if that fails or does not last. After five
-    attempts, or at once if the node's ``timeout`` is over, the fleet stays smaller.
+    attempts, or at once if the node's ``timeout`` is over, the fleet stays smaller. After five nodes in a row that
+    could not be added, none is for a minute or longer, however often somebody asks.
 
     Args:
         fleet: the nodes.
@@ -73,6 +83,8 @@ class Upkeep:
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._leaving: dict[int, asyncio.Task[None]] = {}
         self._told: Exception | None = None
+        self._failed_additions = 0
+        self._barred_until = -math.inf
         self._closed = False
 
     @property
@@ -100,6 +112,10 @@ class Upkeep:
         """
         if self._closed:
             raise PoolStateError("the pool is closed")
+        if size > len(self._wanted) and (refusal := self._refusal()) is not None:
+            return _raise(refusal)
+        if HEAD not in self._wanted:  # it was given up; nothing that waits for a scheduler gets on without it
+            self._grow(1)
         surplus = len(self._wanted) - size
         if surplus > 0:
             for rank in self._choose(surplus, drop):
@@ -116,6 +132,16 @@ class Upkeep:
         for task in (*tasks, *self._up.values()):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _refusal(self) -> Exception | None:
+        """Why no node is added now: many in a row could not be, and every attempt costs money."""
+        wait_s = self._barred_until - self._clock.monotonic()
+        if wait_s <= 0:
+            return None
+        return CapacityError(
+            f"the last {self._failed_additions} nodes could not be added; there will be no further attempt for "
+            f"{wait_s:.0f} s. The last error: {self._told}"
+        )
 
     def _choose(self, surplus: int, drop: Collection[int]) -> list[int]:
         """Who goes first: whom the caller names, then whoever is not there yet, then the highest ranks."""
@@ -142,10 +168,14 @@ class Upkeep:
             await self._attach(node)
         except Exception as error:
             _unless_cancelled(error)
+            self._failed_additions += 1
+            if self._failed_additions >= _ATTEMPTS:
+                self._barred_until = self._clock.monotonic() + min(_LONGEST_BAR_S, _BAR_S * self._failed_additions)
             self._tell(f"node {rank} cannot be added", error)
             self._give_up(rank, f"node {rank} could not be added: {error}")
             _fail(self._up[rank], error)
             return
+        self._failed_additions = 0
         _succeed(self._up[rank])
         await self._keep(node)
 
@@ -213,6 +243,10 @@ class Upkeep:
         self._wanted.discard(rank)
         self._user.detach(rank, reason, for_good=True)
         self._fleet.resize(len(self._wanted))
+        if rank == HEAD:
+            self._fleet.fail_joining(
+                BootstrapError(f"there is no scheduler to join: {reason}", node=rank, step="server")
+            )
 
     def _tell(self, what: str, error: Exception) -> None:
         if error is not self._told:  # one error may be that of many nodes
@@ -268,6 +302,10 @@ def _fail(up: asyncio.Future[None], error: Exception) -> None:
     if not up.done():
         up.set_exception(error)
         up.exception()  # it was told; whoever waits for the fleet's size hears of it besides
+
+
+async def _raise(error: Exception) -> None:
+    raise error
 
 
 async def _all_of(waiting: Sequence[asyncio.Future[None]]) -> None:

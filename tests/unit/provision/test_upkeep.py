@@ -390,3 +390,41 @@ async def test_a_head_that_was_given_up_is_the_first_to_be_added_again(stage: St
         await until(lambda: upkeep.wanted == {1})
         await upkeep.scale(2, ())
         assert stage.ranks() == [0, 1]
+
+
+async def test_nodes_that_wait_for_a_head_that_is_given_up_fail_and_the_next_scale_brings_one(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.hang(2, "start")
+        growing = asyncio.ensure_future(upkeep.scale(3, ()))
+        await stage.nodes.hanging.wait()
+        stage.provider.fail("launch", AuthenticationError("expired"))
+        stage.lose(0)
+        await until(lambda: 0 not in upkeep.wanted)
+        growing.cancel()
+        await upkeep.scale(1, ())
+        await until(lambda: stage.ranks() == [0])
+
+
+async def test_what_can_never_be_added_is_not_bought_again_and_again(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.fail(2, "prepare", CapacityError("it never starts"))
+        errors: list[str] = []
+        for _ in range(20):  # as adaptive scaling asks while work waits
+            with pytest.raises(CapacityError) as refused:
+                await upkeep.scale(3, ())
+            errors.append(str(refused.value))
+        assert len(stage.provider.instances) == 2 + 5
+        assert "the last 5 nodes could not be added; there will be no further attempt for 60 s" in errors[-1]
+        stage.nodes.heal(2, "prepare")
+        stage.clock.advance(61)
+        await upkeep.scale(3, ())
+        assert stage.ranks() == [0, 1, 2]
+
+
+async def test_a_machine_that_cannot_be_ended_is_tried_again_until_it_is_gone(stage: Stage) -> None:
+    async with stage.upkeep():
+        stubborn = Stubborn(stage, "fake-1")
+        stage.lose(1)
+        await until(lambda: any("may still cost money: fake-1" in error for error in stage.errors()))
+        stubborn.machines.clear()
+        await until(lambda: "fake-1" not in stage.provider.alive)
