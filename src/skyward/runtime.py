@@ -12,6 +12,7 @@ import operator
 import os
 import random
 import sys
+import threading
 from array import array
 from collections.abc import Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ __all__ = [
     "enter_call",
     "instance_info",
     "refuse_inside_call",
+    "runs_dask_task",
     "shard",
 ]
 
@@ -87,6 +89,7 @@ class CallContext:
 
 
 _ALONE = CallContext()
+_DASK_THREADS = "Dask-Default-Threads"  # distributed.Worker has it in their names
 _call: ContextVar[CallContext | None] = ContextVar("skyward_call", default=None)
 # A thread that user code starts has a new, empty context: it belongs to the call that its process runs.
 _running: list[CallContext] = []
@@ -105,8 +108,13 @@ def enter_call(context: CallContext) -> Generator[None]:
 
 
 def current_call() -> CallContext | None:
-    """The call this code belongs to; None outside one, and in programs that a call started."""
-    return _call.get() or next(reversed(_running), None)
+    """The call this code belongs to; None outside one, in Dask's tasks, and in programs that a call started."""
+    return _call.get() or (None if runs_dask_task() else next(reversed(_running), None))
+
+
+def runs_dask_task() -> bool:
+    """Whether this thread is one in which a worker runs Dask's tasks, beside the one that runs calls."""
+    return _DASK_THREADS in threading.current_thread().name
 
 
 def instance_info() -> InstanceInfo:

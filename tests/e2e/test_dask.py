@@ -65,6 +65,39 @@ def cluster(pool):
         yield cluster
 
 
+def by_value_too():
+    def announce(number):
+        print(f"task {number}")
+        return sky.shard([1, 2, 3, 4]), current_call_is_known()
+
+    def current_call_is_known():
+        from skyward.runtime import current_call
+
+        return current_call() is not None
+
+    return announce
+
+
+announce = by_value_too()
+
+
+@sky.compute
+def hold(seconds):
+    time.sleep(seconds)
+
+
+def test_tasks_belong_to_no_call_and_what_they_print_arrives():
+    lines: list[tuple[int, str]] = []
+    with sky.ComputePool(provider=sky.Local(), nodes=1, display="quiet") as pool:
+        pool.on(sky.LogLine, lambda event: lines.append((event.node, event.line)))
+        with pool.dask_client(set_as_default=False) as client:
+            held = pool.broadcast_call(hold(3).invocation())
+            assert client.gather(client.map(announce, range(3))) == [([1, 2, 3, 4], False)] * 3
+            assert not held[0].done()
+            until(lambda: len(lines) == 3)
+    assert sorted(lines) == [(0, "task 0"), (0, "task 1"), (0, "task 2")]
+
+
 class TestBorrowed:
     def test_tasks_run_on_the_workers_of_native_calls(self, pool, cluster):
         with Client(cluster) as client:

@@ -206,6 +206,7 @@ class Membership:
         if slot.id in self.places or not self._dispatch.drained(slot.id):  # else it went as it was meant to
             self._bus.publish(WorkerLost(slot.id.node, slot.id.worker, slot.node.handle.instance.id, reason))
         unsent = frozenset(slot.unsent)
+        slot.unsent.clear()
         self.acting.perform(
             self._dispatch.worker_lost(slot.id, reason, self._loop.time(), unsent=unsent, blameless=blameless)
         )

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+from skyward.runtime import runs_dask_task
+
 __all__ = [
     "PIECE_CHARS",
     "CallOutput",
@@ -196,15 +198,18 @@ class CallOutput:
         self._deliver = deliver
         self._clock = clock
         self._running: list[_CallSink] = []
+        self._tasks = _CallSink(0, deliver, clock, [])
 
     def of_call(self, call_id: int) -> AbstractContextManager[object]:
         """Collect what is printed inside, and by threads that belong to no call; then hand on what has no line end."""
         return _CallSink(call_id, self._deliver, self._clock, self._running)
 
     def current(self) -> Sink | None:
-        """Where this thread's text goes: its own call, else the one that runs, else nowhere."""
+        """Where this thread's text goes: its own call, no call if it is a task of Dask's, else the one that runs."""
         sink = _sink.get()
-        return sink if sink and not sink.finished else next(reversed(self._running), None)
+        if sink and not sink.finished:
+            return sink
+        return self._tasks if runs_dask_task() else next(reversed(self._running), None)
 
     def install(self) -> None:
         """Stand in for ``sys.stdout`` and ``sys.stderr`` from now on."""

@@ -98,6 +98,10 @@ def test_worker_class_may_be_any_callable() -> None:
     assert "functools.partial(self.Worker, **self.worker_kwargs)" in source_of(WorkerProcess.start)
 
 
+def test_tasks_run_in_threads_of_this_name() -> None:
+    assert 'Dask-Default-Threads",' in source_of(Worker.__init__)
+
+
 def test_fork_server_preload_can_be_left_to_us() -> None:
     assert distributed.utils._forkserver_preload_set in (True, False)
     assert "not _forkserver_preload_set" in source_of(distributed.utils.get_mp_context)
