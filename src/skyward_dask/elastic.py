@@ -234,8 +234,8 @@ class ElasticCluster(FollowingCluster):
 
     def _report_scaling(self, done: Future[None]) -> None:
         if not done.cancelled() and (error := done.exception()):
-            _logger.error("the fleet of %s could not be scaled: %s", self.label, error)
-            self._log(f"the fleet could not be scaled: {error}")
+            _logger.debug("the fleet of %s could not be scaled", self.label, exc_info=error)
+            self._say_once(f"the fleet could not be scaled: {error}")
 
 
 def _duration(name: str, value: object) -> float:

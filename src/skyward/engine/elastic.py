@@ -120,13 +120,13 @@ class Elastic:
             ConfigurationError: this process's Dask, or Python, is not the nodes'.
             PoolStateError: the head node is being replaced.
         """
-        head = self._head()
+        self._head()  # which says so at once if there is none
         there = [node for node in self._fleet.nodes if self._fleet.states[node.rank] is NodeState.READY]
         for difference in _differences(there):
             raise ConfigurationError(difference)
         self._dask_in_use = True
         security = await asyncio.to_thread(client_security, self._tls)  # imports distributed
-        own = head.ready.scheduler.removeprefix("tls://")
+        own = self._head().ready.scheduler.removeprefix("tls://")  # after the import, which may take seconds
         address = await self.forward(own)
         return SchedulerInfo(f"tls://{address}", security, tunnelled=address != own)
 

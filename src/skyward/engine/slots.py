@@ -8,20 +8,21 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
-from skyward._waiting import wait_until
+from skyward._waiting import SYSTEM_CLOCK, wait_until
 from skyward.engine.blobs import NodeBlobs, Stored
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import GiveUp, WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.engine.packing import PackedFunction
-from skyward.errors import BootstrapError, WorkerLostError
+from skyward.errors import BootstrapError, UnreachableError, WorkerLostError
 from skyward.provision.nodes import NodeHandle
 from skyward.wire.messages import CallHeader, Kind, Payload
 
 __all__ = ["AttachedNode", "Slot", "given_up"]
 
 _FAILED_STARTS = 5
+_PUT_ATTEMPTS, _PUT_PAUSE_S = 40, 0.5  # together longer than a silent link takes to be noticed
 
 
 class AttachedNode:
@@ -142,20 +143,27 @@ class Slot:
         self.push([call])
 
     async def _hold(self, call: LiveCall, token: object) -> Sequence[Stored]:
-        """Put the call's blobs onto the node, again if that failed with the connection to it."""
-        while True:
+        """Put the call's blobs onto the node; again while it cannot be reached, since it may turn out to be lost."""
+        for attempt in itertools.count():
             try:
                 return await self.node.blobs.hold(call.parcel.blobs)
-            except Exception:
-                if self.node.handle.linked:
+            except Exception as error:
+                unreachable = isinstance(error, UnreachableError) and attempt < _PUT_ATTEMPTS
+                if self.node.handle.linked and not unreachable:
                     raise
-
-            async def settled() -> bool | None:
-                return self.node.handle.linked or call.shipping is not token or None
-
-            await wait_until(settled, deadline_s=math.inf, interval_s=0.05, what=f"{self} to be back, or lost")
+            await SYSTEM_CLOCK.sleep(_PUT_PAUSE_S)
+            await wait_until(
+                lambda: self._settled(call, token),
+                deadline_s=math.inf,
+                interval_s=0.05,
+                what=f"{self} to be back, or lost",
+            )
             if call.shipping is not token:
-                return ()
+                break
+        return ()
+
+    async def _settled(self, call: LiveCall, token: object) -> bool | None:
+        return self.node.handle.linked or call.shipping is not token or None
 
 
 def _can_travel_together(call: LiveCall) -> tuple[str, bool]:

@@ -195,12 +195,15 @@ class Fleet:
         Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; their ledger
         entries stay open, and calling again tries again.
         """
+        await to_its_end(self._stop())
+
+    async def _stop(self) -> None:
         await self._herald.close()
         self._handle(End())
         for task in self._ending:
             task.cancel()
         await asyncio.gather(*self._ending, return_exceptions=True)
-        await to_its_end(self._end_machines([machine for machine in self._machines.all if not machine.ended]))
+        await self._end_machines([machine for machine in self._machines.all if not machine.ended])
 
     async def _clean_up_after(self, error: BaseException, ending: Coroutine[Any, Any, None]) -> None:
         try:
