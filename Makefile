@@ -30,7 +30,7 @@ demo: $(VENV)/demo.installed ## a grid search on a fleet of local nodes
 
 test: $(VENV)/test.installed $(VENV)/torch.installed ## every test
 	-tools/browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-matrix: $(pairs:%=test-with-%) ## joblib and scikit-learn, old and new; one: make test-with-1.4+1.6
 

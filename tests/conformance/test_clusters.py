@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,11 +20,12 @@ from skyward_dask import SkywardCluster
 
 @pytest.fixture(autouse=True, scope="module")
 def scratch() -> Iterator[None]:
-    """Dask's own workers make this folder and leave it."""
+    """Dask's own workers make this folder and leave it; their processes leave a resource tracker."""
     folder = Path(tempfile.gettempdir(), "dask-scratch-space")
     folder.mkdir()
     yield
     shutil.rmtree(folder)
+    resource_tracker._resource_tracker._stop()
 
 
 class BrokenNanny(Nanny):
