@@ -13,7 +13,6 @@ from skyward.events import (
     BootstrapCompleted,
     BootstrapProgress,
     BootstrapStarting,
-    Error,
     InstanceProvisioned,
     ProviderName,
     SkywardEvent,
@@ -55,7 +54,6 @@ OpenNode = Callable[[Instance, int, NodeListener], NodeHandle]
 """Makes the handle of a running machine; tests give another."""
 
 _UP = (NodeState.JOINING, NodeState.READY)
-_AGAIN_S = 60.0
 _logger = logging.getLogger("skyward")
 
 
@@ -93,7 +91,6 @@ class Fleet:
         self._tls = tls
         self._publish = publish
         self._on_node_message = on_node_message
-        self._clock = clock
         self._open_node = open_node
         self._lifecycle = Lifecycle()
         self._machines = Machines(provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock)
@@ -173,7 +170,7 @@ class Fleet:
                 self._handle(Ended(ranks=action.ranks))
                 for machine in ours:
                     if not machine.ended:
-                        spawn(self._end_at_last(machine, told=True), self._ending)
+                        spawn(self._machines.end_at_last(machine, told=True), self._ending)
 
     def discard(self, rank: int) -> None:
         """A node was lost: end what is left of it in the background; its rank may be launched again at once."""
@@ -221,7 +218,8 @@ class Fleet:
                     self._herald.join(rank, self._joined, self._not_joined)
                 case Discard(rank=rank):
                     if (machine := self._current.pop(rank, None)) is not None:
-                        spawn(self._end_at_last(machine), self._ending)
+                        self._herald.forget(machine.node)
+                        spawn(self._machines.end_at_last(machine), self._ending)
                 case _:
                     actions.append(action)
         self._moved.set()
@@ -291,18 +289,6 @@ class Fleet:
         self._publish(BootstrapProgress(node.instance.id, "server"))
         await node.start(_config(node, self._request, self._herald.size, self._pool_id, self._tls))
         self._publish(BootstrapCompleted(node.instance.id))
-
-    async def _end_at_last(self, machine: Machine, *, told: bool = False) -> None:
-        """End a machine that has no rank any more, however long it takes; it is paid for."""
-        while not machine.ended:
-            try:
-                if not told:
-                    await self._end_machines([machine])
-            except TerminationError as error:
-                self._publish(Error(str(error), machine.instance.id))
-            told = False
-            if not machine.ended:
-                await self._clock.sleep(_AGAIN_S)
 
     async def _end_machines(self, machines: Sequence[Machine]) -> None:
         try:

@@ -20,6 +20,7 @@ from skyward.errors import (
     TerminationError,
 )
 from skyward.events import (
+    Error,
     InfraCreated,
     InfraCreating,
     InstanceLaunching,
@@ -41,6 +42,7 @@ T = TypeVar("T")
 
 _RUNNING_DEADLINE_S = 900.0
 _STOP_TIMEOUT_S = 10.0
+_AGAIN_S = 60.0
 _REFUSALS = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
 """What a provider raises instead of creating anything; after any other error there may be a machine."""
 _logger = logging.getLogger("skyward")
@@ -145,6 +147,18 @@ class Machines:
             await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
             raise
         await self._note_ended(machines)
+
+    async def end_at_last(self, machine: Machine, *, told: bool = False) -> None:
+        """End a machine that has no rank any more, however long it takes; it is paid for."""
+        while not machine.ended:
+            try:
+                if not told:
+                    await self.end([machine])
+            except TerminationError as error:
+                self._publish(Error(str(error), machine.instance.id))
+            told = False
+            if not machine.ended:
+                await self._clock.sleep(_AGAIN_S)
 
     async def _note_ended(self, machines: Sequence[Machine]) -> None:
         now = self._clock.monotonic()
