@@ -13,6 +13,7 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +29,9 @@ from skyward.node.lane import LaneServer
 __all__ = ["LaneWorker"]
 
 log = logging.getLogger("skyward.node.worker")
+
+_beating: ContextVar[BatchedSend | None] = ContextVar("skyward_beating", default=None)
+"""The connection that the heartbeat under way belongs to."""
 
 _REGISTER_AGAIN_S = 0.5
 _LOOK_S = 2.0
@@ -112,6 +116,11 @@ class LaneWorker(Worker):
             return None
         return True
 
+    async def heartbeat(self) -> None:
+        """Tell the scheduler of this worker. One that the last scheduler did not hear may reach the next one."""
+        _beating.set(self.batched_stream)
+        await super().heartbeat()
+
     def _took_part(self) -> bool:
         """Whether anything of Dask's work was ever here. Data, actors and shuffles belong to their scheduler."""
         return bool(self.state.executed_count or self.state.tasks or self.data or self._client)
@@ -127,7 +136,10 @@ class LaneWorker(Worker):
     async def close(self, *args: Any, reason: str = "worker-close", **kwargs: Any) -> Any:
         """Close, once the call that runs has ended."""
         if reason == "worker-heartbeat-missing" and self.status is Status.running:
-            self.batched_stream.abort()  # a new scheduler at the old address: as if the connection was lost
+            if (
+                _beating.get() is self.batched_stream
+            ):  # a new scheduler at the old address: as if the connection was lost
+                self.batched_stream.abort()
             return "OK"
         self.lane_loop.loop.call_soon_threadsafe(self.lane.close)
         return await super().close(*args, reason=reason, **kwargs)
