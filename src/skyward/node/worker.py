@@ -136,9 +136,8 @@ class LaneWorker(Worker):
     async def close(self, *args: Any, reason: str = "worker-close", **kwargs: Any) -> Any:
         """Close, once the call that runs has ended."""
         if reason == "worker-heartbeat-missing" and self.status is Status.running:
-            if (
-                _beating.get() is self.batched_stream
-            ):  # a new scheduler at the old address: as if the connection was lost
+            # A new scheduler at the old address: as if the connection was lost, unless there is another by now.
+            if _beating.get() is self.batched_stream:
                 self.batched_stream.abort()
             return "OK"
         self.lane_loop.loop.call_soon_threadsafe(self.lane.close)

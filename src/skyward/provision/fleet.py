@@ -222,9 +222,13 @@ class Fleet:
                         spawn(self._machines.end_at_last(machine), self._ending)
                 case _:
                     actions.append(action)
+        self._stir()
+        return actions
+
+    def _stir(self) -> None:
+        """Wake who waits for something to happen to a node, once."""
         self._moved.set()
         self._moved = asyncio.Event()
-        return actions
 
     async def _launch(self, ranks: tuple[int, ...]) -> None:
         for action in self._handle(Want(ranks=ranks)):
@@ -273,7 +277,7 @@ class Fleet:
 
     def _not_joined(self, rank: int, error: Exception) -> None:
         self._failures[rank] = error
-        self._moved.set()
+        self._stir()
 
     async def _prepare(self, machine: Machine) -> None:
         await self._machines.running(machine)

@@ -409,3 +409,11 @@ def test_cost_runs_from_launch_to_confirmed_end(stage: Stage) -> None:
         assert fleet.cost(stage.clock.monotonic()).final().total_cost == 1.0
 
     run(scenario)
+
+
+def test_a_node_that_cannot_join_is_an_error_while_another_still_waits_to(stage: Stage) -> None:
+    stage.nodes.fail(3, "join", UnreachableError("gone"))
+    stage.nodes.hang(2, "join")
+    with pytest.raises(UnreachableError, match="gone"):
+        run(stage.fleet().start)
+    assert stage.provider.alive == []
