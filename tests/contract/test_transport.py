@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.providers.base import LocalAccess
 from skyward.testing.transport import TransportContract
+from skyward.transport.access import LocalAccess
 from skyward.transport.local import LocalTransport
 
 

@@ -41,8 +41,8 @@ from skyward.node.control import (
 from skyward.node.metrics import NodeMetrics
 from skyward.node.processes import kill_all
 from skyward.node.survey import make_plan
-from skyward.providers.base import LocalAccess
 from skyward.provision.control import ControlClient
+from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
 from skyward.transport.local import LocalTransport
 from skyward.wire.frames import TlsIdentity, client_context

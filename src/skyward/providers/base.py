@@ -10,8 +10,9 @@ from typing import Any, Protocol, cast
 from skyward.errors import ConfigurationError
 from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import PoolRequest
+from skyward.transport.access import Access
 
-__all__ = ["Access", "Instance", "InstanceState", "LaunchOrder", "LocalAccess", "Offer", "Provider", "checked_provider"]
+__all__ = ["Instance", "InstanceState", "LaunchOrder", "Offer", "Provider", "checked_provider"]
 
 
 _VERBS = ("offers", "launch", "describe", "terminate", "close")
@@ -30,23 +31,6 @@ class InstanceState(enum.Enum):
     """Terminated, never existed, or forgotten by the provider: it does not bill. Final."""
     FAILED = "failed"
     """The provider could not make it run. Final, but it must still be terminated."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalAccess:
-    """The machine is this one.
-
-    Attributes:
-        address: the loopback address the node's ports bind to.
-        workdir: the node's own folder.
-    """
-
-    address: str
-    workdir: str
-
-
-Access = LocalAccess
-"""How a machine is reached: one type per transport (SSH joins when its transport does)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

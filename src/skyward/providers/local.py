@@ -19,10 +19,11 @@ import platformdirs
 
 from skyward._waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, TerminationError, UnreachableError
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, LocalAccess, Offer
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.spec.accelerators import find_variant
 from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import PoolRequest
+from skyward.transport.access import LocalAccess
 
 __all__ = ["INSTANCE_VARIABLE", "Local"]
 

@@ -13,10 +13,11 @@ from skyward._waiting import wait_until
 from skyward.errors import BootstrapError, PoolStateError, UnreachableError
 from skyward.node.config import NodeConfig, NodeReady
 from skyward.node.control import Ending, Kill, Message, Start
-from skyward.providers.base import Access, Instance, LocalAccess
+from skyward.providers.base import Instance
 from skyward.provision.control import ControlClient
 from skyward.provision.environment import prepare_environment
 from skyward.spec.image import Image
+from skyward.transport.access import Access, LocalAccess, SSHAccess
 from skyward.transport.base import Transport
 from skyward.transport.local import LocalTransport
 from skyward.wire.frames import TlsIdentity
@@ -220,6 +221,8 @@ def open_transport(access: Access) -> Transport:
     match access:
         case LocalAccess():
             return LocalTransport(access)
+        case SSHAccess():
+            raise NotImplementedError("the transport over SSH")
         case _:
             assert_never(access)
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, LocalAccess, Offer, Provider
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import PoolRequest, parse_request
+from skyward.transport.access import LocalAccess
 
 __all__ = ["FakeProvider", "ProviderContract", "Verb"]
 

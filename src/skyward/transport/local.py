@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from skyward.errors import UnreachableError
-from skyward.providers.base import LocalAccess
+from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
 
 __all__ = ["LocalTransport"]

@@ -18,12 +18,13 @@ import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.providers import local
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, LocalAccess
+from skyward.providers.base import Instance, InstanceState, LaunchOrder
 from skyward.providers.local import INSTANCE_VARIABLE, Local
 from skyward.spec.accelerators import Accelerator
 from skyward.spec.image import Image
 from skyward.spec.request import parse_request
 from skyward.spec.volume import S3Volume
+from skyward.transport.access import LocalAccess
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.providers.base import LocalAccess
 from skyward.provision import environment
 from skyward.provision.environment import PackageSources, is_satisfied, package_sources, prepare_environment
 from skyward.spec.image import Image
+from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
 from skyward.transport.local import LocalTransport
 

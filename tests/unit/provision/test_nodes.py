@@ -11,10 +11,11 @@ import pytest
 
 from skyward.errors import BootstrapError, PoolStateError
 from skyward.node.config import NodeConfig
-from skyward.providers.base import Instance, InstanceState, LocalAccess, Offer
+from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.provision.nodes import NodeHandle, open_node
 from skyward.spec.image import Image
 from skyward.spec.instance import InstanceSpec
+from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
 
 RUNNING = Instance(
