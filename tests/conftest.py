@@ -6,14 +6,17 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from multiprocessing import current_process
 from pathlib import Path
+from queue import SimpleQueue
 
 import psutil
 import pytest
 import stamina
+
+import skyward as sky
 
 SETTLE_S = 10.0
 """How long what a test started may take to end by itself after the test."""
@@ -61,6 +64,21 @@ def session_leaves_nothing(own_home: Path) -> Iterator[None]:
 def leaves_nothing(own_home: Path) -> Iterator[None]:
     """Fail a test that leaves a thread, a child process, a listening socket or a temporary file behind."""
     yield from _leaving_nothing()
+
+
+@pytest.fixture(scope="session")
+def start_callbacks() -> Callable[[sky.ComputePool], None]:
+    """For fixtures whose pools outlive a test: have the pool start its thread for callbacks now, not during a test."""
+    return _start_callbacks
+
+
+def _start_callbacks(pool: sky.ComputePool) -> None:
+    ran_in: SimpleQueue[threading.Thread] = SimpleQueue()
+    for _ in range(100):
+        pool.submit(abs, 1).add_done_callback(lambda _: ran_in.put(threading.current_thread()))
+        if ran_in.get(timeout=SETTLE_S) is not threading.current_thread():
+            return
+    raise AssertionError("every call was over before it was given its callback, which then runs at once")
 
 
 class LeakError(AssertionError):

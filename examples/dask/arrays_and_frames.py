@@ -33,6 +33,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     [where] = sys.argv[1:] or ["skyward"]
-    cluster = SkywardCluster(provider=sky.Local(), nodes=2) if where == "skyward" else LocalCluster(n_workers=2)
+    if where == "skyward":
+        cluster = SkywardCluster(provider=sky.Local(), nodes=2)
+    else:
+        cluster = LocalCluster(n_workers=2, dashboard_address=":0")
     with cluster, Client(cluster):
         main()

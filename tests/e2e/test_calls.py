@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, as_completed, wait
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,12 @@ WORKERS = 4
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[sky.ComputePool]:
+def pool(start_callbacks: Callable[[sky.ComputePool], None]) -> Iterator[sky.ComputePool]:
     with sky.ComputePool(
         provider=sky.Local(), nodes=2, concurrency=2, display="quiet", env={"GREETING": 'say "hi"\n$HOME'}
     ) as pool:
-        pool.submit(abs, 1).add_done_callback(lambda _: None)  # the callback thread starts with its first callback
-        wait_for_callbacks(pool)
+        start_callbacks(pool)
         yield pool
-
-
-def wait_for_callbacks(pool: sky.ComputePool) -> None:
-    done = threading.Event()
-    pool.submit(abs, 1).add_done_callback(lambda _: done.set())
-    assert done.wait(10)
 
 
 class FinickyError(Exception):

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from joblib import Parallel, delayed, parallel_config
+from joblib import parallel_config
 
 import skyward as sky
 import skyward_joblib  # noqa: F401  # registers the backend
@@ -52,10 +52,9 @@ def on_loky():
 
 
 @pytest.fixture(scope="module")
-def pool():
+def pool(start_callbacks):
     with sky.ComputePool(provider=sky.Local(), concurrency=2, display="quiet") as pool:
-        with parallel_config("skyward"):  # the pool's threads start with its first calls
-            Parallel()(delayed(abs)(n) for n in range(4))
+        start_callbacks(pool)
         yield pool
 
 

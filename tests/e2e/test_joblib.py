@@ -23,10 +23,9 @@ from skyward_joblib import JoblibPool, ScikitLearnPool, SkywardBackend, joblib_b
 
 
 @pytest.fixture(scope="module")
-def pool():
+def pool(start_callbacks):
     with sky.ComputePool(provider=sky.Local(), nodes=2, display="quiet") as pool:
-        with joblib_backend(pool):  # the pool's threads start with its first calls
-            Parallel()(delayed(pid)(n) for n in range(4))
+        start_callbacks(pool)
         yield pool
 
 

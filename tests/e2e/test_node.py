@@ -257,6 +257,43 @@ def fork_a_sleeper() -> int:
     return child
 
 
+HESITATES = """
+import os, time
+
+def dask_setup(worker):
+    open(f"{folder}/{{os.getpid()}}", "w").close()
+    while not os.path.exists("{folder}/go"):
+        time.sleep(0.02)
+"""
+
+
+async def test_scheduler_that_dies_while_workers_start_costs_none_of_them(config: NodeConfig, tmp_path: Path) -> None:
+    (folder := tmp_path / "starting").mkdir()
+    (preload := tmp_path / "hesitate.py").write_text(HESITATES.format(folder=folder))
+    async with running(replace(config, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})) as node:
+        await node.next(SchedulerRunning)
+        pids = await names_in(folder, WORKERS)
+        node.process_running("skyward.node.scheduler").kill()
+        await node.next(SchedulerRunning)
+        (folder / "go").touch()
+        await node.all_running()
+        assert {str(worker.pid) for worker in node.workers.values()} == pids
+        async with dask_client(config, node.ready.scheduler) as client:
+            await client.wait_for_workers(WORKERS, timeout=DEADLINE_S)
+            nannies = await client.run(by_value(os.getpid), nanny=True)  # they answer once they have started
+            workers = await client.run(by_value(os.getpid))
+        assert len(nannies) == WORKERS
+        assert set(map(str, workers.values())) == pids
+
+
+async def names_in(folder: Path, count: int) -> set[str]:
+    async def probe() -> set[str] | NotYet:
+        found = set(os.listdir(folder))
+        return found if len(found) == count else NotYet(f"{found}")
+
+    return await wait_until(probe, deadline_s=DEADLINE_S, interval_s=0.02, what=f"{count} files in {folder}")
+
+
 async def test_exit_status_is_reported(config: NodeConfig) -> None:
     async with running(config) as node, dask_client(config, node.ready.scheduler) as client:
         await node.all_running()
@@ -288,6 +325,7 @@ def eat_memory() -> int:
 
 
 async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -> None:
+    earlier = [process.pid for process in psutil.Process().children()]  # Python's resource tracker, for one
     os.mkdir(config.workdir)
     plan = make_plan(config, 0)
     plan = replace(plan, ready=replace(plan.ready, memory_bytes=2 * 400 * MIB))
@@ -314,7 +352,7 @@ async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -
         await asyncio.gather(*tasks, return_exceptions=True)
 
         async def none_left() -> bool | None:
-            return None if kill_all(config.instance_id) else True
+            return None if kill_all(config.instance_id, keep=earlier) else True
 
         await wait_until(none_left, deadline_s=DEADLINE_S, interval_s=0.02, what="everything to end")
         remove_folder(plan.ready.blob_dir)

@@ -8,7 +8,7 @@ import queue
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -73,11 +73,9 @@ def local(**parameters: Any) -> sky.ComputePool:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[sky.ComputePool]:
+def pool(start_callbacks: Callable[[sky.ComputePool], None]) -> Iterator[sky.ComputePool]:
     with local(nodes=2, concurrency=2) as pool:
-        started = threading.Event()
-        pool.submit(abs, 1).add_done_callback(lambda _: started.set())  # its thread starts with the first callback
-        assert started.wait(WAIT_S)
+        start_callbacks(pool)
         yield pool
 
 

@@ -16,6 +16,7 @@ import dask.config as dask_config
 import distributed.utils
 import stamina
 from distributed import Nanny, Status
+from distributed.comm.core import CommClosedError
 
 from skyward.node._program import Program, dask_security
 from skyward.node.control import Report, Start, WorkerExit, WorkerRunning, WorkerStale
@@ -82,6 +83,17 @@ class SlotNanny(Nanny):
             worker_class=start_worker,
         )
         self.handlers["worker_stale"] = self._worker_stale
+
+    async def start_unsafe(self) -> SlotNanny:
+        """Start the first process. The scheduler may end meanwhile: then the worker finds the next one by itself."""
+        try:
+            await super().start_unsafe()
+        except CommClosedError:  # the last that Dask's nanny does is to tell the scheduler that it has started
+            if self.process is None or self.process.status is not Status.running:
+                raise
+            log.info("the scheduler ended while worker %d started", self._slot)
+            self.start_periodic_callbacks()
+        return self
 
     def follow(self, order: Start) -> None:
         """Have this worker, and those that come after it, join the scheduler of ``order`` and know of the fleet."""

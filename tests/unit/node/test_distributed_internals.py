@@ -70,6 +70,18 @@ def test_nanny_starts_processes_only_by_instantiate() -> None:
     assert "await self.instantiate()" in source_of(Nanny._on_worker_exit)
 
 
+def test_nanny_that_has_started_its_process_only_tells_the_scheduler_and_looks_after_it() -> None:
+    _, _, rest = source_of(Nanny.start_unsafe).partition('await comm.write({"status": "ok"})')
+
+    assert [line.strip() for line in rest.splitlines() if line.strip()] == [
+        "finally:",
+        "await comm.close()",
+        "assert self.worker_address",
+        "self.start_periodic_callbacks()",
+        "return self",
+    ]
+
+
 def test_starting_a_process_sets_its_state_before_it_first_waits() -> None:
     source = source_of(WorkerProcess.start)
 
