@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test test-matrix check conformance bench docs clean
+.PHONY: help demo demo-ssh test test-matrix check conformance bench docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -28,8 +28,13 @@ help: ## list the targets
 demo: $(VENV)/demo.installed ## a grid search on a fleet of local nodes
 	$(BIN)/python examples/demo.py
 
+demo-ssh: $(VENV)/demo.installed ## the same, on two machines that SSH servers of this one stand in for
+	tools/sshd
+	$(BIN)/python examples/demo_ssh.py
+
 test: $(VENV)/test.installed $(VENV)/torch.installed ## every test
 	-tools/browser
+	tools/sshd
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-matrix: $(pairs:%=test-with-%) ## joblib and scikit-learn, old and new; one: make test-with-1.4+1.6

@@ -11,7 +11,7 @@ import psutil
 
 __all__ = ["machine", "versions"]
 
-_PACKAGES = ("skyward", "joblib", "distributed", "ray", "ipyparallel", "numpy", "scikit-learn")
+_PACKAGES = ("skyward", "joblib", "distributed", "ray", "ipyparallel", "numpy", "scikit-learn", "paramiko", "asyncssh")
 
 
 def machine() -> dict[str, str]:

@@ -18,7 +18,7 @@ __all__ = ["dispatch", "idle", "startup"]
 
 _SIMULATED_CALLS = 100_000
 _FLEETS = (2, 20, 200, 2000)
-_ROLES = ("supervisor", "scheduler", "nannies", "worker", "resource_tracker")
+_ROLES = ("supervisor", "resource_tracker")
 
 
 def startup(name: str) -> Measured:
@@ -69,7 +69,7 @@ def _memory(everyone: list[psutil.Process]) -> dict[str, float]:
 
 def _role(process: psutil.Process) -> str:
     command = " ".join(process.cmdline())
-    return next((role for role in _ROLES if role in command), process.name())
+    return next((role for role in _ROLES if role in command), process.name().removeprefix("sky-"))
 
 
 # --- dispatch -----------------------------------------------------------------------------------------------------

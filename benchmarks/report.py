@@ -17,6 +17,12 @@ own executor), Dask's `LocalCluster`, Ray and ipyparallel. Each has two workers 
 This page is what the command wrote last. In the rows of `SkywardCluster` all peers do Dask's work: *skyward* is a
 `SkywardCluster` on one node, *dask* a `LocalCluster` as it comes, *dask, TLS* one that encrypts as a pool always does.
 
+The rows of *50 ms, 100 Mbit/s* have four hosts: SSH servers of this machine, behind a proxy that makes of the loopback
+one line of 50 ms there and back and 100 Mbit/s each way, which all four share. Hosts reach each other without it. There
+*skyward* is a pool on `SSH(hosts=[…])`, and *dask, SSH* an `SSHCluster` whose client reaches the scheduler, over plain
+TCP, through the same line. In the rows of *a forwarded port* there is no line: a port that Skyward forwards over SSH,
+beside `ssh -L`.
+
 Every measurement runs in a process of its own, native libraries are held to one thread, and the peers take turns, round
 by round, so that the noise of the machine meets them alike. A ratio is the median over the rounds of the peer's median
 time divided by Skyward's in the same round. Nothing is repeated because it looked bad.
@@ -32,6 +38,9 @@ _NOTES = """\
 - *at once ÷ alone*: a reduction and 10,000 calls on the same two workers start together; each is compared with itself
   alone just before. They share two cores, so that each may well take longer: *both, at once ÷ in turn* says what it
   costs to do both at once.
+- *round_trips*: a call's time in round trips of the line, which are measured with a byte and its echo on the same line.
+  TCP's slow start is not imitated.
+- *sent*: what went up the line while the array did, SSH's own share included. On `SSHCluster` it is scattered first.
 - *dispatch* is a simulation of 100,000 short calls in one process, without workers.
 """
 
@@ -42,8 +51,8 @@ _MISSED = """\
   them; Ray's is in memory that both processes share. Half of the time measured here is the kernel clearing pages.
 - *The forest, and the search over 200 MB.* Every batch of trees, and every fold's slices, crosses TLS and is pickled
   once more than on loky, on processors that the workers need. More cores than workers hide it; here there are two.
-- *From the import to the first result.* A scheduler, the nannies and the process that workers are forked from import
-  `distributed` each, 0.75 s of processor time, on two cores. `LocalCluster` imports it once, and once per worker.
+- *From the import to the first result.* The process that a node's others are forked from imports `distributed`, 0.75 s
+  of processor time; before that the supervisor has to start, and after it the scheduler and the workers.
 - *The idle node.* A supervisor, a scheduler, nannies and two workers look after each other a few times a second.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks import arrays, calls, graphs, learning, pools
+from benchmarks import arrays, calls, forwarding, graphs, learning, pools, wide_area
 from benchmarks.measured import Measured
 
 __all__ = ["ROWS", "Goal", "Limit", "Row"]
@@ -56,6 +56,8 @@ _STALLS = (
     Limit(figure="client_stall_s", at_most=0.1, text="longest stall of the client's loop, s"),
     Limit(figure="worker_stall_s", at_most=0.1, text="longest stall of a worker's loop, s"),
 )
+_WIDE_AREA = ("skyward", wide_area.DASK)
+_FORWARDING = ("skyward", "OpenSSH")
 _DASK_FRONT_END = ("skyward", "dask", "dask, TLS")
 _AS_DASK = (Goal(peer="dask", at_least=0.95),)
 
@@ -176,6 +178,44 @@ ROWS: dict[str, Row] = {
             Limit(figure="node_cpu", at_most=0.03, text="share of a core, node"),
         ),
         rounds=1,
+        timeout_s=120,
+    ),
+    "wide_round_trip": Row(
+        title="50 ms, 100 Mbit/s: no-op round trip, `>>`",
+        measure=wide_area.round_trip,
+        peers=_WIDE_AREA,
+        goals=(Limit(figure="round_trips", at_most=1.2, text="round trips of the line"),),
+        timeout_s=240,
+    ),
+    "wide_naps": Row(
+        title="50 ms, 100 Mbit/s: 1,000 calls of 10 ms on 4 workers",
+        measure=wide_area.naps,
+        peers=_WIDE_AREA,
+        goals=(Limit(figure="times_ideal", at_most=1 / 0.9, text="time ÷ 2.5 s, the ideal"),),
+        timeout_s=240,
+    ),
+    "wide_array": Row(
+        title="50 ms, 100 Mbit/s: 100 MB to 4 nodes of 2 workers",
+        measure=wide_area.array,
+        peers=_WIDE_AREA,
+        goals=(Limit(figure="sent", at_most=1.05, text="bytes up the line ÷ 100 MB"),),
+        timeout_s=240,
+    ),
+    "wide_grid_search": Row(
+        title="50 ms, 100 Mbit/s: GridSearchCV, SVC on digits, 24 candidates, 3 folds, 4 workers",
+        measure=wide_area.grid_search,
+        peers=_WIDE_AREA,
+        timeout_s=240,
+    ),
+    "forward_latency": Row(
+        title="a forwarded port: a byte there and back",
+        measure=forwarding.latency,
+        peers=_FORWARDING,
+    ),
+    "forward_throughput": Row(
+        title="a forwarded port: 256 MiB up, then down",
+        measure=forwarding.throughput,
+        peers=_FORWARDING,
         timeout_s=120,
     ),
 }

@@ -10,6 +10,11 @@ def nothing(_: object = None) -> None:
     """The shortest call there is."""
 
 
+def nap(seconds: float) -> None:
+    """A call that takes its time and no processor."""
+    time.sleep(seconds)  # noqa: TID251  # the call itself
+
+
 def touch(array: Any, column: int = 0) -> float:
     """Read something from every page of a large array."""
     return float(array[:, column].sum())

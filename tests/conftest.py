@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -15,8 +18,10 @@ from queue import SimpleQueue
 import psutil
 import pytest
 import stamina
+from uv import find_uv_bin
 
 import skyward as sky
+from skyward.provision.sources import listed_settings
 
 SETTLE_S = 10.0
 """How long what a test started may take to end by itself after the test."""
@@ -79,6 +84,32 @@ def _start_callbacks(pool: sky.ComputePool) -> None:
         if ran_in.get(timeout=SETTLE_S) is not threading.current_thread():
             return
     raise AssertionError("every call was over before it was given its callback, which then runs at once")
+
+
+@pytest.fixture(scope="session")
+def ssh_cache() -> Path:
+    """Where test hosts keep environments: one folder for all of them, which outlives the session.
+
+    It holds this environment's uv, and ``pip.conf``: what pip is told here, for hosts that are started with it as
+    ``PIP_CONFIG_FILE``.
+    """
+    folder = Path(__file__).parents[1] / "build/ssh-cache"
+    (folder / "sent").mkdir(mode=0o700, parents=True, exist_ok=True)
+    _replace_link(folder / "sent/uv", find_uv_bin())
+    home = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, "XDG_CONFIG_HOME": ""}
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, env=os.environ | home, capture_output=True, text=True, check=False)
+    settings = listed_settings(listed.stdout).items()
+    lines = [f"{name} = {' '.join(value.split())}" for name, value in settings]
+    (folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]), encoding="utf-8")
+    return folder
+
+
+def _replace_link(link: Path, target: str) -> None:
+    """At once, for other sessions that use it."""
+    new = link.with_name(f"{link.name}.{os.getpid()}")
+    new.symlink_to(target)
+    new.replace(link)
 
 
 class LeakError(AssertionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from skyward.testing.hosts import SshHost, write_known_hosts
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -53,18 +56,46 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator[Path]:
+    """A home in which `ssh gpu1` and `ssh gpu2` work, as the pages have it."""
+    folder = tmp_path_factory.mktemp("lab")
+    config = folder / "home/.ssh/config"
+    config.parent.mkdir(parents=True, mode=0o700)
+    env = {"PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
+    with (
+        SshHost(folder / "gpu1", address="127.0.0.2", env=env) as first,
+        SshHost(folder / "gpu2", address="127.0.0.3", env=env) as second,
+    ):
+        write_known_hosts(config.with_name("known_hosts"), first, second)
+        for name, host in (("gpu1", first), ("gpu2", second)):
+            (host.home / ".cache").mkdir()
+            (host.home / ".cache/skyward").symlink_to(ssh_cache)
+            with config.open("a", encoding="utf-8") as file:
+                file.write(f"Host {name}\n  HostName {host.address}\n  Port {host.port}\n")
+                file.write(f"  IdentityFile {host.key_path}\n  IdentitiesOnly yes\n")
+        yield folder / "home"
+
+
 RUNNABLE = [page for page in PAGES if program(page, no_run=False).strip()]
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)
-def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     text = program(page, no_run=False)
+    home = {"HOME": str(request.getfixturevalue("lab"))} if "gpu1" in text else {}
     script = tmp_path / f"page_{page.stem.replace('-', '_')}.py"  # no library's name
     script.write_text(text, encoding="utf-8")
 
     completed = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | home,
     )
 
     assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         BootstrapError,
         CapacityError,
         ConfigurationError,
+        HostKeyError,
+        LedgerError,
         NotInPoolError,
         PoolStateError,
         QuotaError,
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
         InstanceStopping,
         LogLine,
         Metrics,
+        NodeReachable,
+        NodeUnreachable,
         PoolStarted,
         PoolStopped,
         PoolStopping,
@@ -72,6 +76,7 @@ if TYPE_CHECKING:
     from skyward.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather
     from skyward.pool import ComputePool
     from skyward.providers.local import Local
+    from skyward.providers.ssh import SSH
     from skyward.runtime import DistributedSampler, InstanceInfo, current_accelerator, instance_info, shard
     from skyward.spec.accelerators import NVIDIA, Accelerator, is_nvidia, is_trainium
     from skyward.spec.image import Image
@@ -82,6 +87,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NVIDIA",
+    "SSH",
     "Accelerator",
     "AuthenticationError",
     "BootstrapCompleted",
@@ -99,6 +105,7 @@ __all__ = [
     "DistributedSampler",
     "Error",
     "GpuMetrics",
+    "HostKeyError",
     "Image",
     "InfraCreated",
     "InfraCreating",
@@ -107,10 +114,13 @@ __all__ = [
     "InstanceProvisioned",
     "InstanceSpec",
     "InstanceStopping",
+    "LedgerError",
     "Local",
     "LogLine",
     "Metrics",
     "MultiPool",
+    "NodeReachable",
+    "NodeUnreachable",
     "NotInPoolError",
     "PendingBatch",
     "PendingCompute",
@@ -160,6 +170,8 @@ _HOMES = {
         "BootstrapError",
         "CapacityError",
         "ConfigurationError",
+        "HostKeyError",
+        "LedgerError",
         "NotInPoolError",
         "PoolStateError",
         "QuotaError",
@@ -188,6 +200,8 @@ _HOMES = {
         "InstanceStopping",
         "LogLine",
         "Metrics",
+        "NodeReachable",
+        "NodeUnreachable",
         "PoolStarted",
         "PoolStopped",
         "PoolStopping",
@@ -206,6 +220,7 @@ _HOMES = {
     "skyward.pending": ("ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"),
     "skyward.pool": ("ComputePool",),
     "skyward.providers.local": ("Local",),
+    "skyward.providers.ssh": ("SSH",),
     "skyward.runtime": ("DistributedSampler", "InstanceInfo", "current_accelerator", "instance_info", "shard"),
     "skyward.spec.accelerators": ("Accelerator", "NVIDIA", "is_nvidia", "is_trainium"),
     "skyward.spec.image": ("Image",),
@@ -214,7 +229,7 @@ _HOMES = {
     "skyward.spec.volume": ("S3Volume",),
     "skyward.submission": ("CallFuture",),
 }
-_NOT_YET = ("AWS", "DigitalOcean", "RunPod", "SSH", "Verda", "VastAI", "distributed")
+_NOT_YET = ("AWS", "DigitalOcean", "RunPod", "Verda", "VastAI", "distributed")
 
 
 def __getattr__(name: str) -> Any:

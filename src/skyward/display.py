@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import IO, Final, Protocol, TextIO, cast
 
 from skyward import events as ev
+from skyward._event_bus import EventBus
 from skyward._region import REDRAW_EVERY_S, Region, SafeStream
 from skyward._waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
@@ -36,6 +37,8 @@ _STEPS: Final[dict[type[ev.SkywardEvent], str]] = {
 _WARNINGS: Final[dict[type[ev.SkywardEvent], str]] = {
     ev.WorkerLost: "worker {e.worker} lost: {e.reason}",
     ev.WorkerReplaced: "worker {e.worker} replaced",
+    ev.NodeUnreachable: "cannot be reached; its calls go on, waiting for it: {e.reason}",
+    ev.NodeReachable: "is back after {e.seconds:.0f} s",
     ev.TimeoutApproaching: "ends in {e.seconds_left:.0f} s: its timeout is nearly used up",
 }
 
@@ -68,7 +71,7 @@ def parse_display(kind: str) -> DisplayKind:
         raise ConfigurationError(f"display must be one of {allowed}, got {kind!r}") from None
 
 
-def open_display(kind: str, bus: ev.EventBus, stream: TextIO | None = None, *, clock: Clock = SYSTEM_CLOCK) -> Display:
+def open_display(kind: str, bus: EventBus, stream: TextIO | None = None, *, clock: Clock = SYSTEM_CLOCK) -> Display:
     """Show what ``bus`` carries, until the display is closed.
 
     Args:
@@ -151,7 +154,7 @@ class _Screen(Protocol):
 class Display:
     """Shows a pool's events. Close the bus first, so that nothing is on its way any more."""
 
-    def __init__(self, kind: DisplayKind, bus: ev.EventBus, screen: _Screen, clock: Clock) -> None:
+    def __init__(self, kind: DisplayKind, bus: EventBus, screen: _Screen, clock: Clock) -> None:
         self._kind = kind
         self._screen = screen
         self._clock = clock

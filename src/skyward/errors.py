@@ -8,7 +8,9 @@
     │   ├── SerializationError        something cannot be pickled (also a PicklingError and a TypeError)
     │   ├── PoolStateError            the pool is not open, already closed, or not usable here (also a RuntimeError)
     │   ├── NotInPoolError            asked on the client for what only a call on a node knows (also a RuntimeError)
+    │   ├── LedgerError               the file of what was bought cannot be used; no machine is asked for without it
     │   └── AuthenticationError       credentials or keys were refused
+    │       └── HostKeyError          a machine is unknown, or not the one it should be
     ├── try elsewhere
     │   ├── CapacityError             the provider has none of it now
     │   └── QuotaError                the account may not have more of it
@@ -34,6 +36,8 @@ __all__ = [
     "BootstrapError",
     "CapacityError",
     "ConfigurationError",
+    "HostKeyError",
+    "LedgerError",
     "NotInPoolError",
     "PoolStateError",
     "QuotaError",
@@ -70,6 +74,14 @@ class NotInPoolError(SkywardError, RuntimeError):
 
 class AuthenticationError(SkywardError):
     """Credentials, a key or a certificate were refused. Trying again with the same ones does not help."""
+
+
+class LedgerError(SkywardError):
+    """The ledger, in which machines are written down before they are asked for, cannot be used; says why."""
+
+
+class HostKeyError(AuthenticationError):
+    """A machine does not show the host key that is on file for it, or none is on file. It learns nothing about us."""
 
 
 class CapacityError(SkywardError):

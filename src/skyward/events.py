@@ -12,14 +12,12 @@ breaks nothing.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Literal, TypeAlias, TypeVar
 
 __all__ = [
     "BootstrapCompleted",
@@ -29,7 +27,6 @@ __all__ = [
     "CostFinal",
     "CostUpdate",
     "Error",
-    "EventBus",
     "GpuMetrics",
     "InfraCreated",
     "InfraCreating",
@@ -38,6 +35,8 @@ __all__ = [
     "InstanceStopping",
     "LogLine",
     "Metrics",
+    "NodeReachable",
+    "NodeUnreachable",
     "PoolStarted",
     "PoolStopped",
     "PoolStopping",
@@ -49,7 +48,9 @@ __all__ = [
     "WorkerReplaced",
     "compose",
     "current_callbacks",
+    "deliver",
     "emit",
+    "flatten",
     "use_callback",
 ]
 
@@ -246,6 +247,24 @@ class WorkerReplaced:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeUnreachable:
+    """The client cannot reach a node for now. Calls there go on; it is waited for."""
+
+    instance_id: str
+    node: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReachable:
+    """A node that could not be reached for ``seconds`` is back; results from there follow."""
+
+    instance_id: str
+    node: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimeoutApproaching:
     """A tenth of a node's ``timeout`` is left: in ``seconds_left`` it ends, calls or not."""
 
@@ -327,6 +346,8 @@ SkywardEvent: TypeAlias = (
     | Progress
     | WorkerLost
     | WorkerReplaced
+    | NodeUnreachable
+    | NodeReachable
     | TimeoutApproaching
     | InstanceStopping
     | PoolStopping
@@ -351,7 +372,7 @@ def compose(*callbacks: Callback) -> Callback:
 
     One of them failing does not keep the event from the others; what one of them returns is emitted.
     """
-    return _Composed(_flatten(callbacks))
+    return _Composed(flatten(callbacks))
 
 
 def emit(event: SkywardEvent) -> None:
@@ -359,7 +380,7 @@ def emit(event: SkywardEvent) -> None:
 
     In a call on a node the event goes to the client, to the pool's callbacks.
     """
-    _deliver(event, current_callbacks())
+    deliver(event, current_callbacks())
 
 
 @contextmanager
@@ -368,7 +389,7 @@ def use_callback(callback: Callback) -> Generator[None]:
 
     It hears what is emitted there and the events of calls submitted there.
     """
-    token = _callbacks.set((*_callbacks.get(), *_flatten([callback])))
+    token = _callbacks.set((*_callbacks.get(), *flatten([callback])))
     try:
         yield
     finally:
@@ -380,103 +401,21 @@ def current_callbacks() -> tuple[Callback, ...]:
     return _callbacks.get()
 
 
-class EventBus:
-    """Carries a pool's events to its subscribers: in order, one at a time, in a thread of its own.
-
-    Publishing never blocks and is allowed from any thread, event loops and the subscribers themselves included. The
-    thread starts with the first event and ends with :meth:`close`.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queue: SimpleQueue[_Delivery | None] = SimpleQueue()
-        self._subscriptions: tuple[_Subscription, ...] = ()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    def publish(self, event: SkywardEvent, also: tuple[Callback, ...] = ()) -> None:
-        """Queue ``event`` for the subscribers and for the callbacks ``also``; once closed, do nothing."""
-        if self._thread is None:
-            self._start()
-        if not self._closed:
-            self._queue.put(_Delivery(event, also))
-
-    @overload
-    def subscribe(self, event_type: None, callback: Callback) -> Callable[[], None]: ...
-    @overload
-    def subscribe(self, event_type: type[E], callback: Callable[[E], SkywardEvent | None]) -> Callable[[], None]: ...
-    def subscribe(self, event_type: type[Any] | None, callback: Callable[[Any], Any]) -> Callable[[], None]:
-        """Call ``callback`` with every event of ``event_type`` (None: with every event) from now on.
-
-        Returns a function that ends the subscription; calling it again does nothing.
-        """
-        added = tuple(_Subscription(event_type or object, part) for part in _flatten([callback]))
-        with self._lock:
-            self._subscriptions += added
-
-        def unsubscribe() -> None:
-            with self._lock:
-                self._subscriptions = tuple(kept for kept in self._subscriptions if kept not in added)
-
-        return unsubscribe
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Deliver what was published and end the thread. Idempotent.
-
-        A subscriber that is still busy after ``timeout_s`` is left behind, and the log says so. Called by a subscriber
-        itself it does not wait.
-        """
-        with self._lock:
-            self._closed = True
-            thread = self._thread
-        self._queue.put(None)
-        if thread is None or thread is threading.current_thread():
-            return
-        thread.join(timeout_s)
-        if thread.is_alive():
-            _logger.warning("a callback is still busy %g s after its pool was closed; later events are lost", timeout_s)
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="skyward-events", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while delivery := self._queue.get():
-            _deliver(delivery.event, (*self._subscriptions, *delivery.also))
-
-
-@dataclass(frozen=True, slots=True)
-class _Delivery:
-    event: SkywardEvent
-    also: tuple[Callback, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Subscription:
-    event_type: type[Any]
-    callback: Callback
-
-    def __call__(self, event: SkywardEvent) -> SkywardEvent | None:
-        return self.callback(event) if isinstance(event, self.event_type) else None
-
-
 @dataclass(frozen=True, slots=True)
 class _Composed:
     callbacks: tuple[Callback, ...]
 
     def __call__(self, event: SkywardEvent) -> SkywardEvent | None:
-        _deliver(event, self.callbacks)
+        deliver(event, self.callbacks)
 
 
-def _flatten(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+def flatten(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
     """Take composed callbacks apart, so that each part's answer is seen by whoever delivers."""
     parts = ((callback.callbacks if isinstance(callback, _Composed) else (callback,)) for callback in callbacks)
     return tuple(part for group in parts for part in group)
 
 
-def _deliver(event: SkywardEvent, callbacks: tuple[Callback, ...]) -> None:
+def deliver(event: SkywardEvent, callbacks: tuple[Callback, ...]) -> None:
     """Hand ``event``, and then every event that came in answer, to all ``callbacks``."""
     waiting = deque([event])
     for _ in range(_CHAIN_LIMIT):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from skyward._exits import arm, disarm, uninterrupted
 from skyward.errors import ConfigurationError, PoolStateError
 
 __all__ = ["MultiPool"]
@@ -44,42 +45,46 @@ class MultiPool(Generic[P]):
     def __enter__(self) -> tuple[P, ...]:
         if not self._in_use.acquire(blocking=False):
             raise PoolStateError("this MultiPool is open already; make another one, with pools of its own")
+        arm()
         self._members = tuple(_Member(pool=pool, context=copy_context()) for pool in self._pools)
         try:
             return self._open_all()
         except BaseException:
             self._in_use.release()
+            disarm()
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            with _threads(len(self._members)) as threads:
-                errors = _errors([threads.submit(member.close, kind, error, trace) for member in self._members])
-        finally:
-            self._in_use.release()
-        if errors:
-            raise _as_one(errors)
+        with uninterrupted():
+            try:
+                with _threads(len(self._members)) as threads:
+                    errors = _errors([threads.submit(member.close, kind, error, trace) for member in self._members])
+            finally:
+                self._in_use.release()
+            if errors:
+                raise _as_one(errors)
 
     def _open_all(self) -> tuple[P, ...]:
         with _threads(2 * len(self._members)) as threads:
             opening: list[Future[P]] = []
-            interrupt: KeyboardInterrupt | None = None
+            interrupt: BaseException | None = None
             try:
-                opening.extend(threads.submit(member.open) for member in self._members)
+                with uninterrupted():  # whatever is opened is among those to close
+                    opening.extend(threads.submit(member.open) for member in self._members)
                 done = wait(opening, return_when=FIRST_EXCEPTION).done
                 if all(future.exception() is None for future in done):
                     return tuple(future.result() for future in opening)
-            except KeyboardInterrupt as error:
+            except BaseException as error:  # Ctrl-C, SIGTERM, or whatever else a signal handler raises
                 interrupt = error
-            # A job per pool closes it as soon as it is open: a second Ctrl-C here does not keep them from it.
-            pairs = zip(self._members, opening, strict=False)  # an early Ctrl-C: the others were never touched
-            closing = [threads.submit(member.close_if_opened, future) for member, future in pairs]
-            errors = _errors([*opening, *closing])
-        if interrupt is not None:
-            raise interrupt from (_as_one(errors) if errors else None)
-        raise _as_one(errors)
+            with uninterrupted():  # a second Ctrl-C does not keep pools from being closed as soon as they are open
+                pairs = zip(self._members, opening, strict=False)  # no thread for the others: they were never touched
+                closing = [threads.submit(member.close_if_opened, future) for member, future in pairs]
+                errors = _errors([*opening, *closing])
+                if interrupt is not None:
+                    raise interrupt from (_as_one(errors) if errors else None)
+                raise _as_one(errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

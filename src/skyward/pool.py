@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from contextvars import ContextVar
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+from skyward._event_bus import EventBus
 from skyward._loop import acquire_loop
 from skyward.display import open_display, parse_display
 from skyward.engine.futures import Batch, RemoteFuture
 from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.events import Callback, E, EventBus, SkywardEvent, current_callbacks
+from skyward.events import Callback, E, SkywardEvent, current_callbacks
 from skyward.executor import CallsByFunction, PoolExecutor
+from skyward.opening import Opens, innermost
 from skyward.pending import PendingBatch, PendingCompute, Ts, checked_call
 from skyward.providers.base import Provider, checked_provider
 from skyward.runtime import refuse_inside_call
@@ -35,12 +32,8 @@ __all__ = ["ComputePool", "current_pool"]
 
 R = TypeVar("R")
 
-_current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=None)
-# Threads start with an empty context: there the pool that was opened last counts.
-_open_pools: list[ComputePool] = []
 
-
-class ComputePool(CallsByFunction, Scales):
+class ComputePool(CallsByFunction, Scales, Opens):
     """Machines for as long as a ``with`` block lasts.
 
     Entering creates and prepares them; leaving ends them and confirms it, whatever happened in between. A pool may be
@@ -64,6 +57,9 @@ class ComputePool(CallsByFunction, Scales):
         on_event: hears every event.
         collect_metrics: whether nodes report :class:`~skyward.events.Metrics`.
         pip: shorthand for ``image=Image(pip=…)``, added to the image's.
+        lease: how long a node lives on once this process is gone, in seconds: a crash or SIGKILL costs no more.
+        away: how long it lives on, and works on, while this process is there and nothing is heard of it, in seconds:
+            a laptop that sleeps, a network that is down.
 
     Raises:
         ConfigurationError: a parameter is wrong; nothing was created.
@@ -88,7 +84,10 @@ class ComputePool(CallsByFunction, Scales):
         on_event: Callback | None = None,
         collect_metrics: bool = True,
         pip: Sequence[str] | None = None,
+        lease: float = 120,
+        away: float = 1800,
     ) -> None:
+        super().__init__()
         self._provider = checked_provider(provider)
         self._request = parse_request(
             image=image,
@@ -104,69 +103,15 @@ class ComputePool(CallsByFunction, Scales):
             concurrency=concurrency,
             collect_metrics=collect_metrics,
             pip=pip,
+            lease=lease,
+            away=away,
         )
         self._display = parse_display(display)
         if on_event is not None and not callable(on_event):
             raise ConfigurationError(f"on_event must be a function of one event, got {type(on_event).__name__}")
         self._subscriptions: list[tuple[type[Any] | None, Callback]] = [(None, on_event)] if on_event else []
-        self._lock = threading.Lock()
-        self._entered = False
         self._running: RunningPool | None = None
         self._bus: EventBus | None = None
-        self._closing = ExitStack()
-        self._outer: ComputePool | None = None
-
-    def __enter__(self) -> Self:
-        refuse_inside_call()
-        with self._lock:
-            if self._entered:
-                raise PoolStateError("the pool is already open; leave its `with` block first, or make another pool")
-            self._entered = True
-        try:
-            with ExitStack() as stack:
-                self._open(stack)
-                self._closing = stack.pop_all()
-        except BaseException:
-            self._entered = False
-            raise
-        _open_pools.append(self)
-        self._make_current()
-        return self
-
-    def _make_current(self) -> None:
-        self._outer = _current.get()
-        _current.set(self)
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self in _open_pools:  # else this is a forked child, which has nothing to close
-            _open_pools.remove(self)
-        if _current.get() is self:
-            _current.set(self._outer)
-        self._running = None
-        try:
-            self._closing.close()
-        finally:
-            self._entered = False
-
-    async def __aenter__(self) -> Self:
-        opening = asyncio.ensure_future(asyncio.to_thread(self.__enter__))
-        try:
-            await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # A thread cannot be cancelled: the pool opens, and is closed at once.
-            await asyncio.gather(opening, return_exceptions=True)
-            if opening.exception() is None:
-                await asyncio.to_thread(self.__exit__, None, None, None)
-            raise
-        self._make_current()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.__exit__, exc_type, exc, traceback)
 
     def _open(self, stack: ExitStack) -> None:
         loop = acquire_loop()
@@ -191,6 +136,9 @@ class ComputePool(CallsByFunction, Scales):
         stack.callback(running.close)
         running.open()
         self._running = running
+
+    def _retire(self) -> None:
+        self._running = None
 
     def _forget(self) -> None:
         self._running = self._bus = None
@@ -279,11 +227,6 @@ class ComputePool(CallsByFunction, Scales):
             raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
         return self._running
 
-    def leave_to_parent(self) -> None:
-        """In a forked child: the pool is the parent's, and the thread that would do its work was not copied."""
-        self._forget()
-        self._closing = ExitStack()
-
     def __reduce__(self) -> Any:
         raise ConfigurationError(
             "a pool cannot be sent to a worker, as an argument or from an enclosing scope: calls do not submit calls"
@@ -297,19 +240,6 @@ def _outcome_of(batch: Batch, index: int) -> Any:
         return error
 
 
-def _leave_pools_to_parent() -> None:
-    for pool in _open_pools:
-        pool.leave_to_parent()
-    _open_pools.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_pools_to_parent)
-
-
 def current_pool() -> ComputePool | None:
     """The innermost pool in whose ``with`` block this code runs; in other threads, the pool opened last."""
-    pool = _current.get()
-    if pool is not None and pool.is_active:
-        return pool
-    return next((pool for pool in reversed(_open_pools) if pool.is_active), None)
+    return cast("ComputePool | None", innermost())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypedDict, Unpack, cast
@@ -12,6 +10,7 @@ from weakref import WeakSet
 from distributed import Status
 from tornado.ioloop import IOLoop
 
+from skyward._exits import at_exit
 from skyward.errors import ConfigurationError
 from skyward.events import Callback
 from skyward.spec.accelerators import Accelerator
@@ -49,6 +48,8 @@ class PoolParams(TypedDict, total=False):
     on_event: Callback | None
     collect_metrics: bool
     pip: Sequence[str] | None
+    lease: float
+    away: float
 
 
 class SkywardCluster(ElasticCluster):
@@ -184,5 +185,4 @@ def close_clusters() -> None:
                 cluster.close(timeout=_AT_EXIT_S)
 
 
-# While threads can still be started, without which machines cannot be ended: atexit's functions are called too late.
-getattr(threading, "_register_atexit", atexit.register)(close_clusters)
+at_exit(close_clusters)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
 from skyward.providers.base import Provider
 from skyward.providers.local import Local
+from skyward.providers.ssh import SSH
+from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.testing.provider import FakeProvider, ProviderContract
 
 
@@ -15,3 +22,23 @@ class TestFakeProvider(ProviderContract):
 class TestLocal(ProviderContract):
     def make_provider(self) -> Provider:
         return Local()
+
+
+class TestSSH(ProviderContract):
+    @pytest.fixture(autouse=True)
+    def hosts(self, tmp_path: Path) -> Iterator[None]:
+        require_sshd()
+        with (
+            SshHost(tmp_path / "first", address="127.0.0.2") as first,
+            SshHost(tmp_path / "second", address="127.0.0.3") as second,
+        ):
+            self._hosts = (first, second)
+            self._known_hosts = write_known_hosts(tmp_path / "known_hosts", first, second)
+            yield
+
+    def make_provider(self) -> Provider:
+        return SSH(
+            hosts=[f"{host.address}:{host.port}" for host in self._hosts],
+            key_path=str(self._hosts[0].key_path),
+            known_hosts=str(self._known_hosts),
+        )

@@ -30,6 +30,7 @@ def run(script, *arguments, tmp_path):
     return [line for line in completed.stdout.splitlines() if "│" not in line]
 
 
+@pytest.mark.timeout(290)  # two scripts
 def test_arrays_and_frames_print_the_same_on_dasks_own_cluster(tmp_path):
     on_fleet = run("dask/arrays_and_frames.py", "skyward", tmp_path=tmp_path)
     assert len(on_fleet) == 3

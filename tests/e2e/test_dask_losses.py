@@ -101,12 +101,23 @@ class Load:
 
 def kill_node(pid: int) -> None:
     """Kill every program of the node, as if the machine were gone."""
-    supervisor = next(p for p in psutil.Process(pid).parents() if "skyward.node.supervisor" in p.cmdline())
+    supervisor = supervisor_of(pid)
     for process in [supervisor, *supervisor.children(recursive=True)]:
         try:
             process.kill()
         except psutil.NoSuchProcess:
             continue
+
+
+def kill_scheduler(pid: int) -> None:
+    """Kill the scheduler on the node, and nothing else of it."""
+    (scheduler,) = [p for p in supervisor_of(pid).children(recursive=True) if p.name() == "sky-scheduler"]
+    scheduler.kill()
+    scheduler.wait(10)
+
+
+def supervisor_of(pid: int) -> psutil.Process:
+    return next(p for p in psutil.Process(pid).parents() if "skyward.node.supervisor" in p.cmdline())
 
 
 def end_loop(client: Client) -> None:
@@ -181,13 +192,38 @@ def test_only_workers_that_dask_never_used_join_the_next_scheduler_as_they_are()
 def test_a_scheduler_that_dies_alone_is_back_at_its_address():
     with sky.ComputePool(provider=sky.Local(), nodes=2, display="quiet") as pool:
         before, address = place() @ pool, pool.scheduler.address
-        supervisor = next(p for p in psutil.Process(before[0][1]).parents() if "skyward.node.supervisor" in p.cmdline())
-        (scheduler,) = [p for p in supervisor.children() if "skyward.node.scheduler" in " ".join(p.cmdline())]
-        scheduler.kill()
-        scheduler.wait(10)
+        kill_scheduler(before[0][1])
         assert place() @ pool == before
         with pool.dask_client(set_as_default=False) as client:
             client.wait_for_workers(2, timeout=PATIENCE_S)
             assert client.scheduler.address == address
             assert client.submit(add, 1, 2).result(PATIENCE_S) == 3
+        assert place() @ pool == before
+
+
+HESITATES = """
+import os
+
+def dask_setup(worker):
+    find = worker._finds_scheduler
+
+    async def hesitate():
+        return await find() if os.path.exists({go!r}) else None
+
+    worker._finds_scheduler = hesitate
+"""
+
+
+def test_a_scheduler_that_dies_before_workers_have_joined_costs_none_of_them(tmp_path):
+    go, preload = tmp_path / "go", tmp_path / "hesitate.py"
+    preload.write_text(HESITATES.format(go=str(go)))
+    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)}
+    with sky.ComputePool(provider=sky.Local(), nodes=2, display="quiet", env=env) as pool:
+        before = place() @ pool
+        kill_scheduler(before[0][1])
+        go.touch()
+        with pool.dask_client(set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=PATIENCE_S)
+            assert len(client.run(os.getpid, nanny=True)) == 2  # a nanny answers once it has started
+            assert sorted(client.run(os.getpid).values()) == sorted(pid for _, pid in before)
         assert place() @ pool == before

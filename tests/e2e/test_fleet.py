@@ -226,11 +226,11 @@ def head_address() -> str:
 
 
 def supervisor_of(pool: sky.ComputePool, node: int) -> int:
-    """The process that a worker's session was adopted from: the parent of its node's nannies."""
+    """The process that a worker's session was adopted from: the one above its node's zygote."""
 
     @sky.compute
     def ancestors() -> tuple[int, list[int]]:
         return sky.instance_info().node, [process.pid for process in psutil.Process().parents()]
 
     (found,) = [pids for rank, pids in ancestors() @ pool if rank == node]
-    return found[2]
+    return found[3]

@@ -128,12 +128,12 @@ def processes_of(instances: set[str]) -> set[psutil.Process]:
 
 
 def workers_of(instances: set[str]) -> list[int]:
-    """A worker leads a session of its own, below the node's forkserver."""
+    """A worker leads a session of its own, below the node's fork server."""
     found: list[int] = []
     for process in processes_of(instances):
         try:
             parent = process.parent()
-            if os.getsid(process.pid) == process.pid and parent and "forkserver" in " ".join(parent.cmdline()):
+            if os.getsid(process.pid) == process.pid and parent and parent.name() == "sky-forkserver":
                 found.append(process.pid)
         except (psutil.Error, ProcessLookupError):
             continue

@@ -24,7 +24,7 @@ from distributed import Client
 
 from skyward._waiting import NotYet, wait_until
 from skyward.engine.certificates import client_security, issue
-from skyward.node.children import Child
+from skyward.node.children import Child, Zygote
 from skyward.node.config import NodeConfig, NodeReady
 from skyward.node.control import (
     Ending,
@@ -110,8 +110,8 @@ class Node:
     def processes(self) -> list[psutil.Process]:
         return processes_of(self.config.instance_id, self.ready.pid)
 
-    def process_running(self, module: str) -> psutil.Process:
-        (process,) = (p for p in self.processes() if any(f"from {module}" in word for word in p.cmdline()))
+    def process_running(self, role: str) -> psutil.Process:
+        (process,) = (p for p in self.processes() if p.name() == f"sky-{role}")
         return process
 
 
@@ -257,43 +257,6 @@ def fork_a_sleeper() -> int:
     return child
 
 
-HESITATES = """
-import os, time
-
-def dask_setup(worker):
-    open(f"{folder}/{{os.getpid()}}", "w").close()
-    while not os.path.exists("{folder}/go"):
-        time.sleep(0.02)
-"""
-
-
-async def test_scheduler_that_dies_while_workers_start_costs_none_of_them(config: NodeConfig, tmp_path: Path) -> None:
-    (folder := tmp_path / "starting").mkdir()
-    (preload := tmp_path / "hesitate.py").write_text(HESITATES.format(folder=folder))
-    async with running(replace(config, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})) as node:
-        await node.next(SchedulerRunning)
-        pids = await names_in(folder, WORKERS)
-        node.process_running("skyward.node.scheduler").kill()
-        await node.next(SchedulerRunning)
-        (folder / "go").touch()
-        await node.all_running()
-        assert {str(worker.pid) for worker in node.workers.values()} == pids
-        async with dask_client(config, node.ready.scheduler) as client:
-            await client.wait_for_workers(WORKERS, timeout=DEADLINE_S)
-            nannies = await client.run(by_value(os.getpid), nanny=True)  # they answer once they have started
-            workers = await client.run(by_value(os.getpid))
-        assert len(nannies) == WORKERS
-        assert set(map(str, workers.values())) == pids
-
-
-async def names_in(folder: Path, count: int) -> set[str]:
-    async def probe() -> set[str] | NotYet:
-        found = set(os.listdir(folder))
-        return found if len(found) == count else NotYet(f"{found}")
-
-    return await wait_until(probe, deadline_s=DEADLINE_S, interval_s=0.02, what=f"{count} files in {folder}")
-
-
 async def test_exit_status_is_reported(config: NodeConfig) -> None:
     async with running(config) as node, dask_client(config, node.ready.scheduler) as client:
         await node.all_running()
@@ -327,15 +290,17 @@ def eat_memory() -> int:
 async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -> None:
     earlier = [process.pid for process in psutil.Process().children()]  # Python's resource tracker, for one
     os.mkdir(config.workdir)
-    plan = make_plan(config, 0)
+    plan = make_plan(config, control_port=0, blob_port=0)
     plan = replace(plan, ready=replace(plan.ready, memory_bytes=2 * 400 * MIB))
     heard: asyncio.Queue[Message] = asyncio.Queue()
+    programs = ("skyward.node.scheduler", "skyward.node.nannies")
+    zygote = Zygote(programs, plan, on_exit=lambda reason: None)
     children = [
-        Child(module, plan, on_report=heard.put_nowait, on_exit=lambda reason: None)
-        for module in ("skyward.node.scheduler", "skyward.node.nannies")
+        Child(module, plan, zygote=zygote, on_report=heard.put_nowait, on_exit=lambda reason: None)
+        for module in programs
     ]
     children[1].send(Start(scheduler=plan.ready.scheduler, head_addr=config.address, total_nodes=1))
-    tasks = [asyncio.create_task(child.keep()) for child in children]
+    tasks = [asyncio.create_task(kept.keep()) for kept in (zygote, *children)]
     try:
         async with asyncio.timeout(DEADLINE_S):
             while not isinstance(await heard.get(), WorkerRunning):
@@ -410,11 +375,12 @@ async def test_node_ends_at_its_timeout_and_warns_before(config: NodeConfig) -> 
         await nothing_left(node)
 
 
-async def test_dead_nanny_process_is_reported_and_replaced(config: NodeConfig) -> None:
+@pytest.mark.parametrize("role", ["nannies", "zygote"])
+async def test_dead_nanny_process_is_reported_and_replaced(config: NodeConfig, role: str) -> None:
     async with running(config) as node:
         await node.all_running()
         before = dict(node.workers)
-        node.process_running("skyward.node.nannies").kill()
+        node.process_running(role).kill()
         ended = [await node.next(WorkerExit) for _ in range(WORKERS)]
         assert {report.incarnation for report in ended} == {worker.incarnation for worker in before.values()}
         assert "nanny process" in ended[0].reason
@@ -426,7 +392,7 @@ async def test_dead_nanny_process_is_reported_and_replaced(config: NodeConfig) -
 async def test_dead_scheduler_is_replaced_at_its_address(config: NodeConfig) -> None:
     async with running(config) as node:
         await node.all_running()
-        node.process_running("skyward.node.scheduler").kill()
+        node.process_running("scheduler").kill()
         assert "SIGKILL" in (await node.next(SchedulerExit)).reason
         assert (await node.next(SchedulerRunning)).address == node.ready.scheduler
         async with dask_client(config, node.ready.scheduler) as client:
@@ -515,7 +481,7 @@ async def test_strangers_get_no_answer_from_any_port(config: NodeConfig, identit
             for connection in psutil.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN and connection.pid in pids
         }
-        assert len(places) == 1 + 1 + 3 * WORKERS
+        assert len(places) == 1 + 1 + 1 + 3 * WORKERS
         assert {ip for ip, _ in places} == {config.address}
         for who, context in strangers(identity):
             answers = await asyncio.gather(*(answer_to(place, context) for place in places))

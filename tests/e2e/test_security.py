@@ -49,6 +49,10 @@ def control_message() -> bytes:
     return frame(to_frame(Ping(n=1)))
 
 
+def blob_request() -> bytes:
+    return frame({"blob": "none"})
+
+
 def lane_greeting() -> bytes:
     return frame(["a session", 0])
 
@@ -139,13 +143,15 @@ def kind_of(pool: sky.ComputePool, process: psutil.Process, port: int) -> str:
     ready = [node.ready for node in fleet_of(pool).nodes]
     if any(place.control.endswith(f":{port}") and place.pid == process.pid for place in ready):
         return "control"
+    if any(place.blobs.endswith(f":{port}") and place.pid == process.pid for place in ready):
+        return "blobs"
     if any(place.scheduler.endswith(f":{port}") for place in ready):
         return "scheduler"
     if any(lane.endswith(f":{port}") for place in ready for lane in place.lanes):
         return "lane"
     if any(worker.endswith(f":{port}") for place in ready for worker in place.workers):
         return "worker"
-    return "nanny" if "nannies" in " ".join(process.cmdline()) else f"unknown: {process.cmdline()}"
+    return "nanny" if process.name() == "sky-nannies" else f"unknown: {process.cmdline()}"
 
 
 def bound_sockets(process: psutil.Process) -> Iterator[tuple[object, ...]]:
@@ -196,7 +202,7 @@ def test_exactly_the_expected_ports_are_open_and_on_loopback(pool: sky.ComputePo
     workers = NODES * CONCURRENCY
     kinds = [port.kind for port in ports]
     each_worker = [kind for kind in ("lane", "nanny", "worker") for _ in range(workers)]
-    assert kinds == sorted(["control"] * NODES + ["scheduler"] + each_worker)
+    assert kinds == sorted(["control", "blobs"] * NODES + ["scheduler"] + each_worker)
     assert all(port.place[0].startswith("127.") for port in ports)
 
 
@@ -226,7 +232,10 @@ async def test_a_peer_with_the_pools_certificate_is_answered_by_every_port(
 ) -> None:
     context = client_context(identity)
     dask = PAYLOADS["Dask's handshake and a question"]
-    said = [{"control": control_message(), "lane": lane_greeting()}.get(port.kind, dask) for port in ports]
+    said = [
+        {"control": control_message(), "blobs": blob_request(), "lane": lane_greeting()}.get(port.kind, dask)
+        for port in ports
+    ]
     answers = await asyncio.gather(
         *(hear(port.place, words, context, 2.0) for port, words in zip(ports, said, strict=True))
     )

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from skyward._event_bus import EventBus
 from skyward.display import DisplayKind, open_display, parse_display
 from skyward.errors import ConfigurationError
 from skyward.events import (
@@ -20,13 +21,14 @@ from skyward.events import (
     Callback,
     CostFinal,
     Error,
-    EventBus,
     InfraCreated,
     InfraCreating,
     InstanceLaunching,
     InstanceProvisioned,
     LogLine,
     Metrics,
+    NodeReachable,
+    NodeUnreachable,
     PoolStarted,
     PoolStopped,
     PoolStopping,
@@ -107,6 +109,8 @@ STORY = (
     line("hello", 1),
     WorkerLost(1, 0, "i-1", "killed by SIGKILL"),
     WorkerReplaced(1, 0, "i-1"),
+    NodeUnreachable("i-0", 0, "timed out"),
+    NodeReachable("i-0", 0, 61.3),
     TimeoutApproaching("i-0", 360.0),
     Error("the API says no", "i-0"),
     PoolStopping(),
@@ -124,6 +128,8 @@ pool    │ open (nodes: 2, workers: 4)
 node 1  │ hello
 node 1  │ worker 0 lost: killed by SIGKILL
 node 1  │ worker 0 replaced
+node 0  │ cannot be reached; its calls go on, waiting for it: timed out
+node 0  │ is back after 61 s
 node 0  │ ends in 360 s: its timeout is nearly used up
 node 0  │ error: the API says no
 pool    │ closing

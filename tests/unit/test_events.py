@@ -12,12 +12,12 @@ from typing import get_args
 import pytest
 
 from skyward import events
+from skyward._event_bus import EventBus
 from skyward.events import (
     BootstrapProgress,
     Callback,
     CostFinal,
     Error,
-    EventBus,
     GpuMetrics,
     InfraCreated,
     InfraCreating,

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from skyward._event_bus import EventBus
 from skyward.display import open_display
-from skyward.events import Callback, EventBus, InfraCreating, LogLine, Progress, SkywardEvent
+from skyward.events import Callback, InfraCreating, LogLine, Progress, SkywardEvent
 from skyward.testing.clock import FakeClock
 
 

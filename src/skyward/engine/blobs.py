@@ -1,4 +1,4 @@
-"""Large arguments: named by their content, put onto a node once, mapped by all its workers."""
+"""Large arguments: named by their content, brought to a node once, mapped by all its workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skyward.errors import SkywardError
 from skyward.submission import ArgumentMemo
 from skyward.transport.base import Transport
 
-__all__ = ["Blob", "BlobPlace", "NodeBlobs", "Stored", "identify"]
+__all__ = ["Blob", "BlobPlace", "NodeBlobs", "Peers", "Stored", "identify"]
 
 _REMOVE_TIMEOUT_S = 30.0
 _THREADED_HASH_BYTES = 16 << 20
@@ -91,7 +91,8 @@ class Stored:
         nbytes: its size.
         in_memory: whether the file lies in the folder in memory.
         arriving: done when it is there.
-        users: calls that hold it; it does not go while there are any.
+        users: calls that hold it, and nodes that get it from this one; it does not go while there are any.
+        moving: whether it is being sent or fetched; before, its node may wait for another one to have it.
     """
 
     path: str
@@ -99,6 +100,20 @@ class Stored:
     in_memory: bool
     arriving: asyncio.Task[None] | None = None
     users: int = 0
+    moving: bool = False
+
+
+class Peers(Protocol):
+    """The other nodes, as one of them sees them."""
+
+    async def fetch(self, blob_id: str, stored: Stored) -> bool:
+        """Have the node get a blob from another one, to where it is to be stored; False if the client has to send it.
+
+        Raises:
+            OSError: the node has no room for it.
+            UnreachableError: the connection to the node was lost meanwhile.
+        """
+        ...
 
 
 class NodeBlobs:
@@ -106,22 +121,39 @@ class NodeBlobs:
 
     The least recently used ones go first when the folder in memory is full; what does not fit there goes to disk.
     Used on the event loop only.
+
+    Args:
+        place: the node's folders.
+        transport: the way to the node.
+        peers: who may have a blob already; None where the client's own way is the shortest.
     """
 
-    def __init__(self, place: BlobPlace, transport: Transport) -> None:
+    def __init__(self, place: BlobPlace, transport: Transport, peers: Peers | None = None) -> None:
         self._place = place
         self._transport = transport
+        self._peers = peers
         self._stored: OrderedDict[str, Stored] = OrderedDict()
 
     def hold_present(self, blobs: Sequence[Blob]) -> list[Stored] | None:
         """Hold all of them, for a call that is about to be sent; None if one is not there yet."""
-        held = [self._stored.get(blob.id) for blob in blobs]
-        if any(stored is None or not (stored.arriving and stored.arriving.done()) for stored in held):
-            return None
-        return [self._hold(blob.id) for blob in blobs]
+        return [self._hold(blob.id) for blob in blobs] if all(self.has(blob.id) for blob in blobs) else None
+
+    def has(self, blob_id: str) -> bool:
+        """Whether the node has a blob, whole."""
+        stored = self._stored.get(blob_id)
+        return stored is not None and stored.arriving is not None and stored.arriving.done()
+
+    def moving(self, blob_id: str) -> asyncio.Task[None] | None:
+        """What ends when a blob that is being sent or fetched has arrived, or has not; None if none is."""
+        stored = self._stored.get(blob_id)
+        return stored.arriving if stored is not None and stored.moving and not self.has(blob_id) else None
+
+    def lend(self, blob_id: str) -> Stored:
+        """Hold a blob that the node has, for another node that gets it from here; see :meth:`release`."""
+        return self._hold(blob_id)
 
     async def hold(self, blobs: Sequence[Blob]) -> list[Stored]:
-        """Put onto the node what is not there yet, and hold all of them.
+        """Bring to the node what is not there yet, and hold all of them.
 
         A blob on its way is waited for, not sent twice. Whoever called gives what is returned to :meth:`release`.
 
@@ -144,7 +176,7 @@ class NodeBlobs:
         return held
 
     def release(self, held: Iterable[Stored]) -> None:
-        """A call that held them is over."""
+        """Who held them needs them no more."""
         for stored in held:
             stored.users -= 1
 
@@ -171,18 +203,13 @@ class NodeBlobs:
         leaving, in_memory = self._make_room(blob.view.nbytes)
         path = f"{self._place.blob_dir if in_memory else self._place.blob_dir_disk}/{blob.id}"
         stored = self._stored[blob.id] = Stored(path, blob.view.nbytes, in_memory)
-        stored.arriving = asyncio.ensure_future(self._put(blob, stored, leaving))
+        stored.arriving = asyncio.ensure_future(self._arrive(blob, stored, leaving))
 
-    async def _put(self, blob: Blob, stored: Stored, leaving: Sequence[str]) -> None:
+    async def _arrive(self, blob: Blob, stored: Stored, leaving: Sequence[str]) -> None:
         try:
             if leaving:
                 await self._remove(leaving)
             await self._fill(blob, stored)
-            if await asyncio.to_thread(_digest, blob.view) != blob.id:
-                await self._remove([stored.path])
-                raise SkywardError(
-                    "a large argument was changed after its call was submitted; leave it alone until the call is done"
-                )
         except BaseException:
             if self._stored.get(blob.id) is stored:
                 del self._stored[blob.id]
@@ -190,13 +217,23 @@ class NodeBlobs:
 
     async def _fill(self, blob: Blob, stored: Stored) -> None:
         try:
-            await self._transport.put(blob.view, stored.path)
+            await self._bring(blob, stored)
         except OSError as error:
             if not stored.in_memory or error.errno != errno.ENOSPC:
                 raise
             # What was removed may still be mapped for a moment, and others fill the same memory.
             stored.path, stored.in_memory = f"{self._place.blob_dir_disk}/{blob.id}", False
-            await self._transport.put(blob.view, stored.path)
+            await self._bring(blob, stored)
+
+    async def _bring(self, blob: Blob, stored: Stored) -> None:
+        if self._peers is not None and await self._peers.fetch(blob.id, stored):
+            return  # the node has looked at its content
+        await self._transport.put(blob.view, stored.path)
+        if await asyncio.to_thread(_digest, blob.view) != blob.id:
+            await self._remove([stored.path])
+            raise SkywardError(
+                "a large argument was changed after its call was submitted; leave it alone until the call is done"
+            )
 
     def _make_room(self, nbytes: int) -> tuple[list[str], bool]:
         """The files that go for it, and whether it then fits into memory."""

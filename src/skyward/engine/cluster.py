@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
+from skyward._event_bus import EventBus
 from skyward._waiting import EAGER_S, PROMPT_S
 from skyward.engine.calls import CallTable, LiveCall
 from skyward.engine.dispatch import Dispatch, WorkerId
@@ -18,7 +19,6 @@ from skyward.engine.membership import Membership
 from skyward.engine.receiving import Incoming
 from skyward.engine.slots import Slot
 from skyward.errors import PoolStateError
-from skyward.events import EventBus
 from skyward.provision.nodes import NodeHandle
 from skyward.wire.messages import Kind
 from skyward.wire.session import Item
@@ -80,9 +80,10 @@ class Cluster:
 
     def enter(self, calls: Sequence[LiveCall]) -> None:
         """Take new calls."""
-        if self._closed:
+        if self._closed or not self.members.places:
+            why = "the pool is closed" if self._closed else "every node of the pool is gone"
             for call in calls:
-                call.sink.deliver(call.index, RawOutcome(error=PoolStateError("the pool is closed")))
+                call.sink.deliver(call.index, RawOutcome(error=PoolStateError(why)))
             return
         now = self._loop.time()
         alone = not self._calls and len(calls) == 1
@@ -92,9 +93,6 @@ class Cluster:
         self._acting.perform(self._dispatch.submit(calls, now))
         if self._eager and alone:
             self._stay_awake()
-        if not self.members.places:
-            for call in calls:
-                self._calls.complete(call, RawOutcome(error=PoolStateError("every node of the pool is gone")))
         if self._ticking is None and self._calls:
             self._ticking = self._loop.call_later(_REBALANCE_S, self._tick)
 
@@ -138,8 +136,11 @@ class Cluster:
 
     def lane_items(self, lane: Lane, items: Sequence[Item]) -> None:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
-        if self._slot_of(lane) is None:
+        slot = self._slot_of(lane)
+        if slot is None:
             return  # its node is gone, and what it held is done elsewhere
+        if not slot.alive:  # likewise, and this came too late; but what was printed is worth reading
+            items = [item for item in items if item[0] in (Kind.LINES, Kind.EVENT)]
         finished: list[tuple[int, float]] = []
         for item in items:
             match item[0]:

@@ -91,6 +91,7 @@ Action = Send | Revoke | Cancel | GiveUp
 class _Worker:
     id: WorkerId
     target_s: float = _TARGET_S
+    round_trip_s: float = 0.0
     in_flight: dict[int, CallState] = field(default_factory=dict[int, CallState])
     own_queue: deque[CallState] = field(default_factory=deque[CallState])
     load_s: float = 0.0
@@ -169,7 +170,7 @@ class Dispatch:
         self._gone.pop(worker_id, None)
         worker = self._workers.setdefault(worker_id, _Worker(worker_id))
         worker.up, worker.draining, worker.holding = True, retired, False
-        worker.target_s = max(_TARGET_S, 2 * round_trip_s)
+        worker.target_s, worker.round_trip_s = max(_TARGET_S, 2 * round_trip_s), round_trip_s
         self._sort(worker)
         return self._assign(now)
 
@@ -265,7 +266,7 @@ class Dispatch:
             if head is None or not rest:
                 continue
             patience = max(_OVERDUE_S, 4 * head.expected_s) if head.expected_s < math.inf else _OVERDUE_S
-            if now - worker.busy_since > patience:
+            if now - worker.busy_since > worker.round_trip_s + patience:
                 worker.overdue = True
                 self._sort(worker)
                 movable = [call.id for call in rest if call.pinned is None]

@@ -81,6 +81,7 @@ class Lane:
         self._tls = tls
         self._owner = owner
         self._session_id = uuid.uuid4().hex
+        self._agreed = ("", "")
         self._link = self._new_link()
         self._pauses = _Pauses()
         self._task = asyncio.ensure_future(self._serve())
@@ -161,5 +162,9 @@ class Lane:
             self._link = self._new_link()
             self.functions.clear()
             self.incarnation = incarnation
+            self._agreed = self._session_id, incarnation
             self._owner.lane_up(self)
+        elif self._agreed != (self._session_id, incarnation):
+            self._session_id = uuid.uuid4().hex
+            raise ConnectionResetError("the worker took us in before, but its answer was lost: it has to do so again")
         self._link.session.resume(seen)

@@ -9,13 +9,15 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from skyward._event_bus import EventBus
 from skyward._waiting import wait_until
 from skyward.engine.calls import CallTable
 from skyward.engine.dispatch import Dispatch, WorkerId
+from skyward.engine.exchange import Exchange
 from skyward.engine.lane import Lane, LaneOwner
 from skyward.engine.performing import Performer
 from skyward.engine.slots import AttachedNode, Slot
-from skyward.events import EventBus, WorkerLost, WorkerReplaced
+from skyward.events import WorkerLost, WorkerReplaced
 from skyward.provision.nodes import NodeHandle
 
 __all__ = ["Membership"]
@@ -54,6 +56,7 @@ class Membership:
         self._workers_per_node = workers_per_node
         self.acting = Performer(dispatch, calls, self.slots)
         self._known: set[WorkerId] = set()
+        self._exchange = Exchange()
 
     def expect(self, ranks: Iterable[int]) -> None:
         """Nodes of these ranks are on their way: calls may wait for their workers."""
@@ -73,8 +76,8 @@ class Membership:
     def attach(self, handle: NodeHandle, owner: LaneOwner) -> None:
         """Open lanes to the workers of a node."""
         self.expect((handle.rank,))  # of the node before it, workers may have been given up
-        node = AttachedNode(handle)
-        for worker_id, address in zip(self._of(handle.rank), handle.ready.lanes, strict=True):
+        node = AttachedNode(handle, self._exchange)
+        for worker_id, address in zip(self._of(handle.rank), handle.lanes, strict=True):
             self.slots[worker_id] = Slot(Lane(worker_id, address, self._tls, owner), node)
 
     def call_port(self) -> int:
@@ -109,6 +112,7 @@ class Membership:
 
     def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
         """A node is gone. Its calls run elsewhere, or, those that may not, on the node that takes its place."""
+        self._exchange.leave(rank)
         for slot in self._slots_of(rank):
             slot.give_up(reason)
             self._leave(slot, reason, blameless=rank == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -15,6 +16,8 @@ from skyward.engine.slots import Slot, given_up
 from skyward.wire.messages import Kind
 
 __all__ = ["Performer"]
+
+log = logging.getLogger("skyward.engine")
 
 _CANCEL_PATIENCE_S = 1.0
 
@@ -118,7 +121,12 @@ class Performer:
         """Run ``work`` in the background, until :meth:`close` at the latest."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("in the background: %s", error)
 
     def drop(self, call: LiveCall) -> None:
         """A call's future was cancelled while it waited."""

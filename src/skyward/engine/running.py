@@ -7,6 +7,7 @@ from collections.abc import Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from skyward._event_bus import EventBus
 from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK
 from skyward.engine.certificates import issue
@@ -20,7 +21,8 @@ from skyward.engine.packing import wrap
 from skyward.errors import PoolStateError
 from skyward.events import (
     Callback,
-    EventBus,
+    NodeReachable,
+    NodeUnreachable,
     PoolStarted,
     PoolStopped,
     PoolStopping,
@@ -32,7 +34,7 @@ from skyward.node.metrics import NodeMetrics
 from skyward.providers.base import Provider
 from skyward.provision.fleet import Fleet
 from skyward.provision.ledger import Ledger
-from skyward.provision.nodes import NodeHandle
+from skyward.provision.nodes import LinkDown, LinkUp, NodeHandle
 from skyward.spec.request import PoolRequest
 from skyward.submission import ArgumentMemo, Invocation, SchedulerInfo
 from skyward.wire.frames import client_context
@@ -105,7 +107,7 @@ class RunningPool:
         """Fail what is unfinished, end every machine, confirm it; Ctrl-C is heard after that. Idempotent."""
         intake = self._intake
         try:
-            self._loop.finish(self._close())
+            self._loop.finish(self._abandon())
         finally:
             if intake is not None:
                 intake.join()
@@ -216,7 +218,7 @@ class RunningPool:
         self._intake = Intake(cluster, self._loop, subscribed=self._subscribed)
 
     async def _abandon(self) -> None:
-        """Opening was interrupted, perhaps at its very end: wait until nothing of it is left."""
+        """Wait until nothing is left, also of an opening that was interrupted, perhaps at its very end."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
@@ -236,21 +238,23 @@ class RunningPool:
         if self._cost_timer is not None:
             self._cost_timer.cancel()
         self._bus.publish(PoolStopping())
-        if self._elastic is not None:
-            await self._elastic.close()
         try:
+            if self._elastic is not None:
+                await self._elastic.close()
             if self._intake is not None:
                 self._intake.close()
             if self._cluster is not None:
                 await self._cluster.close()
         finally:
-            if self._fleet is not None:
-                await self._fleet.stop()
-                self._bus.publish(self._fleet.cost(SYSTEM_CLOCK.monotonic()).final())
-        await self._provider.close()
+            try:
+                if self._fleet is not None:
+                    await self._fleet.stop()
+                    self._bus.publish(self._fleet.cost(SYSTEM_CLOCK.monotonic()).final())
+            finally:
+                await self._provider.close()
         self._bus.publish(PoolStopped(self._cluster.ended_calls if self._cluster else 0))
 
-    def _hear(self, node: NodeHandle, message: Message) -> None:
+    def _hear(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
         match message:
             case WorkerExit() if self._cluster is not None:
                 worker = WorkerId(node.rank, message.worker)
@@ -262,6 +266,10 @@ class RunningPool:
             case MetricsReport():
                 metrics = NodeMetrics.from_dict(message.values)
                 self._bus.publish(metrics.to_event(instance_id=node.instance.id, node=node.rank))
+            case LinkDown():
+                self._bus.publish(NodeUnreachable(node.instance.id, node.rank, message.reason))
+            case LinkUp():
+                self._bus.publish(NodeReachable(node.instance.id, node.rank, message.seconds))
             case TimeoutWarning():
                 self._bus.publish(TimeoutApproaching(node.instance.id, message.seconds_left))
             case _:

@@ -12,11 +12,13 @@ from skyward._waiting import SYSTEM_CLOCK, wait_until
 from skyward.engine.blobs import NodeBlobs, Stored
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import GiveUp, WorkerId
+from skyward.engine.exchange import Exchange
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.engine.packing import PackedFunction
 from skyward.errors import BootstrapError, UnreachableError, WorkerLostError
 from skyward.provision.nodes import NodeHandle
+from skyward.transport.access import LocalAccess
 from skyward.wire.messages import CallHeader, Kind, Payload
 
 __all__ = ["AttachedNode", "Slot", "given_up"]
@@ -28,9 +30,11 @@ _PUT_ATTEMPTS, _PUT_PAUSE_S = 40, 0.5  # together longer than a silent link take
 class AttachedNode:
     """A node whose workers take calls."""
 
-    def __init__(self, handle: NodeHandle) -> None:
+    def __init__(self, handle: NodeHandle, exchange: Exchange) -> None:
         self.handle = handle
-        self.blobs = NodeBlobs(handle.ready, handle.transport)
+        # To nodes of this machine a blob is copied faster than one gets it from another.
+        is_here = isinstance(handle.access, LocalAccess)
+        self.blobs = NodeBlobs(handle.ready, handle.transport) if is_here else exchange.join(handle)
         self.call_ports = itertools.cycle(handle.ready.call_ports)
 
 

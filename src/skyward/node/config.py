@@ -23,6 +23,8 @@ class NodeConfig:
         head: whether this node runs the scheduler (on an island every node does).
         address: the address that every port of the node binds to.
         workdir: the node's own folder: logs, worker directories.
+        files: folder of what the image includes: the workers' current one, and the first they import from; empty if
+            there is none.
         env: environment of every worker, set before user code; its values are secret.
         tls_ca: PEM certificate that every peer must chain to.
         tls_cert: PEM certificate of this node.
@@ -47,6 +49,7 @@ class NodeConfig:
     tls_ca: str = field(repr=False)
     tls_cert: str = field(repr=False)
     tls_key: str = field(repr=False)
+    files: str = ""
     timeout_s: float = 3600.0
     lease_s: float = 120.0
     away_s: float = 1800.0
@@ -73,6 +76,7 @@ class NodeReady:
         scheduler: ``tls://host:port`` of the node's scheduler; empty where it runs none.
         workers: ``tls://host:port`` of each worker, by index.
         lanes: ``host:port`` of each worker's lane, by index.
+        blobs: ``host:port`` at which other nodes of the pool get this one's large arguments (mutual TLS).
         call_ports: free ports of this node, handed out one per broadcast (``InstanceInfo.head_port``).
         blob_dir: folder in memory for large arguments, made by the supervisor, mode 0700.
         blob_dir_disk: folder on disk for those that do not fit.
@@ -88,6 +92,7 @@ class NodeReady:
     scheduler: str
     workers: tuple[str, ...]
     lanes: tuple[str, ...]
+    blobs: str
     call_ports: tuple[int, ...]
     blob_dir: str
     blob_dir_disk: str

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from skyward.wire.frames import FrameError
 
 __all__ = [
     "Command",
     "Ending",
+    "Fetch",
+    "Fetched",
     "Kill",
     "Message",
     "MetricsReport",
@@ -57,6 +59,24 @@ class Kill:
 
     worker: int
     incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Client to node: get a large argument from other nodes. Answered with :class:`Fetched`; idempotent.
+
+    Attributes:
+        blob_id: BLAKE3 of its content, in hex.
+        nbytes: its size.
+        path: the file it becomes, in one of the node's blob folders.
+        sources: ``host:port`` of nodes that have it (:attr:`NodeReady.blobs <skyward.node.config.NodeReady>`), to be
+            asked in this order.
+    """
+
+    blob_id: str
+    nbytes: int
+    path: str
+    sources: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +145,25 @@ class WorkerStale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """Node to client: how a :class:`Fetch` ended.
+
+    Attributes:
+        blob_id: as it was asked for.
+        path: likewise; the file is there, whole, unless there is an error.
+        error: why not, in plain English; else empty.
+        errno: the system's number of the error where the node could not store it; else 0.
+        unreached: sources that could not be connected to.
+    """
+
+    blob_id: str
+    path: str
+    error: str = ""
+    errno: int = 0
+    unreached: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerRunning:
     """Node to client: the node's scheduler accepts connections."""
 
@@ -169,13 +208,14 @@ class Ending:
     timed_out: bool = False
 
 
-Command: TypeAlias = Start | Ping | Kill | Stop
+Command: TypeAlias = Start | Ping | Kill | Fetch | Stop
 """What a client says."""
 Report: TypeAlias = (
     Pong
     | WorkerRunning
     | WorkerExit
     | WorkerStale
+    | Fetched
     | SchedulerRunning
     | SchedulerExit
     | MetricsReport
@@ -189,11 +229,13 @@ _KINDS: dict[str, type[Message]] = {
     "start": Start,
     "ping": Ping,
     "kill": Kill,
+    "fetch": Fetch,
     "stop": Stop,
     "pong": Pong,
     "worker": WorkerRunning,
     "worker_exit": WorkerExit,
     "worker_stale": WorkerStale,
+    "fetched": Fetched,
     "scheduler": SchedulerRunning,
     "scheduler_exit": SchedulerExit,
     "metrics": MetricsReport,
@@ -214,7 +256,8 @@ def from_frame(frame: dict[str, Any]) -> Message:
     Raises:
         FrameError: it is none of ours.
     """
-    values = dict(frame)
+    # Lists are what msgpack and JSON make of tuples.
+    values: dict[str, Any] = {name: tuple(cast("Any", v)) if isinstance(v, list) else v for name, v in frame.items()}
     kind = values.pop("kind", None)
     try:
         return _KINDS[kind](**values)

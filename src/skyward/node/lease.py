@@ -5,13 +5,16 @@ from __future__ import annotations
 __all__ = ["Lease"]
 
 _WARNING_SHARE = 0.1
+_SILENT_S = 15.0
+"""A client that lives says something more often."""
 
 
 class Lease:
     """Decides when a node has to end. Every time is in seconds of one monotonic clock, given by the caller.
 
     Three limits run: ``timeout_s`` from boot whatever happens; ``lease_s`` while no client is connected (its end of
-    the connection was closed, so it is gone); ``away_s`` while one is connected and silent (asleep, or no network).
+    the connection was closed, so it is gone); ``away_s`` while one is silent (asleep, or no network). A connection that
+    is closed after it had been silent was not closed by the client, but by who carried it and gave up: it is away.
     """
 
     def __init__(self, *, timeout_s: float, lease_s: float, away_s: float, now: float) -> None:
@@ -21,11 +24,13 @@ class Lease:
         self._booted = now
         self._heard = now
         self._clients = 0
+        self._given_up = False
         self._warned = False
 
     def joined(self, now: float) -> None:
         """A client has connected."""
         self._clients += 1
+        self._given_up = False
         self._heard = now
 
     def heard(self, now: float) -> None:
@@ -35,16 +40,19 @@ class Lease:
     def left(self, now: float) -> None:
         """A client's connection was closed."""
         self._clients -= 1
-        self._heard = now
+        self._given_up = now - self._heard > _SILENT_S
+        if not self._given_up:
+            self._heard = now
 
     def end_reason(self, now: float) -> str | None:
         """Why the node has to end now, or None."""
         if self.timed_out(now):
             return f"its timeout of {self._timeout_s:g} s is over"
         silence_s = now - self._heard
-        if self._clients == 0 and silence_s >= self._lease_s:
+        is_away = self._clients > 0 or self._given_up
+        if not is_away and silence_s >= self._lease_s:
             return f"no client has been connected for {self._lease_s:g} s (lease)"
-        if self._clients > 0 and silence_s >= self._away_s:
+        if is_away and silence_s >= self._away_s:
             return f"the client has been silent for {self._away_s:g} s (away)"
         return None
 

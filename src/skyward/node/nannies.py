@@ -1,25 +1,72 @@
-"""The program of a node's nanny process. It gets the fork server going before it loads anything itself."""
+"""The program of a node's nanny process, and of the fork server that it has its workers from."""
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
-from multiprocessing import forkserver
+import os
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker, util
+from typing import Any, NoReturn, cast
 
 from skyward.node._program import read_plan, run_program, take_standard_output
+from skyward.node.processes import name_process
+from skyward.node.slots import keep_slots
 
 __all__ = ["main"]
 
+log = logging.getLogger("skyward.node.nannies")
+
 
 def main() -> None:
-    """Run the node's nannies until the supervisor's end of standard input closes.
-
-    Workers are forked from a process that has imported all they need, which is under way while this one and the
-    scheduler still import Dask: the first worker is up half a second sooner, and a killed one is back in a third of
-    one.
-    """
+    """Run the node's nannies until the supervisor's end of standard input closes."""
     plan, reports = read_plan(), take_standard_output()
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["skyward.node.worker"])
-    forkserver.ensure_running()
-    from skyward.node.slots import keep_slots
-
+    _start_fork_server()
     run_program(keep_slots, plan, reports)
+
+
+def _start_fork_server() -> None:
+    """Have the fork server be a fork of this process, before it has threads: workers need what it has imported.
+
+    multiprocessing starts a new program, which would import it again. It still does should this server end.
+    """
+
+    def fork(_path: bytes, argv: Sequence[str], kept: Sequence[int]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            _serve_forks(argv[-1], kept)
+        return pid
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["skyward.node.worker"])
+    resource_tracker.ensure_running()
+    starting = cast("Any", util)
+    stock, starting.spawnv_passfds = starting.spawnv_passfds, fork
+    try:
+        forkserver.ensure_running()
+    finally:
+        starting.spawnv_passfds = stock
+
+
+def _serve_forks(code: str, kept: Sequence[int]) -> NoReturn:
+    """Do in this process what was meant for a new one: run ``code`` with no descriptors but ``kept``."""
+    status = 1
+    try:
+        name_process("forkserver")
+        _close_all_but({0, 1, 2, *kept})
+        # It was forked while this one was locked, and user code may want a fork server of its own.
+        cast("Any", forkserver)._forkserver.__init__()  # noqa: SLF001
+        exec(code)  # noqa: S102  # "from multiprocessing.forkserver import main; main(…)"
+    except SystemExit:
+        status = 0
+    except BaseException:  # past the fork nobody else would report it
+        log.exception("the fork server failed")
+    finally:
+        os._exit(status)
+
+
+def _close_all_but(kept: Collection[int]) -> None:
+    for descriptor in map(int, os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")):
+        if descriptor not in kept:
+            with suppress(OSError):  # the one that the listing itself had open
+                os.close(descriptor)

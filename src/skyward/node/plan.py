@@ -85,12 +85,23 @@ class NodePlan:
     def worker_env(self, worker: int, order: Start) -> dict[str, str]:
         """What worker number ``worker`` has besides."""
         config = self.config
-        return self._visible_devices(worker) | {
-            "SKYWARD_WORKER": self.place(worker, order).to_json(),
-            "SKYWARD_LANE": self.ready.lanes[worker],
-            "SKYWARD_WORKER_LOG": str(Path(config.workdir, f"worker-{worker}.log")),
-            "SKYWARD_BLOB_DIRS": os.pathsep.join((self.ready.blob_dir, self.ready.blob_dir_disk)),
-        }
+        return (
+            self._visible_devices(worker)
+            | self._files()
+            | {
+                "SKYWARD_WORKER": self.place(worker, order).to_json(),
+                "SKYWARD_LANE": self.ready.lanes[worker],
+                "SKYWARD_WORKER_LOG": str(Path(config.workdir, f"worker-{worker}.log")),
+                "SKYWARD_BLOB_DIRS": os.pathsep.join((self.ready.blob_dir, self.ready.blob_dir_disk)),
+            }
+        )
+
+    def _files(self) -> dict[str, str]:
+        files = self.config.files
+        if not files:
+            return {}
+        others = self.config.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+        return {"SKYWARD_FILES": files, "PYTHONPATH": os.pathsep.join((files, others)) if others else files}
 
     def _visible_devices(self, worker: int) -> dict[str, str]:
         devices = self.devices(worker)

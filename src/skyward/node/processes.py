@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator
 
 import psutil
 
-__all__ = ["become_subreaper", "descendants", "exit_reason", "kill_all", "kill_session", "reap_orphans"]
+__all__ = ["become_subreaper", "descendants", "exit_reason", "kill_all", "kill_session", "name_process", "reap_orphans"]
 
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -20,6 +21,12 @@ def become_subreaper() -> None:
     """Adopt what a descendant leaves behind, instead of process 1. Does nothing but on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def name_process(role: str) -> None:
+    """Have this process listed as ``sky-<role>``: forks share a command line. Does nothing but on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, f"sky-{role}".encode(), 0, 0, 0)
 
 
 def exit_reason(exit_code: int) -> str:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from skyward.node.control import Command, Kill, Ping, Report, Start, Stop, from_frame, to_frame
+from skyward.node.control import Command, Fetch, Kill, Ping, Report, Start, Stop, from_frame, to_frame
 from skyward.wire.frames import FrameError, TlsIdentity, read_frame, server_context, write_frame
 
 __all__ = ["ControlHandler", "ControlServer"]
@@ -60,13 +60,18 @@ class ControlServer:
             _send(writer, report)
 
     async def close(self) -> None:
-        """Send what is buffered, close every connection, stop listening."""
+        """Send what is buffered, close every connection, stop listening. Nobody who is away is waited for long."""
         if self._server is not None:
             self._server.close()
         for writer in tuple(self._writers):
             writer.close()
-        async with asyncio.timeout(_HANDSHAKE_S):
-            await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
+        except TimeoutError:
+            log.info("a client is away, and does not hear the end")
+            for writer in tuple(self._writers):
+                writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -87,7 +92,7 @@ class ControlServer:
     async def _listen_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             message = from_frame(await read_frame(reader))
-            if not isinstance(message, Start | Ping | Kill | Stop):
+            if not isinstance(message, Start | Ping | Kill | Fetch | Stop):
                 raise FrameError(f"a client may not say {message!r}")
             self._handler.told(message, lambda report: _send(writer, report))
 

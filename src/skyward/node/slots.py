@@ -21,7 +21,7 @@ from distributed.comm.core import CommClosedError
 from skyward.node._program import Program, dask_security
 from skyward.node.control import Report, Start, WorkerExit, WorkerRunning, WorkerStale
 from skyward.node.plan import NodePlan
-from skyward.node.processes import exit_reason, kill_session
+from skyward.node.processes import exit_reason, kill_session, name_process
 from skyward.node.worker import LaneWorker
 
 __all__ = ["SlotNanny", "keep_slots", "start_worker", "worker_exit"]
@@ -34,9 +34,13 @@ _GIB = 1 << 30
 def start_worker(**kwargs: Any) -> LaneWorker:
     """The worker of a fresh process, which leads a session: what its calls spawn can be found and ended with it."""
     os.setsid()
+    name_process("worker")
     if "numpy.random" in sys.modules:
         # Forked with the fork server's state, every worker would draw the same numbers.
         sys.modules["numpy.random"].seed()
+    if files := os.environ.get("SKYWARD_FILES"):
+        os.chdir(files)
+        sys.path.insert(0, files)
     return LaneWorker(**kwargs)
 
 

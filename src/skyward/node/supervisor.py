@@ -19,11 +19,13 @@ from typing import Any, assert_never
 
 from skyward._waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
-from skyward.node.children import Child
+from skyward.node.blobs import BlobPort
+from skyward.node.children import Child, Zygote
 from skyward.node.config import NodeConfig, NodeReady
 from skyward.node.control import (
     Command,
     Ending,
+    Fetch,
     Kill,
     Message,
     MetricsReport,
@@ -45,12 +47,15 @@ from skyward.node.plan import NodePlan
 from skyward.node.processes import become_subreaper, kill_all, reap_orphans
 from skyward.node.server import ControlServer
 from skyward.node.survey import make_plan
+from skyward.transport.access import TAGS_FILE
 from skyward.wire.frames import TlsIdentity
 
 __all__ = ["Supervisor", "main"]
 
 log = logging.getLogger("skyward.node.supervisor")
 
+_SCHEDULER = "skyward.node.scheduler"
+_NANNIES = "skyward.node.nannies"
 _TICK_S = 0.25
 _END_S = 15.0
 
@@ -68,19 +73,21 @@ class Supervisor:
             timeout_s=config.timeout_s, lease_s=config.lease_s, away_s=config.away_s, now=time.monotonic()
         )
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
         self._server = ControlServer(self)
+        self._blobs = BlobPort(self._identity)
         self._workers: dict[int, WorkerRunning] = {}
         self._stale: dict[int, WorkerStale] = {}
         self._scheduler: SchedulerRunning | None = None
+        self._zygote: Zygote | None = None
         self._nannies: Child | None = None
-        self._scheduling: Child | None = None
         self._order: Start | None = None
 
     async def run(self, announce: Callable[[NodeReady], None]) -> None:
         """Bring the node up, announce it, and return when everything of it has ended."""
-        identity = TlsIdentity(ca=self._config.tls_ca, cert=self._config.tls_cert, key=self._config.tls_key)
-        port = await self._server.listen(self._config.address, identity)
-        plan = make_plan(self._config, port)
+        port = await self._server.listen(self._config.address, self._identity)
+        plan = make_plan(self._config, control_port=port, blob_port=await self._blobs.listen(self._config.address))
+        self._blobs.folders = (plan.ready.blob_dir, plan.ready.blob_dir_disk)
         tasks = [asyncio.create_task(work) for work in self._work(plan)]
         reason = "it failed"
         try:
@@ -93,9 +100,12 @@ class Supervisor:
             for task in tasks:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-            await _end_processes(self._config.instance_id)
+            await self._blobs.close()
+            all_ended = await _end_processes(self._config.instance_id)
             _remove_folders(plan)
             await self._server.close()
+            if all_ended:
+                _untag(self._config.workdir)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -129,19 +139,23 @@ class Supervisor:
                 self._start_workers(command)
             case Kill():
                 self._kill_worker(command)
+            case Fetch():
+                self._blobs.fetch(command, self._server.broadcast)
             case Stop():
                 self.end("the client asked for it")
             case _:
                 assert_never(command)
 
     def _work(self, plan: NodePlan) -> list[Coroutine[Any, Any, None]]:
-        self._nannies = Child("skyward.node.nannies", plan, on_report=self._on_report, on_exit=self._on_nannies_exit)
-        work: list[Coroutine[Any, Any, None]] = [self._nannies.keep(), self._watch()]
+        programs = [_SCHEDULER, _NANNIES] if self._config.head else [_NANNIES]
+        self._zygote = zygote = Zygote(programs, plan, on_exit=self._on_zygote_exit)
+        self._nannies = Child(_NANNIES, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_nannies_exit)
+        work: list[Coroutine[Any, Any, None]] = [zygote.keep(), self._nannies.keep(), self._watch()]
         if self._config.head:
-            self._scheduling = Child(
-                "skyward.node.scheduler", plan, on_report=self._on_report, on_exit=self._on_scheduler_exit
+            scheduling = Child(
+                _SCHEDULER, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_scheduler_exit
             )
-            work.insert(0, self._scheduling.keep())
+            work.insert(0, scheduling.keep())
         if self._config.collect_metrics:
             work.append(self._measure())
         return work
@@ -166,8 +180,8 @@ class Supervisor:
             await asyncio.wait((self._ending,), timeout=_TICK_S)
 
     def _own_pids(self) -> list[int]:
-        children = (self._nannies, self._scheduling)
-        return [child.pid for child in children if child is not None and child.pid is not None]
+        pid = self._zygote.pid if self._zygote is not None else None
+        return [pid] if pid is not None else []
 
     def _first_order(self, scheduler: str) -> Start:
         """On the head node workers need not wait for the client to say where the scheduler is."""
@@ -204,9 +218,12 @@ class Supervisor:
         self._scheduler = None
         self._server.broadcast(SchedulerExit(reason=reason))
 
+    def _on_zygote_exit(self, reason: str) -> None:
+        log.error("the process that the node's others are forked from %s: they end with it", reason)
+        kill_all(self._config.instance_id)
+
     def _on_nannies_exit(self, reason: str) -> None:
-        scheduler = self._scheduling.pid if self._scheduling is not None else None
-        kill_all(self._config.instance_id, keep=[scheduler] if scheduler is not None else [])
+        kill_all(self._config.instance_id, keep=self._own_pids())
         lost, self._workers, self._stale = self._workers, {}, {}
         for worker in lost.values():
             self._server.broadcast(
@@ -221,7 +238,9 @@ class Supervisor:
             )
 
 
-async def _end_processes(instance_id: str) -> None:
+async def _end_processes(instance_id: str) -> bool:
+    """End them; whether none is left."""
+
     async def none_left() -> bool | NotYet:
         count = kill_all(instance_id)
         reap_orphans(())
@@ -231,6 +250,8 @@ async def _end_processes(instance_id: str) -> None:
         await wait_until(none_left, deadline_s=_END_S, interval_s=0.01, what="every process of the node to end")
     except UnreachableError:
         log.exception("some processes could not be ended")
+        return False
+    return True
 
 
 def _remove_folders(plan: NodePlan) -> None:
@@ -241,6 +262,11 @@ def _remove_folders(plan: NodePlan) -> None:
             continue
         except OSError:
             log.exception("could not remove %s", folder)
+
+
+def _untag(workdir: str) -> None:
+    """Nothing runs here any more: where this file is what makes an instance, there is none."""
+    Path(workdir, TAGS_FILE).unlink(missing_ok=True)
 
 
 async def _supervise(config: NodeConfig, announce: Callable[[NodeReady], None]) -> None:

@@ -43,8 +43,8 @@ def memory_bytes() -> int:
     return min(physical, cgroup.limit_bytes) if cgroup else physical
 
 
-def make_plan(config: NodeConfig, control_port: int) -> NodePlan:
-    """Choose everything that stays fixed for the node's life. Makes the blob folders."""
+def make_plan(config: NodeConfig, *, control_port: int, blob_port: int) -> NodePlan:
+    """Choose everything else that stays fixed for the node's life. Makes the blob folders."""
     memory = memory_bytes()
     blob_dir, blob_dir_disk = make_folders(config)
     ports = _Ports(free_ports(config.address, 1 + 3 * config.workers + _CALL_PORTS))
@@ -55,6 +55,7 @@ def make_plan(config: NodeConfig, control_port: int) -> NodePlan:
         scheduler=f"tls://{config.address}:{scheduler}" if config.head else "",
         workers=tuple(f"tls://{config.address}:{port}" for port in workers),
         lanes=tuple(f"{config.address}:{port}" for port in lanes),
+        blobs=f"{config.address}:{blob_port}",
         call_ports=ports.take(_CALL_PORTS),
         blob_dir=str(blob_dir),
         blob_dir_disk=str(blob_dir_disk),

@@ -20,10 +20,10 @@ import platformdirs
 from skyward._waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, TerminationError, UnreachableError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.spec.accelerators import find_variant
+from skyward.spec.accelerators import model_name
 from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import PoolRequest
-from skyward.transport.access import LocalAccess
+from skyward.transport.access import TAGS_FILE, LocalAccess
 
 __all__ = ["INSTANCE_VARIABLE", "Local"]
 
@@ -31,7 +31,6 @@ INSTANCE_VARIABLE = "SKYWARD_INSTANCE"
 """Environment variable that every process of a node carries; its value is the instance's id."""
 
 _KILL_DEADLINE_S = 15.0
-_TAGS = "instance.json"
 _GIB = 1 << 30
 
 
@@ -79,7 +78,10 @@ class Local:
         return await asyncio.to_thread(_launch, offer, order)
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
-        """Running as long as the folder is tagged, whatever its processes do; else gone."""
+        """Running as long as the folder is tagged, whatever its processes do; else gone.
+
+        What is gone is still said to be reachable as long as its logs are there.
+        """
         return await asyncio.to_thread(lambda: [_describe(instance_id) for instance_id in instance_ids])
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
@@ -96,6 +98,10 @@ class Local:
         except UnreachableError as error:
             raise TerminationError(f"processes on this machine do not end: {error}", instance_ids=left) from error
         await asyncio.to_thread(lambda: [_remove(instance_id) for instance_id in instance_ids])
+
+    async def tagged(self) -> Sequence[Instance]:
+        """Every node on this machine that has a tagged folder of this user's."""
+        return await asyncio.to_thread(_tagged)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -156,19 +162,13 @@ def _gpus() -> Sequence[_Gpu]:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return [
             _Gpu(
-                model=_model(pynvml.nvmlDeviceGetName(handle)),
+                model=model_name(pynvml.nvmlDeviceGetName(handle)),
                 memory_gib=round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / _GIB, 1),
             )
             for handle in handles
         ]
     finally:
         pynvml.nvmlShutdown()
-
-
-def _model(reported: str) -> str:
-    """The catalogue's name in what the driver says: ``"NVIDIA A100-SXM4-80GB"``, ``"Tesla T4"``."""
-    known = (find_variant(word) for word in reported.replace("-", " ").split())
-    return next((variant.model.name for variant in known if variant is not None), reported)
 
 
 def _missing_apt(packages: Sequence[str]) -> Sequence[str]:
@@ -213,7 +213,7 @@ def _make(key: str, order: LaunchOrder) -> _Tags:
         created_at=time.time(),
         timeout_s=order.timeout_s,
     )
-    (folder / _TAGS).write_text(json.dumps(asdict(tags)), encoding="utf-8")
+    (folder / TAGS_FILE).write_text(json.dumps(asdict(tags)), encoding="utf-8")
     return tags
 
 
@@ -230,12 +230,15 @@ def _loopback_address(instance_id: str) -> str:
 
 
 def _find(instance_id: str) -> Path | None:
-    return next(iter(_root().glob(f"*/{instance_id}/{_TAGS}")), None)
+    """The instance's folder, tagged or not."""
+    return next(iter(_root().glob(f"*/{instance_id}")), None)
 
 
-def _read(instance_id: str) -> _Tags | None:
-    path = _find(instance_id)
-    return None if path is None else _Tags(**json.loads(path.read_text(encoding="utf-8")))
+def _read(folder: Path) -> _Tags | None:
+    try:
+        return _Tags(**json.loads((folder / TAGS_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
 
 
 def _instance(tags: _Tags, offer: Offer) -> Instance:
@@ -245,11 +248,17 @@ def _instance(tags: _Tags, offer: Offer) -> Instance:
 
 
 def _describe(instance_id: str) -> Instance:
-    tags = _read(instance_id)
+    folder = _find(instance_id)
     offer = _offer(_this_machine())
-    if tags is None:
-        return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=offer)
-    return _instance(tags, offer)
+    if folder is not None and (tags := _read(folder)) is not None:
+        return _instance(tags, offer)
+    access = None if folder is None else LocalAccess(address="127.0.0.1", workdir=str(folder))
+    return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=offer, access=access)
+
+
+def _tagged() -> Sequence[Instance]:
+    described = [_describe(path.parent.name) for path in _root().glob(f"*/*/{TAGS_FILE}")]
+    return [instance for instance in described if instance.state is not InstanceState.GONE]
 
 
 def _kill(instance_ids: Sequence[str]) -> tuple[str, ...]:
@@ -270,10 +279,10 @@ def _kill(instance_ids: Sequence[str]) -> tuple[str, ...]:
 
 def _remove(instance_id: str) -> None:
     """Empty the folder down to its logs; without its tags it is no instance any more, so they go last."""
-    tags = _find(instance_id)
-    if tags is None:
+    folder = _find(instance_id)
+    if folder is None:
         return
-    folder = tags.parent
+    tags = folder / TAGS_FILE
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -281,6 +290,6 @@ def _remove(instance_id: str) -> None:
             entry.unlink()
     # The supervisor removes its blobs itself, unless it had to be killed.
     shutil.rmtree(f"/dev/shm/skyward-{os.getuid()}-{instance_id}", ignore_errors=True)
-    tags.unlink()
+    tags.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -6,15 +6,13 @@ time-to-live to arm, while the interpreter, the client's own files and pip's con
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import fcntl
 import hashlib
 import importlib.metadata
-import importlib.util
 import shutil
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,44 +22,17 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from skyward._waiting import wait_until
 from skyward.errors import BootstrapError, UnreachableError
+from skyward.provision.sources import listed_settings, package_sources
 from skyward.spec.image import Image
 from skyward.spec.pins import engine_pins
+from skyward.spec.wheel import code_folders, own_wheel
 from skyward.transport.base import Transport
 
-__all__ = ["PackageSources", "is_satisfied", "package_sources", "prepare_environment"]
+__all__ = ["is_satisfied", "prepare_environment"]
 
 _BUILD_TIMEOUT_S = 1800.0
-_PACKAGES = ("skyward", "skyward_joblib", "skyward_dask")
 _LOG_TAIL_LINES = 30
 _FINISHED = ".finished"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackageSources:
-    """Where packages come from; the URLs may hold credentials and are handed on in the environment only."""
-
-    index_url: str = ""
-    extra_index_urls: tuple[str, ...] = ()
-    find_links: tuple[str, ...] = ()
-
-    def for_pip(self) -> Mapping[str, str]:
-        """Environment variables for pip."""
-        values = {
-            "PIP_INDEX_URL": self.index_url,
-            "PIP_EXTRA_INDEX_URL": " ".join(self.extra_index_urls),
-            "PIP_FIND_LINKS": " ".join(self.find_links),
-        }
-        return {name: value for name, value in values.items() if value}
-
-    def for_uv(self) -> Mapping[str, str]:
-        """Environment variables for uv, which does not read pip's configuration; it searches as pip would."""
-        values = {
-            "UV_DEFAULT_INDEX": self.index_url,
-            "UV_INDEX": " ".join(self.extra_index_urls),
-            "UV_FIND_LINKS": ",".join(self.find_links),
-            "UV_INDEX_STRATEGY": "unsafe-best-match",
-        }
-        return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,21 +76,6 @@ def is_satisfied(requirements: Sequence[str]) -> bool:
     return all(_has(requirement) for requirement in requirements)
 
 
-def package_sources(image: Image, pip_config: str) -> PackageSources:
-    """The image's sources on top of those in ``pip_config``, the output of ``pip config list``."""
-    configured: dict[str, str] = {}
-    for section in ("global.", "install.", ":env:."):
-        lines = (line for line in pip_config.splitlines() if line.startswith(section))
-        for name, _, value in (line.removeprefix(section).partition("=") for line in lines):
-            configured[name] = str(ast.literal_eval(value))
-    extra = (image.pip_extra_index_url,) if image.pip_extra_index_url else ()
-    return PackageSources(
-        index_url=image.pip_index_url or configured.get("index-url", ""),
-        extra_index_urls=(*extra, *configured.get("extra-index-url", "").split()),
-        find_links=(*image.find_links, *configured.get("find-links", "").split()),
-    )
-
-
 def _has(text: str, extra: str = "") -> bool:
     try:
         requirement = Requirement(text)
@@ -141,27 +97,16 @@ def _has_extra(found: importlib.metadata.Distribution, extra: str) -> bool:
 def _key(image: Image, requirements: Sequence[str]) -> str:
     """Names an environment by everything that goes into it, Skyward's own files included."""
     digest = hashlib.blake2b(digest_size=10)
-    for text in (image.content_hash(), sys.version, sys.executable, *requirements):
+    for text in (image.content_hash(), sys.version, sys.executable, own_wheel().digest, *requirements):
         digest.update(f"{text}\n".encode())
-    for folder in _code_folders():
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.relative_to(folder.parent).as_posix().encode())
-            digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _code_folders() -> Iterator[Path]:
-    for name in _PACKAGES:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin is not None:
-            yield Path(spec.origin).parent
 
 
 async def _run(build: _Build) -> None:
     """Build the environment; the finished-marker is written last, so that half an environment is never used."""
     build.log.write_bytes(b"")
     uv = shutil.which("uv")
-    sources = package_sources(build.image, await _pip_config(build.transport))
+    sources = package_sources(build.image, listed_settings(await _pip_config(build.transport)))
     environment = sources.for_uv() if uv else sources.for_pip()
     if uv:
         venv = [uv, "venv", "--clear", "--python", sys.executable, str(build.root)]
@@ -209,7 +154,7 @@ def _failure(build: _Build, step: str, why: str) -> BootstrapError:
 def _copy_code(build: _Build) -> None:
     """Skyward comes from the client, never from an index: the name there belongs to another project."""
     site = next((build.root / "lib").glob("python3.*/site-packages"))
-    for folder in _code_folders():
+    for folder in code_folders():
         shutil.copytree(folder, site / folder.name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
 
 

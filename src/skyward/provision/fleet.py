@@ -97,6 +97,7 @@ class Fleet:
         self._current: dict[int, Machine] = {}
         self._failures: dict[int, BaseException] = {}
         self._moved = asyncio.Event()
+        self._headless: Exception | None = None
         self._herald = Herald(request.nodes, self._current, self._lifecycle.states)
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -177,7 +178,8 @@ class Fleet:
         self._handle(Lost(rank=rank))
 
     def fail_joining(self, error: Exception) -> None:
-        """No scheduler will come: nodes that wait for one fail with ``error``."""
+        """No scheduler will come unless a head is launched again: until then, who needs one fails with ``error``."""
+        self._headless = error
         for rank in [rank for rank, state in self.states.items() if state is NodeState.JOINING]:
             self._not_joined(rank, error)
 
@@ -231,6 +233,8 @@ class Fleet:
         self._moved = asyncio.Event()
 
     async def _launch(self, ranks: tuple[int, ...]) -> None:
+        if HEAD in ranks:
+            self._headless = None
         for action in self._handle(Want(ranks=ranks)):
             assert isinstance(action, Launch)
             await self._machines.launch(action.ranks)
@@ -266,7 +270,7 @@ class Fleet:
     async def _ready(self, rank: int) -> None:
         """Wait until the node was told of the scheduler, for which the head has to be there."""
         while self.states[rank] is NodeState.JOINING:
-            if (error := self._failures.pop(rank, None)) is not None:
+            if (error := self._failures.pop(rank, None) or self._headless) is not None:
                 raise error
             await self._moved.wait()
 
@@ -299,7 +303,7 @@ class Fleet:
             await self._machines.end(machines)
         finally:
             for machine in machines:
-                if machine.ended and self._current.get(machine.rank) is machine:
+                if self._current.get(machine.rank) is machine:  # even if it is not confirmed gone: it is no node now
                     del self._current[machine.rank]
                 self._herald.forget(machine.node)
 
@@ -342,6 +346,7 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
         head=node.rank == HEAD,
         address=node.access.address,
         workdir=node.access.workdir,
+        files=node.files if request.image.includes else "",
         env=dict(request.env),
         tls_ca=tls.ca,
         tls_cert=tls.cert,

@@ -14,6 +14,7 @@ from skyward.errors import (
     AuthenticationError,
     CapacityError,
     ConfigurationError,
+    LedgerError,
     QuotaError,
     RateLimitError,
     SkywardError,
@@ -29,9 +30,10 @@ from skyward.events import (
     SkywardEvent,
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
+from skyward.providers.registry import provider_settings
 from skyward.provision.choose import choose
 from skyward.provision.cost import Usage
-from skyward.provision.ledger import Ledger
+from skyward.provision.ledger import Ledger, Purchase
 from skyward.provision.nodes import NodeHandle
 from skyward.provision.termination import end_instances
 from skyward.spec.request import PoolRequest
@@ -162,7 +164,10 @@ class Machines:
 
     async def _note_ended(self, machines: Sequence[Machine]) -> None:
         now = self._clock.monotonic()
-        await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in machines])
+        try:
+            await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in machines])
+        except LedgerError as error:  # they are gone: it is only not written down
+            _logger.warning("%s; until then `skyward ls` lists machines that are gone", error)
         for machine in machines:  # after the ledger: what is cancelled in between is done again
             machine.end(now)
 
@@ -188,9 +193,7 @@ class Machines:
     async def _create(self, offer: Offer, ranks: Sequence[int]) -> None:
         self._publish(InstanceLaunching(len(ranks), offer.spec.name, self._provider_name))
         keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
-        await asyncio.to_thread(
-            self._ledger.reserve, keys, pool_id=self._pool_id, provider=self._provider.name, region=offer.region
-        )
+        await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offer))
         usage = Usage(
             launched_at=self._clock.monotonic(),
             spot=offer.spot,
@@ -204,13 +207,23 @@ class Machines:
             await asyncio.to_thread(self._ledger.close, keys)
             raise
         self.all += [Machine(rank=keys[each.key], instance=each, usage=usage) for each in instances]
-        for instance in instances:
-            await asyncio.to_thread(self._ledger.record, instance.key, instance.id)
+        await asyncio.to_thread(self._ledger.record, {instance.key: instance.id for instance in instances})
         if len(instances) < len(keys):
             raise SkywardError(
                 f"{self._provider.name} launched {len(instances)} of {len(keys)} machines without an error; "
                 "this is a fault of the provider's adapter, please report it"
             )
+
+    def _purchase(self, offer: Offer) -> Purchase:
+        return Purchase(
+            pool_id=self._pool_id,
+            provider=self._provider.name,
+            settings=provider_settings(self._provider),
+            region=offer.region,
+            machine=offer.spec.name,
+            spot=offer.spot,
+            price_per_hour=offer.price_per_hour,
+        )
 
 
 async def _stop(node: NodeHandle) -> None:

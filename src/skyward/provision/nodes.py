@@ -9,25 +9,46 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from skyward._waiting import wait_until
+from skyward._waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import BootstrapError, PoolStateError, UnreachableError
 from skyward.node.config import NodeConfig, NodeReady
-from skyward.node.control import Ending, Kill, Message, Start
+from skyward.node.control import Ending, Fetch, Fetched, Kill, Message, Start
 from skyward.providers.base import Instance
+from skyward.provision.bootstrap import Environment, bootstrap
 from skyward.provision.control import ControlClient
 from skyward.provision.environment import prepare_environment
+from skyward.provision.includes import deliver_includes
 from skyward.spec.image import Image
 from skyward.transport.access import Access, LocalAccess, SSHAccess
 from skyward.transport.base import Transport
 from skyward.transport.local import LocalTransport
+from skyward.transport.ssh import SshTransport
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["NodeHandle", "NodeListener", "NodeLoss", "open_node", "open_transport", "unless_gone"]
+__all__ = ["LinkDown", "LinkUp", "NodeHandle", "NodeListener", "NodeLoss", "open_node", "open_transport", "unless_gone"]
 
 _START_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 30.0
 _JUDGE_S = 0.5
 _JUDGE_TIMEOUT_S = 30.0
+_BLINK_S = 3.0
+_AWAY_MARGIN_S = 60.0
+_GONE = 99
+# Not just the pid: another process may have it by now, after a reboot above all. A dead one that nobody has waited for
+# has no environment any more. The verdict has a status of its own: a machine that is out of memory, or of processes,
+# lets this fail in every other way, and says nothing about the supervisor by it.
+_IS_THERE = f"""
+import os, sys
+environment = f"/proc/{{sys.argv[1]}}/environ"
+try:
+    os.kill(int(sys.argv[1]), 0)
+    if os.path.exists(environment):
+        with open(environment, "rb") as file:
+            if f"SKYWARD_INSTANCE={{sys.argv[2]}}".encode() not in file.read().split(b"\\0"):
+                sys.exit({_GONE})
+except (ProcessLookupError, PermissionError, FileNotFoundError):
+    sys.exit({_GONE})
+"""
 _logger = logging.getLogger("skyward")
 
 
@@ -44,6 +65,20 @@ class NodeLoss:
     timed_out: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkDown:
+    """The node cannot be reached for now, for this ``reason``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUp:
+    """It is back, after so many ``seconds``."""
+
+    seconds: float
+
+
 class NodeHandle:
     """One node. Its verbs are called in order: ``prepare``, ``start``, ``join``; ``stop`` at any time.
 
@@ -52,6 +87,7 @@ class NodeHandle:
         rank: the node's rank, 0-based.
         access: how the machine is reached.
         transport: the way to the machine.
+        lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
     """
 
     def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
@@ -62,16 +98,24 @@ class NodeHandle:
         self.access: Access = instance.access
         self.transport = transport
         self._on_message = on_message
-        self._python = ""
+        self._environment = Environment(python="")
         self._ready: NodeReady | None = None
         self._control: ControlClient | None = None
         self._unlinked = asyncio.Event()
         self._loss: NodeLoss | None = None
+        self._longest_absence_s = math.inf
+        self.lanes: tuple[str, ...] = ()
+        self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
 
     @property
     def linked(self) -> bool:
         """Whether its supervisor is connected, and has not said that it ends."""
         return self._loss is None and self._control is not None and self._control.connected
+
+    @property
+    def files(self) -> str:
+        """Folder of what the image includes, on the machine."""
+        return f"{self.access.workdir}/files"
 
     @property
     def ready(self) -> NodeReady:
@@ -81,22 +125,35 @@ class NodeHandle:
         return self._ready
 
     async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
-        """Give the node its Python environment; ``progress`` hears of each bootstrap step as it begins.
+        """Give the node its Python environment and files; ``progress`` hears of each bootstrap step as it begins.
 
         Raises :class:`~skyward.errors.BootstrapError`.
         """
-        self._python = await prepare_environment(image, self.transport, node=self.rank, progress=progress)
+        match self.access:
+            case LocalAccess():
+                python = await prepare_environment(image, self.transport, node=self.rank, progress=progress)
+                self._environment = Environment(python=python)
+            case SSHAccess(cache=cache):
+                self._environment = await bootstrap(
+                    image, self.transport, cache=cache, node=self.rank, progress=progress
+                )
+            case _:
+                assert_never(self.access)
+        await deliver_includes(
+            image, self.transport, folder=self.files, python=self._environment.python, node=self.rank
+        )
 
     async def start(self, config: NodeConfig) -> None:
         """Start the supervisor and connect to it; returns once its ports are known.
 
         Raises :class:`~skyward.errors.BootstrapError` with what the supervisor said.
         """
+        self._longest_absence_s = _longest_absence_s(config)
         self._ready = await self._start_supervisor(config)
         identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
-        host, _, port = self._ready.control.rpartition(":")
-        host, here = await self.transport.forward(host, int(port))
-        self._control = ControlClient(f"{host}:{here}", identity, on_message=self._hear, on_lost=self._connection_lost)
+        self.lanes = tuple([await self._forwarded(lane) for lane in self._ready.lanes])
+        address = await self._forwarded(self._ready.control)
+        self._control = ControlClient(address, identity, on_message=self._hear, on_lost=self._connection_lost)
         await self._control.connect(_CONNECT_TIMEOUT_S)
 
     async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
@@ -111,21 +168,48 @@ class NodeHandle:
         """Return once the node is certainly gone.
 
         Either it says so itself, or it takes two independent signals: the control connection is lost, and the machine
-        says that its supervisor does not run. A machine that cannot be asked is merely away.
+        says that its supervisor does not run. A machine that cannot be asked is merely away, until it must have ended
+        by itself.
         """
         while self._loss is None:
             await self._unlinked.wait()
             self._unlinked.clear()
-            reason = await wait_until(
-                self._judge, deadline_s=math.inf, interval_s=_JUDGE_S, what=f"node {self.rank} to come back"
-            )
+            away = _Away(self, self._longest_absence_s)
+            try:
+                reason = await wait_until(
+                    lambda away=away: self._judge(away),
+                    deadline_s=math.inf,
+                    interval_s=_JUDGE_S,
+                    what=f"node {self.rank} to come back",
+                )
+            finally:
+                away.is_over()
             if reason and self._loss is None:
                 self._loss = NodeLoss(reason=reason)
         return self._loss
 
+    def tell(self, news: LinkDown | LinkUp) -> None:
+        """Let the node's listener hear of its link."""
+        self._on_message(self, news)
+
     async def kill_worker(self, worker: int, incarnation: str) -> None:
         """SIGKILL one worker, unless it is another incarnation by now; its supervisor starts it again."""
         await self._connection.send(Kill(worker=worker, incarnation=incarnation))
+
+    async def fetch(self, order: Fetch) -> Fetched:
+        """Have the node get a large argument from other nodes, and wait until it has, or has not. Idempotent.
+
+        Raises :class:`~skyward.errors.UnreachableError` when the connection is lost meanwhile: then it is not known how
+        it ended, and the same order may be given again.
+        """
+        answer = self._fetching.get(order.path)
+        if answer is None and self.linked:
+            answer = self._fetching[order.path] = asyncio.get_running_loop().create_future()
+            await self._connection.send(order)
+        fetched = await asyncio.shield(answer) if answer is not None else None
+        if fetched is None:
+            raise UnreachableError(f"the connection to node {self.rank} was lost while it got a large argument")
+        return fetched
 
     async def stop(self, timeout_s: float) -> None:
         """Ask the supervisor to end everything and wait for it; then give up the connection, in any case. Idempotent.
@@ -140,6 +224,7 @@ class NodeHandle:
         finally:
             if control is not None:
                 await control.close()
+            self._forget_fetches()
             await self.transport.close()
 
     @property
@@ -152,8 +237,8 @@ class NodeHandle:
         path = f"{config.workdir}/node.json"
         await self.transport.put(config.to_json().encode(), path, mode=0o600)
         completed = await self.transport.run(
-            [self._python, "-m", "skyward.node.supervisor", path],
-            env={"SKYWARD_INSTANCE": config.instance_id},
+            [self._environment.python, "-m", "skyward.node.supervisor", path],
+            env={**self._environment.env, "SKYWARD_INSTANCE": config.instance_id},
             timeout_s=_START_TIMEOUT_S,
         )
         try:
@@ -173,27 +258,86 @@ class NodeHandle:
         if isinstance(message, Ending):
             self._loss = NodeLoss(reason=message.reason, timed_out=message.timed_out)
             self._unlinked.set()
+        if isinstance(message, Fetched) and (answer := self._fetching.pop(message.path, None)) is not None:
+            answer.set_result(message)
         self._on_message(self, message)
 
-    async def _judge(self) -> str | None:
+    async def _forwarded(self, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        host, here = await self.transport.forward(host, int(port))
+        return f"{host}:{here}"
+
+    async def _judge(self, away: _Away) -> str | None:
         """Why the node is gone; empty if it is back; None while nobody can tell."""
         if self._loss is not None or self._control is None or self._control.connected:
             return ""
-        check = f"import os; os.kill({self.ready.pid}, 0)"
+        if away.too_long:
+            return f"it could not be reached for {away.seconds:.0f} s, after which it ends by itself"
+        check = [self._environment.python, "-c", _IS_THERE, str(self.ready.pid), self.instance.id]
         try:
-            completed = await self.transport.run([self._python, "-c", check], timeout_s=_JUDGE_TIMEOUT_S)
+            completed = await self.transport.run(check, timeout_s=_JUDGE_TIMEOUT_S)
         except (UnreachableError, OSError) as error:
             _logger.debug("cannot tell whether node %d is gone: %s", self.rank, error)
+            away.reason = str(error)
             return None
-        return "its supervisor is gone" if completed.exit_code else None
+        if completed.exit_code == _GONE:
+            return "its supervisor is gone"
+        if completed.exit_code:
+            away.reason = f"the machine cannot say whether its supervisor runs: {completed.stderr.strip()[-200:]}"
+            _logger.debug("node %d: %s", self.rank, away.reason)
+        return None
 
     def _connection_lost(self) -> None:
         self._unlinked.set()
+        self._forget_fetches()
         _logger.info("lost the control connection to node %d", self.rank)
 
+    def _forget_fetches(self) -> None:
+        waiting, self._fetching = self._fetching, {}
+        for answer in waiting.values():
+            answer.set_result(None)
 
-NodeListener = Callable[[NodeHandle, Message], None]
+
+NodeListener = Callable[[NodeHandle, Message | LinkDown | LinkUp], None]
 """Hears what nodes report, on the event loop."""
+
+
+def _longest_absence_s(config: NodeConfig) -> float:
+    """After so long without a word from here, whichever of its limits counts, a node has ended by itself."""
+    return max(config.away_s, config.lease_s) + _AWAY_MARGIN_S
+
+
+class _Away:
+    """A time during which a node cannot be reached; it is told of once it is more than a blink."""
+
+    def __init__(self, node: NodeHandle, limit_s: float) -> None:
+        self.reason = "the connection was lost"
+        self._node = node
+        self._limit_s = limit_s
+        self._began = SYSTEM_CLOCK.monotonic()
+        self._told = False
+        self._timer = asyncio.get_running_loop().call_later(_BLINK_S, self._tell)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return SYSTEM_CLOCK.monotonic() - self._began
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the node must have ended by itself."""
+        return self.seconds > self._limit_s
+
+    def is_over(self) -> None:
+        """It is known whether the node is back, or gone."""
+        self._timer.cancel()
+        if self._told and self._node.linked:
+            self._node.tell(LinkUp(seconds=self.seconds))
+
+    def _tell(self) -> None:
+        if not self._node.linked:
+            self._told = True
+            self._node.tell(LinkDown(reason=self.reason))
 
 
 async def unless_gone(node: NodeHandle, work: Coroutine[Any, Any, None]) -> None:
@@ -222,7 +366,7 @@ def open_transport(access: Access) -> Transport:
         case LocalAccess():
             return LocalTransport(access)
         case SSHAccess():
-            raise NotImplementedError("the transport over SSH")
+            return SshTransport(access.target)
         case _:
             assert_never(access)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -12,11 +13,12 @@ __all__ = ["end_instances"]
 
 _ATTEMPTS = 6
 _DEADLINE_S = 180.0
+_ATTEMPT_S = 90.0  # a machine may take a minute to go
 _logger = logging.getLogger("skyward")
 
 
 async def end_instances(provider: Provider, instance_ids: Sequence[str]) -> None:
-    """Terminate machines and see for ourselves that they are gone, however often it takes within three minutes.
+    """Terminate machines and see for ourselves that they are gone, however often it takes within some three minutes.
 
     Raises :class:`~skyward.errors.TerminationError` with the ids that are not, which is logged as an error too.
     """
@@ -30,8 +32,9 @@ async def end_instances(provider: Provider, instance_ids: Sequence[str]) -> None
     try:
         async for attempt in retries:
             with attempt:
-                await provider.terminate(instance_ids)
-                await _confirm(provider, instance_ids)
+                async with asyncio.timeout(_ATTEMPT_S):  # an answer that never comes is an error like any other
+                    await provider.terminate(instance_ids)
+                    await _confirm(provider, instance_ids)
     except Exception as error:
         left = error.instance_ids if isinstance(error, TerminationError) else tuple(instance_ids)
         message = (

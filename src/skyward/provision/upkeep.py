@@ -28,7 +28,7 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SETTLED_S = 60.0
 _BAR_S, _LONGEST_BAR_S = 12.0, 600.0
-_HOPELESS = (AuthenticationError, ConfigurationError)
+_HOPELESS = (AuthenticationError, ConfigurationError, PoolStateError)
 
 
 class FleetUser(Protocol):
@@ -223,6 +223,9 @@ class Upkeep:
         """Another node for a lost one, and how often that went wrong lately; None when it is hopeless."""
         while failures < _ATTEMPTS:
             await self._clock.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures) if failures > 1 else 0)
+            if rank != HEAD and HEAD not in self._wanted:
+                self._tell(f"node {rank} cannot be replaced", _no_scheduler(rank))
+                break
             try:
                 await self._fleet.launch((rank,))
                 node = await self._fleet.bring_up(rank)
@@ -244,9 +247,7 @@ class Upkeep:
         self._user.detach(rank, reason, for_good=True)
         self._fleet.resize(len(self._wanted))
         if rank == HEAD:
-            self._fleet.fail_joining(
-                BootstrapError(f"there is no scheduler to join: {reason}", node=rank, step="server")
-            )
+            self._fleet.fail_joining(_no_scheduler(rank, reason))
 
     def _tell(self, what: str, error: Exception) -> None:
         if error is not self._told:  # one error may be that of many nodes
@@ -284,6 +285,10 @@ class Upkeep:
             raise
         finally:
             del self._leaving[rank]
+
+
+def _no_scheduler(rank: int, reason: str = "the head node was given up") -> BootstrapError:
+    return BootstrapError(f"there is no scheduler to join: {reason}", node=rank, step="server")
 
 
 def _unless_cancelled(error: Exception) -> None:

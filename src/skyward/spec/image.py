@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from skyward.errors import ConfigurationError
 from skyward.spec._checks import refusal, text, texts, whole_number
 from skyward.spec.env import EnvVars
 from skyward.spec.pins import engine_pins
 from skyward.spec.script import DEFAULT_ROOT, render_bootstrap
+from skyward.spec.wheel import own_wheel
 
 __all__ = ["Image", "client_python"]
 
 _HASH_LENGTH = 12
+_NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_PLAIN_REQUIREMENT = re.compile(r"[^/:@;]+(?:;.*)?$")
+_DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*(?::[a-z0-9]+)?(?:[=/][A-Za-z0-9.+:~-]+)?", re.ASCII)
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?", re.ASCII)
 
 
@@ -33,13 +41,15 @@ class Image:
 
     Attributes:
         python: version such as ``"3.11"``; None means the client's minor version, the only one a pool accepts.
-        pip: requirements, as pip reads them.
+        pip: requirements, as pip reads them. Not Skyward: nodes get the code that runs here.
         pip_extra_index_url: a further package index.
         apt: Debian packages.
         env: environment variables of every worker, set before user code.
-        includes: local paths of code that calls import.
-        pip_index_url: the package index instead of the default one.
-        find_links: places with wheels, first one first.
+        includes: local files and folders, each put into the workers' current folder under its own name, and imported
+            from there. A pool reads them when it opens, and without ``__pycache__``.
+        pip_index_url: the package index instead of the default one. A ``file:`` URL means the node's files.
+        find_links: places with wheels, first one first. A folder that exists here is sent to the nodes, its wheels
+            only; URLs, and absolute paths that do not exist here, mean the node's own.
 
     Raises:
         ConfigurationError: a parameter has the wrong type or form, or an index URL carries credentials.
@@ -68,9 +78,9 @@ class Image:
     ) -> None:
         values = {
             "python": _python(python),
-            "pip": texts("pip", pip),
+            "pip": _requirements(pip),
             "pip_extra_index_url": _index_url("pip_extra_index_url", pip_extra_index_url),
-            "apt": texts("apt", apt),
+            "apt": _packages(apt),
             "env": EnvVars(env),
             "includes": texts("includes", includes),
             "pip_index_url": _index_url("pip_index_url", pip_index_url),
@@ -112,7 +122,9 @@ class Image:
             ttl: seconds until the machine shuts itself down, armed before anything else; 0 arms nothing.
         """
         ttl_s = whole_number("ttl", ttl, minimum=0)
-        return render_bootstrap(self, root=DEFAULT_ROOT, engine_pins=engine_pins(), ttl_s=ttl_s)
+        return render_bootstrap(
+            self, root=DEFAULT_ROOT, engine_pins=engine_pins(), code=own_wheel().digest, ttl_s=ttl_s
+        )
 
     def merged(self, *, pip: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Image:
         """This image with further requirements, and with ``env`` winning over its own."""
@@ -127,6 +139,18 @@ class Image:
             find_links=self.find_links,
         )
 
+    def anchored(self) -> Image:
+        """This image with paths that do not depend on the current folder."""
+        return replace(
+            self,
+            includes=[os.path.abspath(os.path.expanduser(path)) for path in self.includes],
+            find_links=[os.path.abspath(place) if _is_local(place) else place for place in self.find_links],
+        )
+
+
+def _is_local(place: str) -> bool:
+    return "://" not in place
+
 
 def _python(value: object) -> str | None:
     if value is None:
@@ -134,6 +158,36 @@ def _python(value: object) -> str | None:
     if not isinstance(value, str) or not _PYTHON.fullmatch(value):
         raise refusal("python", 'a version such as "3.11"', value)
     return value
+
+
+def _requirements(value: object) -> tuple[str, ...]:
+    requirements = texts("pip", value)
+    for i, requirement in enumerate(requirements):
+        if _PLAIN_REQUIREMENT.match(requirement):  # else an address or a path, which only an installer can judge
+            _check_requirement(f"pip[{i}]", requirement)
+        name = _NAME.match(requirement)
+        if name is not None and canonicalize_name(name[0]) == "skyward":
+            raise ConfigurationError(
+                f"pip[{i}] must not be {requirement!r}: nodes get the Skyward that runs here, and on the public index "
+                "the name belongs to another project. Name packages that it works with, such as joblib, by themselves"
+            )
+    return requirements
+
+
+def _check_requirement(parameter: str, requirement: str) -> None:
+    try:
+        Requirement(requirement)
+    except InvalidRequirement as error:
+        why = str(error).splitlines()[0]
+        raise refusal(parameter, f'a requirement such as "torch>=2.4,<3" ({why})', requirement) from None
+
+
+def _packages(value: object) -> tuple[str, ...]:
+    packages = texts("apt", value)
+    for i, package in enumerate(packages):
+        if not _DEBIAN_PACKAGE.fullmatch(package):
+            raise refusal(f"apt[{i}]", 'the name of a Debian package such as "libgl1" or "git=1:2.39.5-0"', package)
+    return packages
 
 
 def _index_url(parameter: str, value: object) -> str | None:

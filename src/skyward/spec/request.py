@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -11,6 +12,7 @@ from skyward.spec._checks import flag, gibibytes, positive_number, refusal, text
 from skyward.spec.accelerators import Accelerator, AcceleratorLike, parse_accelerator
 from skyward.spec.env import EnvVars
 from skyward.spec.image import Image, client_python
+from skyward.spec.includes import included_files
 from skyward.spec.instance import InstanceWish
 from skyward.spec.spot import SpotLike, SpotStrategy, parse_spot
 from skyward.spec.volume import S3Volume, Volume
@@ -85,6 +87,8 @@ def parse_request(
     image: Image | None = None,
     pip: Sequence[str] | None = None,
     collect_metrics: bool = True,
+    lease: float = 120,
+    away: float = 1800,
 ) -> PoolRequest:
     """Check every argument of ``ComputePool`` that concerns machines.
 
@@ -92,7 +96,7 @@ def parse_request(
         ConfigurationError: a value or a type is wrong; the message names the parameter, what was given and what is
             allowed. Nothing was started.
     """
-    complete = _image(image).merged(pip=() if pip is None else pip, env=EnvVars(env))
+    complete = _image(image).merged(pip=() if pip is None else pip, env=EnvVars(env)).anchored()
     return PoolRequest(
         nodes=checked_nodes(nodes),
         machine=None if machine is None else text("machine", machine),
@@ -106,6 +110,8 @@ def parse_request(
         concurrency=whole_number("concurrency", concurrency),
         image=complete,
         collect_metrics=flag("collect_metrics", collect_metrics),
+        lease_s=positive_number("lease", lease),
+        away_s=positive_number("away", away),
     )
 
 
@@ -119,6 +125,10 @@ def _image(value: object) -> Image:
             f"image.python must be {here}, the Python that runs this program, got {image.python!r}: "
             "functions are sent as bytecode. Leave it out, or run this program with that Python"
         )
+    included_files(image.includes)
+    for i, place in enumerate(image.find_links):
+        if "://" not in place and not os.path.isabs(place) and not os.path.exists(place):
+            raise ConfigurationError(f"image.find_links[{i}] does not exist: there is no {os.path.abspath(place)}")
     return image
 
 

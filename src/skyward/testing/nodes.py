@@ -59,6 +59,7 @@ class FakeNode(NodeHandle):
             scheduler=f"tls://127.0.0.1:{9000 + self._predecessors}" if config.head else "",
             workers=tuple(f"tls://127.0.0.1:{9100 + index}" for index in range(config.workers)),
             lanes=tuple(f"127.0.0.1:{9200 + index}" for index in range(config.workers)),
+            blobs="",
             call_ports=(),
             blob_dir="",
             blob_dir_disk="",
@@ -69,6 +70,7 @@ class FakeNode(NodeHandle):
             cpu_count=2,
             memory_bytes=1 << 30,
         )
+        self.lanes = self._ready.lanes
 
     async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:  # noqa: ARG002 - the seam takes it
         """See :meth:`NodeHandle.join`."""

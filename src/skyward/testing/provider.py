@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
+from skyward.providers.registry import Sweepable
 from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import PoolRequest, parse_request
 from skyward.transport.access import LocalAccess
 
-__all__ = ["FakeProvider", "ProviderContract", "Verb"]
+__all__ = ["FakeProvider", "ProviderContract", "Verb", "running"]
 
-Verb = Literal["offers", "launch", "describe", "terminate"]
+Verb = Literal["offers", "launch", "describe", "terminate", "tagged"]
 """What a :class:`FakeProvider` can be told to fail at."""
 
 
@@ -77,6 +78,11 @@ class FakeProvider:
         for instance_id in self.instances.keys() & set(instance_ids):
             self.set_state(instance_id, InstanceState.GONE)
 
+    async def tagged(self) -> Sequence[Instance]:
+        """See :meth:`skyward.providers.registry.Sweepable.tagged`."""
+        self._enter("tagged")
+        return [each for each in self.instances.values() if each.state is not InstanceState.GONE]
+
     async def close(self) -> None:
         """See :meth:`Provider.close`."""
 
@@ -93,7 +99,7 @@ class FakeProvider:
         instance_id = f"fake-{next(self._numbers)}"
         self._looks[instance_id] = self.pending_looks
         pending = Instance(id=instance_id, key=key, state=InstanceState.PENDING, offer=offer)
-        return pending if self.pending_looks else _running(pending)
+        return pending if self.pending_looks else running(pending)
 
     def _look(self, instance_id: str) -> Instance:
         if instance_id not in self.instances:
@@ -102,11 +108,12 @@ class FakeProvider:
         if instance.state is InstanceState.PENDING:
             self._looks[instance_id] -= 1
             if self._looks[instance_id] < 0:
-                instance = self.instances[instance_id] = _running(instance)
+                instance = self.instances[instance_id] = running(instance)
         return instance
 
 
-def _running(instance: Instance) -> Instance:
+def running(instance: Instance) -> Instance:
+    """The instance as it is once it runs."""
     access = LocalAccess(address="127.0.0.1", workdir=f"/nonexistent/{instance.id}")
     return replace(instance, state=InstanceState.RUNNING, access=access)
 
@@ -134,7 +141,7 @@ class ProviderContract:
             assert offers
             assert list(offers) == list(again)
 
-        asyncio.run(scenario())
+        _run(provider, scenario())
 
     def test_launch_answers_every_key_with_an_instance_of_its_own(self) -> None:
         """One instance per ledger key, each with a different id."""
@@ -146,7 +153,7 @@ class ProviderContract:
             assert len({each.id for each in launched}) == len(launched)
             await provider.terminate([each.id for each in launched])
 
-        asyncio.run(scenario())
+        _run(provider, scenario())
 
     def test_describe_keeps_the_order_and_knows_what_is_not_there(self) -> None:
         """Instances come in the order asked for; an unknown id is gone, not an error."""
@@ -160,7 +167,7 @@ class ProviderContract:
             assert InstanceState.GONE not in (seen[0].state, seen[2].state)
             await provider.terminate(ids)
 
-        asyncio.run(scenario())
+        _run(provider, scenario())
 
     def test_terminated_instances_are_gone_and_the_others_are_not(self) -> None:
         """Terminating one instance confirms that it is gone and leaves its neighbour alone."""
@@ -174,7 +181,7 @@ class ProviderContract:
             assert seen[1].state is not InstanceState.GONE
             await provider.terminate([second])
 
-        asyncio.run(scenario())
+        _run(provider, scenario())
 
     def test_terminate_is_idempotent_and_silent_when_gone(self) -> None:
         """Terminating twice, or what never was, is no error."""
@@ -185,7 +192,7 @@ class ProviderContract:
             await provider.terminate(ids)
             await provider.terminate([*ids, "never-was"])
 
-        asyncio.run(scenario())
+        _run(provider, scenario())
 
     def test_close_ends_no_machine_and_may_be_repeated(self) -> None:
         """What was launched outlives the provider's sessions, and can be ended in new ones."""
@@ -198,9 +205,35 @@ class ProviderContract:
             assert all(each.state is not InstanceState.GONE for each in await provider.describe(ids))
             await provider.terminate(ids)
 
-        asyncio.run(scenario())
+        _run(provider, scenario())
+
+    def test_what_can_be_listed_is_what_was_launched_and_has_not_ended(self) -> None:
+        """A provider that can list its machines lists a machine, with its tag, until it is gone."""
+        provider = self.make_provider()
+        if not isinstance(provider, Sweepable):
+            return
+
+        async def scenario() -> None:
+            first, second = await self._launch(provider)
+            listed = {each.id: each.key for each in await provider.tagged()}
+            assert listed.items() >= {(first.id, first.key), (second.id, second.key)}
+            await provider.terminate([first.id])
+            assert {first.id, second.id} & {each.id for each in await provider.tagged()} == {second.id}
+            await provider.terminate([second.id])
+
+        _run(provider, scenario())
 
     async def _launch(self, provider: Provider) -> Sequence[Instance]:
         offer = (await provider.offers(parse_request(**self.request)))[0]
         order = LaunchOrder(pool_id="contract", keys=("key-0", "key-1"), timeout_s=60.0)
         return await provider.launch(offer, order)
+
+
+def _run(provider: Provider, scenario: Coroutine[Any, Any, None]) -> None:
+    async def closing() -> None:
+        try:
+            await scenario
+        finally:
+            await provider.close()
+
+    asyncio.run(closing())

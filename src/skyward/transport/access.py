@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = ["Access", "LocalAccess", "SSHAccess", "SSHTarget"]
+__all__ = ["TAGS_FILE", "Access", "LocalAccess", "SSHAccess", "SSHTarget"]
+
+TAGS_FILE = "instance.json"
+"""In a node's folder, where its provider has no other record of it: the tags that make the folder an instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class SSHTarget:
         host_keys: public keys (``"ssh-ed25519 AAAA…"``), one of which the machine must show; files are not read then.
         config_path: the SSH configuration; None means the user's.
         patience_s: how long a machine that does not answer is tried again before that is an error.
+        silence_s: how long a machine may say nothing, though it is asked, before its connection is given up.
     """
 
     host: str
@@ -44,6 +48,7 @@ class SSHTarget:
     host_keys: tuple[str, ...] = ()
     config_path: str | None = None
     patience_s: float = 30.0
+    silence_s: float = 15.0
 
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""

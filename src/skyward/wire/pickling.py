@@ -274,7 +274,7 @@ def _pickle_error(error: BaseException) -> bytes:
     """Empty where it cannot be rebuilt; tried here, since a class's ``__init__`` may not take what ``args`` holds."""
     if not isinstance(error, Exception):
         return b""
-    for candidate in (error, _Rebuilt(error)):
+    for candidate in (_AsItSays(error), error, _Rebuilt(error)):
         try:
             data = _dumps(candidate)
             if type(pickle.loads(data)) is type(error):
@@ -282,6 +282,20 @@ def _pickle_error(error: BaseException) -> bytes:
         except Exception:
             log.debug("cannot rebuild %s from its %s", type(error), type(candidate), exc_info=True)
     return b""
+
+
+class _AsItSays:
+    """Pickles an exception as its class wants it.
+
+    Workers have tblib's way of pickling exceptions, which Dask installs: it forgets what ``__init__`` keeps outside of
+    ``args``, and with it the text of a ``UnicodeDecodeError`` or a ``SyntaxError``.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return self._error.__reduce_ex__(5)
 
 
 class _Rebuilt:

@@ -170,6 +170,17 @@ def test_what_waits_behind_an_overdue_call_is_taken_back_for_idle_workers() -> N
     assert sent(table.dispatch.given_back(ids, 1.0)) == {B: ids}
 
 
+def test_calls_far_away_are_not_overdue_before_they_can_have_answered() -> None:
+    table = Table()
+    table.dispatch.worker_up(A, 0.0, round_trip_s=0.3)
+    table.learn("f", 0.001)
+    calls = table.calls(4)
+    table.submit(calls)
+    table.dispatch.worker_up(B, 0.0)
+    assert table.dispatch.rebalance(0.3) == []
+    assert table.dispatch.rebalance(0.4) == [Revoke(A, [call.id for call in calls[1:]])]
+
+
 def test_one_slow_call_teaches_caution() -> None:
     table = Table(A)
     table.learn("f", 0.0001)

@@ -17,6 +17,7 @@ from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.errors import BootstrapError, UnreachableError
+from skyward.transport.access import LocalAccess
 
 
 class HandLane:
@@ -66,7 +67,6 @@ class Stage:
 
     def handle(self, rank: int) -> Any:
         ready = SimpleNamespace(
-            lanes=("127.0.0.1:1",),
             call_ports=(1,),
             blob_dir=self._folder,
             blob_dir_disk=self._folder,
@@ -75,9 +75,10 @@ class Stage:
         return SimpleNamespace(
             rank=rank,
             ready=ready,
+            lanes=("127.0.0.1:1",),
             transport=HandTransport(),
             instance=SimpleNamespace(id=f"i{rank}"),
-            access=SimpleNamespace(workdir="/w"),
+            access=LocalAccess(address="127.0.0.1", workdir="/w"),
             linked=True,
         )
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgpack
 import pytest
 
 from skyward._waiting import wait_until
@@ -12,6 +13,8 @@ from skyward.errors import AuthenticationError, UnreachableError
 from skyward.node.control import (
     Command,
     Ending,
+    Fetch,
+    Fetched,
     Kill,
     Message,
     MetricsReport,
@@ -30,7 +33,7 @@ from skyward.node.control import (
 )
 from skyward.node.server import ControlServer
 from skyward.provision.control import ControlClient
-from skyward.wire.frames import MAX_FRAME_BYTES, FrameError, TlsIdentity, read_frame
+from skyward.wire.frames import MAX_FRAME_BYTES, FrameError, TlsIdentity, client_context, read_frame
 
 ADDRESS = "127.83.1.9"
 RUNNING = WorkerRunning(worker=0, incarnation="a", pid=7, address="tls://127.0.0.1:1")
@@ -39,9 +42,11 @@ MESSAGES: list[Message] = [
     Ping(n=3),
     Kill(worker=1, incarnation="a"),
     Stop(),
+    Fetch(blob_id="ab", nbytes=5, path="/memory/ab", sources=("10.0.0.1:1", "10.0.0.2:1")),
     Pong(n=3),
     RUNNING,
     WorkerExit(worker=0, incarnation="a", exit_code=None, signal=9, reason="killed", memory_limit_bytes=None),
+    Fetched(blob_id="ab", path="/memory/ab", error="no space left", errno=28, unreached=("10.0.0.1:1",)),
     SchedulerRunning(address="tls://127.0.0.1:1"),
     SchedulerExit(reason="exited with status 1"),
     MetricsReport(values={"cpu_percent": 1.5, "gpus": []}),
@@ -121,7 +126,7 @@ def nobody_at(node: FakeNode) -> Callable[[], Awaitable[bool | None]]:
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_message_survives_its_frame(message: Message) -> None:
-    assert from_frame(to_frame(message)) == message
+    assert from_frame(msgpack.unpackb(msgpack.packb(to_frame(message)))) == message
 
 
 @pytest.mark.parametrize("frame", [{}, {"kind": "dance"}, {"kind": "ping"}, {"kind": "stop", "now": True}])
@@ -248,3 +253,21 @@ async def test_client_that_is_away_is_dropped_instead_of_filling_the_memory(iden
         (writer,) = node.server._writers
         while not writer.transport.is_closing():
             node.server.broadcast(MetricsReport(values={"padding": "x" * 500_000}))
+
+
+async def test_a_client_that_is_away_keeps_no_server_from_closing(
+    identity: TlsIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing any more, not even goodbye."""
+    monkeypatch.setattr("skyward.node.server._HANDSHAKE_S", 0.2)
+    node = FakeNode()
+    async with serving(node, identity) as address:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=client_context(identity))
+        assert await read_frame(reader) == to_frame(RUNNING)
+        writer.transport.pause_reading()
+
+        await node.server.close()
+
+        await wait_until(nobody_at(node), deadline_s=5, interval_s=0.01, what="the node to let it go")
+        writer.transport.abort()

@@ -7,6 +7,7 @@ import multiprocessing.process
 import re
 import threading
 from collections.abc import Callable
+from multiprocessing import forkserver
 from typing import Any
 
 import distributed.client
@@ -117,6 +118,12 @@ def test_tasks_run_in_threads_of_this_name() -> None:
 def test_fork_server_preload_can_be_left_to_us() -> None:
     assert distributed.utils._forkserver_preload_set in (True, False)
     assert "not _forkserver_preload_set" in source_of(distributed.utils.get_mp_context)
+
+
+def test_a_fork_server_is_started_by_the_function_we_replace_and_keeps_its_state_in_one_object() -> None:
+    assert "util.spawnv_passfds(exe, args, fds_to_pass)" in source_of(forkserver.ForkServer.ensure_running)
+    assert "args += ['-c', cmd]" in source_of(forkserver.ForkServer.ensure_running)
+    assert forkserver.ensure_running.__self__ is forkserver._forkserver  # type: ignore[attr-defined]
 
 
 def test_environment_before_the_spawn_is_what_the_plan_sets() -> None:

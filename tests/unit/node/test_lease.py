@@ -23,6 +23,11 @@ def make_lease(*, timeout_s: float = 1000, lease_s: float = 10, away_s: float = 
         pytest.param([("joined", 5), ("left", 20), ("joined", 29)], 120, None, id="came-back-in-time"),
         pytest.param([("joined", 5), ("joined", 8), ("left", 9)], 60, None, id="redialled-before-the-old-one-was-lost"),
         pytest.param([("joined", 5), ("joined", 8), ("left", 9), ("left", 10)], 20, "lease", id="both-gone"),
+        pytest.param(
+            [("joined", 5), ("heard", 20), ("left", 60)], 119.9, None, id="its-carrier-gave-up-on-a-silent-one"
+        ),
+        pytest.param([("joined", 5), ("heard", 20), ("left", 60)], 120, "away", id="silent-since-before-that"),
+        pytest.param([("joined", 5), ("left", 60), ("joined", 70), ("left", 71)], 81, "lease", id="came-back-and-died"),
         pytest.param([("joined", 5), ("heard", 999.9)], 1000, "timeout", id="timeout-though-the-client-is-there"),
         pytest.param([("joined", 5), ("left", 6)], 2000, "timeout", id="timeout-comes-before-the-lease"),
     ],

@@ -44,7 +44,7 @@ def config(tmp_path: Path) -> NodeConfig:
 
 @pytest.fixture
 def plan(config: NodeConfig) -> Iterator[NodePlan]:
-    plan = make_plan(config, 4711)
+    plan = make_plan(config, control_port=4711, blob_port=4712)
     yield plan
     for folder in {plan.ready.blob_dir, plan.ready.blob_dir_disk}:
         Path(folder).rmdir()
@@ -58,16 +58,16 @@ def test_plan_survives_its_line(plan: NodePlan) -> None:
 
 
 def test_every_port_of_a_plan_is_another_one(plan: NodePlan) -> None:
-    addresses = [plan.ready.control, plan.ready.scheduler, *plan.ready.workers]
+    addresses = [plan.ready.control, plan.ready.blobs, plan.ready.scheduler, *plan.ready.workers]
     ports = [int(address.rpartition(":")[2]) for address in addresses]
     ports += [*plan.nanny_ports, *plan.ready.call_ports]
 
-    assert len(set(ports)) == len(ports) == 2 + 3 + 3 + 32
+    assert len(set(ports)) == len(ports) == 3 + 3 + 3 + 32
 
 
 def test_node_without_a_scheduler_names_none(config: NodeConfig) -> None:
     values = json.loads(config.to_json()) | {"head": False}
-    plan = make_plan(NodeConfig.from_json(json.dumps(values)), 4711)
+    plan = make_plan(NodeConfig.from_json(json.dumps(values)), control_port=4711, blob_port=4712)
     Path(plan.ready.blob_dir).rmdir()
 
     assert plan.ready.scheduler == ""

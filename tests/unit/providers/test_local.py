@@ -20,7 +20,7 @@ from skyward.errors import ConfigurationError
 from skyward.providers import local
 from skyward.providers.base import Instance, InstanceState, LaunchOrder
 from skyward.providers.local import INSTANCE_VARIABLE, Local
-from skyward.spec.accelerators import Accelerator
+from skyward.spec.accelerators import Accelerator, model_name
 from skyward.spec.image import Image
 from skyward.spec.request import parse_request
 from skyward.spec.volume import S3Volume
@@ -103,7 +103,7 @@ def test_apt_packages_that_are_installed_need_nothing() -> None:
     ],
 )
 def test_what_the_driver_calls_a_gpu_is_read(reported: str, name: str) -> None:
-    assert local._model(reported).startswith(name)
+    assert model_name(reported).startswith(name)
 
 
 def test_an_accelerator_that_is_here_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:

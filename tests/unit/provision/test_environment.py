@@ -14,7 +14,7 @@ import pytest
 
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.provision import environment
-from skyward.provision.environment import PackageSources, is_satisfied, package_sources, prepare_environment
+from skyward.provision.environment import is_satisfied, prepare_environment
 from skyward.spec.image import Image
 from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
@@ -54,45 +54,6 @@ def test_an_extra_whose_packages_are_missing_is_not_satisfied() -> None:
     assert not is_satisfied(["coverage[toml]"])
     assert not is_satisfied(["httpx[http2]"])
     assert not is_satisfied(["psutil[dev]"])
-
-
-def test_pips_configuration_is_handed_on_with_the_environment_winning() -> None:
-    listing = (
-        ":env:.find-links='/env/wheels'\n"
-        "global.cert='/x.pem'\n"
-        "global.extra-index-url='https://a/simple https://b/simple'\n"
-        "global.find-links='/global/wheels'\n"
-        "global.index-url='https://main/simple'\n"
-    )
-
-    sources = package_sources(Image(), listing)
-
-    assert sources == PackageSources(
-        index_url="https://main/simple",
-        extra_index_urls=("https://a/simple", "https://b/simple"),
-        find_links=("/env/wheels",),
-    )
-    assert sources.for_pip() == {
-        "PIP_INDEX_URL": "https://main/simple",
-        "PIP_EXTRA_INDEX_URL": "https://a/simple https://b/simple",
-        "PIP_FIND_LINKS": "/env/wheels",
-    }
-    assert sources.for_uv() == {
-        "UV_DEFAULT_INDEX": "https://main/simple",
-        "UV_INDEX": "https://a/simple https://b/simple",
-        "UV_FIND_LINKS": "/env/wheels",
-        "UV_INDEX_STRATEGY": "unsafe-best-match",
-    }
-
-
-def test_the_images_sources_come_first() -> None:
-    image = Image(pip_index_url="https://mine/", pip_extra_index_url="https://more/", find_links=["/mine"])
-
-    sources = package_sources(image, "global.index-url='https://main/'\nglobal.find-links='/global'\n")
-
-    assert sources == PackageSources(
-        index_url="https://mine/", extra_index_urls=("https://more/",), find_links=("/mine", "/global")
-    )
 
 
 class Recorder:

@@ -148,3 +148,30 @@ def test_the_engine_is_pinned_to_what_runs_here():
 def test_a_time_to_live_is_whole_seconds(ttl: int):
     with pytest.raises(ConfigurationError, match="ttl must be a whole number ≥ 0"):
         Image().bootstrap(ttl)
+
+
+@pytest.mark.parametrize("requirement", ["numpy==1..2", "numpy=1.2", "torch>>2", "two words", "x[", "y; python_versio"])
+def test_a_requirement_that_no_installer_can_read_is_refused(requirement: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"pip\[1\] must be a requirement such as"):
+        Image(pip=["numpy", requirement])
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        "torch>=2.4,<3",
+        "x[y]",
+        "./local.whl",
+        "git+https://host/x.git@main",
+        "p @ https://host/p.whl",
+        "a; python_version>'3'",
+    ],
+)
+def test_whatever_pip_may_understand_is_taken(requirement: str) -> None:
+    assert Image(pip=[requirement]).pip == (requirement,)
+
+
+@pytest.mark.parametrize("package", ["a b", "rm -rf /", "Upper", "x;y", "$(id)"])
+def test_what_is_no_debian_package_is_refused(package: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"apt\[0\] must be the name of a Debian package"):
+        Image(apt=[package])

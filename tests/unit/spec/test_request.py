@@ -145,3 +145,15 @@ def test_a_request_is_a_value_that_hides_secrets():
 
     assert pickle.loads(pickle.dumps(request)) == request
     assert "s3cret" not in repr(request)
+
+
+@pytest.mark.parametrize("parameter", ["lease", "away"])
+@pytest.mark.parametrize("value", [0, -1, "120", True, float("inf"), None])
+def test_times_a_node_lives_on_are_positive_seconds(parameter: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{parameter} must be a number > 0"):
+        parse_request(**{parameter: value})
+
+
+def test_times_a_node_lives_on_have_the_documented_defaults() -> None:
+    assert (parse_request().lease_s, parse_request().away_s) == (120.0, 1800.0)
+    assert (parse_request(lease=5).lease_s, parse_request(away=0.5).away_s) == (5.0, 0.5)

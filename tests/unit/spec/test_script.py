@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,14 @@ HOSTILE = [
 ]
 
 
+def unchecked(words: Sequence[str], **parameters: Any) -> Image:
+    """An image that asks for what no image takes: the script does not rely on it."""
+    image = Image(**parameters)
+    object.__setattr__(image, "pip", tuple(words))
+    object.__setattr__(image, "apt", tuple(words))
+    return image
+
+
 @dataclass
 class Machine:
     """A folder with stand-ins for the programs that the script calls, which note their arguments."""
@@ -61,10 +70,17 @@ class Machine:
         """Every call of a stand-in: its name and arguments."""
         path = self.home / "calls"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        return [call.split("\0")[:-1] for call in text.split("\1")[:-1]]
+        calls = [call.split("\0")[:-1] for call in text.split("\1")[:-1]]
+        return [call for call in calls if call != ["uv", "--version"] and call[0] != "dpkg-query"]
 
-    def run(self, image: Image, *, pins: Sequence[str] = (), ttl_s: int = 0) -> subprocess.CompletedProcess[str]:
-        script = render_bootstrap(image, root=str(self.root), engine_pins=pins, ttl_s=ttl_s)
+    def environment(self, image: Image, *, pins: Sequence[str] = ()) -> Path:
+        """Where the image's environment lies."""
+        return self.root / "envs" / f"{image.content_hash(pins=pins)}-{os.uname().machine}"
+
+    def run(
+        self, image: Image, *, pins: Sequence[str] = (), ttl_s: int = 0, code: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        script = render_bootstrap(image, root=str(self.root), engine_pins=pins, ttl_s=ttl_s, code=code)
         return subprocess.run(
             ["sh", "-s"],
             input=script,
@@ -79,7 +95,13 @@ class Machine:
 
 MAKE_ENVIRONMENT = f"""
 for last; do :; done
-case $1 in venv) mkdir -p "$last/bin" && ln -s {quote(sys.executable)} "$last/bin/python" ;; esac
+case $1 in
+--version) echo uv 0.9.0 ;;
+venv)
+    mkdir -p "$last/bin" && ln -s {quote(sys.executable)} "$last/bin/python"
+    printf 'home = %s\\ninclude-system-site-packages = true\\n' {quote(f"{sys.base_prefix}/bin")} >"$last/pyvenv.cfg"
+    ;;
+esac
 """
 
 
@@ -88,7 +110,9 @@ def machine(tmp_path: Path) -> Machine:
     (tmp_path / "bin").mkdir()
     machine = Machine(tmp_path)
     machine.add("uv", MAKE_ENVIRONMENT)
-    machine.add("apt-get")
+    installed = quote(str(tmp_path / "installed"))
+    machine.add("apt-get", f'case "$*" in *install*) >{installed} ;; esac')
+    machine.add("dpkg-query", f"[ -e {installed} ] && echo 'ii 1.0'")
     machine.add("shutdown")
     machine.add("curl", "exit 7")
     (tmp_path / "bin" / "sudo").write_text('#!/bin/sh\nshift\nexec "$@"\n', encoding="utf-8")
@@ -97,8 +121,8 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def hostile_images() -> list[Image]:
-    images = [Image(pip=[word], apt=[word], find_links=[word], env={"A": word}) for word in HOSTILE]
-    return [Image(), *images, Image(pip=HOSTILE, apt=HOSTILE, pip_index_url="https://example.org/a b'$(x)")]
+    images = [unchecked([word], find_links=[word], env={"A": word}) for word in HOSTILE]
+    return [Image(), *images, unchecked(HOSTILE, pip_index_url="https://example.org/a b'$(x)")]
 
 
 @pytest.mark.parametrize("image", hostile_images())
@@ -112,7 +136,7 @@ def test_every_script_is_sound_shell(image: Image):
     ("image", "severity"),
     [
         (Image(pip=["a"], apt=["b"]), "style"),
-        (Image(pip=HOSTILE, apt=HOSTILE), "warning"),  # below that, any value that looks like an expansion is found
+        (unchecked(HOSTILE), "warning"),  # below that, any value that looks like an expansion is found
     ],
 )
 def test_shellcheck_finds_nothing(image: Image, severity: str):
@@ -165,16 +189,15 @@ def test_the_environment_file_reads_back_as_it_was(tmp_path: Path):
 def test_every_step_reports_its_start_and_its_end(machine: Machine):
     ran = machine.run(Image())
 
-    steps = [f"@skyward step {step} {end}" for step in STEPS for end in ("start", "done")]
-    environment = machine.root / "envs" / Image().content_hash(pins=[])
-    assert ran.stdout.splitlines() == [*steps, f"@skyward ready {environment}"]
+    ends = {step: ("cached",) if step in ("uv", "apt", "volumes") else ("start", "done") for step in STEPS}
+    steps = [f"@skyward step {step} {end}" for step in STEPS for end in ends[step]]
+    assert ran.stdout.splitlines() == [*steps, f"@skyward ready {machine.environment(Image())}"]
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_hostile_values_reach_the_installers_as_they_are(machine: Machine):
-    image = Image(
-        pip=HOSTILE,
-        apt=HOSTILE,
+    image = unchecked(
+        HOSTILE,
         pip_index_url="https://example.org/a'b",
         pip_extra_index_url="https://example.org/$(x)",
         find_links=["/wheels here"],
@@ -230,7 +253,7 @@ def test_a_failed_step_says_where_and_why_and_the_next_run_starts_it_anew(machin
     machine.add("uv", MAKE_ENVIRONMENT)
     again = machine.run(image)
 
-    log = machine.root / "logs" / "deps.log"
+    log = machine.root / "logs" / machine.environment(image).name / "deps.log"
     assert failed.returncode == 3
     assert failed.stdout.splitlines()[-1] == f"@skyward step deps failed 3 {log}"
     assert failed.stderr == "no such package\n"
@@ -252,7 +275,7 @@ def test_a_step_past_its_deadline_fails_with_124(machine: Machine):
 def test_a_held_apt_lock_is_waited_for(machine: Machine):
     tries = quote(str(machine.home / "tries"))
     machine.add("sleep")
-    machine.add("apt-get", f'echo >>{tries}; [ "$(wc -l <{tries})" -gt 2 ]')
+    machine.add("apt-get", f'echo >>{tries}; echo E: Could not get lock; [ "$(wc -l <{tries})" -gt 2 ]')
 
     assert machine.run(Image(apt=["a"])).returncode == 0
 
@@ -287,14 +310,30 @@ def test_the_environment_file_reaches_the_installers(machine: Machine):
     assert machine.run(Image(pip=["a"])).returncode == 0
 
 
-def test_the_clients_code_is_unpacked_anew_each_time(machine: Machine):
-    machine.root.mkdir()
-    for text in ("old", "new"):
-        with zipfile.ZipFile(machine.root / "skyward.whl", "w") as wheel:
-            wheel.writestr(f"skyward/{text}.py", text)
-        assert machine.run(Image()).returncode == 0
+def test_each_clients_code_gets_an_environment_of_its_own(machine: Machine):
+    (machine.root / "sent").mkdir(parents=True)
+    for code in ("old", "new"):
+        with zipfile.ZipFile(machine.root / "sent" / f"skyward-{code}.whl", "w") as wheel:
+            wheel.writestr("skyward/__init__.py", "")
+            wheel.writestr("skyward/node/__init__.py", "")
+            for program in ("supervisor", "nannies", "scheduler", "worker"):
+                wheel.writestr(f"skyward/node/{program}.py", f"# {code}")
+        assert machine.run(Image(), code=code).returncode == 0
 
-    assert [path.name for path in (machine.root / "code" / "skyward").iterdir()] == ["new.py"]
+    programs = (machine.root / "envs").rglob("supervisor.py")
+    assert sorted(path.read_text(encoding="utf-8") for path in programs) == ["# new", "# old"]
+
+
+def test_code_that_does_not_start_is_found_out(machine: Machine):
+    (machine.root / "sent").mkdir(parents=True)
+    with zipfile.ZipFile(machine.root / "sent" / "skyward-x.whl", "w") as wheel:
+        wheel.writestr("skyward/__init__.py", "import no_such_module")
+
+    ran = machine.run(Image(), code="x")
+
+    assert "@skyward step server failed 1" in ran.stdout
+    assert "No module named 'no_such_module'" in ran.stderr
+    assert "@skyward step server start" in machine.run(Image(), code="x").stdout
 
 
 def without_uv(machine: Machine, venv: Callable[[str], str]) -> None:
@@ -302,7 +341,7 @@ def without_uv(machine: Machine, venv: Callable[[str], str]) -> None:
     python = quote(sys.executable)
     for name in ("python3", f"python3.{sys.version_info.minor}"):
         machine.add(
-            name, f'case "$*" in *sky?ward/uv) exit 1 ;; "-m venv "*) {venv(python)} ;; esac; exec {python} "$@"'
+            name, f'case "$*" in *sky?ward/uv*) exit 1 ;; "-m venv "*) {venv(python)} ;; esac; exec {python} "$@"'
         )
 
 
@@ -312,7 +351,7 @@ def test_without_uv_the_machines_own_python_makes_the_environment(machine: Machi
     ran = machine.run(Image())
 
     assert ran.returncode == 0, ran.stderr
-    assert (machine.root / "envs" / Image().content_hash(pins=[]) / "pyvenv.cfg").is_file()
+    assert (machine.environment(Image()) / "pyvenv.cfg").is_file()
 
 
 def test_another_python_than_the_one_asked_for_is_not_used(machine: Machine):
@@ -321,4 +360,4 @@ def test_another_python_than_the_one_asked_for_is_not_used(machine: Machine):
     ran = machine.run(Image(python="3.99"))
 
     assert ran.returncode == 1
-    assert "there is no Python 3.99 here" in ran.stderr
+    assert "no Python 3.99 with venv either" in ran.stderr

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import copyreg
 import importlib
 import sys
 import threading
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import tblib.pickling_support
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError
 from skyward.wire.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
@@ -86,6 +89,19 @@ def test_an_exception_whose_init_takes_other_arguments_comes_back_as_itself() ->
     assert type(error) is FinickyError
     assert error.code == 3
     assert str(error) == "code 3"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), SyntaxError("bad", ("f.py", 1, 2, "x"))],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_keeps_its_text_where_dask_pickles_exceptions(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tblibs = cast("Any", tblib.pickling_support).pickle_exception
+    monkeypatch.setitem(copyreg.dispatch_table, type(error), tblibs)
+    assert str(unpack_error(pack_error(raised(error)), where="node 0, worker 0")).startswith(str(error))
 
 
 def test_an_exception_that_cannot_be_rebuilt_becomes_a_remote_error_with_its_text() -> None:

@@ -10,7 +10,16 @@ from skyward.spec.accelerators.accelerator import (
     is_trainium,
     parse_accelerator,
 )
-from skyward.spec.accelerators.catalogue import Model, Variant, Vendor, find_model, find_variant, fold_name, models
+from skyward.spec.accelerators.catalogue import (
+    Model,
+    Variant,
+    Vendor,
+    find_model,
+    find_variant,
+    fold_name,
+    model_name,
+    models,
+)
 from skyward.spec.accelerators.mig import MigProfile
 from skyward.spec.accelerators.names import NVIDIA
 
@@ -28,6 +37,7 @@ __all__ = [
     "fold_name",
     "is_nvidia",
     "is_trainium",
+    "model_name",
     "models",
     "parse_accelerator",
 ]

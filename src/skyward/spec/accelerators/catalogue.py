@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
-__all__ = ["Model", "Variant", "Vendor", "find_model", "find_variant", "fold_name", "models"]
+__all__ = ["Model", "Variant", "Vendor", "find_model", "find_variant", "fold_name", "model_name", "models"]
 
 
 class Vendor(enum.Enum):
@@ -104,6 +104,12 @@ def find_model(name: str) -> Model | None:
     """The catalogue's row for a name, whatever memory or form factor it carries; None if there is none."""
     variant = find_variant(name)
     return None if variant is None else variant.model
+
+
+def model_name(reported: str) -> str:
+    """The catalogue's name in what a driver says, such as ``"NVIDIA A100-SXM4-80GB"`` or ``"Tesla T4"``; else that."""
+    known = (find_variant(word) for word in reported.replace("-", " ").split())
+    return next((variant.model.name for variant in known if variant is not None), reported)
 
 
 @cache

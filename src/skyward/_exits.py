@@ -1,0 +1,129 @@
+"""How a process that has machines ends: signals unwind it like Ctrl-C, and its exit closes what is still open."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # its own hook at exit has to be there before ours, so that ours is called before it
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+__all__ = ["arm", "at_exit", "disarm", "hold", "release", "uninterrupted", "wait_for"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_ABOVE = 128
+"""What a shell adds to the number of the signal that ended a process."""
+
+
+class _Held:
+    """Counts the pools that are open or on their way, from whichever thread."""
+
+    lock = threading.Lock()
+    pools = 0
+
+
+def hold() -> None:
+    """A pool is about to open. From now on SIGTERM and SIGHUP unwind the main thread with ``SystemExit``.
+
+    Only signals that have their default effect do, and only if this is called in the main thread, or :func:`arm` was.
+    Matched by one :func:`release`.
+    """
+    with _Held.lock:
+        _Held.pools += 1
+    arm()
+
+
+def release() -> None:
+    """A pool is closed. After the last one signals do again what they did before."""
+    with _Held.lock:
+        _Held.pools -= 1
+    disarm()
+
+
+def arm() -> None:
+    """In the main thread: handle signals on behalf of pools that other threads open for this one. Idempotent.
+
+    As long as no pool is held, they still have their default effect.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _unwind)
+
+
+def disarm() -> None:
+    """In the main thread: undo :func:`arm`, unless a pool is held. Idempotent."""
+    if threading.current_thread() is threading.main_thread() and not _Held.pools:
+        _restore()
+
+
+@contextmanager
+def uninterrupted() -> Generator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP in this block are heard at its end. Only in the main thread, where they would be.
+
+    Handlers of the application's own run at once, as ever.
+    """
+    kept: list[int] = []
+    before: dict[int, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, *_SIGNALS):
+                handler = signal.getsignal(number)
+                if handler in (signal.default_int_handler, _unwind):
+                    before[number] = handler
+                    signal.signal(number, lambda number, _: kept.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        disarm()  # the last pool may have been closed meanwhile
+        if kept:
+            raise KeyboardInterrupt if kept[0] == signal.SIGINT else SystemExit(_ABOVE + kept[0])
+
+
+def at_exit(function: Callable[[], object]) -> None:
+    """Call ``function`` when the interpreter exits, the last one registered first.
+
+    That is while threads can still be started, without which no machine can be ended: ``atexit`` would be too late.
+    """
+    getattr(threading, "_register_atexit", atexit.register)(function)
+
+
+def wait_for(thread: threading.Thread) -> None:
+    """At exit: let a thread end that the interpreter would wait for anyway.
+
+    One that waits for the exit itself, as those of executors do, is not waited for.
+    """
+    waits_for_us = getattr(concurrent.futures.thread, "_threads_queues", {})
+    ours = (threading.current_thread(), threading.main_thread())
+    if thread not in ours and not thread.daemon and thread not in waits_for_us:
+        thread.join()
+
+
+def _unwind(number: int, _: FrameType | None) -> None:
+    if _Held.pools:
+        raise SystemExit(_ABOVE + number)
+    # The last pool was closed in another thread, which cannot restore the handler.
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _restore() -> None:
+    for number in _SIGNALS:
+        if signal.getsignal(number) is _unwind:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _forget() -> None:
+    """In a forked child: pools are its parent's, and so is what signals do."""
+    _Held.lock = threading.Lock()
+    _Held.pools = 0
+    _restore()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

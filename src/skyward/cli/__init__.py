@@ -1,0 +1,25 @@
+"""The ``skyward`` command: what runs, what is left, and what is wrong."""
+
+from __future__ import annotations
+
+import click
+
+from skyward.cli._clean import clean
+from skyward.cli._doctor import doctor
+from skyward.cli._logs import logs
+from skyward.cli._pools import down, ls, sweep
+
+__all__ = ["main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="skyward")
+def main() -> None:
+    """Machines of Skyward's pools, seen from outside.
+
+    Exit codes: 0, all is well; 1, something failed or is left; 2, the command was not understood.
+    """
+
+
+for command in (clean, doctor, down, logs, ls, sweep):
+    main.add_command(command)

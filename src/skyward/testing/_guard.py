@@ -1,0 +1,89 @@
+"""The first process of a test host, as init is of a machine: starts sshd, adopts orphans, and ends everything at last.
+
+Run as a script, with sshd's command line as its arguments. Each line on standard input is an order: ``up`` starts the
+daemon, ``down`` ends it and its connections; each is answered with a line: the daemon's pid, 0 if there is none. When
+the input ends, because the host is switched off or because whoever held the other end died, every process below ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import psutil
+
+__all__: list[str] = []
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_S = 1.0
+_ROUNDS = 8
+
+
+def _main() -> None:
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing stays a zombie, the adopted included
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    try:
+        for order in sys.stdin:
+            _end([process for process in _below() if process.ppid() == _own_pid() and _is_daemon(process)])
+            _end([process for process in _below() if _is_daemon(process)])
+            pid = 0
+            if order.strip() == "up":
+                pid = _start(prepare)
+            print(pid, flush=True)  # noqa: T201 - the answer
+    finally:
+        # Resource trackers may end by themselves: they remove named semaphores once those they serve are gone.
+        _end([process for process in _below() if "resource_tracker" not in _command(process)])
+        psutil.wait_procs(_below(), timeout=_KILL_S)
+        for _ in range(_ROUNDS):
+            _end(_below())
+
+
+def _start(prepare: Callable[[], None]) -> int:
+    null = subprocess.DEVNULL
+    return subprocess.Popen(sys.argv[1:], stdin=null, stdout=null, preexec_fn=prepare).pid  # noqa: PLW1509 - one thread
+
+
+def _own_pid() -> int:
+    return psutil.Process().pid
+
+
+def _below() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    try:
+        return process.name().startswith("sshd")
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=_KILL_S)
+
+
+if __name__ == "__main__":
+    _main()

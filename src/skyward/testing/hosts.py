@@ -1,0 +1,353 @@
+"""Test hosts: real ``sshd`` processes on loopback addresses, each with keys, a home and processes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import psutil
+
+from skyward._waiting import wait_until
+from skyward.errors import ConfigurationError, UnreachableError
+from skyward.transport.access import SSHTarget
+
+__all__ = ["SshHost", "find_openssh", "require_sshd", "write_known_hosts"]
+
+_UNPACKED: Final = Path(__file__).parents[3] / "build" / "openssh"
+"""Where ``tools/sshd`` puts OpenSSH's server when it may not install it."""
+
+_START_S = 10.0
+_END_S = 15.0
+_ATTEMPTS = 3
+
+# Sshd takes the folder from the account, and hands a forced command what the client asked for.
+_SHELL = """\
+cd "$HOME" || exit 1
+command=${SSH_ORIGINAL_COMMAND-}
+unset SSH_ORIGINAL_COMMAND
+if [ -n "$command" ]; then exec "$SHELL" -c "$command"; fi
+exec "$SHELL" -l
+"""
+
+
+def find_openssh(program: str) -> Path | None:
+    """One of OpenSSH's programs: the system's, else the one ``tools/sshd`` unpacked; None if there is none."""
+    unpacked = [str(_UNPACKED / "usr" / folder) for folder in ("bin", "sbin")]
+    found = shutil.which(program, path=":".join([os.environ.get("PATH", ""), "/usr/sbin:/usr/local/sbin", *unpacked]))
+    return Path(found) if found else None
+
+
+def require_sshd() -> None:
+    """Skip the test, or the file of tests, where there is no server to run, or no client of OpenSSH's beside it."""
+    if not (find_openssh("sshd") and find_openssh("ssh")):
+        import pytest
+
+        pytest.skip("there is no sshd, or no ssh: tools/sshd gets them", allow_module_level=True)
+
+
+class SshHost:
+    """A machine that answers over SSH, as far as one machine can be several. A context manager; both ends block.
+
+    Its own are the address, port and host key, the sessions' ``HOME`` and starting folder, and every process that a
+    session started: :meth:`stop` ends them all, as switching a machine off would, and so does the end of this process.
+    Not its own are the account (``~name``, ``pwd.getpwuid``), ``/tmp``, the rest of the file system, and the
+    processes that others see. Only the user who runs the tests can log in, and only with a key.
+
+    Args:
+        folder: the host's own folder, made if it is missing.
+        address: where it listens, an address in 127.0.0.0/8.
+        client_key: the private key that it lets in; made if it is missing. None means ``client_key`` beside
+            ``folder``, so hosts whose folders lie side by side share one.
+        path: the ``PATH`` of sessions; None means sshd's own.
+        env: what else sessions find in their environment.
+        sshd_options: more lines of its configuration, which win over its own.
+
+    Attributes:
+        address: as given.
+        port: the same for the host's life; 0 before the first start.
+        home: the sessions' ``HOME``.
+        user: who can log in.
+        key_path: the private key that logs in.
+        authorized_keys: the file of the public keys that it lets in, read at every login.
+        host_key: what it shows: ``"ssh-ed25519 AAAA…"``.
+        log: what sshd says.
+
+    Raises:
+        ConfigurationError: there is no sshd.
+        UnreachableError: it does not answer; quotes the log.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        address: str = "127.0.0.2",
+        client_key: Path | None = None,
+        path: str | None = None,
+        env: Mapping[str, str] | None = None,
+        sshd_options: Sequence[str] = (),
+    ) -> None:
+        self.address = address
+        self.port = 0
+        self.home = folder / "home"
+        self.user = pwd.getpwuid(os.getuid()).pw_name
+        self.key_path = client_key or folder.parent / "client_key"
+        self.authorized_keys = folder / "authorized_keys"
+        self.log = folder / "sshd.log"
+        self._folder = folder
+        self._env = dict(env or {}) | {"HOME": str(self.home)} | ({} if path is None else {"PATH": path})
+        self._options = tuple(sshd_options)
+        self._guard: subprocess.Popen[str] | None = None
+        self._program = Path()
+        self._pid = 0
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.host_key = _public_key(folder / "host_key")
+        self.authorized_keys.write_text(f"{_public_key(self.key_path)}\n", encoding="utf-8")
+        (folder / "shell").write_text(_SHELL, encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the sshd that listens; 0 while the host is off."""
+        return self._pid
+
+    def start(self) -> None:
+        """Switch it on, at the port it had. Returns once it answers. Does nothing while it is on."""
+        if self._guard is not None:
+            return
+        program = find_openssh("sshd")
+        if program is None:
+            raise ConfigurationError("there is no sshd on this machine: tools/sshd gets one")
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._program = program
+        self._guard = subprocess.Popen(
+            [
+                sys.executable,
+                "-I",
+                Path(__file__).with_name("_guard.py"),
+                program,
+                "-D",
+                "-f",
+                self._config,
+                "-E",
+                self.log,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_server_env(program),
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            self._up()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Switch it off: every process on it ends at once. Idempotent."""
+        guard, self._guard, self._pid = self._guard, None, 0
+        if guard is None:
+            return
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        guard.stdin.close()
+        guard.wait(_END_S)
+        guard.stdout.close()
+
+    def restart(self) -> None:
+        """Another sshd at the same port: connections and their SFTP end, what sessions have started goes on.
+
+        Raises:
+            UnreachableError: the host is switched off, or sshd does not answer.
+        """
+        self._up()
+
+    def processes(self) -> list[psutil.Process]:
+        """What runs on it now, daemons included, but for sshd's own processes. Empty while it is off."""
+        if self._guard is None:
+            return []
+        below = psutil.Process(self._guard.pid).children(recursive=True)
+        return [process for process in below if not _name(process).startswith(("sshd", "sftp-server"))]
+
+    def connections(self) -> int:
+        """How many SSH connections it has now, those included that have not logged in yet."""
+        return len(psutil.Process(self._pid).children()) if self._pid else 0
+
+    def target(self, place: tuple[str, int] | None = None) -> SSHTarget:
+        """How Skyward reaches it, its host key known; ``place`` is that of a proxy before it."""
+        host, port = place or (self.address, self.port)
+        return SSHTarget(host=host, port=port, user=self.user, key_path=str(self.key_path), host_keys=(self.host_key,))
+
+    def known_hosts_line(self, *, host: str | None = None, port: int | None = None) -> str:
+        """Its line in a known_hosts file; ``host`` and ``port`` are those of a proxy before it."""
+        name, number = host or self.address, port or self.port
+        return f"{name if number == 22 else f'[{name}]:{number}'} {self.host_key}"  # noqa: PLR2004 - SSH's own port
+
+    @property
+    def _config(self) -> Path:
+        return self._folder / "sshd_config"
+
+    def _up(self) -> None:
+        """Have the guard start sshd; a free port is chosen once, and chosen again if somebody was faster."""
+        for attempt in range(_ATTEMPTS):
+            fresh = not self.port
+            self.port = self.port or _free_port(self.address)
+            self._config.write_text(self._configuration(self._program), encoding="utf-8")
+            self._pid = self._order("up")
+            if self._answers():
+                return
+            if "already in use" not in self._said() or attempt == _ATTEMPTS - 1:
+                break
+            self.port = 0 if fresh else self.port
+        raise UnreachableError(f"sshd at {self.address}:{self.port} does not answer:\n{self._said()}")
+
+    def _order(self, order: str) -> int:
+        guard = self._guard
+        if guard is None or guard.stdin is None or guard.stdout is None:
+            raise UnreachableError(f"the test host at {self.address} is switched off")
+        guard.stdin.write(f"{order}\n")
+        guard.stdin.flush()
+        return int(guard.stdout.readline() or 0)
+
+    def _answers(self) -> bool:
+        """Wait for sshd's first words; False if it has ended instead. In a thread, since this one may run a loop."""
+        waiting = wait_until(
+            self._ask, deadline_s=_START_S, interval_s=0.01, what=f"sshd at {self.address}:{self.port} to answer"
+        )
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(asyncio.run, waiting).result()
+
+    async def _ask(self) -> bool | None:
+        if not psutil.pid_exists(self._pid):
+            return False
+        try:
+            reader, writer = await asyncio.open_connection(self.address, self.port)
+        except OSError:
+            return None
+        try:
+            return await reader.read(4) == b"SSH-"
+        finally:
+            writer.transport.abort()
+
+    def _said(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")[-2000:] if self.log.exists() else "(no log)"
+
+    def _configuration(self, program: Path) -> str:
+        lines = [
+            *self._options,  # of two values sshd takes the first
+            f"ListenAddress {self.address}:{self.port}",
+            f"HostKey {_quoted(self._folder / 'host_key')}",
+            f"AuthorizedKeysFile {_quoted(self.authorized_keys)}",
+            f"ForceCommand /bin/sh {shlex.quote(str(self._folder / 'shell'))}",
+            "SetEnv " + " ".join(_quoted(f"{name}={value}") for name, value in self._env.items()),
+            f"Subsystem sftp {_helper(program, 'sftp-server')}",
+            *_split_programs(program),
+            *_FIXED,
+        ]
+        return "\n".join(lines) + "\n"
+
+
+_FIXED = (
+    "KbdInteractiveAuthentication no",
+    "LogLevel VERBOSE",
+    "LoginGraceTime 30",
+    "MaxAuthTries 20",
+    "MaxSessions 500",
+    "MaxStartups 500",
+    "PasswordAuthentication no",
+    "PermitRootLogin yes",
+    "PidFile none",
+    "PrintLastLog no",
+    "PrintMotd no",
+    "StrictModes no",
+    "UseDNS no",
+    "UsePAM no",
+)
+
+
+def write_known_hosts(path: Path, *hosts: SshHost, through: Mapping[tuple[str, int], SshHost] | None = None) -> Path:
+    """Write the known_hosts file that knows ``hosts``, and each host of ``through`` at its proxy's place."""
+    lines = [host.known_hosts_line() for host in hosts]
+    lines += [host.known_hosts_line(host=name, port=port) for (name, port), host in (through or {}).items()]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def _public_key(private: Path) -> str:
+    """The public half of the key in the file, which is made if it is missing."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    if private.exists():
+        key = serialization.load_ssh_private_key(private.read_bytes(), password=None)
+    else:
+        key = Ed25519PrivateKey.generate()
+        text = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        with open(os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(text)
+    return key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+
+
+def _helper(program: Path, name: str) -> Path:
+    """One of the programs that sshd runs; the unpacked server has its own."""
+    folder = _UNPACKED if program.is_relative_to(_UNPACKED) else Path("/")
+    for libexec in ("usr/lib/openssh", "usr/libexec/openssh", "usr/libexec", "usr/lib/ssh"):
+        if (folder / libexec / name).exists():
+            return folder / libexec / name
+    return folder / "usr/lib/openssh" / name
+
+
+def _split_programs(program: Path) -> list[str]:
+    """From 9.8 on sshd is several programs, which the unpacked one must be told where to find."""
+    if not program.is_relative_to(_UNPACKED):
+        return []
+    parts = {"SshdSessionPath": _helper(program, "sshd-session"), "SshdAuthPath": _helper(program, "sshd-auth")}
+    return [f"{option} {_quoted(path)}" for option, path in parts.items() if path.exists()]
+
+
+def _server_env(program: Path) -> dict[str, str]:
+    """The server's own environment, of which sessions see nothing; the unpacked one has libraries beside it."""
+    if not program.is_relative_to(_UNPACKED):
+        return dict(os.environ)
+    folders = [str(path) for folder in ("lib", "usr/lib") for path in (_UNPACKED / folder).glob("*-linux-*")]
+    return os.environ | {"LD_LIBRARY_PATH": ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])}
+
+
+def _quoted(value: object) -> str:
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""

@@ -1,0 +1,257 @@
+"""A pool in memory: the real fleet, engine, lanes and ledger, on a provider, nodes and workers that are simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import skyward.engine.cluster
+import skyward.engine.membership
+import skyward.wire.link
+from skyward._waiting import SystemClock
+from skyward.engine.cluster import Cluster
+from skyward.engine.dispatch import WorkerId
+from skyward.engine.elastic import Elastic
+from skyward.engine.futures import RemoteFuture
+from skyward.engine.intake import Intake
+from skyward.engine.packing import PackedFunction, Parcel, Wrapped
+from skyward.events import SkywardEvent
+from skyward.node.control import WorkerExit, WorkerRunning, WorkerStale
+from skyward.providers.base import LaunchOrder, Offer
+from skyward.provision.fleet import Fleet
+from skyward.provision.ledger import Ledger
+from skyward.provision.nodes import NodeHandle
+from skyward.spec.instance import InstanceSpec
+from skyward.spec.request import parse_request
+from skyward.testing.faults import FaultyProvider
+from skyward.testing.simulation import SimulatedClock
+from skyward.testing.supervisors import SimulatedNodes
+from skyward.testing.workers import SimulatedLane, SimulatedNetwork, SimulatedWorker
+from skyward.wire.frames import TlsIdentity
+from skyward.wire.messages import Payload
+
+__all__ = ["Call", "SimulatedPool", "Ticket", "simulated_time"]
+
+_REBALANCE_S = 1.0
+_OFFERS = tuple(Offer(spec=InstanceSpec(name=name, cpu=2, memory_gib=4)) for name in ("small", "large"))
+_TLS = TlsIdentity(ca="ca", cert="cert", key="key")
+_FUNCTION = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")))
+
+
+@contextmanager
+def simulated_time() -> Generator[None]:
+    """Everywhere in this process, lanes are simulated ones and time is that of :class:`SimulatedLoop`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(skyward.engine.membership, "Lane", SimulatedLane)
+        patch.setattr(skyward.wire.link._Gate, "available", False)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        patch.setattr(SystemClock, "monotonic", SimulatedClock.monotonic)
+        patch.setattr(skyward.engine.cluster, "_REBALANCE_S", _REBALANCE_S)  # else nine tenths of all that happens
+        yield
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call does.
+
+    Attributes:
+        seconds: how long it takes.
+        held: whether it waits for :attr:`SimulatedPool.released` before that.
+        raises: whether it raises ``ValueError`` with its number, instead of returning that.
+        kills: in how many attempts it kills its worker instead.
+        retries: how many losses of its worker it survives.
+    """
+
+    seconds: float = 0.0
+    held: bool = False
+    raises: bool = False
+    kills: int = 0
+    retries: int = 3
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A call that was submitted, and what became of it.
+
+    Attributes:
+        number: of its call; those of one broadcast have the same.
+        ran_on: the processes that began it, in order.
+        cancelled: whether somebody cancelled it; whoever does says so here.
+    """
+
+    number: int
+    call: Call
+    future: RemoteFuture
+    cancelled: bool = False
+    ran_on: list[SimulatedWorker] = field(default_factory=list[SimulatedWorker])
+
+
+class _WatchedElastic(Elastic):
+    """Knows which ranks the fleet may have machines for, and which nodes were taken from the engine."""
+
+    nodes: SimulatedNodes
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.expected: set[int] = set()
+        self.detached: set[str] = set()
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        self.expected.update(ranks)
+        super().expect(ranks)
+
+    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+        self.detached.update(node.instance.id for node in self.nodes.opened if node.rank == rank)
+        if for_good:
+            self.expected.discard(rank)
+        super().detach(rank, reason, for_good=for_good)
+
+
+class SimulatedPool:
+    """A pool that exists in simulated time. Made on a :class:`SimulatedLoop`, within :func:`simulated_time`.
+
+    Attributes:
+        pool_id: the pool's id.
+        network: between client and workers.
+        provider: who has the machines.
+        nodes: all there ever were.
+        fleet: see :class:`Fleet`.
+        cluster: see :class:`Cluster`.
+        elastic: see :class:`Elastic`; ``expected`` are the ranks there may be machines for, ``detached`` the ids of the
+            instances that the engine was told to forget.
+        events: what the pool published.
+        tickets: the calls submitted, in order.
+        released: until it is set, calls that are held do not go on.
+
+    Args:
+        ledger: where machines are written down.
+        workers: on each node.
+        away_s: after how long a node that cannot be reached is given up.
+        latency_s: from client to worker, one way.
+        control_s: from supervisor to client.
+        on_order: hears of every order before the provider does anything.
+        on_begin: hears of every call that a worker is about to begin.
+    """
+
+    _ids = itertools.count()
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        nodes: int,
+        workers: int,
+        away_s: float,
+        latency_s: float,
+        control_s: float,
+        on_order: Callable[[LaunchOrder], None],
+        on_begin: Callable[[Ticket, SimulatedWorker], None],
+    ) -> None:
+        self.pool_id = f"pool{next(self._ids)}"
+        self.events: list[SkywardEvent] = []
+        self.tickets: list[Ticket] = []
+        self.released = asyncio.Event()
+        self._on_begin = on_begin
+        self.network = SimulatedNetwork(latency_s)
+        self.nodes = SimulatedNodes(self.network, self._work, control_s=control_s)
+        self.provider = FaultyProvider(offers=_OFFERS, on_order=on_order, on_gone=self.nodes.vanish)
+        self.fleet = Fleet(
+            self.provider,
+            parse_request(nodes=nodes, concurrency=workers, spot="never", away=away_s),
+            pool_id=self.pool_id,
+            tls=_TLS,
+            publish=self.events.append,
+            on_node_message=self._hear,
+            ledger=ledger,
+            open_node=self.nodes,
+        )
+        bus: Any = SimpleNamespace(publish=lambda event, _callbacks=(): self.events.append(event))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        network: Any = self.network
+        loop: Any = SimpleNamespace(loop=asyncio.get_running_loop(), is_current=True)
+        self.cluster = Cluster(network, bus, workers_per_node=workers)
+        self.elastic = _WatchedElastic(
+            self.fleet, self.cluster, tls=_TLS, publish=self.events.append, nodes=nodes, workers_per_node=workers
+        )
+        self.elastic.nodes = self.nodes
+        self._intake = Intake(self.cluster, loop, subscribed=())
+
+    async def close(self) -> None:
+        """End it, as a pool does."""
+        await self.elastic.close()
+        try:
+            self._intake.close()
+            await self.cluster.close()
+        finally:
+            await self.fleet.stop()
+
+    async def destroy(self) -> None:
+        """Nothing of what was simulated goes on."""
+        for node in self.nodes.simulated:
+            node.vanish()
+        await SystemClock().sleep(1)
+
+    def submit(self, call: Call) -> None:
+        """Submit a call."""
+        self._enter(call, lambda parcel: self._intake.submit([parcel]))
+
+    def broadcast(self, call: Call) -> None:
+        """Submit a call to every worker there is to be."""
+        if self.cluster.members.places:
+            self._enter(call, self._intake.broadcast)
+
+    def cancel(self, tickets: Sequence[Ticket], *, kill: bool) -> None:
+        """Cancel calls."""
+        self._intake.cancel([ticket.future.call for ticket in tickets], kill=kill)
+
+    def heal(self) -> None:
+        """From now on nothing goes wrong."""
+        self.provider.heal()
+        self.nodes.mend()
+        self.network.lost_greetings = 0
+        self.released.set()
+
+    def _enter(self, call: Call, enter: Callable[[Parcel], list[RemoteFuture]]) -> None:
+        number = len(self.tickets)
+        parcel = Parcel(label="f", function=_FUNCTION, data=pickle.dumps(number), retries=call.retries)
+        self.tickets += [Ticket(number, call, future) for future in enter(parcel)]
+
+    async def _work(self, data: bytes, worker: SimulatedWorker) -> int:
+        ticket = self._ticket(pickle.loads(data), worker)
+        self._on_begin(ticket, worker)
+        ticket.ran_on.append(worker)
+        if ticket.call.held:
+            await self.released.wait()
+        await SystemClock().sleep(ticket.call.seconds)
+        if len(ticket.ran_on) <= ticket.call.kills:
+            worker.die("killed by its call")
+            await asyncio.Event().wait()
+        if ticket.call.raises:
+            raise ValueError(ticket.number)
+        return ticket.number
+
+    def _ticket(self, number: int, worker: SimulatedWorker) -> Ticket:
+        """Calls of a broadcast are one pickle: each is told apart by where it runs."""
+        of_call = [ticket for ticket in self.tickets[number:] if ticket.number == number]
+        if of_call[0].future.call.pinned is None:
+            return of_call[0]
+        (rank,) = {node.rank for node in self.nodes.opened if node.instance.id == worker.host}
+        return next(each for each in of_call if each.future.call.pinned == WorkerId(rank, worker.index))
+
+    def _hear(self, node: NodeHandle, message: object) -> None:
+        members = self.cluster.members
+        match message:
+            case WorkerExit():
+                members.exited(WorkerId(node.rank, message.worker), message.incarnation, message.reason)
+            case WorkerRunning():
+                members.started(WorkerId(node.rank, message.worker))
+            case WorkerStale():
+                members.stale(WorkerId(node.rank, message.worker), message.incarnation)
+            case _:
+                pass

@@ -1,0 +1,414 @@
+"""Nodes in memory that start workers, lose them, are cut off and die: real handles, no machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from skyward._waiting import SYSTEM_CLOCK
+from skyward.errors import UnreachableError
+from skyward.node.config import NodeConfig
+from skyward.node.control import Command, Ending, Kill, Message, Start, WorkerExit, WorkerRunning, WorkerStale
+from skyward.providers.base import Instance
+from skyward.provision.control import ControlClient
+from skyward.provision.nodes import NodeHandle, NodeListener
+from skyward.testing.faults import NO_FAULT, Fault, suffer
+from skyward.testing.nodes import FakeNode, FakeNodes, Phase
+from skyward.testing.workers import SimulatedNetwork, SimulatedWorker, Work
+from skyward.transport.base import Completed
+
+__all__ = ["SimulatedNode", "SimulatedNodes", "Startup"]
+
+_RESTART_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startup:
+    """How a worker's process starts.
+
+    Attributes:
+        delay_s: how long it takes.
+        fails: whether it ends instead of taking calls.
+    """
+
+    delay_s: float = 0.1
+    fails: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Surroundings:
+    """What the nodes of a fleet share.
+
+    Attributes:
+        network: how their workers are reached.
+        work: what calls do.
+        control_s: how long a message takes from supervisor to client.
+        phases: what happens to the nodes' phases, in order of time; nothing to those after them.
+        puts: what happens to files that are put onto nodes, likewise.
+        startups: how workers start, likewise; well, those after them.
+    """
+
+    network: SimulatedNetwork
+    work: Work
+    control_s: float
+    phases: Mapping[Phase, deque[Fault]] = field(default_factory=dict[Phase, deque[Fault]])
+    puts: deque[Fault] = field(default_factory=deque[Fault])
+    startups: deque[Startup] = field(default_factory=deque[Startup])
+
+    def fault(self, phase: Phase) -> Fault:
+        """What happens to the next node that enters ``phase``."""
+        faults = self.phases.get(phase)
+        return faults.popleft() if faults else NO_FAULT
+
+
+class _Control(ControlClient):
+    """The connection to a simulated supervisor."""
+
+    def __init__(self, supervisor: _Supervisor) -> None:
+        self._supervisor = supervisor
+        self._closed = False
+        self.standing: Start | None = None
+
+    @property
+    def connected(self) -> bool:
+        return not self._closed and self._supervisor.linked
+
+    async def send(self, command: Command) -> None:
+        await self._supervisor.link.wait()
+        self._refuse_if_over()
+        if isinstance(command, Kill):
+            self._supervisor.kill(command)
+
+    def keep_saying(self, command: Command) -> None:
+        self._refuse_if_over()
+        assert isinstance(command, Start)
+        self.standing = command
+        if self.connected:
+            self._supervisor.obey()
+
+    async def stop_node(self, timeout_s: float) -> None:
+        if self._closed or self._supervisor.said_farewell:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await suffer(self._supervisor.around.fault("stop"))
+                await self._supervisor.link.wait()
+        except TimeoutError as error:
+            raise UnreachableError("the node did not end in time") from error
+        self._supervisor.end("stopped")
+
+    async def close(self) -> None:
+        self._closed = True
+        self._supervisor.link.set()  # who waits for it is to go on
+
+    def _refuse_if_over(self) -> None:
+        if self._closed or self._supervisor.said_farewell:
+            raise UnreachableError("the node has ended")
+
+
+class _Supervisor:
+    """What runs on a node.
+
+    Attributes:
+        link: set while the client is connected.
+        said_farewell: whether the client knows from it that it has ended.
+        runs: whether it still does.
+        workers: the process in each slot, if there is one.
+    """
+
+    def __init__(self, node: SimulatedNode, config: NodeConfig, around: _Surroundings) -> None:
+        self.around = around
+        self.link = asyncio.Event()
+        self.link.set()
+        self.said_farewell = False
+        self.runs = True
+        self.workers: list[SimulatedWorker | None] = [None] * config.workers
+        self.addresses = [f"{node.instance.id}:{9200 + worker}" for worker in range(config.workers)]
+        self._node = node
+        self._keeping: list[asyncio.Task[None]] = []
+        self._processes = 0
+        self._stale: set[str] = set()
+
+    @property
+    def linked(self) -> bool:
+        return self.link.is_set()
+
+    def obey(self) -> None:
+        """The client has said which scheduler to join."""
+        if not self._keeping and self.runs:
+            self._keeping = [asyncio.ensure_future(self._keep(worker)) for worker in range(len(self.workers))]
+
+    def kill(self, command: Kill) -> None:
+        worker = self.workers[command.worker]
+        if worker is not None and worker.incarnation == command.incarnation:
+            worker.die("ended by signal 9")
+
+    def become_stale(self, worker: int) -> None:
+        process = self.workers[worker]
+        if process is not None:
+            self._stale.add(process.incarnation)
+            self._report(WorkerStale(worker=worker, incarnation=process.incarnation))
+
+    def end(self, reason: str) -> None:
+        """Everything on the node is over. Idempotent."""
+        self.runs = False
+        for worker in self.workers:
+            if worker is not None:
+                worker.die(reason)
+        for task in self._keeping:
+            task.cancel()
+        for address in self.addresses:
+            self.around.network.listen(address, None)
+
+    def unlink(self) -> None:
+        """The client's connection is gone."""
+        if self.linked:
+            self.link.clear()
+            self._node.hear_of_lost_connection()
+
+    def relink(self) -> None:
+        """The client is connected again, and told of what runs."""
+        self.link.set()
+        if self._node.standing:
+            self.obey()
+        for worker, process in enumerate(self.workers):
+            if process is not None:
+                self._running(worker, process)
+                if process.incarnation in self._stale:
+                    self._report(WorkerStale(worker=worker, incarnation=process.incarnation))
+
+    async def _keep(self, worker: int) -> None:
+        while True:
+            startups = self.around.startups
+            startup = startups.popleft() if startups else Startup()
+            self._processes += 1
+            process = SimulatedWorker(self._node.instance.id, worker, self._processes, self.around.work)
+            await SYSTEM_CLOCK.sleep(startup.delay_s)
+            if startup.fails:
+                process.die("exit code 1")
+            reason = await self._live(worker, process)
+            self._report(
+                WorkerExit(
+                    worker=worker,
+                    incarnation=process.incarnation,
+                    exit_code=None,
+                    signal=None,
+                    reason=reason,
+                    memory_limit_bytes=None,
+                )
+            )
+            await SYSTEM_CLOCK.sleep(_RESTART_S)
+
+    async def _live(self, worker: int, process: SimulatedWorker) -> str:
+        if not process.alive:
+            return await process.died
+        self.workers[worker] = process
+        self.around.network.listen(self.addresses[worker], process)
+        self._running(worker, process)
+        try:
+            return await process.died
+        finally:
+            self.workers[worker] = None
+            self.around.network.listen(self.addresses[worker], None)
+
+    def _running(self, worker: int, process: SimulatedWorker) -> None:
+        self._report(WorkerRunning(worker=worker, incarnation=process.incarnation, pid=1, address=""))
+
+    def _report(self, message: Message) -> None:
+        if self.linked:
+            asyncio.get_running_loop().call_later(self.around.control_s, self._node.hear, message)
+
+
+class _Transport:
+    """The way to a simulated machine."""
+
+    def __init__(self, node: SimulatedNode, around: _Surroundings) -> None:
+        self._node = node
+        self._around = around
+
+    async def run(
+        self,
+        argv: Sequence[str],  # noqa: ARG002 - the seam takes it
+        *,
+        env: Mapping[str, str] | None = None,  # noqa: ARG002 - likewise
+        stdin: bytes = b"",  # noqa: ARG002 - likewise
+        timeout_s: float,  # noqa: ARG002 - likewise
+    ) -> Completed:
+        """The one thing that is asked this way is whether the supervisor lives."""
+        await SYSTEM_CLOCK.sleep(self._around.control_s)
+        self._refuse_if_cut_off()
+        return Completed(exit_code=0 if self._node.runs else 1, stdout="", stderr="")
+
+    async def put(
+        self,
+        data: bytes | memoryview | Sequence[memoryview],  # noqa: ARG002 - the seam takes it
+        path: str,  # noqa: ARG002 - likewise
+        *,
+        mode: int = 0o600,  # noqa: ARG002 - likewise
+    ) -> None:
+        self._refuse_if_cut_off()
+        await suffer(self._around.puts.popleft() if self._around.puts else NO_FAULT)
+        self._refuse_if_cut_off()
+
+    async def forward(self, host: str, port: int) -> tuple[str, int]:
+        return host, port
+
+    async def close(self) -> None: ...
+
+    def _refuse_if_cut_off(self) -> None:
+        if self._node.instance.id in self._around.network.down:
+            raise UnreachableError("no route to the host")
+
+
+class SimulatedNode(FakeNode):
+    """A node whose machine does not exist, with workers that do calls.
+
+    Attributes:
+        lost: whether it is dead, or said that it will be.
+    """
+
+    def __init__(
+        self, instance: Instance, rank: int, on_message: NodeListener, around: _Surroundings, *, predecessors: int
+    ) -> None:
+        super().__init__(instance, rank, on_message, {}, predecessors=predecessors)
+        self.transport = _Transport(self, around)
+        self.lost = False
+        self._supervisor: _Supervisor | None = None
+        self._around = around
+
+    @property
+    def runs(self) -> bool:
+        """Whether its supervisor runs."""
+        return self._supervisor is not None and self._supervisor.runs
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether its machine does not answer."""
+        return self.instance.id in self._around.network.down
+
+    @property
+    def standing(self) -> bool:
+        """Whether it was told of a scheduler."""
+        return isinstance(self._control, _Control) and self._control.standing is not None
+
+    async def start(self, config: NodeConfig) -> None:
+        """See :meth:`NodeHandle.start`."""
+        await super().start(config)
+        self._supervisor = _Supervisor(self, config, self._around)
+        self._ready = replace(self.ready, call_ports=(1, 2))
+        self.lanes = tuple(self._supervisor.addresses)
+        self._away_s = config.away_s
+        self._control = _Control(self._supervisor)
+
+    async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
+        """See :meth:`NodeHandle.join`."""
+        await super().join(scheduler=scheduler, head_addr=head_addr, total_nodes=total_nodes)
+        await NodeHandle.join(self, scheduler=scheduler, head_addr=head_addr, total_nodes=total_nodes)
+
+    async def stop(self, timeout_s: float) -> None:
+        """See :meth:`NodeHandle.stop`."""
+        self.log.append("stop")
+        await NodeHandle.stop(self, timeout_s)
+
+    async def _enter(self, phase: Phase) -> None:
+        self.log.append(phase)
+        await suffer(self._around.fault(phase))
+
+    def hear(self, message: Message) -> None:
+        """The supervisor says something."""
+        if isinstance(self._control, _Control) and self._control.connected:
+            self._hear(message)
+
+    def hear_of_lost_connection(self) -> None:
+        """The control connection is lost."""
+        if self._control is not None:
+            self._connection_lost()
+
+    # --- what befalls it --------------------------------------------------------------------------------------------
+
+    def say_farewell(self, reason: str, *, timed_out: bool = False) -> None:
+        """It ends, and says so."""
+        if self._supervisor is not None and self.runs:
+            self.lost = True
+            if self._control is not None and self._supervisor.linked:
+                self._supervisor.said_farewell = True
+                self._hear(Ending(reason=reason, timed_out=timed_out))
+            self.crash()
+
+    def kill_process(self, worker: int) -> None:
+        """The process in a slot dies, if there is one."""
+        if self._supervisor is not None and (process := self._supervisor.workers[worker]) is not None:
+            process.die("ended by signal 9")
+
+    def become_stale(self, worker: int) -> None:
+        """The process in a slot cannot join the present scheduler, and says so."""
+        if self._supervisor is not None:
+            self._supervisor.become_stale(worker)
+
+    def crash(self) -> None:
+        """Its supervisor ends without a word, with all it started; the machine is still there."""
+        self.lost = True
+        if self._supervisor is not None:
+            self._supervisor.end("its node crashed")
+            self._supervisor.unlink()
+
+    def vanish(self) -> None:
+        """Its machine is no more."""
+        self.cut_off(silently=True)
+        self.crash()
+
+    def cut_off(self, *, silently: bool) -> None:
+        """It cannot be reached."""
+        self._around.network.part(self.instance.id, silently=silently)
+        if self._supervisor is not None:
+            self._supervisor.unlink()
+
+    def reconnect(self) -> None:
+        """It can be reached again."""
+        self._around.network.mend(self.instance.id)
+        if self._supervisor is not None and self.runs:
+            self._supervisor.relink()
+
+
+class SimulatedNodes(FakeNodes):
+    """Opens simulated nodes: pass it to a fleet as ``open_node``."""
+
+    def __init__(self, network: SimulatedNetwork, work: Work, *, control_s: float = 0.001) -> None:
+        super().__init__()
+        self._around = _Surroundings(network=network, work=work, control_s=control_s)
+        self.simulated: list[SimulatedNode] = []
+
+    def __call__(self, instance: Instance, rank: int, on_message: NodeListener) -> SimulatedNode:
+        """Open a node."""
+        predecessors = sum(node.rank == rank for node in self.opened)
+        node = SimulatedNode(instance, rank, on_message, self._around, predecessors=predecessors)
+        self.opened.append(node)
+        self.simulated.append(node)
+        return node
+
+    def trouble(
+        self,
+        phases: Mapping[Phase, Iterable[Fault]],
+        *,
+        puts: Iterable[Fault] = (),
+        startups: Iterable[Startup] = (),
+    ) -> None:
+        """What happens from now on, in order of time, to all nodes together; nothing after that."""
+        self._around.phases = {phase: deque(faults) for phase, faults in phases.items()}
+        self._around.puts = deque(puts)
+        self._around.startups = deque(startups)
+
+    def mend(self) -> None:
+        """From now on nothing goes wrong, and all that runs can be reached."""
+        self.trouble({})
+        for node in self.simulated:
+            if node.runs:
+                node.reconnect()
+
+    def vanish(self, instance_id: str) -> None:
+        """The machine is no more."""
+        for node in self.simulated:
+            if node.instance.id == instance_id:
+                node.vanish()

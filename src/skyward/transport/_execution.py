@@ -1,0 +1,227 @@
+"""One command on its way: its input goes out with the pump, its output is collected."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from skyward.transport._intake import Intake, take_errors, take_output
+from skyward.transport._paramiko import WINDOW_BYTES, Channel, Client, open_channel
+from skyward.transport._pump import CHUNK_BYTES, Pump, Step
+from skyward.transport._script import LOGIN_COMMAND
+
+__all__ = ["Ended", "Execution", "Output"]
+
+log = logging.getLogger("skyward.transport")
+
+_ACKNOWLEDGE_BYTES = WINDOW_BYTES // 8
+_CHUNKS_IN_TURN = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        status: the shell's ``$?``; None if the shell that ran the command ended before it could say.
+        lost: whether it was the connection that ended.
+        stdout: what it printed.
+        stderr: likewise.
+    """
+
+    status: int | None
+    lost: bool
+    stdout: bytes
+    stderr: bytes
+
+
+class Output:
+    """One stream of a command: what is between two tokens, and the exit status behind the second.
+
+    Args:
+        token: what the stream contains nowhere else.
+    """
+
+    def __init__(self, token: bytes) -> None:
+        self.status: int | None = None
+        self._token = token
+        self._data = bytearray()
+        self._begun = False
+
+    @property
+    def content(self) -> bytes:
+        """What the command printed; all there is where no token has come."""
+        return bytes(self._data)
+
+    def add(self, data: bytes) -> None:
+        """This has come next."""
+        if self.status is not None:
+            return
+        searched = max(0, len(self._data) - len(self._token) - len("255"))
+        self._data += data
+        if not self._begun:
+            start = self._data.find(self._token)
+            if start < 0:
+                return
+            self._begun = True
+            searched = 0
+            del self._data[: start + len(self._token)]
+        self._look_for_end(searched)
+
+    def _look_for_end(self, searched: int) -> None:
+        end = self._data.find(self._token, searched)
+        number = end + len(self._token)
+        line_end = self._data.find(b"\n", number)
+        if end >= 0 and line_end >= 0:
+            self.status = int(self._data[number:line_end])
+            del self._data[end:]
+
+
+class Execution:
+    """Runs one script of :mod:`~skyward.transport._script`.
+
+    Args:
+        pump: whose thread does the work.
+        parts: the script, then the command's input; the memory must not change.
+        token: the script's.
+        end_input: whether the command is to see the end of its input on the connection itself.
+
+    Attributes:
+        ended: done when the command, or the connection, has ended.
+    """
+
+    def __init__(
+        self, pump: Pump, parts: Sequence[bytes | memoryview], token: bytes, *, end_input: bool = False
+    ) -> None:
+        self.ended: Future[Ended] = Future()
+        self._pump = pump
+        self._unsent = deque(view for part in parts if (view := memoryview(part).cast("B")))
+        self._token = token
+        self._end_input = end_input
+        self._outputs = (Output(token), Output(token))
+        self._channel: Channel | None = None
+        self._intakes: tuple[Intake, ...] = ()
+        self._taken_bytes = [0, 0]
+        self._called = False
+        self._abandoned = False
+        self._over = False
+
+    def start(self, client: Client) -> None:
+        """Ask for the command, and wait until it is granted.
+
+        Raises:
+            StaleConnectionError: the connection had ended before.
+            Exception: what paramiko raises when the connection or the machine refuses.
+        """
+        channel = open_channel(client, "session")
+        self._intakes = (
+            take_output(channel, deliver=lambda data: self._arrive(0, data), end=self._call, wake=self._call),
+            take_errors(channel, deliver=lambda data: self._arrive(1, data), end=self._call, wake=self._call),
+        )
+        try:
+            channel.exec_command(LOGIN_COMMAND)
+        except BaseException:
+            channel.close()
+            raise
+        channel.settimeout(0)
+        self._channel = channel
+        self._pump.request(self._begin)
+
+    def abandon(self) -> None:
+        """Nobody waits any more: end the command by closing its channel. From any thread, at any time. Idempotent."""
+        self._abandoned = True
+        self._call()
+
+    def _arrive(self, stream: int, data: bytes) -> None:
+        output = self._outputs[stream]
+        output.add(data)
+        self._taken_bytes[stream] += len(data)
+        if output.status is not None or self._taken_bytes[stream] >= _ACKNOWLEDGE_BYTES:
+            self._call()
+
+    def _call(self) -> None:
+        if not self._called:
+            self._called = True
+            self._pump.request(self._attend)
+
+    # in the pump's thread
+
+    def _begin(self) -> None:
+        self._pump.keep_trying(self._send)
+        self._attend()
+
+    def _attend(self) -> None:
+        self._called = False
+        channel = self._channel
+        if channel is None or self._over:
+            return
+        try:
+            self._acknowledge(channel)
+        except Exception as error:  # whatever it is, the connection is of no use any more
+            log.debug("a command's channel broke off: %s", error)
+            self._end(channel, None, lost=True)
+            return
+        status = self._outputs[0].status
+        if status is not None and self._outputs[1].status is not None:
+            self._end(channel, status)
+        elif channel.closed or channel.eof_received:
+            self._end(channel, None, lost=not channel.eof_received)
+        elif self._abandoned:
+            self._end(channel, None)
+
+    def _acknowledge(self, channel: Channel) -> None:
+        for intake, receive, stream in zip(self._intakes, (channel.recv, channel.recv_stderr), (0, 1), strict=True):
+            intake.drain()
+            if self._taken_bytes[stream] >= _ACKNOWLEDGE_BYTES:
+                taken_bytes = self._taken_bytes[stream]
+                self._taken_bytes[stream] -= taken_bytes
+                with self._pump.gate:
+                    receive(taken_bytes)
+
+    def _send(self) -> Step:
+        channel = self._channel
+        for _ in range(_CHUNKS_IN_TURN):
+            if channel is None or self._over:
+                return Step.DONE
+            try:
+                with self._pump.gate:
+                    sent = self._send_some(channel)
+            except TimeoutError:
+                return Step.BLOCKED
+            except Exception as error:  # the channel's end is noticed where its output is read
+                log.debug("a command's input was refused: %s", error)
+                return Step.DONE
+            if not sent:
+                return Step.DONE
+        return Step.MOVED
+
+    def _send_some(self, channel: Channel) -> int:
+        """A chunk, or the end; how many bytes it was."""
+        if not self._unsent:
+            if self._end_input:
+                channel.shutdown_write()
+            return 0
+        view = self._unsent[0]
+        sent = channel.send(view[:CHUNK_BYTES])
+        if sent == len(view):
+            self._unsent.popleft()
+        else:
+            self._unsent[0] = view[sent:]
+        return sent
+
+    def _end(self, channel: Channel, status: int | None, *, lost: bool = False) -> None:
+        self._over = True
+        self._unsent.clear()
+        out, errors = self._outputs
+        if self.ended.set_running_or_notify_cancel():
+            self.ended.set_result(Ended(status=status, lost=lost, stdout=out.content, stderr=errors.content))
+        with self._pump.gate:
+            with contextlib.suppress(Exception):  # a courtesy: what the command left running is to go on
+                if status is not None:
+                    channel.send(b"\n" + self._token + b"\n")
+            with contextlib.suppress(Exception):
+                channel.close()

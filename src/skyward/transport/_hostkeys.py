@@ -1,0 +1,197 @@
+"""Who a machine must prove to be: the keys that are on file for it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import translate
+
+from skyward.errors import AuthenticationError, ConfigurationError, HostKeyError
+from skyward.transport._settings import Settings
+
+__all__ = ["HostKey", "KnownKeys", "known_keys", "verify"]
+
+_AUTHORITY, _REVOKED = "@cert-authority", "@revoked"
+_HASHED = "|1|"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostKey:
+    """A machine's public key.
+
+    Attributes:
+        type: ``ssh-ed25519`` and the like.
+        blob: the key itself.
+        source: where it is on file, for messages.
+        name: what it is filed under there.
+    """
+
+    type: str
+    blob: bytes
+    source: str = field(default="", compare=False)
+    name: str = field(default="", compare=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """As ``ssh-keygen -l`` shows it."""
+        digest = base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
+        return f"{self.type} SHA256:{digest}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownKeys:
+    """What is on file for a machine.
+
+    Attributes:
+        accepted: one of these must be shown.
+        revoked: none of these may be.
+        notes: what was found beside, and is not understood.
+    """
+
+    accepted: tuple[HostKey, ...]
+    revoked: tuple[HostKey, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def known_keys(settings: Settings) -> KnownKeys:
+    """Read what is on file.
+
+    Raises:
+        AuthenticationError: a file cannot be read, or is malformed where it speaks of the machine.
+        ConfigurationError: a key that was given is none.
+    """
+    if settings.host_keys:
+        return KnownKeys(accepted=tuple(map(_given, settings.host_keys)))
+    accepted: list[HostKey] = []
+    revoked: list[HostKey] = []
+    notes: list[str] = []
+    for line in _lines(settings):
+        name = next((name for name in settings.names if _speaks_of(line.hosts, name)), None)
+        if name is None:
+            continue
+        if line.marker == _AUTHORITY:
+            notes.append(f"{line.where} names a certificate authority for it: certificates are not understood here")
+        elif line.marker and line.marker != _REVOKED:
+            notes.append(f"{line.where} has a marker that is not understood: {line.marker}")
+        else:
+            key = _key(line.type, line.key, source=line.where, name=name)
+            (revoked if line.marker else accepted).append(key)
+    return KnownKeys(accepted=tuple(accepted), revoked=tuple(revoked), notes=tuple(notes))
+
+
+def verify(shown: HostKey, known: KnownKeys, settings: Settings) -> None:
+    """Check what the machine has shown.
+
+    Raises:
+        HostKeyError: it is not what is on file.
+    """
+    if revoked := next((key for key in known.revoked if key == shown), None):
+        raise HostKeyError(
+            f"{settings.host} port {settings.port} shows a host key that {revoked.source} says is revoked: "
+            f"{shown.fingerprint}. Nothing was sent to it. The machine needs a new key."
+        )
+    if shown not in known.accepted:
+        raise HostKeyError(_mismatch(shown, known, settings))
+
+
+def unknown(known: KnownKeys, settings: Settings) -> HostKeyError:
+    """The error for a machine that nothing is on file for."""
+    port = f" -p {settings.port}" if settings.names[0].startswith("[") else ""
+    notes = "".join(f" NB: {note}." for note in known.notes)
+    return HostKeyError(
+        f"{settings.host} port {settings.port} is not a known host: no key of it is in "
+        f"{' or '.join(settings.known_hosts)}. It was not contacted. Log in once with ssh, or add what "
+        f"`ssh-keyscan{port} {settings.host}` prints to that file after you have compared its fingerprint "
+        f"(`ssh-keygen -lf -`) with the one of the machine's console.{notes}"
+    )
+
+
+def _mismatch(shown: HostKey, known: KnownKeys, settings: Settings) -> str:
+    expected = ", ".join(f"{key.fingerprint} ({key.source})" for key in known.accepted)
+    removals = {
+        f"`ssh-keygen -R '{key.name}' -f {key.source.rpartition(':')[0]}`" for key in known.accepted if key.name
+    }
+    removal = f" with {' and '.join(sorted(removals))}" if removals else ""
+    return (
+        f"{settings.host} port {settings.port} shows another host key than it should: {shown.fingerprint}; "
+        f"expected: {expected}. Either the machine was installed anew, or someone else answers in its place; nothing "
+        f"was sent to it. If you know why its key has changed, remove the old one{removal}, and add the new one."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    where: str
+    marker: str
+    hosts: str
+    type: str
+    key: str
+
+
+def _lines(settings: Settings) -> Iterator[_Line]:
+    for path in settings.known_hosts:
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except FileNotFoundError:
+            if settings.named_known_hosts:
+                raise AuthenticationError(f"the file of host keys does not exist: {path}") from None
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise AuthenticationError(f"the file of host keys {path} cannot be read: {error}") from error
+        for number, line in enumerate(text.splitlines(), 1):
+            fields = line.split()
+            if not fields or fields[0].startswith("#"):
+                continue
+            marker = fields.pop(0) if fields[0].startswith("@") else ""
+            hosts, kind, key, *_ = [*fields, "", "", ""]
+            yield _Line(where=f"{path}:{number}", marker=marker, hosts=hosts, type=kind, key=key)
+
+
+def _speaks_of(hosts: str, name: str) -> bool:
+    if hosts.startswith(_HASHED):
+        return _hashes_to(hosts, name)
+    found = False
+    for pattern in hosts.lower().split(","):
+        if re.fullmatch(_pattern(pattern.removeprefix("!")), name):
+            if pattern.startswith("!"):
+                return False
+            found = True
+    return found
+
+
+def _pattern(pattern: str) -> str:
+    """Only ``*`` and ``?`` mean anything: brackets belong to a port."""
+    return translate(pattern.replace("[", "[[]"))
+
+
+def _hashes_to(hashed: str, name: str) -> bool:
+    try:
+        salt, digest = (base64.b64decode(part, validate=True) for part in hashed.removeprefix(_HASHED).split("|"))
+    except ValueError:
+        return False
+    return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
+
+
+def _given(text: str) -> HostKey:
+    kind, key, *_ = [*text.split(), "", ""]
+    try:
+        return _key(kind, key, source="given as host_keys", name="")
+    except AuthenticationError as error:
+        raise ConfigurationError(f"host_keys: {text!r} is no public key like 'ssh-ed25519 AAAA…'") from error
+
+
+def _key(kind: str, text: str, *, source: str, name: str) -> HostKey:
+    try:
+        blob = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        blob = b""
+    length = int.from_bytes(blob[:4], "big")
+    if not kind or blob[4 : 4 + length] != kind.encode():
+        raise AuthenticationError(f"{source} is malformed: what should be the host key of {name or 'it'} is none")
+    return HostKey(type=kind, blob=blob, source=source, name=name)

@@ -1,0 +1,349 @@
+"""The one connection to a machine: made when it is needed, made again when it was lost."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from skyward.errors import AuthenticationError, UnreachableError
+from skyward.transport._paramiko import Client, StaleConnectionError, open_channel
+from skyward.transport._pump import Pump, Step
+from skyward.transport._tunnel import Tunnel
+from skyward.transport._turns import Turns
+from skyward.transport.access import SSHTarget
+
+if TYPE_CHECKING:
+    from skyward.transport._login import Session
+
+__all__ = ["Connect", "Dial", "Link", "Links"]
+
+log = logging.getLogger("skyward.transport")
+
+T = TypeVar("T")
+Dial: TypeAlias = Callable[[str, int], socket.socket]
+Connect: TypeAlias = (
+    "Callable[[SSHTarget, Dial | None, threading.Event, Callable[[str], None], threading.Lock], Session]"
+)
+
+_THREADS = 4
+_REFUSED_FOR_S = 2.0
+_COMMANDS = 8  # of the 10 sessions that sshd allows on a connection
+_BACKLOG = 512
+_POLL_S = 0.1
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Link:
+    """Who uses it need not know whether it is there. Thread-safe.
+
+    It has paramiko's thread, one that pumps, at most four for what blocks: connecting, and opening channels; and one
+    that asks whether the machine is still there, whatever those wait for.
+
+    Args:
+        way: the machines on the way, then the machine itself; if it stands alone, the SSH configuration says the way.
+        links: where the links of the way are had from.
+
+    Attributes:
+        target: the machine.
+        pump: what sends.
+        turns: to be taken by those who run commands.
+    """
+
+    def __init__(self, way: tuple[SSHTarget, ...], links: Links) -> None:
+        self.target = way[-1]
+        name = f"skyward-ssh {self.target}"
+        self.pump = Pump(name)
+        self.turns = Turns(_COMMANDS)
+        self._before = way[:-1]
+        self._links = links
+        self._jump: Link | None = None
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._session: Session | None = None
+        self._attempt: Future[Session] | None = None
+        self._last_error = ""
+        self._refused: tuple[float, BaseException] | None = None
+        self._asking: Future[None] | None = None
+        self._listeners: dict[tuple[str, int], socket.socket] = {}
+        self._listening: Counter[tuple[str, int]] = Counter()
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
+        self._asker = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now, as far as is known."""
+        session = self._session
+        return session is not None and session.alive
+
+    @property
+    def last_error(self) -> str:
+        """Why the last attempt to connect failed, or the last connection ended; empty if neither is so."""
+        session = self._session
+        if session is not None and not session.alive:
+            return session.socket.reason or "the other end closed the connection"
+        return self._last_error
+
+    def perform(self, action: Callable[[Client], T]) -> Future[T]:
+        """Connect if need be, then call ``action``, which may block, in one of the link's threads.
+
+        It is called once more, over a new connection, if it finds this one stale. What it raises is handed on as it is.
+        """
+        outcome: Future[T] = Future()
+        self._begin().add_done_callback(lambda session: self._hand_over(session, action, outcome))
+        return outcome
+
+    def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Where on this side the machine's ``host:port`` answers, until :meth:`unlisten` was called as often as this.
+
+        Raises:
+            UnreachableError: the link is closed.
+        """
+        with self._lock:
+            if self._closing.is_set():
+                raise self._closed_error()
+            listener = self._listeners.get((host, port))
+            if listener is None:
+                listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+                listener.settimeout(0)
+                self._listeners[host, port] = listener
+                self.pump.request(lambda: self._watch(listener, host, port))
+            self._listening[host, port] += 1
+            return ("127.0.0.1", int(listener.getsockname()[1]))
+
+    def unlisten(self, host: str, port: int) -> None:
+        """One user less of what :meth:`listen` gave; connections that were made there live on."""
+        with self._lock:
+            self._listening[host, port] -= 1
+            listener = None if self._listening[host, port] > 0 else self._listeners.pop((host, port), None)
+        if listener is not None:
+            self.pump.request(lambda: self._unwatch(listener))
+
+    def dial(self, host: str, port: int, stopped: threading.Event) -> socket.socket:
+        """A connection to ``host:port`` as the machine sees it. Blocks, until ``stopped`` at most.
+
+        Raises:
+            UnreachableError: there is none.
+            Exception: what connecting to the machine itself raises of.
+        """
+        ours, theirs = socket.socketpair()
+        opening = self.perform(lambda client: self._tunnel(client, theirs, host, port))
+        try:
+            while not concurrent.futures.wait([opening], _POLL_S).done:
+                if stopped.is_set():
+                    opening.cancel()
+                    raise UnreachableError("given up")
+            opening.result()
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        return ours
+
+    def close(self) -> None:
+        """End the connection, the forwards and the threads, and wait for that. Idempotent."""
+        with self._lock:
+            self._closing.set()
+            listeners = tuple(self._listeners.values())
+            self._listeners.clear()
+        for listener in listeners:
+            self.pump.request(lambda listener=listener: self._unwatch(listener))
+        self._hang_up()
+        self._executor.shutdown(cancel_futures=True)
+        self._asker.shutdown(cancel_futures=True)
+        self._hang_up()  # an attempt may just have succeeded
+        self.pump.stop()
+        if self._jump is not None:
+            self._links.release(self._jump)
+            self._jump = None
+
+    # in the pump's thread
+
+    def _watch(self, listener: socket.socket, host: str, port: int) -> None:
+        def ready(_events: int) -> None:
+            if self._accept(listener, host, port) is Step.BLOCKED:
+                self.pump.watch(listener, 0, ready)
+                self.pump.keep_trying(accept)
+
+        def accept() -> Step:
+            step = self._accept(listener, host, port)
+            if step is Step.DONE and listener.fileno() >= 0:
+                self.pump.watch(listener, selectors.EVENT_READ, ready)
+            return step
+
+        self.pump.watch(listener, selectors.EVENT_READ, ready)
+
+    def _unwatch(self, listener: socket.socket) -> None:
+        self.pump.watch(listener, 0, lambda _events: None)
+        listener.close()
+
+    def _accept(self, listener: socket.socket, host: str, port: int) -> Step:
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            return Step.DONE
+        except OSError as error:
+            if listener.fileno() < 0:  # nobody listens any more
+                return Step.DONE
+            # This process has too many files open.
+            log.debug("a connection to port %s of %s cannot be accepted yet: %s", port, self.target, error)
+            return Step.BLOCKED
+        self.perform(lambda client: self._tunnel(client, sock, host, port)).add_done_callback(
+            lambda opening: self._reset_if_failed(opening, sock, port)
+        )
+        return Step.DONE
+
+    # in one of the link's threads
+
+    def _tunnel(self, client: Client, sock: socket.socket, host: str, port: int) -> None:
+        channel = open_channel(client, "direct-tcpip", (host, port))
+        Tunnel(self.pump, sock, channel)
+
+    def _connect(self) -> Session:
+        try:
+            session = self._links.connect(self.target, self._dialler(), self._closing, self._report, self.pump.gate)
+        except BaseException as error:
+            self._report(str(error))
+            if isinstance(error, AuthenticationError):  # a server may lock out who tries again and again
+                self._refused = (time.monotonic() + _REFUSED_FOR_S, error)
+            raise
+        self._last_error = ""
+        session.socket.on_idle = lambda: self._ask(session)
+        self._session = session
+        return session
+
+    def _report(self, why: str) -> None:
+        self._last_error = why
+
+    def _dialler(self) -> Dial | None:
+        """What makes connections by way of the machine before this one, if there is one."""
+        from skyward.transport._settings import route
+
+        if self._jump is None and (before := self._before or route(self.target)):
+            self._jump = self._links.acquire(before)
+        jump = self._jump
+        return None if jump is None else lambda host, port: jump.dial(host, port, self._closing)
+
+    # in any thread
+
+    def _begin(self) -> Future[Session]:
+        """The connection; all who ask while it is being made share one attempt."""
+        ready: Future[Session] = Future()
+        with self._lock:
+            if self._closing.is_set():
+                ready.set_exception(self._closed_error())
+            elif self._session is not None and self._session.alive:
+                ready.set_result(self._session)
+            elif self._refused is not None and time.monotonic() < self._refused[0]:
+                ready.set_exception(self._refused[1])
+            else:
+                if self._attempt is None or self._attempt.done():
+                    self._attempt = self._executor.submit(self._connect)
+                return self._attempt
+        return ready
+
+    def _hand_over(
+        self, connecting: Future[Session], action: Callable[[Client], T], outcome: Future[T], *, again: bool = False
+    ) -> None:
+        """There is a connection, or none to be had: have the action done. No thread waits meanwhile."""
+        try:
+            acting = self._executor.submit(self._act, connecting.result(), action, outcome, again=again)
+        except BaseException as error:
+            _fail(outcome, self._closed_error() if self._closing.is_set() else error)
+        else:
+            acting.add_done_callback(lambda acting: self._fail_if_dropped(acting, outcome))
+
+    def _act(self, session: Session, action: Callable[[Client], T], outcome: Future[T], *, again: bool) -> None:
+        if not outcome.running() and not outcome.set_running_or_notify_cancel():
+            return
+        try:
+            outcome.set_result(action(session.client))
+        except StaleConnectionError as error:
+            if again:
+                outcome.set_exception(error)
+            else:
+                self._begin().add_done_callback(lambda session: self._hand_over(session, action, outcome, again=True))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    def _fail_if_dropped(self, acting: Future[None], outcome: Future[T]) -> None:
+        if acting.cancelled():
+            _fail(outcome, self._closed_error())
+
+    def _ask(self, session: Session) -> None:
+        """Called when nothing has come for a while: what comes now is the answer."""
+        if self._asking is None or self._asking.done():
+            with contextlib.suppress(RuntimeError):  # the link is being closed
+                self._asking = self._asker.submit(session.ask)
+
+    def _hang_up(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _closed_error(self) -> UnreachableError:
+        return UnreachableError(f"the connection to {self.target} was closed")
+
+    def _reset_if_failed(self, opening: Future[None], sock: socket.socket, port: int) -> None:
+        error = None if opening.cancelled() else opening.exception()
+        if error is not None:
+            log.info("port %s of %s is not to be had: %s", port, self.target, error)
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            sock.close()
+
+
+def _fail(outcome: Future[T], error: BaseException) -> None:
+    if outcome.running() or outcome.set_running_or_notify_cancel():
+        outcome.set_exception(error)
+
+
+class Links:
+    """Links by the way to their machines, each for as long as somebody uses it. Thread-safe.
+
+    Args:
+        connect: makes connections; None means :func:`skyward.transport._connect.connect`.
+    """
+
+    def __init__(self, connect: Connect | None = None) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._links: dict[tuple[SSHTarget, ...], Link] = {}
+        self._users: dict[Link, int] = {}
+
+    @property
+    def connect(self) -> Connect:
+        """What makes connections."""
+        if self._connect is None:
+            from skyward.transport._connect import connect
+
+            self._connect = connect
+        return self._connect
+
+    def acquire(self, way: tuple[SSHTarget, ...]) -> Link:
+        """The link to the last machine of ``way``; to be given to :meth:`release` once."""
+        with self._lock:
+            link = self._links.get(way)
+            if link is None:
+                link = self._links[way] = Link(way, self)
+            self._users[link] = self._users.get(link, 0) + 1
+            return link
+
+    def release(self, link: Link) -> None:
+        """One user less; the last one's word closes it, and waits for that."""
+        with self._lock:
+            self._users[link] -= 1
+            if self._users[link]:
+                return
+            del self._users[link]
+            self._links = {way: other for way, other in self._links.items() if other is not link}
+        link.close()

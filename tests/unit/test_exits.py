@@ -1,0 +1,181 @@
+"""How a process with pools ends: which signals unwind it, what they do before and after, what is called at its exit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from skyward._exits import arm, disarm, hold, release, uninterrupted
+
+SIGNALS = [signal.SIGTERM, signal.SIGHUP]
+
+SETUP = """
+import os, signal, sys, threading
+from contextlib import contextmanager
+from skyward._exits import arm, at_exit, disarm, hold, release, uninterrupted
+
+def send(name):
+    os.kill(os.getpid(), getattr(signal, name))
+
+@contextmanager
+def pool():
+    hold()
+    try:
+        yield
+    finally:
+        release()
+        print("closed", flush=True)
+"""
+
+
+def run(program: str) -> tuple[int, list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", SETUP + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=restore_signals,
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout.split()
+
+
+def restore_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture
+def defaults() -> Iterator[None]:
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_unwinds_the_block_and_ends_the_process_with_the_usual_status(name: str, status: int) -> None:
+    assert run(f"with pool(): send('{name}')\nprint('not reached')") == (status, ["closed"])
+
+
+def test_without_a_pool_and_after_the_last_one_signals_do_what_they_always_did() -> None:
+    assert run("with pool(): pass\nsend('SIGTERM')\nprint('not reached')") == (-15, ["closed"])
+
+
+def test_of_two_pools_the_last_counts() -> None:
+    assert run("with pool():\n    with pool(): pass\n    send('SIGTERM')") == (143, ["closed", "closed"])
+
+
+def test_the_applications_own_handlers_are_never_replaced(defaults: None) -> None:
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    mine = signal.getsignal(signal.SIGTERM)
+
+    hold()
+    with uninterrupted():
+        assert signal.getsignal(signal.SIGTERM) is mine
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    release()
+
+    assert signal.getsignal(signal.SIGTERM) is mine
+
+
+def test_a_handler_set_while_a_pool_is_open_stays(defaults: None) -> None:
+    hold()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    release()
+
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN, signal.SIG_DFL]
+
+
+def test_another_thread_leaves_signals_alone_unless_the_main_thread_has_armed_them(defaults: None) -> None:
+    def in_a_thread(function: object) -> None:
+        thread = threading.Thread(target=function)  # type: ignore[arg-type]
+        thread.start()
+        thread.join()
+
+    in_a_thread(hold)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    arm()
+    with pytest.raises(SystemExit) as raised:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert raised.value.code == 143
+    disarm()
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "the pool is still open"
+    in_a_thread(release)
+    disarm()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_pool_closed_by_another_thread_leaves_a_signal_its_default_effect() -> None:
+    program = """
+        hold()
+        thread = threading.Thread(target=release)
+        thread.start()
+        thread.join()
+        send("SIGTERM")
+        print("not reached")
+    """
+    assert run(program) == (-15, [])
+
+
+@pytest.mark.parametrize(
+    ("sent", "raised"), [("SIGINT", "KeyboardInterrupt"), ("SIGTERM", "SystemExit"), ("SIGHUP", "SystemExit")]
+)
+def test_what_comes_while_pools_are_closed_is_heard_afterwards(sent: str, raised: str) -> None:
+    program = f"""
+        hold()
+        try:
+            with uninterrupted():
+                send("{sent}")
+                send("SIGINT")
+                release()
+                print("all")
+        except BaseException as error:
+            print(type(error).__name__)
+            print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+            print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    """
+    assert run(program) == (0, ["all", raised, "True", "True"])
+
+
+def test_an_error_while_closing_is_the_context_of_the_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt) as raised, uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise OSError("still there")
+    assert isinstance(raised.value.__context__, OSError)
+
+
+def test_a_forked_child_ends_as_it_would_without_its_parents_pool() -> None:
+    program = """
+        with pool():
+            child = os.fork()
+            if not child:
+                send("SIGTERM")
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert run(program) == (0, ["-15", "closed"])
+
+
+def test_at_exit_threads_can_still_be_started_and_executors_still_work() -> None:
+    program = """
+        from concurrent.futures import ThreadPoolExecutor
+        def close():
+            with ThreadPoolExecutor() as threads:
+                threads.submit(print, "closed").result()
+        at_exit(close)
+        at_exit(lambda: print("later"))
+    """
+    assert run(program) == (0, ["later", "closed"])

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import base64
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import AuthenticationError, ConfigurationError, HostKeyError
+from skyward.transport._hostkeys import HostKey, known_keys, unknown, verify
+from skyward.transport._settings import Settings, settings
+from skyward.transport.access import SSHTarget
+
+
+def public(filler: int, kind: str = "ssh-ed25519") -> str:
+    blob = len(kind).to_bytes(4, "big") + kind.encode() + (32).to_bytes(4, "big") + bytes([filler]) * 32
+    return f"{kind} {base64.b64encode(blob).decode()}"
+
+
+ONE, TWO, RSA = public(1), public(2), public(3, "ssh-rsa")
+
+
+def shown(text: str) -> HostKey:
+    kind, key = text.split()
+    return HostKey(type=kind, blob=base64.b64decode(key))
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Path:
+    return tmp_path / "known_hosts"
+
+
+def reaching(known: Path, host: str = "box.example", port: int = 22) -> Settings:
+    return settings(SSHTarget(host=host, port=port, known_hosts=str(known), config_path="/dev/null"))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "port", "found"),
+    [
+        ("box.example", 22, True),
+        ("BOX.example", 22, True),
+        ("other,box.example", 22, True),
+        ("*.example", 22, True),
+        ("b?x.example", 22, True),
+        ("*.example,!box.example", 22, False),
+        ("box", 22, False),
+        ("[box.example]:22", 22, False),
+        ("[box.example]:2222", 2222, True),
+        ("box.example", 2222, True),
+        ("[box.example]:2223", 2222, False),
+        ("[*.example]:2222", 2222, True),
+    ],
+)
+def test_lines_are_matched_as_openssh_does(known: Path, hosts: str, port: int, found: bool) -> None:
+    known.write_text(f"# a comment\n\n{hosts} {ONE} a comment\n")
+
+    assert known_keys(reaching(known, port=port)).accepted == ((shown(ONE),) if found else ())
+
+
+def test_hashed_names_are_matched(known: Path) -> None:
+    known.write_text(f"box.example {ONE}\n[box.example]:2222 {TWO}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", known], check=True, capture_output=True)
+    assert "box" not in known.read_text()
+
+    assert known_keys(reaching(known)).accepted == (shown(ONE),)
+    assert known_keys(reaching(known, port=2222)).accepted == (shown(ONE), shown(TWO))
+    assert known_keys(reaching(known, host="other")).accepted == ()
+
+
+def test_key_on_file_is_accepted_and_any_other_refused(known: Path) -> None:
+    known.write_text(f"box.example {ONE}\nbox.example {RSA}\n")
+    own = reaching(known)
+
+    verify(shown(ONE), known_keys(own), own)
+    verify(shown(RSA), known_keys(own), own)
+    with pytest.raises(HostKeyError, match="another host key than it should") as raised:
+        verify(shown(TWO), known_keys(own), own)
+    said = str(raised.value)
+    for key in (ONE, TWO, RSA):
+        assert shown(key).fingerprint in said
+    assert f"ssh-keygen -R 'box.example' -f {known}" in said
+
+
+def test_revoked_key_is_refused_though_it_is_on_file(known: Path) -> None:
+    known.write_text(f"box.example {ONE}\n@revoked * {ONE}\n")
+    own = reaching(known)
+
+    with pytest.raises(HostKeyError, match=f"{known}:2 says is revoked"):
+        verify(shown(ONE), known_keys(own), own)
+
+
+def test_certificate_authority_is_noted_and_not_taken_for_a_key(known: Path) -> None:
+    known.write_text(f"@cert-authority *.example {ONE}\n")
+    own = reaching(known)
+
+    found = known_keys(own)
+
+    assert found.accepted == ()
+    assert "certificate authority" in str(unknown(found, own))
+
+
+@pytest.mark.parametrize("rest", ["ssh-ed25519 !!!", "ssh-ed25519", f"ssh-rsa {ONE.split()[1]}"])
+def test_malformed_line_of_the_machine_is_named(known: Path, rest: str) -> None:
+    known.write_text(f"other.example nonsense\nbox.example {rest}\n")
+
+    with pytest.raises(AuthenticationError, match=f"{known}:2 is malformed"):
+        known_keys(reaching(known))
+
+
+def test_malformed_line_of_another_machine_does_no_harm(known: Path) -> None:
+    known.write_text(f"other.example nonsense\nword\n@\nbox.example {ONE}\n")
+
+    assert known_keys(reaching(known)).accepted == (shown(ONE),)
+
+
+def test_file_that_is_no_text_is_named(known: Path) -> None:
+    known.write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(AuthenticationError, match=f"{known} cannot be read"):
+        known_keys(reaching(known))
+
+
+def test_file_that_was_named_must_exist(known: Path) -> None:
+    with pytest.raises(AuthenticationError, match=f"does not exist: {known}"):
+        known_keys(reaching(known))
+
+
+def test_usual_files_need_not_exist(known: Path) -> None:
+    assert known_keys(replace(reaching(known), named_known_hosts=False)).accepted == ()
+
+
+def test_given_keys_count_alone(known: Path) -> None:
+    known.write_text(f"box.example {ONE}\n")
+
+    assert known_keys(replace(reaching(known), host_keys=(f"{TWO} comment",))).accepted == (shown(TWO),)
+
+
+@pytest.mark.parametrize("text", ["", "ssh-ed25519", "ssh-ed25519 AAAA", "AAAA"])
+def test_given_key_that_is_none_is_refused(known: Path, text: str) -> None:
+    with pytest.raises(ConfigurationError, match="host_keys"):
+        known_keys(replace(reaching(known), host_keys=(text,)))

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from typing import Any, cast
+
+import pytest
+
+from skyward.errors import AuthenticationError, UnreachableError
+from skyward.transport._link import Dial, Links
+from skyward.transport._login import Session
+from skyward.transport._paramiko import StaleConnectionError
+from skyward.transport.access import SSHTarget
+
+TARGET = SSHTarget(host="box", config_path="/dev/null")
+DEADLINE_S = 10.0
+
+
+class FakeClient:
+    """A connection that is there until it is lost."""
+
+    def __init__(self) -> None:
+        self.active = True
+
+    def is_active(self) -> bool:
+        return self.active
+
+    def close(self) -> None:
+        self.active = False
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
+
+
+class FakeSocket:
+    def __init__(self) -> None:
+        self.on_idle: Callable[[], None] | None = None
+        self.reason = ""
+
+    def close(self) -> None:
+        pass
+
+
+class Machine:
+    """Hands out connections once it may, and counts them."""
+
+    def __init__(self) -> None:
+        self.clients: list[FakeClient] = []
+        self.may = threading.Event()
+        self.may.set()
+        self.failures: list[Exception] = []
+
+    def connect(
+        self,
+        target: SSHTarget,
+        by_jump: Dial | None,
+        stopped: threading.Event,
+        report: Callable[[str], None],
+        gate: threading.Lock,
+    ) -> Session:
+        assert self.may.wait(DEADLINE_S)
+        self.clients.append(FakeClient())
+        if self.failures:
+            raise self.failures.pop(0)
+        return Session(client=cast("Any", self.clients[-1]), socket=cast("Any", FakeSocket()))
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def links(machine: Machine) -> Iterator[Links]:
+    links = Links(machine.connect)
+    held = links.acquire((TARGET,))
+    yield links
+    links.release(held)
+
+
+def who(links: Links) -> Future[object]:
+    link = links.acquire((TARGET,))
+    try:
+        return link.perform(lambda client: client)
+    finally:
+        links.release(link)
+
+
+def test_all_who_ask_meanwhile_share_one_attempt(links: Links, machine: Machine) -> None:
+    machine.may.clear()
+    answers = [who(links) for _ in range(20)]
+    machine.may.set()
+
+    assert {answer.result(DEADLINE_S) for answer in answers} == set(machine.clients)
+    assert len(machine.clients) == 1
+
+
+def test_lost_connection_is_made_again_by_the_next_use(links: Links, machine: Machine) -> None:
+    first = who(links).result(DEADLINE_S)
+    machine.clients[0].active = False
+
+    assert who(links).result(DEADLINE_S) is machine.clients[1]
+    assert first is machine.clients[0]
+
+
+def test_who_finds_the_connection_stale_gets_another_once(links: Links, machine: Machine) -> None:
+    link = links.acquire((TARGET,))
+    used: list[object] = []
+
+    def use(client: object) -> str:
+        used.append(client)
+        if client is machine.clients[0]:
+            machine.clients[0].active = False
+            raise StaleConnectionError("it has just ended")
+        return "done"
+
+    def never(_client: object) -> None:
+        machine.clients[-1].active = False
+        raise StaleConnectionError("again")
+
+    assert link.perform(use).result(DEADLINE_S) == "done"
+    assert used == machine.clients
+    with pytest.raises(StaleConnectionError, match="again"):
+        link.perform(never).result(DEADLINE_S)
+    assert len(machine.clients) == 3
+    links.release(link)
+
+
+def test_failure_is_told_to_all_and_tried_again_later(links: Links, machine: Machine) -> None:
+    machine.failures.append(UnreachableError("not there"))
+    machine.may.clear()
+    answers = [who(links) for _ in range(3)]
+    machine.may.set()
+
+    for answer in answers:
+        with pytest.raises(UnreachableError, match="not there"):
+            answer.result(DEADLINE_S)
+    assert who(links).result(DEADLINE_S) is machine.clients[1]
+
+
+def test_refusal_is_not_asked_for_again_at_once(links: Links, machine: Machine) -> None:
+    machine.failures += [AuthenticationError("go away"), AuthenticationError("I said go away")]
+
+    for _ in range(5):
+        with pytest.raises(AuthenticationError, match=r"^go away$"):
+            who(links).result(DEADLINE_S)
+    assert len(machine.clients) == 1
+
+
+def test_closing_answers_everybody_who_still_waits(machine: Machine) -> None:
+    links = Links(machine.connect)
+    link = links.acquire((TARGET,))
+    busy = threading.Barrier(5)
+    release = threading.Event()
+
+    def hold(_client: object) -> bool:
+        busy.wait(DEADLINE_S)
+        return release.wait(DEADLINE_S)
+
+    held = [link.perform(hold) for _ in range(4)]
+    waiting = [link.perform(lambda client: client) for _ in range(10)]
+    busy.wait(DEADLINE_S)
+    closer = threading.Thread(target=links.release, args=(link,))
+    closer.start()
+    assert not wait(held, 0.05).done
+    release.set()
+    closer.join()
+
+    assert all(future.result() for future in held)
+    for future in waiting:
+        assert future.done()
+        assert isinstance(future.exception(), UnreachableError) or future.result()
+    with pytest.raises(UnreachableError, match="was closed"):
+        link.perform(lambda client: client).result(DEADLINE_S)
+    with pytest.raises(UnreachableError, match="was closed"):
+        link.listen("127.0.0.1", 1)
+    assert not machine.clients[0].active
+
+
+def test_equal_ways_share_a_link_until_the_last_user_leaves(machine: Machine) -> None:
+    links = Links(machine.connect)
+    one, two = links.acquire((TARGET,)), links.acquire((SSHTarget(host="box", config_path="/dev/null"),))
+    other = links.acquire((SSHTarget(host="gate"), TARGET))
+
+    assert one is two
+    assert one is not other
+    links.release(one)
+    assert two.perform(lambda client: client).result(DEADLINE_S)
+    links.release(two)
+    links.release(other)
+    fresh = links.acquire((TARGET,))
+    assert fresh is not one
+    links.release(fresh)
+
+
+def test_connection_to_a_forward_is_reset_when_the_machine_is_not_to_be_had(links: Links, machine: Machine) -> None:
+    link = links.acquire((TARGET,))
+    machine.failures.append(UnreachableError("not there"))
+
+    place = link.listen("127.0.0.1", 9)
+    with pytest.raises(ConnectionError), socket.create_connection(place, DEADLINE_S) as sock:
+        assert not sock.recv(1)
+    links.release(link)
