@@ -9,7 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Container, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -253,6 +253,8 @@ class SSH:
             async with _reaching(host.target) as transport:
                 await transport.put(json.dumps(asdict(tags)).encode(), f"{folder}/{TAGS_FILE}")
         except UnreachableError:
+            with suppress(OSError, SkywardError):  # it may be there all the same
+                await self._terminate(instance_id)
             raise
         except (OSError, SkywardError) as error:
             await self._terminate(instance_id)

@@ -18,9 +18,10 @@ from skyward.provision.bootstrap import Environment, bootstrap
 from skyward.provision.control import ControlClient
 from skyward.provision.environment import prepare_environment
 from skyward.provision.includes import deliver_includes
+from skyward.provision.steps import persist
 from skyward.spec.image import Image
 from skyward.transport.access import Access, LocalAccess, SSHAccess
-from skyward.transport.base import Transport
+from skyward.transport.base import Completed, Transport
 from skyward.transport.local import LocalTransport
 from skyward.transport.ssh import SshTransport
 from skyward.wire.frames import TlsIdentity
@@ -49,6 +50,7 @@ try:
 except (ProcessLookupError, PermissionError, FileNotFoundError):
     sys.exit({_GONE})
 """
+_END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sys.argv[1])"
 _logger = logging.getLogger("skyward")
 
 
@@ -235,12 +237,20 @@ class NodeHandle:
 
     async def _start_supervisor(self, config: NodeConfig) -> NodeReady:
         path = f"{config.workdir}/node.json"
-        await self.transport.put(config.to_json().encode(), path, mode=0o600)
-        completed = await self.transport.run(
-            [self._environment.python, "-m", "skyward.node.supervisor", path],
-            env={**self._environment.env, "SKYWARD_INSTANCE": config.instance_id},
-            timeout_s=_START_TIMEOUT_S,
-        )
+        python, env = self._environment.python, {**self._environment.env, "SKYWARD_INSTANCE": config.instance_id}
+        tried = False
+
+        async def start(left_s: float) -> Completed:
+            nonlocal tried
+            if tried:  # the link dropped: what came up of it has ports that nobody heard of
+                await self.transport.run([python, "-c", _END_ALL, config.instance_id], timeout_s=left_s)
+            tried = True
+            await self.transport.put(config.to_json().encode(), path, mode=0o600)
+            return await self.transport.run(
+                [python, "-m", "skyward.node.supervisor", path], env=env, timeout_s=_START_TIMEOUT_S
+            )
+
+        completed = await persist(start, deadline_s=_START_TIMEOUT_S, node=self.rank, step="server")
         try:
             return NodeReady.from_json(completed.stdout)
         except (ValueError, KeyError, TypeError) as error:

@@ -14,6 +14,7 @@ __all__ = ["end_instances"]
 _ATTEMPTS = 6
 _DEADLINE_S = 180.0
 _ATTEMPT_S = 90.0  # a machine may take a minute to go
+_SECOND = 2
 _logger = logging.getLogger("skyward")
 
 
@@ -32,6 +33,13 @@ async def end_instances(provider: Provider, instance_ids: Sequence[str]) -> None
     try:
         async for attempt in retries:
             with attempt:
+                if attempt.num == _SECOND:
+                    _logger.warning(
+                        "waiting for %s to confirm that these machines are gone, up to %.0f s: %s",
+                        provider.name,
+                        _DEADLINE_S,
+                        ", ".join(instance_ids),
+                    )
                 async with asyncio.timeout(_ATTEMPT_S):  # an answer that never comes is an error like any other
                     await provider.terminate(instance_ids)
                     await _confirm(provider, instance_ids)
