@@ -165,9 +165,11 @@ class FaultyProvider(FakeProvider):
         self._fates = deque(fates)
 
     def heal(self) -> None:
-        """From now on nothing goes wrong."""
+        """From now on nothing goes wrong, and what is terminated is gone at once."""
         self.trouble({})
         self.stubborn.clear()
+        for life in self._lives.values():
+            life.fate = replace(life.fate, ending_s=0.0)
 
     def refresh(self) -> None:
         """Bring :attr:`instances` up to date."""

@@ -40,7 +40,7 @@ from skyward.wire.messages import Payload
 
 __all__ = ["Call", "SimulatedPool", "Ticket", "simulated_time"]
 
-_REBALANCE_S = 1.0
+_REBALANCE_S = 5.0
 _OFFERS = tuple(Offer(spec=InstanceSpec(name=name, cpu=2, memory_gib=4)) for name in ("small", "large"))
 _TLS = TlsIdentity(ca="ca", cert="cert", key="key")
 _FUNCTION = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")))

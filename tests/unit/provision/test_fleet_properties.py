@@ -39,10 +39,11 @@ from skyward.testing.simulation import simulate
 from skyward.testing.supervisors import SimulatedNode, Startup
 from skyward.testing.workers import SimulatedWorker
 
-AWAY_S = 300.0
+AWAY_S = 120.0
 """Longer than any link is down."""
-SETTLE_S = 5000.0
+SETTLE_S = 3000.0
 """How long a pool may take to settle once nothing goes wrong any more."""
+POLL_S = 5.0
 END_S = 1500.0
 """How long it may take to close, or to give up opening."""
 
@@ -95,7 +96,7 @@ REFUSALS = (CapacityError("sold out"), QuotaError("no more"), RateLimitError("la
 UNCLEAR = (UnreachableError("no answer"), RuntimeError("500"))
 TRANSIENT = (RateLimitError("later"), *UNCLEAR)
 NODE_ERRORS = (BootstrapError("no", node=0, step="deps"), UnreachableError("no route"), OSError("reset"))
-LATE = Fault(delay_s=300.0, error=UnreachableError("no answer for five minutes"))
+LATE = Fault(delay_s=120.0, error=UnreachableError("no answer for two minutes"))
 HANGS = Fault(hangs=True)
 
 short = st.sampled_from((0.0, 0.0, 0.1, 3.0))
@@ -361,11 +362,11 @@ class Life:
         """Nothing goes wrong any more: every call gets its answer, and the fleet is as it is meant to be."""
         pool = self.pool
         pool.heal()
-        for _ in range(int(SETTLE_S)):
+        for _ in range(int(SETTLE_S / POLL_S)):
             waiting = [ticket.number for ticket in pool.tickets if not ticket.future.done()]
             if not waiting and all(scaling.done() for scaling in self.scaling):
                 break
-            await asyncio.sleep(1)
+            await asyncio.sleep(POLL_S)
         else:
             raise AssertionError(f"these calls never end: {waiting}, or this scaling: {self.scaling}")
         await asyncio.sleep(SETTLE_S)
@@ -435,7 +436,7 @@ class Life:
                 node.become_stale(worker)
             case "part" | "part silently":
                 node.cut_off(silently=step.what == "part silently")
-                asyncio.get_running_loop().call_later((0.5, 5.0, 20.0, 200.0)[step.other], node.reconnect)
+                asyncio.get_running_loop().call_later((0.5, 5.0, 20.0, 100.0)[step.other], node.reconnect)
             case "say farewell" | "time out":
                 node.say_farewell("it was told to", timed_out=step.what == "time out")
             case "crash":
