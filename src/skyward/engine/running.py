@@ -18,7 +18,7 @@ from skyward.engine.functions import FunctionCache
 from skyward.engine.futures import Batch, RemoteFuture
 from skyward.engine.intake import Intake
 from skyward.engine.packing import wrap
-from skyward.errors import PoolStateError
+from skyward.errors import PoolStateError, TerminationError
 from skyward.events import (
     Callback,
     NodeReachable,
@@ -238,9 +238,8 @@ class RunningPool:
         if self._cost_timer is not None:
             self._cost_timer.cancel()
         self._bus.publish(PoolStopping())
+        settling = asyncio.ensure_future(self._settle())
         try:
-            if self._elastic is not None:
-                await self._elastic.close()
             if self._intake is not None:
                 self._intake.close()
             if self._cluster is not None:
@@ -248,11 +247,27 @@ class RunningPool:
         finally:
             try:
                 if self._fleet is not None:
-                    await self._fleet.stop()
+                    await self._end_nodes(self._fleet, settling)
                     self._bus.publish(self._fleet.cost(SYSTEM_CLOCK.monotonic()).final())
             finally:
+                await asyncio.gather(settling, return_exceptions=True)
                 await self._provider.close()
         self._bus.publish(PoolStopped(self._cluster.ended_calls if self._cluster else 0))
+
+    async def _settle(self) -> None:
+        """Have nobody get or end nodes any more; what is being ended may take its time."""
+        if self._elastic is not None:
+            await self._elastic.close()
+
+    async def _end_nodes(self, fleet: Fleet, settling: asyncio.Future[None]) -> None:
+        """End what there is at once, and once nobody gets nodes any more, what has come up meanwhile."""
+        stopped, settled = await asyncio.gather(fleet.stop(), settling, return_exceptions=True)
+        named = stopped.instance_ids if isinstance(stopped, TerminationError) else ()
+        if not set(fleet.unended) <= set(named):
+            await fleet.stop()
+        for error in (stopped, settled):
+            if isinstance(error, BaseException):
+                raise error
 
     def _hear(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
         match message:

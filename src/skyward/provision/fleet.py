@@ -116,6 +116,11 @@ class Fleet:
         """Each node's state, by rank, of all ranks there ever were."""
         return self._lifecycle.states
 
+    @property
+    def unended(self) -> tuple[str, ...]:
+        """Ids of the machines that are not confirmed gone."""
+        return tuple(machine.instance.id for machine in self._machines.all if not machine.ended)
+
     def cost(self, now: float) -> CostReport:
         """What the fleet has cost until ``now``, a reading of its clock in seconds."""
         return CostReport(usages=tuple(machine.usage for machine in self._machines.all), now=now)
