@@ -19,6 +19,8 @@ from skyward.testing.chaos import ChaosProxy
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.transport.ssh import SshTransport
 
+pytestmark = pytest.mark.timeout(300)  # environments are built
+
 require_sshd()
 
 SECRET = "s3cret-passw0rd"

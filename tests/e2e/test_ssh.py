@@ -20,6 +20,7 @@ from skyward.testing.chaos import ChaosProxy
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 
 require_sshd()
+pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
 
 CUT_S = float(os.environ.get("SKYWARD_TEST_CUT_S", "20"))
 """How long links stay cut; longer than a half-open one takes to be noticed."""
