@@ -26,7 +26,18 @@ from skyward.transport.local import LocalTransport
 from skyward.transport.ssh import SshTransport
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["LinkDown", "LinkUp", "NodeHandle", "NodeListener", "NodeLoss", "open_node", "open_transport", "unless_gone"]
+__all__ = [
+    "SUPERVISOR_GONE",
+    "LinkDown",
+    "LinkUp",
+    "NodeHandle",
+    "NodeListener",
+    "NodeLoss",
+    "longest_absence_s",
+    "open_node",
+    "open_transport",
+    "unless_gone",
+]
 
 _START_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 30.0
@@ -34,7 +45,8 @@ _JUDGE_S = 0.5
 _JUDGE_TIMEOUT_S = 30.0
 _BLINK_S = 3.0
 _AWAY_MARGIN_S = 60.0
-_GONE = 99
+SUPERVISOR_GONE = 99
+"""Exit status of the question whether a supervisor lives: it does not. Any other but 0 is no answer."""
 # Not just the pid: another process may have it by now, after a reboot above all. A dead one that nobody has waited for
 # has no environment any more. The verdict has a status of its own: a machine that is out of memory, or of processes,
 # lets this fail in every other way, and says nothing about the supervisor by it.
@@ -46,9 +58,9 @@ try:
     if os.path.exists(environment):
         with open(environment, "rb") as file:
             if f"SKYWARD_INSTANCE={{sys.argv[2]}}".encode() not in file.read().split(b"\\0"):
-                sys.exit({_GONE})
+                sys.exit({SUPERVISOR_GONE})
 except (ProcessLookupError, PermissionError, FileNotFoundError):
-    sys.exit({_GONE})
+    sys.exit({SUPERVISOR_GONE})
 """
 _END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sys.argv[1])"
 _logger = logging.getLogger("skyward")
@@ -150,7 +162,7 @@ class NodeHandle:
 
         Raises :class:`~skyward.errors.BootstrapError` with what the supervisor said.
         """
-        self._longest_absence_s = _longest_absence_s(config)
+        self._longest_absence_s = longest_absence_s(config)
         self._ready = await self._start_supervisor(config)
         identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
         self.lanes = tuple([await self._forwarded(lane) for lane in self._ready.lanes])
@@ -290,7 +302,7 @@ class NodeHandle:
             _logger.debug("cannot tell whether node %d is gone: %s", self.rank, error)
             away.reason = str(error)
             return None
-        if completed.exit_code == _GONE:
+        if completed.exit_code == SUPERVISOR_GONE:
             return "its supervisor is gone"
         if completed.exit_code:
             away.reason = f"the machine cannot say whether its supervisor runs: {completed.stderr.strip()[-200:]}"
@@ -312,7 +324,7 @@ NodeListener = Callable[[NodeHandle, Message | LinkDown | LinkUp], None]
 """Hears what nodes report, on the event loop."""
 
 
-def _longest_absence_s(config: NodeConfig) -> float:
+def longest_absence_s(config: NodeConfig) -> float:
     """After so long without a word from here, whichever of its limits counts, a node has ended by itself."""
     return max(config.away_s, config.lease_s) + _AWAY_MARGIN_S
 

@@ -12,6 +12,7 @@ from skyward.errors import UnreachableError
 from skyward.node.config import NodeConfig
 from skyward.node.control import Command, Ending, Kill, Message, Start, WorkerExit, WorkerRunning, WorkerStale
 from skyward.providers.base import Instance
+from skyward.provision import nodes
 from skyward.provision.control import ControlClient
 from skyward.provision.nodes import NodeHandle, NodeListener
 from skyward.testing.faults import NO_FAULT, Fault, suffer
@@ -239,7 +240,8 @@ class _Transport:
         """The one thing that is asked this way is whether the supervisor lives."""
         await SYSTEM_CLOCK.sleep(self._around.control_s)
         self._refuse_if_cut_off()
-        return Completed(exit_code=0 if self._node.runs else 1, stdout="", stderr="")
+        gone = nodes.SUPERVISOR_GONE
+        return Completed(exit_code=0 if self._node.runs else gone, stdout="", stderr="")
 
     async def put(
         self,
@@ -299,7 +301,7 @@ class SimulatedNode(FakeNode):
         self._supervisor = _Supervisor(self, config, self._around)
         self._ready = replace(self.ready, call_ports=(1, 2))
         self.lanes = tuple(self._supervisor.addresses)
-        self._away_s = config.away_s
+        self._longest_absence_s = nodes.longest_absence_s(config)
         self._control = _Control(self._supervisor)
 
     async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:

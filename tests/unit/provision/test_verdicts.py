@@ -126,7 +126,7 @@ def test_the_machine_is_asked_for_this_very_supervisor(pid: str, instance_id: st
 @pytest.mark.parametrize(("lease_s", "away_s"), [(120, 1800), (600, 30), (1, 1)])
 def test_a_node_that_is_given_up_has_ended(lease_s: float, away_s: float) -> None:
     """However long it took until somebody told it that the client's connection is closed."""
-    limit_s = nodes._longest_absence_s(replace(CONFIG, lease_s=lease_s, away_s=away_s))
+    limit_s = nodes.longest_absence_s(replace(CONFIG, lease_s=lease_s, away_s=away_s))
     for left_s in range(int(away_s) + 1):
         lease = Lease(timeout_s=1e9, lease_s=lease_s, away_s=away_s, now=0)
         lease.joined(0)
