@@ -80,12 +80,24 @@ def lab(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator[P
 RUNNABLE = [page for page in PAGES if program(page, no_run=False).strip()]
 
 
+ON_HOSTS = [page for page in RUNNABLE if "gpu1" in program(page, no_run=False)]
+
+
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("page", RUNNABLE, ids=name)
-def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("page", [page for page in RUNNABLE if page not in ON_HOSTS], ids=name)
+def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+    run(page, tmp_path, {})
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", ON_HOSTS, ids=name)
+def test_page_runs_on_hosts_and_prints_what_it_says(page: Path, tmp_path: Path, lab: Path) -> None:
+    run(page, tmp_path, {"HOME": str(lab)})
+
+
+def run(page: Path, folder: Path, env: dict[str, str]) -> None:
     text = program(page, no_run=False)
-    home = {"HOME": str(request.getfixturevalue("lab"))} if "gpu1" in text else {}
-    script = tmp_path / f"page_{page.stem.replace('-', '_')}.py"  # no library's name
+    script = folder / f"page_{page.stem.replace('-', '_')}.py"  # no library's name
     script.write_text(text, encoding="utf-8")
 
     completed = subprocess.run(
@@ -94,8 +106,8 @@ def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path, request: 
         text=True,
         timeout=170,
         check=False,
-        cwd=tmp_path,
-        env=os.environ | home,
+        cwd=folder,
+        env=os.environ | env,
     )
 
     assert completed.returncode == 0, completed.stdout + completed.stderr

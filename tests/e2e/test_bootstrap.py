@@ -80,7 +80,7 @@ async def test_a_step_whose_connection_is_cut_ends_and_is_run_again_without_show
         )
         await transport.close()
 
-    assert steps == ["deps", "skyward", "server"]
+    assert steps == ["deps", "skyward"]
     assert ran.stdout.startswith(f"{tmp_path}/cache/envs/"), ran.stderr
     assert shown
     assert not [part for part in shown if SECRET in part]

@@ -450,6 +450,11 @@ async def test_idle_connection_is_kept_while_it_answers(host: SshHost) -> None:
         assert host.connections() == 1
 
 
+def waiting_for(place: tuple[str, int]) -> int:
+    """How many connections to ``place`` have had no answer yet."""
+    return sum(each.raddr == place and each.status == psutil.CONN_SYN_SENT for each in psutil.net_connections("tcp4"))
+
+
 async def test_connection_is_kept_while_many_ports_keep_their_callers_waiting(host: SshHost) -> None:
     with socket.socket() as full, contextlib.ExitStack() as stack:
         full.bind((host.address, 0))
@@ -465,6 +470,11 @@ async def test_connection_is_kept_while_many_ports_keep_their_callers_waiting(ho
             for _ in range(6):
                 stack.enter_context(socket.create_connection(place))
 
+            await eventually(lambda: waiting_for(full.getsockname()) > 2, "the server to try in vain")
+
+            async with asyncio.timeout(AT_ONCE_S):
+                for _ in range(3):
+                    assert (await transport.run(["true"], timeout_s=DEADLINE_S)).exit_code == 0
             assert (await running).exit_code == 0
             assert transport.connected
 

@@ -64,6 +64,7 @@ class Link:
         name = f"skyward-ssh {self.target}"
         self.pump = Pump(name)
         self.turns = Turns(_COMMANDS)
+        self._openings = Turns(_THREADS // 2)  # a port that does not answer keeps a thread waiting: not all of them
         self._before = way[:-1]
         self._links = links
         self._jump: Link | None = None
@@ -110,7 +111,7 @@ class Link:
         """
         with self._lock:
             if self._closing.is_set():
-                raise self._closed_error()
+                raise _closed_error(self.target)
             listener = self._listeners.get((host, port))
             if listener is None:
                 listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
@@ -197,10 +198,13 @@ class Link:
             # This process has too many files open.
             log.debug("a connection to port %s of %s cannot be accepted yet: %s", port, self.target, error)
             return Step.BLOCKED
-        self.perform(lambda client: self._tunnel(client, sock, host, port)).add_done_callback(
-            lambda opening: self._reset_if_failed(opening, sock, port)
-        )
+        self._openings.take().add_done_callback(lambda _: self._open(sock, host, port))
         return Step.DONE
+
+    def _open(self, sock: socket.socket, host: str, port: int) -> None:
+        opening = self.perform(lambda client: self._tunnel(client, sock, host, port))
+        opening.add_done_callback(lambda _: self._openings.give())
+        opening.add_done_callback(lambda opening: _reset_if_failed(opening, sock, f"port {port} of {self.target}"))
 
     # in one of the link's threads
 
@@ -240,7 +244,7 @@ class Link:
         ready: Future[Session] = Future()
         with self._lock:
             if self._closing.is_set():
-                ready.set_exception(self._closed_error())
+                ready.set_exception(_closed_error(self.target))
             elif self._session is not None and self._session.alive:
                 ready.set_result(self._session)
             elif self._refused is not None and time.monotonic() < self._refused[0]:
@@ -258,7 +262,7 @@ class Link:
         try:
             acting = self._executor.submit(self._act, connecting.result(), action, outcome, again=again)
         except BaseException as error:
-            _fail(outcome, self._closed_error() if self._closing.is_set() else error)
+            _fail(outcome, _closed_error(self.target) if self._closing.is_set() else error)
         else:
             acting.add_done_callback(lambda acting: self._fail_if_dropped(acting, outcome))
 
@@ -277,7 +281,7 @@ class Link:
 
     def _fail_if_dropped(self, acting: Future[None], outcome: Future[T]) -> None:
         if acting.cancelled():
-            _fail(outcome, self._closed_error())
+            _fail(outcome, _closed_error(self.target))
 
     def _ask(self, session: Session) -> None:
         """Called when nothing has come for a while: what comes now is the answer."""
@@ -290,16 +294,18 @@ class Link:
         if session is not None:
             session.close()
 
-    def _closed_error(self) -> UnreachableError:
-        return UnreachableError(f"the connection to {self.target} was closed")
 
-    def _reset_if_failed(self, opening: Future[None], sock: socket.socket, port: int) -> None:
-        error = None if opening.cancelled() else opening.exception()
-        if error is not None:
-            log.info("port %s of %s is not to be had: %s", port, self.target, error)
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            sock.close()
+def _reset_if_failed(opening: Future[None], sock: socket.socket, what: str) -> None:
+    error = None if opening.cancelled() else opening.exception()
+    if error is not None:
+        log.info("%s is not to be had: %s", what, error)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        sock.close()
+
+
+def _closed_error(target: SSHTarget) -> UnreachableError:
+    return UnreachableError(f"the connection to {target} was closed")
 
 
 def _fail(outcome: Future[T], error: BaseException) -> None:

@@ -34,10 +34,13 @@ class Turns:
         self._go_on(1)
 
     def _go_on(self, freed: int) -> None:
+        granted: list[Future[None]] = []
         with self._lock:
             self._free += freed
             while self._waiting and self._free:
                 turn = self._waiting.popleft()
                 if turn.set_running_or_notify_cancel():
                     self._free -= 1
-                    turn.set_result(None)
+                    granted.append(turn)
+        for turn in granted:  # without the lock: whoever hears of it may give the turn back at once
+            turn.set_result(None)

@@ -29,7 +29,7 @@ def make_wheel(folder: Path, name: str = "skyward_test_tiny", text: str = "") ->
 
 @pytest.mark.parametrize(
     ("requirement", "said"),
-    [("no-such-package-here", "no-such-package-here was not found"), ("torch==not.a.version", "not.a.version")],
+    [("no-such-package-here", "no-such-package-here was not found"), ("colorama==999.1", "999.1")],
 )
 async def test_a_requirement_that_cannot_be_had_shows_what_uv_says(machine: Any, requirement: str, said: str) -> None:
     machine.real_uv()
