@@ -263,7 +263,7 @@ class RunningPool:
         """End what there is at once, and once nobody gets nodes any more, what has come up meanwhile."""
         stopped, settled = await asyncio.gather(fleet.stop(), settling, return_exceptions=True)
         named = stopped.instance_ids if isinstance(stopped, TerminationError) else ()
-        if not set(fleet.unended) <= set(named):
+        if not set(fleet.unended()) <= set(named):
             await fleet.stop()
         for error in (stopped, settled):
             if isinstance(error, BaseException):

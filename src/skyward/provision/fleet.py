@@ -94,6 +94,7 @@ class Fleet:
         self._open_node = open_node
         self._lifecycle = Lifecycle()
         self._machines = Machines(provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock)
+        self.unended = self._machines.unended
         self._current: dict[int, Machine] = {}
         self._failures: dict[int, BaseException] = {}
         self._moved = asyncio.Event()
@@ -115,11 +116,6 @@ class Fleet:
     def states(self) -> Mapping[int, NodeState]:
         """Each node's state, by rank, of all ranks there ever were."""
         return self._lifecycle.states
-
-    @property
-    def unended(self) -> tuple[str, ...]:
-        """Ids of the machines that are not confirmed gone."""
-        return tuple(machine.instance.id for machine in self._machines.all if not machine.ended)
 
     def cost(self, now: float) -> CostReport:
         """What the fleet has cost until ``now``, a reading of its clock in seconds."""

@@ -102,6 +102,10 @@ class Machines:
         self._ledger = ledger
         self._clock = clock
 
+    def unended(self) -> tuple[str, ...]:
+        """Ids of the machines that are not confirmed gone."""
+        return tuple(machine.instance.id for machine in self.all if not machine.ended)
+
     async def launch(self, ranks: Sequence[int]) -> None:
         """Launch one machine for each rank.
 

@@ -21,7 +21,6 @@ class Fleet:
         self.stopped = asyncio.Event()
         self._hopeless = hopeless
 
-    @property
     def unended(self) -> tuple[str, ...]:
         return tuple(self.there)
 
@@ -41,7 +40,7 @@ async def test_healthy_nodes_are_not_kept_running_by_one_that_is_still_being_end
     fleet.there.add("late")  # somebody was just getting it
     settling.set_result(None)
     await ending
-    assert (fleet.stops, fleet.unended) == (2, ())
+    assert (fleet.stops, fleet.unended()) == (2, ())
 
 
 async def test_a_machine_that_does_not_end_is_named_and_not_tried_for_twice_as_long() -> None:
@@ -50,4 +49,4 @@ async def test_a_machine_that_does_not_end_is_named_and_not_tried_for_twice_as_l
     settling.set_result(None)
     with pytest.raises(TerminationError, match="does not answer"):
         await RunningPool._end_nodes(SimpleNamespace(), fleet, settling)  # type: ignore[arg-type]
-    assert (fleet.stops, fleet.unended) == (1, ("b",))
+    assert (fleet.stops, fleet.unended()) == (1, ("b",))
