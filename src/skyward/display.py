@@ -39,7 +39,9 @@ _WARNINGS: Final[dict[type[ev.SkywardEvent], str]] = {
     ev.WorkerReplaced: "worker {e.worker} replaced",
     ev.NodeUnreachable: "cannot be reached; its calls go on, waiting for it: {e.reason}",
     ev.NodeReachable: "is back after {e.seconds:.0f} s",
+    ev.InstancePreempted: "is taken back by its provider in {e.seconds_left:.0f} s; another takes its place",
     ev.TimeoutApproaching: "ends in {e.seconds_left:.0f} s: its timeout is nearly used up",
+    ev.Notice: "note: {e.message}",
 }
 
 _CONTROLS: Final = (*range(9), *range(10, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)

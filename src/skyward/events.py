@@ -31,12 +31,14 @@ __all__ = [
     "InfraCreated",
     "InfraCreating",
     "InstanceLaunching",
+    "InstancePreempted",
     "InstanceProvisioned",
     "InstanceStopping",
     "LogLine",
     "Metrics",
     "NodeReachable",
     "NodeUnreachable",
+    "Notice",
     "PoolStarted",
     "PoolStopped",
     "PoolStopping",
@@ -265,6 +267,18 @@ class NodeReachable:
 
 
 @dataclass(frozen=True, slots=True)
+class InstancePreempted:
+    """The provider takes a spot machine back: in ``seconds_left`` it ends. Its calls go on until then.
+
+    What is unfinished then runs elsewhere, at no cost of a retry, and another machine is on its way.
+    """
+
+    instance_id: str
+    node: int
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimeoutApproaching:
     """A tenth of a node's ``timeout`` is left: in ``seconds_left`` it ends, calls or not."""
 
@@ -320,6 +334,19 @@ class CostFinal:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Something worth knowing that is no error, such as what was bought instead of what was asked for.
+
+    Attributes:
+        message: what, where, and why.
+        instance_id: the provider's id; None where it concerns no single instance.
+    """
+
+    message: str
+    instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Error:
     """Something went wrong that the pool survives, or that ends it; the exception, if any, is raised elsewhere.
 
@@ -348,12 +375,14 @@ SkywardEvent: TypeAlias = (
     | WorkerReplaced
     | NodeUnreachable
     | NodeReachable
+    | InstancePreempted
     | TimeoutApproaching
     | InstanceStopping
     | PoolStopping
     | PoolStopped
     | CostUpdate
     | CostFinal
+    | Notice
     | Error
 )
 """Any event."""

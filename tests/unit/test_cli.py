@@ -52,7 +52,8 @@ def launch(ledger: Ledger) -> Iterator[Callable[..., list[Instance]]]:
         purchase = Purchase(pool_id=pool, provider="local", machine="m", spot=True, price_per_hour=price)
         ledger.reserve({key: node for node, key in enumerate(keys)}, purchase, owner=owner)
         instances = asyncio.run(_launch(keys, pool))
-        ledger.record({each.key: each.id for each in instances})
+        paid = replace(instances[0].offer, price_per_hour=price)
+        ledger.record([replace(each, offer=paid) for each in instances])
         made.extend(each.id for each in instances)
         return instances
 
@@ -62,7 +63,7 @@ def launch(ledger: Ledger) -> Iterator[Callable[..., list[Instance]]]:
 
 async def _launch(keys: Sequence[str], pool: str) -> list[Instance]:
     (offer,) = await Local().offers(parse_request())
-    return list(await Local().launch(offer, LaunchOrder(pool_id=pool, keys=tuple(keys), timeout_s=60.0)))
+    return list(await Local().launch([offer], LaunchOrder(pool_id=pool, keys=tuple(keys), timeout_s=60.0)))
 
 
 def run(*arguments: str) -> Result:

@@ -24,11 +24,13 @@ from skyward.events import (
     InfraCreated,
     InfraCreating,
     InstanceLaunching,
+    InstancePreempted,
     InstanceProvisioned,
     LogLine,
     Metrics,
     NodeReachable,
     NodeUnreachable,
+    Notice,
     PoolStarted,
     PoolStopped,
     PoolStopping,
@@ -111,7 +113,9 @@ STORY = (
     WorkerReplaced(1, 0, "i-1"),
     NodeUnreachable("i-0", 0, "timed out"),
     NodeReachable("i-0", 0, 61.3),
+    InstancePreempted("i-0", 0, 119.6),
     TimeoutApproaching("i-0", 360.0),
+    Notice("there is no single one"),
     Error("the API says no", "i-0"),
     PoolStopping(),
     CostFinal(0.42, 41.0, 12.0, 2, 0, 1.1),
@@ -130,7 +134,9 @@ node 1  │ worker 0 lost: killed by SIGKILL
 node 1  │ worker 0 replaced
 node 0  │ cannot be reached; its calls go on, waiting for it: timed out
 node 0  │ is back after 61 s
+node 0  │ is taken back by its provider in 120 s; another takes its place
 node 0  │ ends in 360 s: its timeout is nearly used up
+pool    │ note: there is no single one
 node 0  │ error: the API says no
 pool    │ closing
 pool    │ closed after 41.5 s (nodes: 2, workers: 4, calls: 128, cost: $0.42, saved by spot: $1.10)

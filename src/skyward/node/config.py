@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from skyward.spec.preemption import PreemptionWatch
+
 __all__ = ["NodeConfig", "NodeReady", "WorkerPlace"]
 
 
@@ -35,6 +37,7 @@ class NodeConfig:
         collect_metrics: whether to report metrics.
         metrics_interval_s: how often.
         accelerators: names of the accelerators that were asked for.
+        watch: where the machine is told that it will be taken back; None where nobody tells it.
     """
 
     pool_id: str
@@ -56,6 +59,7 @@ class NodeConfig:
     collect_metrics: bool = True
     metrics_interval_s: float = 2.0
     accelerators: tuple[str, ...] = ()
+    watch: PreemptionWatch | None = None
 
     def to_json(self) -> str:
         """The file's text."""
@@ -64,7 +68,9 @@ class NodeConfig:
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:
         """Read the file's text."""
-        return cls(**_fields(text, tuples=("accelerators",)))
+        values = _fields(text, tuples=("accelerators",))
+        values["watch"] = PreemptionWatch(**values["watch"]) if values.get("watch") else None
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from skyward.errors import ConfigurationError
+from skyward.errors import CapacityError, ConfigurationError
 from skyward.spec.instance import InstanceSpec
+from skyward.spec.preemption import PreemptionWatch
 from skyward.spec.request import PoolRequest
 from skyward.transport.access import Access
 
-__all__ = ["Instance", "InstanceState", "LaunchOrder", "Offer", "Provider", "checked_provider"]
+__all__ = ["Instance", "InstanceState", "LaunchOrder", "Offer", "Provider", "checked_provider", "first_to_be_had"]
 
 
 _VERBS = ("offers", "launch", "describe", "terminate", "close")
@@ -40,16 +41,22 @@ class Offer:
     Attributes:
         spec: type, accelerators, cores and memory.
         region: where; empty where it has no meaning.
+        zone: the part of the region; empty where it has no meaning, or any will do.
         spot: whether the provider may take it back.
         price_per_hour: USD for one machine as offered; None is unknown, 0.0 is free.
         on_demand_price_per_hour: USD for the same machine on demand; None is unknown.
+        minimum_billed_s: a machine is billed for at least so long.
+        note: what the user should know before it is bought; empty when there is nothing.
     """
 
     spec: InstanceSpec
     region: str = ""
+    zone: str = ""
     spot: bool = False
     price_per_hour: float | None = None
     on_demand_price_per_hour: float | None = None
+    minimum_billed_s: float = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,8 @@ class Instance:
         state: where it is in its life.
         offer: what it was launched as.
         access: how to reach it; None while the provider does not say yet.
+        watch: where the machine itself is told that it will be taken back; None where it is not.
+        reason: why it is on its way out, or gone, where the provider says so.
     """
 
     id: str
@@ -84,6 +93,8 @@ class Instance:
     state: InstanceState
     offer: Offer
     access: Access | None = field(default=None)
+    watch: PreemptionWatch | None = None
+    reason: str = ""
 
 
 class Provider(Protocol):
@@ -98,10 +109,12 @@ class Provider(Protocol):
         """What could satisfy the request, unranked. Creates nothing. Idempotent."""
         ...
 
-    async def launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
         """Create the machines and return at once; waits for none of them. Not idempotent, except by key.
 
-        Either every machine of the order was asked for, or none is left: a partial success is cleaned up here.
+        The first of ``offers`` that is to be had is taken, for all machines of the order; each says what it was
+        launched as. Either every machine of the order was asked for, or none is left: a partial success is cleaned up
+        here. Raises :class:`~skyward.errors.CapacityError` when none of the offers is to be had.
         """
         ...
 
@@ -120,6 +133,24 @@ class Provider(Protocol):
     async def close(self) -> None:
         """Give up sessions and connections; ends no machine. Idempotent."""
         ...
+
+
+async def first_to_be_had(
+    provider: str, offers: Sequence[Offer], launch: Callable[[Offer], Awaitable[Sequence[Instance]]]
+) -> Sequence[Instance]:
+    """What ``launch`` gives for the first offer that it does not refuse, for providers that ask for one at a time.
+
+    Raises:
+        CapacityError: all were refused; names them, and quotes the last refusal.
+    """
+    refused: CapacityError | None = None
+    for offer in offers:
+        try:
+            return await launch(offer)
+        except CapacityError as error:
+            refused = error
+    names = ", ".join(dict.fromkeys(offer.spec.name for offer in offers))
+    raise CapacityError(f"{provider} has none of its offers now ({names}); last: {refused}") from refused
 
 
 def checked_provider(provider: Any) -> Provider:

@@ -73,9 +73,9 @@ class Local:
         """
         return [await asyncio.to_thread(_check, request)]
 
-    async def launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
         """Make a folder (0700) and choose a loopback address for each node."""
-        return await asyncio.to_thread(_launch, offer, order)
+        return await asyncio.to_thread(_launch, offers[0], order)
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
         """Running as long as the folder is tagged, whatever its processes do; else gone.

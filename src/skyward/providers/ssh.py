@@ -158,7 +158,7 @@ class SSH:
         spec = replace(weakest.spec, name="your hosts" if len(self.hosts) > 1 else weakest.spec.name)
         return [Offer(spec=spec, price_per_hour=0.0, on_demand_price_per_hour=0.0)]
 
-    async def launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
         """Make a folder (0700) on a free host for each node.
 
         Raises:
@@ -167,7 +167,7 @@ class SSH:
         made: dict[str, Instance] = {}
         try:
             for key in order.keys:
-                instance = await self._make(key, order, offer)
+                instance = await self._make(key, order, offers[0])
                 made[instance.id] = instance
         except BaseException:
             await self.terminate(list(made))

@@ -53,7 +53,8 @@ def choose(request: PoolRequest, offers: Iterable[Offer], *, nodes: int, provide
     nodes_on_spot, fall_back = _share(request.spot, nodes)
     note = ""
     if nodes_on_spot and not spot:
-        note = f"{provider} has no spot market for this: the {_counted(nodes_on_spot)} asked on spot will be on-demand"
+        if any(offer.price_per_hour != 0 for offer in on_demand):  # what costs nothing needs no excuse
+            note = f"{provider} has no spot market for this: the {_counted(nodes_on_spot)} asked on spot are on-demand"
         nodes_on_spot = 0
     batches = (
         _batch(nodes - nodes_on_spot, on_demand, kind="on-demand", provider=provider),

@@ -19,6 +19,7 @@ class Usage:
         spot: whether it was bought on the spot market.
         price_per_hour: USD; None is unknown and counts as nothing.
         on_demand_price_per_hour: USD for the same machine on demand; None is unknown: no savings are claimed.
+        minimum_billed_s: it is billed for at least so long.
     """
 
     launched_at: float
@@ -26,10 +27,12 @@ class Usage:
     spot: bool = False
     price_per_hour: float | None = None
     on_demand_price_per_hour: float | None = None
+    minimum_billed_s: float = 0.0
 
     def hours(self, now: float) -> float:
-        """Hours on the meter until ``now``."""
-        return ((now if self.ended_at is None else self.ended_at) - self.launched_at) / 3600
+        """Hours on the meter until ``now``, the billed minimum at least."""
+        seconds = (now if self.ended_at is None else self.ended_at) - self.launched_at
+        return max(seconds, self.minimum_billed_s) / 3600
 
     def cost(self, now: float) -> float:
         """USD until ``now``."""

@@ -357,6 +357,7 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
         away_s=request.away_s,
         collect_metrics=request.collect_metrics,
         accelerators=_accelerator_names(request),
+        watch=node.instance.watch,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import platformdirs
 
 from skyward.errors import LedgerError, PoolStateError
+from skyward.providers.base import Instance
 from skyward.provision.owner import Owner
 
 __all__ = ["Ledger", "LedgerEntry", "Purchase"]
@@ -51,6 +52,7 @@ INSERT INTO entries (key, node, created_at, pool_id, provider, settings, region,
                      owner_pid, owner_started, owner_host)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+_RECORD = "UPDATE entries SET instance_id = ?, region = ?, machine = ?, spot = ?, price_per_hour = ? WHERE key = ?"
 _SELECT = """
 SELECT * FROM entries WHERE (closed_at IS NULL OR ?) AND pool_id = ifnull(?, pool_id) ORDER BY created_at, key
 """
@@ -169,12 +171,16 @@ class Ledger:
             rows = [(key, node, now, *bought, by.pid, by.started, by.host) for key, node in nodes.items()]
             database.executemany(_RESERVE, rows)
 
-    def record(self, instance_ids: Mapping[str, str]) -> None:
-        """Note the ids that the provider gave to the machines, by key."""
+    def record(self, instances: Iterable[Instance]) -> None:
+        """Note the ids that the provider gave to the machines, and what it launched them as."""
         with self._transaction() as database:
             database.executemany(
-                "UPDATE entries SET instance_id = ? WHERE key = ?",
-                [(instance_id, key) for key, instance_id in instance_ids.items()],
+                _RECORD,
+                [
+                    (each.id, offer.region, offer.spec.name, offer.spot, offer.price_per_hour, each.key)
+                    for each in instances
+                    for offer in (each.offer,)
+                ],
             )
 
     def close(self, keys: Iterable[str]) -> None:

@@ -26,6 +26,7 @@ from skyward.events import (
     InfraCreating,
     InstanceLaunching,
     InstanceStopping,
+    Notice,
     ProviderName,
     SkywardEvent,
 )
@@ -115,11 +116,11 @@ class Machines:
         offers = await self._provider.offers(self._request)
         choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name)
         if choice.note:
-            _logger.info("%s", choice.note)
+            self._publish(Notice(choice.note))
         self._publish(InfraCreated(choice.batches[0].offers[0].region))
         for batch in choice.batches:
             ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
-            await self._launch_first(batch.offers, ours)
+            await to_its_end(self._create(batch.offers, ours))
 
     async def running(self, machine: Machine) -> None:
         """Return once the machine runs and says how it is reached.
@@ -183,35 +184,20 @@ class Machines:
             return seen
         return NotYet(seen.state.value)
 
-    async def _launch_first(self, offers: Sequence[Offer], ranks: Sequence[int]) -> None:
-        """Launch the best offer that is really to be had."""
-        refused: CapacityError | None = None
-        for offer in offers:
-            try:
-                return await to_its_end(self._create(offer, ranks))
-            except CapacityError as error:
-                refused = error
-        names = ", ".join(offer.spec.name for offer in offers)
-        raise CapacityError(f"{self._provider.name} has none of its offers now ({names}); last: {refused}") from refused
-
-    async def _create(self, offer: Offer, ranks: Sequence[int]) -> None:
-        self._publish(InstanceLaunching(len(ranks), offer.spec.name, self._provider_name))
+    async def _create(self, offers: Sequence[Offer], ranks: Sequence[int]) -> None:
+        """Launch what is really to be had of ``offers``, best first."""
+        self._publish(InstanceLaunching(len(ranks), offers[0].spec.name, self._provider_name))
         keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
-        await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offer))
-        usage = Usage(
-            launched_at=self._clock.monotonic(),
-            spot=offer.spot,
-            price_per_hour=offer.price_per_hour,
-            on_demand_price_per_hour=offer.on_demand_price_per_hour,
-        )
+        await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offers[0]))
+        began = self._clock.monotonic()
         order = LaunchOrder(pool_id=self._pool_id, keys=tuple(keys), timeout_s=self._request.timeout_s)
         try:
-            instances = await self._provider.launch(offer, order)
+            instances = await self._provider.launch(offers, order)
         except _REFUSALS:
             await asyncio.to_thread(self._ledger.close, keys)
             raise
-        self.all += [Machine(rank=keys[each.key], instance=each, usage=usage) for each in instances]
-        await asyncio.to_thread(self._ledger.record, {instance.key: instance.id for instance in instances})
+        self.all += [Machine(rank=keys[each.key], instance=each, usage=_usage(each.offer, began)) for each in instances]
+        await asyncio.to_thread(self._ledger.record, instances)
         if len(instances) < len(keys):
             raise SkywardError(
                 f"{self._provider.name} launched {len(instances)} of {len(keys)} machines without an error; "
@@ -228,6 +214,16 @@ class Machines:
             spot=offer.spot,
             price_per_hour=offer.price_per_hour,
         )
+
+
+def _usage(offer: Offer, launched_at: float) -> Usage:
+    return Usage(
+        launched_at=launched_at,
+        spot=offer.spot,
+        price_per_hour=offer.price_per_hour,
+        on_demand_price_per_hour=offer.on_demand_price_per_hour,
+        minimum_billed_s=offer.minimum_billed_s,
+    )
 
 
 async def _stop(node: NodeHandle) -> None:

@@ -109,11 +109,11 @@ class FaultyProvider(FakeProvider):
         await suffer(self._next("offers"))
         return await super().offers(request)
 
-    async def launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
         """See :meth:`Provider.launch`."""
         self._on_order(order)
         fault = self._next("launch")
-        made = await super().launch(offer, replace(order, keys=order.keys[: fault.done]))
+        made = await super().launch(offers, replace(order, keys=order.keys[: fault.done]))
         now = asyncio.get_running_loop().time()
         for instance in made:
             fate = self._fates.popleft() if self._fates else Fate()

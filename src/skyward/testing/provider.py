@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider, first_to_be_had
 from skyward.providers.registry import Sweepable
 from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import PoolRequest, parse_request
@@ -60,8 +60,11 @@ class FakeProvider:
         self._enter("offers")
         return self._offers
 
-    async def launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
         """See :meth:`Provider.launch`."""
+        return await first_to_be_had(self.name, offers, lambda offer: self._launch(offer, order))
+
+    async def _launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
         self._enter("launch")
         made = [self._make(key, offer) for key in order.keys[: self.launch_limit]]
         self.instances.update({instance.id: instance for instance in made})
@@ -224,9 +227,9 @@ class ProviderContract:
         _run(provider, scenario())
 
     async def _launch(self, provider: Provider) -> Sequence[Instance]:
-        offer = (await provider.offers(parse_request(**self.request)))[0]
+        offers = await provider.offers(parse_request(**self.request))
         order = LaunchOrder(pool_id="contract", keys=("key-0", "key-1"), timeout_s=60.0)
-        return await provider.launch(offer, order)
+        return await provider.launch(offers, order)
 
 
 def _run(provider: Provider, scenario: Coroutine[Any, Any, None]) -> None:

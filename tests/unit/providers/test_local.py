@@ -42,7 +42,7 @@ def instance() -> Iterator[Instance]:
 def launch(*keys: str, pool_id: str = "pool") -> list[Instance]:
     async def scenario() -> list[Instance]:
         (offer,) = await Local().offers(parse_request())
-        return list(await Local().launch(offer, LaunchOrder(pool_id=pool_id, keys=keys, timeout_s=60.0)))
+        return list(await Local().launch([offer], LaunchOrder(pool_id=pool_id, keys=keys, timeout_s=60.0)))
 
     return asyncio.run(scenario())
 

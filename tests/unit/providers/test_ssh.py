@@ -66,7 +66,7 @@ def order(*keys: str, pool_id: str = "pool") -> LaunchOrder:
 
 async def launch(provider: SSH, *keys: str, pool_id: str = "pool") -> Sequence[Instance]:
     (offer,) = await provider.offers(parse_request(nodes=1))
-    return await provider.launch(offer, order(*keys, pool_id=pool_id))
+    return await provider.launch([offer], order(*keys, pool_id=pool_id))
 
 
 def access_of(instance: Instance) -> SSHAccess:

@@ -29,6 +29,7 @@ from skyward.events import (
     InstanceLaunching,
     InstanceProvisioned,
     InstanceStopping,
+    Notice,
     SkywardEvent,
 )
 from skyward.node.config import NodeConfig
@@ -116,6 +117,7 @@ def test_events_tell_the_story_in_order(stage: Stage) -> None:
     run(scenario)
     assert stage.kinds() == [
         InfraCreating,
+        Notice,  # there is no spot market
         InfraCreated,
         InstanceLaunching,
         InstanceProvisioned,

@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import LedgerError, PoolStateError
+from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.provision import ledger as ledger_module
 from skyward.provision.ledger import Ledger, LedgerEntry, Purchase
 from skyward.provision.owner import Owner
+from skyward.spec.instance import InstanceSpec
 
 PURCHASE = Purchase(
     pool_id="pool",
@@ -43,10 +45,13 @@ WRITER = """
 import sys
 from pathlib import Path
 from skyward.provision.ledger import Ledger, Purchase
+from skyward.providers.base import Instance, InstanceState, Offer
+from skyward.spec.instance import InstanceSpec
+offer = Offer(spec=InstanceSpec(name="m", cpu=1, memory_gib=1))
 ledger, name, purchase = Ledger(Path(sys.argv[1])), sys.argv[2], Purchase(pool_id="pool", provider="local")
 for n in range(int(sys.argv[3])):
     ledger.reserve({f"{name}-{n}": n}, purchase)
-    ledger.record({f"{name}-{n}": f"i-{name}-{n}"})
+    ledger.record([Instance(id=f"i-{name}-{n}", key=f"{name}-{n}", state=InstanceState.RUNNING, offer=offer)])
     ledger.close([f"{name}-{n}"] if n % 2 else [])
     print(n, flush=True)
 """
@@ -76,11 +81,15 @@ def test_a_reserved_key_is_open_before_any_id_is_known(ledger: Ledger) -> None:
     )
 
 
-def test_ids_are_added_to_their_entries(ledger: Ledger) -> None:
+def test_ids_are_added_to_their_entries_and_what_was_got_instead_of_what_was_asked_for(ledger: Ledger) -> None:
     reserve(ledger, "a", "b")
-    ledger.record({"b": "i-2"})
+    got = Offer(spec=InstanceSpec(name="smaller", cpu=1, memory_gib=1), region="elsewhere", price_per_hour=0.5)
+    ledger.record([Instance(id="i-2", key="b", state=InstanceState.PENDING, offer=got)])
 
-    assert [(entry.key, entry.instance_id) for entry in ledger.open_entries()] == [("a", None), ("b", "i-2")]
+    first, second = ledger.open_entries()
+    assert (first.instance_id, first.purchase) == (None, PURCHASE)
+    assert (second.instance_id, second.purchase.machine, second.purchase.region) == ("i-2", "smaller", "elsewhere")
+    assert (second.purchase.spot, second.purchase.price_per_hour) == (False, 0.5)
 
 
 def test_closed_entries_are_not_open_but_remembered_and_closing_twice_is_harmless(ledger: Ledger) -> None:

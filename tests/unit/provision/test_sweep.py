@@ -54,12 +54,12 @@ class Stage:
         async def scenario() -> list[Instance]:
             (offer,) = await self.provider.offers(parse_request())
             return list(
-                await self.provider.launch(offer, LaunchOrder(pool_id=pool_id, keys=tuple(keys), timeout_s=60.0))
+                await self.provider.launch([offer], LaunchOrder(pool_id=pool_id, keys=tuple(keys), timeout_s=60.0))
             )
 
         launched = asyncio.run(scenario())
         if reserved and recorded:
-            self.ledger.record({each.key: each.id for each in launched})
+            self.ledger.record(launched)
         return launched
 
     def make(self, name: str, settings: Mapping[str, Any]) -> Provider:

@@ -292,9 +292,9 @@ class HeldUp:
         self._launch = stage.provider.launch
         stage.provider.launch = self.launch  # type: ignore[method-assign]
 
-    async def launch(self, offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
         if self.go.is_set():
-            return await self._launch(offer, order)
+            return await self._launch(offers, order)
         self.begun.set()
         await self.go.wait()
         raise CapacityError("sold out")
