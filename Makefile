@@ -48,7 +48,8 @@ check: $(VENV)/check.installed ## lint, format, types, imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-conformance: $(VENV)/test.installed ## joblib's and scikit-learn's own tests, here and on loky; writes docs/conformance.md
+conformance: $(VENV)/test.installed ## joblib's and scikit-learn's own tests, here and on loky, and Dask's own cluster; writes docs/conformance.md
+	$(BIN)/python -m pytest -q tests/conformance/control_clusters.py
 	$(BIN)/python tests/conformance/suite.py
 
 bench: $(BENCH)/bench.installed ## the numbers in the docs; ROWS="gather idle" or QUICK=1: fewer, only printed

@@ -1,52 +1,13 @@
-"""Cluster managers and what users of ``distributed`` expect of them; Dask's own is the control."""
+"""Skyward's cluster and what users of ``distributed`` expect of one; ``control_clusters.py`` is Dask's own."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from multiprocessing import resource_tracker
-from pathlib import Path
-from typing import Any, NoReturn
-
-import pytest
-from distributed import LocalCluster, Nanny
+from typing import Any
 
 import skyward as sky
-from skyward.testing.clusters import ClusterConformance, StrictClusterConformance
+from skyward.testing.clusters import StrictClusterConformance
 from skyward.testing.provider import FakeProvider
 from skyward_dask import SkywardCluster
-
-
-@pytest.fixture(autouse=True, scope="module")
-def scratch() -> Iterator[None]:
-    """Dask's own workers make this folder and leave it; their processes leave a resource tracker."""
-    folder = Path(tempfile.gettempdir(), "dask-scratch-space")
-    folder.mkdir()
-    yield
-    shutil.rmtree(folder)
-    resource_tracker._resource_tracker._stop()
-
-
-class BrokenNanny(Nanny):
-    async def start_unsafe(self) -> NoReturn:
-        raise RuntimeError("broken, for a test")
-
-
-class TestLocalCluster(ClusterConformance):
-    threads_per_worker = 2
-
-    def make_cluster(self, *, workers: int, **options: Any) -> LocalCluster:
-        return LocalCluster(
-            n_workers=workers,
-            threads_per_worker=self.threads_per_worker,
-            memory_limit="1GiB",
-            dashboard_address="127.0.0.1:0",
-            **options,
-        )
-
-    def make_broken_cluster(self) -> LocalCluster:
-        return LocalCluster(n_workers=1, worker_class=BrokenNanny, dashboard_address="127.0.0.1:0")
 
 
 class TestSkywardCluster(StrictClusterConformance):

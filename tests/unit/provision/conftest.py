@@ -153,7 +153,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home" / ".config"))
     monkeypatch.setattr(module, "engine_pins", tuple)
-    monkeypatch.setattr(module, "own_wheel", lambda: tiny_code(tmp_path))
+    code = tiny_code(tmp_path)
+    monkeypatch.setattr(module, "own_wheel", lambda: code)
     (tmp_path / "home").mkdir()
     (tmp_path / "bin").mkdir()
     for tool in TOOLS:
