@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -68,7 +69,7 @@ async def test_a_step_whose_connection_is_cut_ends_and_is_run_again_without_show
             bootstrap(image, transport, cache=str(tmp_path / "cache"), node=0, progress=steps.append)
         )
         (first,) = await installers(host, 1)
-        shown = [part for process in host.processes() for part in process.cmdline()]
+        shown = command_lines(host)
         proxy.cut()
         await ended(first)
         proxy.heal()
@@ -87,6 +88,15 @@ async def test_a_step_whose_connection_is_cut_ends_and_is_run_again_without_show
     assert not [
         path for path in (tmp_path / "cache").rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()
     ]
+
+
+def command_lines(host: SshHost) -> list[str]:
+    """Every word of the command line of every process of the host; some end meanwhile."""
+    words: list[str] = []
+    for process in host.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words += process.cmdline()
+    return words
 
 
 async def installers(host: SshHost, count: int) -> list[int]:
