@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from skyward.multipool import MultiPool
     from skyward.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather
     from skyward.pool import ComputePool
+    from skyward.providers.aws.provider import AWS
     from skyward.providers.local import Local
     from skyward.providers.ssh import SSH
     from skyward.runtime import DistributedSampler, InstanceInfo, current_accelerator, instance_info, shard
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from skyward.submission import CallFuture
 
 __all__ = [
+    "AWS",
     "NVIDIA",
     "SSH",
     "Accelerator",
@@ -225,6 +227,7 @@ _HOMES = {
     "skyward.multipool": ("MultiPool",),
     "skyward.pending": ("ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"),
     "skyward.pool": ("ComputePool",),
+    "skyward.providers.aws.provider": ("AWS",),
     "skyward.providers.local": ("Local",),
     "skyward.providers.ssh": ("SSH",),
     "skyward.runtime": ("DistributedSampler", "InstanceInfo", "current_accelerator", "instance_info", "shard"),
@@ -235,7 +238,7 @@ _HOMES = {
     "skyward.spec.volume": ("S3Volume",),
     "skyward.submission": ("CallFuture",),
 }
-_NOT_YET = ("AWS", "DigitalOcean", "RunPod", "Verda", "VastAI", "distributed")
+_NOT_YET = ("DigitalOcean", "RunPod", "Verda", "VastAI", "distributed")
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,8 @@ __all__ = [
     "MetricsReport",
     "Ping",
     "Pong",
+    "Preempting",
+    "PreemptionLikely",
     "Report",
     "SchedulerExit",
     "SchedulerRunning",
@@ -196,6 +198,22 @@ class TimeoutWarning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preempting:
+    """Node to client: its provider takes the machine back. Sent again on every new connection.
+
+    Attributes:
+        seconds_left: until then, as of when this was sent.
+    """
+
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionLikely:
+    """Node to client: its provider says that it will probably take the machine back. Sent again likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """Node to client: the node is ending everything. The connection closes when it has.
 
@@ -220,6 +238,8 @@ Report: TypeAlias = (
     | SchedulerExit
     | MetricsReport
     | TimeoutWarning
+    | Preempting
+    | PreemptionLikely
     | Ending
 )
 """What a node says."""
@@ -240,6 +260,8 @@ _KINDS: dict[str, type[Message]] = {
     "scheduler_exit": SchedulerExit,
     "metrics": MetricsReport,
     "warning": TimeoutWarning,
+    "preempting": Preempting,
+    "preemption_likely": PreemptionLikely,
     "ending": Ending,
 }
 _NAMES = {cls: kind for kind, cls in _KINDS.items()}

@@ -44,6 +44,7 @@ from skyward.node.control import (
 from skyward.node.lease import Lease
 from skyward.node.metrics import open_sampler
 from skyward.node.plan import NodePlan
+from skyward.node.preemption import PreemptionWatcher
 from skyward.node.processes import become_subreaper, kill_all, reap_orphans
 from skyward.node.server import ControlServer
 from skyward.node.survey import make_plan
@@ -82,6 +83,7 @@ class Supervisor:
         self._zygote: Zygote | None = None
         self._nannies: Child | None = None
         self._order: Start | None = None
+        self._preemption = PreemptionWatcher(config.watch, tell=self._server.broadcast) if config.watch else None
 
     async def run(self, announce: Callable[[NodeReady], None]) -> None:
         """Bring the node up, announce it, and return when everything of it has ended."""
@@ -126,7 +128,8 @@ class Supervisor:
     def state(self) -> list[Report]:
         """See :class:`~skyward.node.server.ControlHandler`."""
         scheduler = [self._scheduler] if self._scheduler else []
-        return [*scheduler, *self._workers.values(), *self._stale.values()]
+        preemption = self._preemption.news() if self._preemption else []
+        return [*scheduler, *self._workers.values(), *self._stale.values(), *preemption]
 
     def told(self, command: Command, reply: Callable[[Report], None]) -> None:
         """See :class:`~skyward.node.server.ControlHandler`."""
@@ -158,6 +161,8 @@ class Supervisor:
             work.insert(0, scheduling.keep())
         if self._config.collect_metrics:
             work.append(self._measure())
+        if self._preemption is not None:
+            work.append(self._preemption.run())
         return work
 
     async def _measure(self) -> None:

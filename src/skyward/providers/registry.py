@@ -14,6 +14,7 @@ from skyward.providers.base import Instance, Provider
 __all__ = ["PROVIDERS", "Sweepable", "make_provider", "provider_settings"]
 
 PROVIDERS: Mapping[str, str] = {
+    "aws": "skyward.providers.aws.provider:AWS",
     "local": "skyward.providers.local:Local",
     "ssh": "skyward.providers.ssh:SSH",
 }

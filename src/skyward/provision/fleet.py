@@ -5,20 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, assert_never, cast
+from typing import Any, assert_never
 
 from skyward._waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import PoolStateError, SkywardError, TerminationError
-from skyward.events import (
-    BootstrapCompleted,
-    BootstrapProgress,
-    BootstrapStarting,
-    InstanceProvisioned,
-    ProviderName,
-    SkywardEvent,
-)
-from skyward.node.config import NodeConfig
-from skyward.providers.base import Instance, Provider
+from skyward.events import SkywardEvent
+from skyward.providers.base import Provider
 from skyward.provision.cost import CostReport
 from skyward.provision.heralding import Herald, spawn
 from skyward.provision.ledger import Ledger
@@ -45,13 +37,12 @@ from skyward.provision.lifecycle import (
 )
 from skyward.provision.machines import Machine, Machines, to_its_end
 from skyward.provision.nodes import NodeHandle, NodeListener, open_node, unless_gone
+from skyward.provision.spares import Spares
+from skyward.provision.starting import OpenNode, Starter
 from skyward.spec.request import PoolRequest
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["Fleet", "OpenNode"]
-
-OpenNode = Callable[[Instance, int, NodeListener], NodeHandle]
-"""Makes the handle of a running machine; tests give another."""
+__all__ = ["Fleet"]
 
 _UP = (NodeState.JOINING, NodeState.READY)
 _logger = logging.getLogger("skyward")
@@ -85,17 +76,24 @@ class Fleet:
         clock: Clock = SYSTEM_CLOCK,
         open_node: OpenNode = open_node,
     ) -> None:
-        self._provider_name: ProviderName = cast("Any", provider.name)
         self._request = request
         self._pool_id = pool_id
-        self._tls = tls
-        self._publish = publish
-        self._on_node_message = on_node_message
-        self._open_node = open_node
         self._lifecycle = Lifecycle()
         self._machines = Machines(provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock)
+        self._starter = Starter(
+            provider,
+            request,
+            self._machines,
+            pool_id=pool_id,
+            tls=tls,
+            publish=publish,
+            on_node_message=on_node_message,
+            clock=clock,
+            open_node=open_node,
+        )
         self.unended = self._machines.unended
         self._current: dict[int, Machine] = {}
+        self._spares = Spares(self._machines, self._starter, self._current, publish=publish)
         self._failures: dict[int, BaseException] = {}
         self._moved = asyncio.Event()
         self._headless: Exception | None = None
@@ -132,7 +130,7 @@ class Fleet:
             await self._launch(ranks)
             await _all_or_the_first_error({rank: self._come_up(rank) for rank in ranks})
         except BaseException as error:
-            await self._clean_up_after(error, self.stop())
+            await _clean_up_after(error, self.stop())
             raise
 
     async def launch(self, ranks: Sequence[int]) -> None:
@@ -143,7 +141,7 @@ class Fleet:
         try:
             await self._launch(tuple(ranks))
         except BaseException as error:
-            await self._clean_up_after(error, self.end(ranks))
+            await _clean_up_after(error, self.end(ranks))
             raise
 
     async def bring_up(self, rank: int) -> NodeHandle:
@@ -154,7 +152,7 @@ class Fleet:
         try:
             return await self._come_up(rank)
         except BaseException as error:
-            await self._clean_up_after(error, self.end((rank,)))
+            await _clean_up_after(error, self.end((rank,)))
             raise
 
     async def end(self, ranks: Sequence[int]) -> None:
@@ -165,18 +163,27 @@ class Fleet:
         """
         for action in self._handle(End(ranks=tuple(rank for rank in ranks if rank in self.states))):
             assert isinstance(action, EndNodes)
-            ours = [each for each in self._machines.all if each.rank in action.ranks and not each.ended]
             try:
-                await to_its_end(self._end_machines(ours))
+                await to_its_end(self._end_nodes(action.ranks))
             finally:  # what is not confirmed gone keeps no other from its rank
                 self._handle(Ended(ranks=action.ranks))
-                for machine in ours:
-                    if not machine.ended:
-                        spawn(self._machines.end_at_last(machine, told=True), self._ending)
+                for machine in self._left(action.ranks):
+                    spawn(self._machines.end_at_last(machine, told=True), self._ending)
 
     def discard(self, rank: int) -> None:
         """A node was lost: end what is left of it in the background; its rank may be launched again at once."""
         self._handle(Lost(rank=rank))
+
+    def begin_spare(self, rank: int) -> None:
+        """This node's machine will be taken away: have the next one already, which :meth:`launch` then takes."""
+        if not self._lifecycle.over:
+            self._spares.begin(rank)
+
+    async def drop_spare(self, rank: int) -> None:
+        """No other machine is needed for ``rank``: end the one that was begun, if any, in the background."""
+        for machine in await to_its_end(self._spares.settle((rank,))):
+            if not self._lifecycle.over:  # else all machines are ended
+                spawn(self._machines.end_at_last(machine), self._ending)
 
     def fail_joining(self, error: Exception) -> None:
         """No scheduler will come unless a head is launched again: until then, who needs one fails with ``error``."""
@@ -205,13 +212,6 @@ class Fleet:
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._end_machines([machine for machine in self._machines.all if not machine.ended])
 
-    async def _clean_up_after(self, error: BaseException, ending: Coroutine[Any, Any, None]) -> None:
-        try:
-            await ending
-        except TerminationError as left:
-            left.add_note(f"this was to clean up after {type(error).__name__}: {error}")
-            raise
-
     def _handle(self, event: Event) -> Sequence[Action]:
         """The actions that follow from ``event``, but for those that are done here and now, or in the background."""
         actions: list[Action] = []
@@ -238,10 +238,7 @@ class Fleet:
             self._headless = None
         for action in self._handle(Want(ranks=ranks)):
             assert isinstance(action, Launch)
-            await self._machines.launch(action.ranks)
-            for machine in self._machines.all:  # the last one of each rank is the present one
-                if machine.rank in action.ranks:
-                    self._current[machine.rank] = machine
+            self._current.update(await self._spares.launch(action.ranks))
 
     async def _come_up(self, rank: int) -> NodeHandle:
         self._failures.pop(rank, None)  # an earlier machine's
@@ -258,10 +255,10 @@ class Fleet:
     async def _perform(self, action: Action) -> Event:
         match action:
             case Prepare(rank=rank):
-                await self._prepare(self._current[rank])
+                await self._spares.prepare(self._current[rank])
                 return Prepared(rank=rank)
             case Start(rank=rank):
-                await self._start_node(rank)
+                await self._starter.start(self._current[rank], self._herald.size)
                 return Started(rank=rank)
             case Launch() | Join() | Discard() | EndNodes():
                 raise PoolStateError(f"{action} does not bring a node up")
@@ -284,20 +281,12 @@ class Fleet:
         self._failures[rank] = error
         self._stir()
 
-    async def _prepare(self, machine: Machine) -> None:
-        await self._machines.running(machine)
-        instance = machine.instance
-        self._publish(_provisioned(instance, machine.rank, self._provider_name))
-        node = machine.node = self._open_node(instance, machine.rank, self._on_node_message)
-        self._publish(BootstrapStarting(instance.id))
-        await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance.id, step)))
+    def _left(self, ranks: Sequence[int]) -> list[Machine]:
+        return [machine for machine in self._machines.all if machine.rank in ranks and not machine.ended]
 
-    async def _start_node(self, rank: int) -> None:
-        node = self._current[rank].node
-        assert node is not None
-        self._publish(BootstrapProgress(node.instance.id, "server"))
-        await node.start(_config(node, self._request, self._herald.size, self._pool_id, self._tls))
-        self._publish(BootstrapCompleted(node.instance.id))
+    async def _end_nodes(self, ranks: Sequence[int]) -> None:
+        await self._spares.settle(ranks)
+        await self._end_machines(self._left(ranks))
 
     async def _end_machines(self, machines: Sequence[Machine]) -> None:
         try:
@@ -307,6 +296,14 @@ class Fleet:
                 if self._current.get(machine.rank) is machine:  # even if it is not confirmed gone: it is no node now
                     del self._current[machine.rank]
                 self._herald.forget(machine.node)
+
+
+async def _clean_up_after(error: BaseException, ending: Coroutine[Any, Any, None]) -> None:
+    try:
+        await ending
+    except TerminationError as left:
+        left.add_note(f"this was to clean up after {type(error).__name__}: {error}")
+        raise
 
 
 async def _all_or_the_first_error(work: Mapping[int, Coroutine[Any, Any, object]]) -> None:
@@ -321,47 +318,3 @@ async def _all_or_the_first_error(work: Mapping[int, Coroutine[Any, Any, object]
     # A task group takes a node's own CancelledError for success.
     if cancelled := [rank for rank, task in starting.items() if task.cancelled()]:
         raise SkywardError(f"nodes {cancelled} were cancelled while they were starting")
-
-
-def _provisioned(instance: Instance, rank: int, provider: ProviderName) -> InstanceProvisioned:
-    offer = instance.offer
-    return InstanceProvisioned(
-        instance.id,
-        rank,
-        offer.spot,
-        provider,
-        ip=instance.access.address if instance.access else None,
-        instance_type=offer.spec.name,
-        price_on_demand=offer.on_demand_price_per_hour if offer.spot else offer.price_per_hour,
-        price_spot=offer.price_per_hour if offer.spot else None,
-    )
-
-
-def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls: TlsIdentity) -> NodeConfig:
-    return NodeConfig(
-        pool_id=pool_id,
-        instance_id=node.instance.id,
-        node=node.rank,
-        total_nodes=size,
-        workers=request.workers_per_node,
-        head=node.rank == HEAD,
-        address=node.access.address,
-        workdir=node.access.workdir,
-        files=node.files if request.image.includes else "",
-        env=dict(request.env),
-        tls_ca=tls.ca,
-        tls_cert=tls.cert,
-        tls_key=tls.key,
-        timeout_s=request.timeout_s,
-        lease_s=request.lease_s,
-        away_s=request.away_s,
-        collect_metrics=request.collect_metrics,
-        accelerators=_accelerator_names(request),
-        watch=node.instance.watch,
-    )
-
-
-def _accelerator_names(request: PoolRequest) -> tuple[str, ...]:
-    if request.accelerator is None:
-        return ()
-    return (request.accelerator.name,) * request.accelerator.count

@@ -179,6 +179,11 @@ class Lifecycle:
         """Each node's state, by rank, of all ranks there ever were."""
         return self._states
 
+    @property
+    def over(self) -> bool:
+        """Whether all has to end: the fleet takes no more."""
+        return self._over
+
     def handle(self, event: Event) -> Sequence[Action]:
         """Take in what happened and say what to do about it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -32,7 +32,7 @@ from skyward.events import (
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.providers.registry import provider_settings
-from skyward.provision.choose import choose
+from skyward.provision.choose import Batch, choose, notes_on_purchase
 from skyward.provision.cost import Usage
 from skyward.provision.ledger import Ledger, Purchase
 from skyward.provision.nodes import NodeHandle
@@ -102,25 +102,29 @@ class Machines:
         self._publish = publish
         self._ledger = ledger
         self._clock = clock
+        self._told: set[str] = set()
 
     def unended(self) -> tuple[str, ...]:
         """Ids of the machines that are not confirmed gone."""
         return tuple(machine.instance.id for machine in self.all if not machine.ended)
 
-    async def launch(self, ranks: Sequence[int]) -> None:
-        """Launch one machine for each rank.
+    async def launch(self, ranks: Sequence[int], *, beside: Iterable[Machine] = ()) -> Sequence[Machine]:
+        """Launch one machine for each rank, with regard to those that the fleet has ``beside`` them.
 
         Raises what the provider does. What was created until then is among ``all``.
         """
         self._publish(InfraCreating())
         offers = await self._provider.offers(self._request)
-        choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name)
-        if choice.note:
-            self._publish(Notice(choice.note))
+        has = [machine.instance.offer for machine in beside]
+        choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
+        for note in (choice.note, *(batch.offers[0].note for batch in choice.batches)):
+            self._notice(note)
         self._publish(InfraCreated(choice.batches[0].offers[0].region))
+        launched: list[Machine] = []
         for batch in choice.batches:
             ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
-            await to_its_end(self._create(batch.offers, ours))
+            launched += await self._buy(batch, ours)
+        return launched
 
     async def running(self, machine: Machine) -> None:
         """Return once the machine runs and says how it is reached.
@@ -179,14 +183,34 @@ class Machines:
     async def _look(self, instance_id: str) -> Instance | NotYet:
         (seen,) = await self._provider.describe([instance_id])
         if seen.state in (InstanceState.FAILED, InstanceState.GONE, InstanceState.STOPPING):
-            raise CapacityError(f"{self._provider.name} could not run instance {instance_id}: it is {seen.state.value}")
+            why = seen.state.value + (f" ({seen.reason})" if seen.reason else "")
+            raise CapacityError(
+                f"{self._provider.name} could not run instance {instance_id}: it is {why}; "
+                "try again, or another machine, region or provider"
+            )
         if seen.state is InstanceState.RUNNING and seen.access is not None:
             return seen
         return NotYet(seen.state.value)
 
-    async def _create(self, offers: Sequence[Offer], ranks: Sequence[int]) -> None:
+    async def _buy(self, batch: Batch, ranks: Sequence[int]) -> Sequence[Machine]:
+        """Launch machines of a batch, as often as it takes and its strategy says."""
+        asked = batch.offers[0]
+        self._publish(InstanceLaunching(len(ranks), asked.spec.name, self._provider_name))
+        for left in range(batch.retries, -1, -1):
+            try:
+                launched = await to_its_end(self._create(batch.offers, ranks))
+            except CapacityError as error:
+                if not left:
+                    raise _refused(error, batch) from error
+                await self._clock.sleep(batch.interval_s)
+            else:
+                for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
+                    self._notice(note)
+                return launched
+        raise AssertionError("unreachable")
+
+    async def _create(self, offers: Sequence[Offer], ranks: Sequence[int]) -> Sequence[Machine]:
         """Launch what is really to be had of ``offers``, best first."""
-        self._publish(InstanceLaunching(len(ranks), offers[0].spec.name, self._provider_name))
         keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
         await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offers[0]))
         began = self._clock.monotonic()
@@ -196,13 +220,21 @@ class Machines:
         except _REFUSALS:
             await asyncio.to_thread(self._ledger.close, keys)
             raise
-        self.all += [Machine(rank=keys[each.key], instance=each, usage=_usage(each.offer, began)) for each in instances]
+        made = [Machine(rank=keys[each.key], instance=each, usage=_usage(each.offer, began)) for each in instances]
+        self.all += made
         await asyncio.to_thread(self._ledger.record, instances)
         if len(instances) < len(keys):
             raise SkywardError(
                 f"{self._provider.name} launched {len(instances)} of {len(keys)} machines without an error; "
                 "this is a fault of the provider's adapter, please report it"
             )
+        return made
+
+    def _notice(self, message: str) -> None:
+        """Tell the user, once."""
+        if message and message not in self._told:
+            self._told.add(message)
+            self._publish(Notice(message))
 
     def _purchase(self, offer: Offer) -> Purchase:
         return Purchase(
@@ -224,6 +256,11 @@ def _usage(offer: Offer, launched_at: float) -> Usage:
         on_demand_price_per_hour=offer.on_demand_price_per_hour,
         minimum_billed_s=offer.minimum_billed_s,
     )
+
+
+def _refused(error: CapacityError, batch: Batch) -> CapacityError:
+    tries = f"{batch.retries + 1} times in a row, {batch.interval_s:g} s apart, " if batch.retries else ""
+    return CapacityError(f"{tries}{error}; {batch.advice}")
 
 
 async def _stop(node: NodeHandle) -> None:

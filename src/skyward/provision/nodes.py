@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, assert_never
 
 from skyward._waiting import SYSTEM_CLOCK, wait_until
-from skyward.errors import BootstrapError, PoolStateError, UnreachableError
+from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
 from skyward.node.config import NodeConfig, NodeReady
-from skyward.node.control import Ending, Fetch, Fetched, Kill, Message, Start
+from skyward.node.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, Start
 from skyward.providers.base import Instance
 from skyward.provision.bootstrap import Environment, bootstrap
 from skyward.provision.control import ControlClient
 from skyward.provision.environment import prepare_environment
 from skyward.provision.includes import deliver_includes
-from skyward.provision.steps import persist
+from skyward.provision.inquiry import unheard
+from skyward.provision.steps import let_in, persist
 from skyward.spec.image import Image
 from skyward.transport.access import Access, LocalAccess, SSHAccess
 from skyward.transport.base import Completed, Transport
@@ -73,10 +74,12 @@ class NodeLoss:
     Attributes:
         reason: why, in plain English.
         timed_out: whether its hard ``timeout`` is over: then no other node takes its place.
+        announced: whether its provider had said before that it takes the machine back.
     """
 
     reason: str
     timed_out: bool = False
+    announced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,7 @@ class NodeHandle:
         access: how the machine is reached.
         transport: the way to the machine.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
+        inquire: asks who has the machine what became of it; answers with nothing unless it is over.
     """
 
     def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
@@ -119,7 +123,11 @@ class NodeHandle:
         self._loss: NodeLoss | None = None
         self._longest_absence_s = math.inf
         self.lanes: tuple[str, ...] = ()
+        self.inquire: Callable[[], Awaitable[str]] = unheard
         self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
+        self._noticed = asyncio.Event()
+        self._seconds_left = math.inf
+        self._warned = False
 
     @property
     def linked(self) -> bool:
@@ -147,7 +155,8 @@ class NodeHandle:
             case LocalAccess():
                 python = await prepare_environment(image, self.transport, node=self.rank, progress=progress)
                 self._environment = Environment(python=python)
-            case SSHAccess(cache=cache):
+            case SSHAccess(cache=cache, boot_s=boot_s):
+                await let_in(self.transport, within_s=boot_s, node=self.rank)
                 self._environment = await bootstrap(
                     image, self.transport, cache=cache, node=self.rank, progress=progress
                 )
@@ -182,8 +191,8 @@ class NodeHandle:
         """Return once the node is certainly gone.
 
         Either it says so itself, or it takes two independent signals: the control connection is lost, and the machine
-        says that its supervisor does not run. A machine that cannot be asked is merely away, until it must have ended
-        by itself.
+        says that its supervisor does not run; or the machine cannot be asked, and its provider says that it is over.
+        A machine of which nobody says so is merely away, until it must have ended by itself.
         """
         while self._loss is None:
             await self._unlinked.wait()
@@ -201,6 +210,11 @@ class NodeHandle:
             if reason and self._loss is None:
                 self._loss = NodeLoss(reason=reason)
         return self._loss
+
+    async def wait_notice(self) -> float:
+        """Return once the provider has said that it takes the machine back; in how many seconds it said."""
+        await self._noticed.wait()
+        return self._seconds_left
 
     def tell(self, news: LinkDown | LinkUp) -> None:
         """Let the node's listener hear of its link."""
@@ -282,7 +296,18 @@ class NodeHandle:
             self._unlinked.set()
         if isinstance(message, Fetched) and (answer := self._fetching.pop(message.path, None)) is not None:
             answer.set_result(message)
-        self._on_message(self, message)
+        if not self._is_old(message):
+            self._on_message(self, message)
+
+    def _is_old(self, message: Message) -> bool:
+        """Whether this is of the news that a node repeats on every connection, and was heard before."""
+        if isinstance(message, Preempting):
+            known, self._seconds_left = self._noticed.is_set(), message.seconds_left
+            self._noticed.set()
+            return known
+        known = isinstance(message, PreemptionLikely) and self._warned
+        self._warned = self._warned or isinstance(message, PreemptionLikely)
+        return known
 
     async def _forwarded(self, address: str) -> str:
         host, _, port = address.rpartition(":")
@@ -298,10 +323,11 @@ class NodeHandle:
         check = [self._environment.python, "-c", _IS_THERE, str(self.ready.pid), self.instance.id]
         try:
             completed = await self.transport.run(check, timeout_s=_JUDGE_TIMEOUT_S)
-        except (UnreachableError, OSError) as error:
+        except (SkywardError, OSError) as error:  # another machine at its address refuses us, or is refused
             _logger.debug("cannot tell whether node %d is gone: %s", self.rank, error)
             away.reason = str(error)
-            return None
+            word = await self.inquire()
+            return f"it cannot be reached, and {word}" if word else None
         if completed.exit_code == SUPERVISOR_GONE:
             return "its supervisor is gone"
         if completed.exit_code:

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
-from skyward.errors import BootstrapError, UnreachableError
+from skyward.errors import AuthenticationError, BootstrapError, UnreachableError
+from skyward.transport.base import Transport
 
-__all__ = ["GRACE_S", "masked", "persist"]
+__all__ = ["GRACE_S", "let_in", "masked", "persist"]
 
 T = TypeVar("T")
 
@@ -18,6 +19,8 @@ GRACE_S = 30.0
 
 _AGAIN_S = 0.5
 _LEAST_S = 1.0
+_KNOCK_S = 2.5
+_ANSWER_S = 90.0
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 _SHORTEST_SECRET = 8
 
@@ -51,6 +54,41 @@ async def persist(attempt: Callable[[float], Awaitable[T]], *, deadline_s: float
             node=node,
             step=step,
         ) from error
+
+
+async def let_in(transport: Transport, *, within_s: float, node: int) -> None:
+    """Wait until a new machine answers us as itself; until then it may refuse keys, and show another host key.
+
+    Args:
+        transport: the way to it.
+        within_s: how long it may take; 0 asks nothing.
+        node: its rank, for the message.
+
+    Raises:
+        AuthenticationError: in the end it still refused us, or was another one.
+        UnreachableError: in the end it still did not answer.
+    """
+    refusals: list[AuthenticationError] = []
+
+    async def knock() -> bool | NotYet:
+        refusals.clear()
+        try:
+            await transport.run(["true"], timeout_s=_ANSWER_S)
+        except AuthenticationError as error:
+            refusals.append(error)
+            return NotYet(str(error))
+        except UnreachableError as error:
+            return NotYet(str(error))
+        return True
+
+    if not within_s:
+        return
+    try:
+        await wait_until(knock, deadline_s=within_s, interval_s=_KNOCK_S, what=f"node {node} to let us in")
+    except UnreachableError as error:
+        for refusal in refusals:
+            raise type(refusal)(f"node {node} did not let us in for {within_s:g} s: {refusal}") from error
+        raise
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:

@@ -64,12 +64,14 @@ class SSHAccess:
         address: the machine's own address, at which the pool's other machines reach it: what its ports bind to.
         workdir: the node's own folder, absolute.
         cache: folder of environments, absolute; it outlives the node.
+        boot_s: so long a new machine may refuse everybody, or show another host key: it is still being set up.
     """
 
     target: SSHTarget
     address: str
     workdir: str
     cache: str = field(default="")
+    boot_s: float = 0.0
 
 
 Access: TypeAlias = LocalAccess | SSHAccess

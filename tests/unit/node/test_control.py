@@ -20,6 +20,8 @@ from skyward.node.control import (
     MetricsReport,
     Ping,
     Pong,
+    Preempting,
+    PreemptionLikely,
     Report,
     SchedulerExit,
     SchedulerRunning,
@@ -51,6 +53,8 @@ MESSAGES: list[Message] = [
     SchedulerExit(reason="exited with status 1"),
     MetricsReport(values={"cpu_percent": 1.5, "gpus": []}),
     TimeoutWarning(seconds_left=3.5),
+    Preempting(seconds_left=119.5),
+    PreemptionLikely(),
     Ending(reason="asked"),
 ]
 

@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 
-from skyward.errors import UnreachableError
+from skyward.errors import HostKeyError, RateLimitError, UnreachableError
 from skyward.node.config import NodeConfig
 from skyward.node.lease import Lease
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.provision import nodes
+from skyward.provision.inquiry import Inquiry
 from skyward.provision.nodes import NodeHandle
 from skyward.spec.instance import InstanceSpec
+from skyward.testing.clock import FakeClock
+from skyward.testing.provider import FakeProvider
 from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
 
@@ -132,3 +135,94 @@ def test_a_node_that_is_given_up_has_ended(lease_s: float, away_s: float) -> Non
         lease.joined(0)
         lease.left(left_s)
         assert lease.end_reason(limit_s)
+
+
+# --- the provider's word ----------------------------------------------------------------------------------------------
+
+
+class Seller(FakeProvider):
+    """Says of the machine what it is told to."""
+
+    def __init__(self, state: InstanceState, reason: str = "") -> None:
+        super().__init__()
+        self.instances["i-1"] = replace(INSTANCE, state=state, reason=reason)
+
+
+def asking(machine: Machine, provider: FakeProvider, clock: FakeClock) -> NodeHandle:
+    node = unlinked_node(machine)
+    node.inquire = Inquiry(provider, "i-1", clock=clock)
+    return node
+
+
+class Passing(FakeClock):
+    """A second passes between two looks at it."""
+
+    def monotonic(self) -> float:
+        self.advance(1)
+        return super().monotonic()
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (InstanceState.GONE, "fake says that it is gone: Server.Reclaimed"),
+        (InstanceState.STOPPING, "fake says that it is stopping: Server.Reclaimed"),
+        (InstanceState.FAILED, "fake says that it is failed: Server.Reclaimed"),
+    ],
+)
+@pytest.mark.parametrize("error", [TIMED_OUT, OSError("no route"), HostKeyError("another machine has its address")])
+async def test_a_machine_that_cannot_be_asked_and_is_over_by_its_providers_word_is_lost(
+    error: Exception, state: InstanceState, says: str
+) -> None:
+    async with asyncio.timeout(10):
+        loss = await asking(Machine(error), Seller(state, "Server.Reclaimed"), Passing()).wait_gone()
+
+    assert loss.reason == f"it cannot be reached, and {says}"
+
+
+@pytest.mark.parametrize("state", [InstanceState.PENDING, InstanceState.RUNNING])
+async def test_a_machine_that_cannot_be_asked_and_runs_by_its_providers_word_is_away(state: InstanceState) -> None:
+    machine, provider = Machine(TIMED_OUT), Seller(state)
+    waiting = asyncio.ensure_future(asking(machine, provider, Passing()).wait_gone())
+
+    async with asyncio.timeout(10):
+        while provider.calls.count("describe") < 3:  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.001)
+
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_provider_is_not_asked_while_the_machine_answers() -> None:
+    machine, provider = Machine(RUNS), Seller(InstanceState.GONE)
+    waiting = asyncio.ensure_future(asking(machine, provider, Passing()).wait_gone())
+
+    async with asyncio.timeout(10):
+        await machine.asked_again.wait()
+
+    assert not waiting.done()
+    assert provider.calls == []
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_provider_that_cannot_say_is_asked_again_and_believed_then() -> None:
+    provider = Seller(InstanceState.GONE)
+    provider.fail("describe", RateLimitError("later"), times=2)
+
+    async with asyncio.timeout(10):
+        loss = await asking(Machine(TIMED_OUT), provider, Passing()).wait_gone()
+
+    assert loss.reason == "it cannot be reached, and fake says that it is gone"
+    assert provider.calls.count("describe") == 3
+
+
+async def test_a_provider_is_asked_no_oftener_than_every_five_seconds() -> None:
+    provider, clock = Seller(InstanceState.RUNNING), FakeClock()
+    inquire = Inquiry(provider, "i-1", clock=clock)
+    for _ in range(20):
+        assert await inquire() == ""
+        clock.advance(1)
+
+    assert provider.calls.count("describe") == 4

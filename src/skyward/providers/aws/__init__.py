@@ -1,0 +1,1 @@
+"""Machines of AWS EC2."""

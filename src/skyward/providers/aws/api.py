@@ -1,0 +1,175 @@
+"""Calls of AWS's APIs: in threads, repeated where that helps, with Skyward's errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+
+from skyward.errors import ConfigurationError, SkywardError
+from skyward.providers.aws.errors import Kind, Where, explained, is_kind
+
+__all__ = ["Api", "Credentials", "Json", "sdk"]
+
+Json = dict[str, Any]
+
+_CONNECT_TIMEOUT_S: Final = 5.0
+_READ_TIMEOUT_S: Final = 30.0
+_FIRST_PAUSE_S: Final = 0.3
+_LONGEST_PAUSE_S: Final = 10.0
+_READING: Final = ("Describe", "Get", "List")
+_POOL: Final = 32
+_SOON_S: Final = 3.0
+_logger = logging.getLogger("skyward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Whose account, and where.
+
+    Attributes:
+        region: of every client.
+        profile: of the shared configuration; None means the usual chain of credentials.
+        endpoint_url: answers instead of AWS; None means AWS, or what the configuration says.
+    """
+
+    region: str
+    profile: str | None = None
+    endpoint_url: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Api:
+    """One account's API in one region; its clients are made when they are needed, and shared by threads.
+
+    Attributes:
+        credentials: whose, and where.
+        patience_s: how long what failed by chance is tried again.
+    """
+
+    credentials: Credentials
+    patience_s: float
+    _clients: dict[tuple[str, str], Any] = field(default_factory=dict[tuple[str, str], Any])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    async def ask(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json | None:
+        """The answer to a question that may remain open: None if it was refused, or did not come soon."""
+        try:
+            return await self._persist(service, operation, region, parameters, patience_s=min(self.patience_s, _SOON_S))
+        except SkywardError as error:
+            _logger.debug("not known: %s", error)
+            return None
+
+    async def call(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json:
+        """Make one call, ``"ec2", "RunInstances"``, in ``region`` or the usual one.
+
+        What was throttled or interrupted is repeated: a call that creates something carries a token. A call that
+        changes something is waited for even if the caller is cancelled, so that nothing comes of it unseen.
+        """
+        return await self._persist(service, operation, region, parameters, patience_s=self.patience_s)
+
+    async def pages(self, service: str, operation: str, member: str, *, region: str = "", **parameters: Any) -> Any:
+        """Every item of ``member`` in all pages of an answer."""
+        answer = await self._persist(service, operation, region, parameters, patience_s=self.patience_s, pages=member)
+        return answer[member]
+
+    async def endpoint(self, service: str) -> str:
+        """The address that a service answers at."""
+        where = Where(region=self.credentials.region, service=service, operation="")
+        client: Any = await asyncio.to_thread(self._client, where)
+        return str(client.meta.endpoint_url)
+
+    def close(self) -> None:
+        """Give up the connections."""
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.close()
+
+    async def _persist(
+        self,
+        service: str,
+        operation: str,
+        region: str,
+        parameters: Mapping[str, Any],
+        *,
+        patience_s: float,
+        pages: str | None = None,
+    ) -> Json:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda error: is_kind(error, Kind.RATE, Kind.TRANSIENT)),
+            stop=stop_after_delay(patience_s),
+            wait=wait_exponential_jitter(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=_FIRST_PAUSE_S),
+            reraise=True,
+        )
+        where = Where(
+            region=region or self.credentials.region,
+            service=service,
+            operation=operation,
+            profile=self.credentials.profile,
+        )
+
+        async def once() -> Json:
+            working = asyncio.ensure_future(asyncio.to_thread(self._ask, where, parameters, pages))
+            if operation.startswith(_READING):
+                return await working
+            try:
+                return await asyncio.shield(working)
+            except asyncio.CancelledError:
+                await asyncio.wait([working])
+                raise
+
+        return cast("Json", await retrying(once))
+
+    def _ask(self, where: Where, parameters: Mapping[str, Any], pages: str | None) -> Json:
+        try:
+            client = self._client(where)
+            method = next(name for name, made in client.meta.method_to_api_mapping.items() if made == where.operation)
+            if pages is None:
+                return cast("Json", getattr(client, method)(**parameters))
+            found: Sequence[Json] = list(client.get_paginator(method).paginate(**parameters))
+            return {pages: [item for page in found for item in page.get(pages, ())]}
+        except SkywardError:
+            raise
+        except Exception as error:
+            told = explained(error, where)
+            if told is None:
+                raise
+            raise told from error
+
+    def _client(self, where: Where) -> Any:
+        key = (where.service, where.region)
+        with self._lock:
+            if key not in self._clients:
+                self._clients[key] = self._make(where)
+            return self._clients[key]
+
+    def _make(self, where: Where) -> Any:
+        from botocore.config import Config
+
+        session: Any = sdk().session.Session(profile_name=self.credentials.profile, region_name=where.region)
+        config = Config(
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=_READ_TIMEOUT_S,
+            max_pool_connections=_POOL,
+            retries={"mode": "standard", "total_max_attempts": 1},  # botocore would repeat what has no capacity
+        )
+        return session.client(where.service, endpoint_url=self.credentials.endpoint_url, config=config)
+
+
+def sdk() -> Any:
+    """boto3.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    try:
+        import boto3
+    except ImportError as error:
+        raise ConfigurationError("AWS() needs boto3: pip install 'skyward[aws]'") from error
+    return boto3

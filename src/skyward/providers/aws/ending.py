@@ -1,0 +1,205 @@
+"""Ending machines, and what was made for their pools."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward.errors import SkywardError, TerminationError, UnreachableError
+from skyward.providers.aws.account import Account, in_parts
+from skyward.providers.aws.errors import Kind, is_kind
+from skyward.providers.aws.network import group_ids
+from skyward.providers.aws.records import Record
+from skyward.providers.aws.tags import KEY_TAG, LIVE_STATES, POOL_TAG, filters
+
+__all__ = ["UNSEEN_S", "end", "remove_by_products", "undo"]
+
+UNSEEN_S: Final = 120.0
+"""So long after its launch a machine may not be listed yet."""
+
+_MOST_IDS: Final = 1000
+_LOOK_S: Final = 1.0
+_AGAIN_S: Final = 0.2
+_BY_PRODUCTS_S: Final = 60.0
+_STRIKES: Final = 3
+"""So often what nobody will ever be allowed is asked for, before that is said."""
+_logger = logging.getLogger("skyward")
+
+
+async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: float) -> None:
+    """Terminate machines until they are gone, then remove what was made for pools that have none any more.
+
+    Raises:
+        TerminationError: some are not gone at the deadline, or it is refused again and again; names them, and why.
+    """
+    ending = _Ending(account, instance_ids)
+    try:
+        await wait_until(ending.ended, deadline_s=deadline_s, interval_s=_LOOK_S, what="machines to be gone")
+    except (SkywardError, OSError) as error:
+        why = "; ".join(dict.fromkeys(map(str, ending.refused.values()))) or str(error)
+        raise TerminationError(
+            f"aws {account.region} does not confirm that these machines are gone: {', '.join(ending.left)}: {why}",
+            instance_ids=ending.left,
+        ) from error
+    for instance_id in instance_ids:
+        account.launched.pop(instance_id, None)
+    for pool_id in sorted(ending.pools):
+        await remove_by_products(account, pool_id)
+
+
+class _Ending:
+    """Machines on their way out; a look at them ends once more those that are not on it.
+
+    Attributes:
+        left: those that are not gone.
+        pools: whose they are.
+        refused: why some could not be ended, by id.
+    """
+
+    def __init__(self, account: Account, instance_ids: Sequence[str]) -> None:
+        self.left = list(instance_ids)
+        self.pools = {account.launched[each].pool_id for each in instance_ids if each in account.launched}
+        self.refused: dict[str, SkywardError] = {}
+        self._account = account
+        self._strikes = 0
+
+    async def ended(self) -> bool | NotYet:
+        """Whether all are gone. What is refused again and again is raised."""
+        try:
+            found = {record.id: record for record in await self._account.records({"instance-id": self.left})}
+        except SkywardError as error:
+            return self._struck(error)
+        self.pools.update(record.pool_id for record in found.values() if record.pool_id)
+        self.left = [each for each in self.left if _may_live(self._account, each, found.get(each))]
+        doomed = [each for each in self.left if each not in found or not found[each].ending]
+        self.refused = await _terminate(self._account, doomed)
+        for error in self.refused.values():
+            return self._struck(error)
+        self._strikes = 0
+        return NotYet(f"{len(self.left)} are not gone") if self.left else True
+
+    def _struck(self, error: SkywardError) -> NotYet:
+        self._strikes += 1
+        if self._strikes >= _STRIKES and is_kind(error, Kind.AUTH, Kind.BAD_REQUEST):
+            raise error
+        return NotYet(str(error))
+
+
+async def undo(
+    account: Account,
+    pool_id: str,
+    keys: Sequence[str],
+    known: Iterable[str],
+    *,
+    unseen_s: float | None,
+    deadline_s: float,
+) -> None:
+    """Leave nothing of an order.
+
+    Args:
+        account: whose.
+        pool_id: the order's pool.
+        keys: its ledger keys.
+        known: ids of its machines, as far as they are known.
+        unseen_s: there may be unknown ones, which are listed after so long; None means that there are none.
+        deadline_s: how long it may take.
+
+    Raises:
+        TerminationError: some may be left.
+    """
+    ids = set(known)
+    looked_until = SYSTEM_CLOCK.monotonic() + (unseen_s or 0.0)
+
+    async def found() -> bool | NotYet:
+        last = SYSTEM_CLOCK.monotonic() >= looked_until
+        try:
+            ids.update(record.id for record in await account.records({f"tag:{KEY_TAG}": keys}))
+        except SkywardError as error:
+            return NotYet(str(error))
+        return True if last or len(ids) >= len(keys) else NotYet("there may be more")
+
+    if unseen_s is not None:
+        try:
+            await wait_until(found, deadline_s=unseen_s + deadline_s, interval_s=_LOOK_S, what="the list of machines")
+        except UnreachableError as error:
+            raise TerminationError(
+                f"aws {account.region} may have launched machines of pool {pool_id} before an error, and cannot be "
+                f"asked: {error}",
+                instance_ids=tuple(ids),
+            ) from error
+    if ids:
+        await end(account, sorted(ids), deadline_s=deadline_s)
+    await remove_by_products(account, pool_id)
+
+
+async def remove_by_products(account: Account, pool_id: str) -> None:
+    """Remove a pool's security groups and launch templates, unless it has machines, or is getting some.
+
+    They cost nothing: what cannot be removed is said in the log, and no error.
+    """
+
+    async def removed() -> bool | NotYet:
+        if account.launching[pool_id]:
+            return True
+        try:
+            if await account.records({"instance-state-name": LIVE_STATES, f"tag:{POOL_TAG}": [pool_id]}):
+                return True
+            await _remove_templates(account, pool_id)
+            await _remove_groups(account, pool_id)
+        except SkywardError as error:
+            return NotYet(str(error))
+        account.zones.pop(pool_id, None)
+        return True
+
+    async with account.locks[pool_id]:
+        try:
+            await wait_until(removed, deadline_s=_BY_PRODUCTS_S, interval_s=_AGAIN_S, what="by-products to be removed")
+        except UnreachableError as error:
+            _logger.warning("aws %s: a security group of pool %s is left: %s", account.region, pool_id, error)
+
+
+def _may_live(account: Account, instance_id: str, record: Record | None) -> bool:
+    if record is None:
+        return account.age_s(instance_id) < UNSEEN_S
+    return record.state != "terminated"
+
+
+async def _terminate(account: Account, instance_ids: Sequence[str]) -> dict[str, SkywardError]:
+    """Ask for it; one id that is refused must not hinder the others."""
+    refused: dict[str, SkywardError] = {}
+    for part in in_parts(instance_ids, _MOST_IDS):
+        if error := await _ask(account, part):
+            alone = await asyncio.gather(*(_ask(account, [each]) for each in part)) if len(part) > 1 else [error]
+            refused |= {each: error for each, error in zip(part, alone, strict=True) if error is not None}
+    return refused
+
+
+async def _ask(account: Account, instance_ids: Sequence[str]) -> SkywardError | None:
+    try:
+        await account.api.call("ec2", "TerminateInstances", InstanceIds=list(instance_ids))
+    except SkywardError as error:
+        gone = is_kind(error, Kind.MISSING) and len(instance_ids) == 1
+        return None if gone else error
+    return None
+
+
+async def _remove_templates(account: Account, pool_id: str) -> None:
+    wanted = filters({f"tag:{POOL_TAG}": [pool_id]})
+    for row in await account.api.pages("ec2", "DescribeLaunchTemplates", "LaunchTemplates", Filters=wanted):
+        await _delete(account, "DeleteLaunchTemplate", LaunchTemplateId=row["LaunchTemplateId"])
+
+
+async def _remove_groups(account: Account, pool_id: str) -> None:
+    for group in await group_ids(account.api, pool_id):
+        await _delete(account, "DeleteSecurityGroup", GroupId=group)
+
+
+async def _delete(account: Account, operation: str, **what: str) -> None:
+    try:
+        await account.api.call("ec2", operation, **what)
+    except SkywardError as error:
+        if not is_kind(error, Kind.MISSING):
+            raise

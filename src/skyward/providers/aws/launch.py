@@ -1,0 +1,335 @@
+"""Launching an order: all of its machines, of one type and in one zone, or none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar, cast
+
+from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward.errors import CapacityError, ConfigurationError, QuotaError, SkywardError, UnreachableError
+from skyward.providers.aws.account import Account, Launched
+from skyward.providers.aws.ending import end, undo
+from skyward.providers.aws.errors import Where, explain, judge, refusal
+from skyward.providers.aws.images import image_path
+from skyward.providers.aws.keys import make_key_pair
+from skyward.providers.aws.network import Subnet, ensure_group
+from skyward.providers.aws.orders import Candidate, MachineOrder, fleet_call, machine_call, template_call
+from skyward.providers.aws.quotas import exceeded
+from skyward.providers.base import LaunchOrder, Offer
+
+__all__ = ["Launch", "Made", "Terms"]
+
+T = TypeVar("T")
+
+_AT_ONCE: Final = 8
+_VISIBLE_S: Final = 45.0
+_LOOK_S: Final = 1.0
+_SIMILAR: Final = 1.5
+"""Spot machines that cost at most so many times the cheapest are as good as that, if they are likelier to stay."""
+_UNSEEN: Final = ("InvalidGroup.NotFound", "InvalidSecurityGroupID.NotFound", "InvalidLaunchTemplateId.NotFound")
+_PROFILE: Final = "InvalidParameterValue"
+_SURE: Final = (CapacityError, QuotaError, ConfigurationError)
+_logger = logging.getLogger("skyward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What holds for every machine of an order.
+
+    Attributes:
+        user_key: the public key that they let in.
+        ssh_from: the client's addresses; None opens no port.
+        instance_profile: name or ARN of their role; None is none.
+        deadline_s: how long it may take to undo what failed halfway.
+        listing_s: how long a machine may be missing from lists at first.
+        zone_prices: USD an hour on spot, by type and zone, where known.
+    """
+
+    user_key: str
+    ssh_from: str | None
+    instance_profile: str | None
+    deadline_s: float
+    listing_s: float
+    zone_prices: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A machine that was launched.
+
+    Attributes:
+        id: ``"i-…"``.
+        key: its ledger key.
+        offer: what was got.
+    """
+
+    id: str
+    key: str
+    offer: Offer
+
+
+class Launch:
+    """One order. For one use.
+
+    Args:
+        account: whose.
+        order: what was ordered.
+        terms: what holds for every machine.
+    """
+
+    def __init__(self, account: Account, order: LaunchOrder, terms: Terms) -> None:
+        self._account = account
+        self._order = order
+        self._terms = terms
+        self._group = ""
+        self._attempt = 0
+        self._made: dict[str, Made] = {}
+        self._refused: dict[str, SkywardError] = {}
+
+    async def run(self, offers: Sequence[Offer]) -> Sequence[Made]:
+        """Launch every machine and say what each is, in the order of the keys; after an error none is left.
+
+        Raises:
+            CapacityError: none of the offers is to be had.
+            QuotaError: the account may have none of them.
+            TerminationError: it failed, and some machine may be left.
+        """
+        account, pool_id = self._account, self._order.pool_id
+        account.launching[pool_id] += 1
+        try:
+            await self._all(offers)
+        except BaseException as error:
+            account.launching[pool_id] -= 1
+            await undo(
+                account,
+                pool_id,
+                self._order.keys,
+                [each.id for each in self._made.values()],
+                unseen_s=None if isinstance(error, _SURE) else self._terms.listing_s,
+                deadline_s=self._terms.deadline_s,
+            )
+            raise
+        account.launching[pool_id] -= 1
+        return [self._made[key] for key in self._order.keys]
+
+    async def _all(self, offers: Sequence[Offer]) -> None:
+        subnets = await self._subnets()
+        async with self._account.locks[self._order.pool_id]:
+            self._group = await ensure_group(
+                self._account.api, pool_id=self._order.pool_id, vpc=subnets[0].vpc, ssh_from=self._terms.ssh_from
+            )
+        for group in _groups(await self._candidates(offers, subnets)):
+            left = list(group)
+            while left and (got := await self._first(left)) is not None:
+                if await self._others(got):
+                    self._account.zones[self._order.pool_id] = got.subnet.zone
+                    return
+                left = [each for each in left if each != got]
+        raise self._none_left()
+
+    async def _subnets(self) -> Sequence[Subnet]:
+        """Where this pool's machines may stand: where it has some already, if it has."""
+        subnets = await self._account.subnets()
+        pinned = self._account.zones.get(self._order.pool_id)
+        return [subnet for subnet in subnets if pinned in (None, subnet.zone)]
+
+    async def _candidates(self, offers: Sequence[Offer], subnets: Sequence[Subnet]) -> list[Candidate]:
+        """Every offer in every zone that has it, the cheaper zones of an offer first."""
+        zones = await self._account.offered(list(dict.fromkeys(offer.spec.name for offer in offers)))
+        found: list[Candidate] = []
+        for offer in offers:
+            image = await self._account.image(image_path(await self._account.type(offer.spec.name)))
+            here = [self._placed(offer, each) for each in subnets if each.zone in zones[offer.spec.name]]
+            here.sort(key=lambda placed: float("inf") if placed.price_per_hour is None else placed.price_per_hour)
+            by_zone = {subnet.zone: subnet for subnet in subnets}
+            found += [Candidate(offer=placed, subnet=by_zone[placed.zone], image=image) for placed in here]
+        return found
+
+    def _placed(self, offer: Offer, subnet: Subnet) -> Offer:
+        known = self._terms.zone_prices.get((offer.spec.name, subnet.zone)) if offer.spot else None
+        return replace(offer, zone=subnet.zone, price_per_hour=offer.price_per_hour if known is None else known)
+
+    async def _first(self, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Launch the order's first machine as one of the candidates; None if none is to be had."""
+        order = self._machine_order(self._order.keys[0])
+        if len({each.offer.spec.name for each in candidates}) > 1:
+            return await self._by_fleet(order, candidates)
+        for candidate in candidates:
+            if await self._by_type(order, candidate):
+                return candidate
+        return None
+
+    async def _others(self, got: Candidate) -> bool:
+        """Launch the rest as what the first one is; False if that is not to be had so often, and then none is left."""
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(key: str) -> bool:
+            async with turns:
+                return await self._by_type(self._machine_order(key), got)
+
+        if all(await _settled(one(key) for key in self._order.keys[1:])):
+            return True
+        await end(self._account, [each.id for each in self._made.values()], deadline_s=self._terms.deadline_s)
+        self._made.clear()
+        self._attempt += 1
+        return False
+
+    async def _by_type(self, order: MachineOrder, candidate: Candidate) -> bool:
+        """Whether the machine was launched as that."""
+        try:
+            answer = await self._create("RunInstances", machine_call(order, candidate))
+        except (CapacityError, QuotaError) as error:
+            self._refuse(candidate.offer, error)
+            return False
+        self._book(order.key, str(answer["Instances"][0]["InstanceId"]), candidate.offer)
+        return True
+
+    async def _by_fleet(self, order: MachineOrder, candidates: Sequence[Candidate]) -> Candidate | None:
+        """What the machine was launched as; None if none of them is to be had."""
+        made = await self._account.api.call("ec2", "CreateLaunchTemplate", **template_call(order, candidates[0]))
+        template_id = str(made["LaunchTemplate"]["LaunchTemplateId"])
+        try:
+            answer = await self._create("CreateFleet", fleet_call(order, candidates, template_id))
+        except (CapacityError, QuotaError) as error:
+            self._refuse(candidates[0].offer, error)
+            return None
+        finally:
+            await self._drop(template_id)
+        errors = self._read_errors(answer.get("Errors", ()), candidates)
+        for group in answer.get("Instances", ()):
+            got = _launched_as(group, candidates)
+            for instance_id in group["InstanceIds"]:
+                self._book(order.key, str(instance_id), got.offer)
+                return got
+        if fatal := [error for error in errors if not isinstance(error, CapacityError | QuotaError)]:
+            raise fatal[0]
+        return None
+
+    async def _create(self, operation: str, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make a call that launches; what was made just before it may not be known everywhere yet."""
+        refused: SkywardError | None = None
+
+        async def attempt() -> Mapping[str, Any] | NotYet:
+            nonlocal refused
+            try:
+                return await self._account.api.call("ec2", operation, **call)
+            except SkywardError as error:
+                found = refusal(error)
+                if found is None or not (found.code in _UNSEEN or self._lacks_profile(found.code, found.message)):
+                    raise
+                refused = error
+                return NotYet(found.message)
+
+        try:
+            return await wait_until(attempt, deadline_s=_VISIBLE_S, interval_s=_LOOK_S, what=operation)
+        except UnreachableError as error:
+            if refused is None or error.__cause__ is not None:
+                raise
+            if (found := refusal(refused)) is not None and self._lacks_profile(found.code, found.message):
+                raise ConfigurationError(
+                    f"instance_profile={self._terms.instance_profile!r} does not exist in the account: "
+                    "`aws iam list-instance-profiles` lists what there is"
+                ) from refused
+            raise refused from error
+
+    def _lacks_profile(self, code: str, message: str) -> bool:
+        return code == _PROFILE and "IAM Instance Profile" in message
+
+    async def _drop(self, template_id: str) -> None:
+        """What fails here is made up for when the pool's last machine ends."""
+        try:
+            await self._account.api.call("ec2", "DeleteLaunchTemplate", LaunchTemplateId=template_id)
+        except SkywardError as error:
+            _logger.debug("the launch template %s is left for now: %s", template_id, error)
+
+    def _machine_order(self, key: str) -> MachineOrder:
+        return MachineOrder(
+            pool_id=self._order.pool_id,
+            key=key,
+            attempt=self._attempt,
+            host_key=make_key_pair(),
+            user_key=self._terms.user_key,
+            group=self._group,
+            time_to_live_s=self._order.timeout_s,
+            instance_profile=self._terms.instance_profile,
+            public=self._terms.ssh_from is not None,
+        )
+
+    def _book(self, key: str, instance_id: str, offer: Offer) -> None:
+        self._made[key] = Made(id=instance_id, key=key, offer=offer)
+        now = SYSTEM_CLOCK.monotonic()
+        self._account.launched[instance_id] = Launched(key=key, pool_id=self._order.pool_id, offer=offer, at=now)
+
+    def _read_errors(self, rows: Iterable[Mapping[str, Any]], candidates: Sequence[Candidate]) -> list[SkywardError]:
+        """A fleet says beside its answer what it was refused."""
+        where = Where(region=self._account.region, service="ec2", operation="CreateFleet")
+        errors: list[SkywardError] = []
+        for row in rows:
+            error = explain(judge(str(row.get("ErrorCode", "")), str(row.get("ErrorMessage", ""))), where)
+            self._refuse(_launched_as(row, candidates).offer, error)
+            errors.append(error)
+        return errors
+
+    def _refuse(self, offer: Offer, error: SkywardError) -> None:
+        kind = "spot" if offer.spot else "on-demand"
+        told = exceeded(offer, self._account.region, str(error)) if isinstance(error, QuotaError) else error
+        self._refused[f"{offer.spec.name} ({kind}, {offer.zone})"] = told
+
+    def _none_left(self) -> SkywardError:
+        region = self._account.region
+        pinned = self._account.zones.get(self._order.pool_id)
+        where = f"zone {pinned}, where the pool's other machines are" if pinned else region
+        if not self._refused:
+            return CapacityError(f"aws {region}: none of the offers is to be had in {where}")
+        last = list(self._refused.values())[-1]
+        kind = QuotaError if all(isinstance(each, QuotaError) for each in self._refused.values()) else CapacityError
+        error = kind(
+            f"aws {region} has {len(self._order.keys)} of none of these now, in {where}: {', '.join(self._refused)}; "
+            f"last: {last}"
+        )
+        error.__cause__ = last
+        return error
+
+
+def _groups(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Candidates in their order, together where one call may choose among them."""
+    groups: list[list[Candidate]] = []
+    for each in candidates:
+        if groups and _belongs(each, groups[-1][0]):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def _belongs(each: Candidate, first: Candidate) -> bool:
+    if each.image != first.image or each.offer.spot != first.offer.spot:
+        return False
+    if each.offer.spec.name == first.offer.spec.name or not each.offer.spot:
+        return True
+    price, cheapest = each.offer.price_per_hour, first.offer.price_per_hour
+    return price is not None and cheapest is not None and price <= _SIMILAR * cheapest
+
+
+def _launched_as(group: Mapping[str, Any], candidates: Sequence[Candidate]) -> Candidate:
+    """The candidate that a part of a fleet's answer speaks of."""
+    wanted = group.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
+    name = group.get("InstanceType") or wanted.get("InstanceType")
+    place = wanted.get("SubnetId")
+
+    def unlike(candidate: Candidate) -> tuple[bool, bool]:
+        return candidate.offer.spec.name != name, place is not None and candidate.subnet.id != place
+
+    return min(candidates, key=unlike)
+
+
+async def _settled(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all of them return; when some fail, all have ended before the first error is raised."""
+    outcomes = await asyncio.gather(*work, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return cast("list[T]", outcomes)

@@ -1,0 +1,177 @@
+"""Where machines stand in the network, and who may reach them: one security group for each pool."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from skyward.errors import ConfigurationError, SkywardError, UnreachableError
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.errors import Kind, is_kind
+from skyward.providers.aws.tags import POOL_TAG, filters, pool_tags, tag_specification
+
+__all__ = ["CLIENT_CIDR_VARIABLE", "Subnet", "client_cidr", "ensure_group", "find_subnets", "group_ids"]
+
+CLIENT_CIDR_VARIABLE: Final = "SKYWARD_CLIENT_CIDR"
+"""Environment variable: the addresses from which this machine reaches others, such as ``203.0.113.7/32``."""
+
+_ASK_TIMEOUT_S: Final = 5.0
+_SSH_PORT: Final = 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subnet:
+    """A part of the network, in one zone.
+
+    Attributes:
+        id: ``"subnet-…"``.
+        zone: ``"us-east-1a"``.
+        vpc: the network's id.
+    """
+
+    id: str
+    zone: str
+    vpc: str
+
+
+async def find_subnets(api: Api, subnet: str | None) -> tuple[Subnet, ...]:
+    """The given subnet, or those of the default VPC, one for each zone.
+
+    Raises:
+        ConfigurationError: there is none; says how to get one.
+    """
+    region = api.credentials.region
+    if subnet is not None:
+        found = await api.pages("ec2", "DescribeSubnets", "Subnets", Filters=filters({"subnet-id": [subnet]}))
+        if not found:
+            raise ConfigurationError(
+                f"subnet={subnet!r} does not exist in {region}, or in another account: "
+                f"`aws ec2 describe-subnets --region {region}` lists what there is"
+            )
+        return _subnets(found)
+    vpcs = await api.pages("ec2", "DescribeVpcs", "Vpcs", Filters=filters({"is-default": ["true"]}))
+    if not vpcs:
+        raise ConfigurationError(
+            f"the account has no default VPC in {region}: name a subnet, AWS(subnet='subnet-...'), "
+            f"or make one: `aws ec2 create-default-vpc --region {region}`"
+        )
+    wanted = filters({"vpc-id": [vpcs[0]["VpcId"]], "default-for-az": ["true"]})
+    found = await api.pages("ec2", "DescribeSubnets", "Subnets", Filters=wanted)
+    if not found:
+        raise ConfigurationError(
+            f"the default VPC of {region} has no default subnet: name one, AWS(subnet='subnet-...'), or make one: "
+            f"`aws ec2 create-default-subnet --region {region} --availability-zone {region}a`"
+        )
+    return _subnets(found)
+
+
+async def client_cidr(address_url: str) -> str:
+    """From where this machine reaches AWS: what the environment says, or the address that others see it at.
+
+    Raises:
+        ConfigurationError: the environment says what is none, or neither says anything.
+    """
+    told = os.environ.get(CLIENT_CIDR_VARIABLE)
+    if told:
+        return _cidr(told, f"{CLIENT_CIDR_VARIABLE} in the environment")
+    try:
+        seen = await asyncio.to_thread(_ask, address_url)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"this machine's public address could not be asked for at {address_url}: {error}. Machines admit nobody "
+            f"else over SSH: set {CLIENT_CIDR_VARIABLE}, e.g. to 203.0.113.7/32, or use AWS(use_ssm=True)"
+        ) from error
+    return _cidr(seen, f"the answer of {address_url}")
+
+
+async def ensure_group(api: Api, *, pool_id: str, vpc: str, ssh_from: str | None) -> str:
+    """The pool's security group: everything among its machines, and SSH from there. Idempotent.
+
+    Args:
+        api: the account.
+        pool_id: the pool.
+        vpc: the network that the group is in.
+        ssh_from: the client's addresses; None opens no port.
+    """
+    group = await _find_group(api, pool_id, vpc) or await _make_group(api, pool_id, vpc)
+    rules: list[dict[str, Any]] = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+    if ssh_from is not None:
+        allowed = {"Description": "SSH from the client"}
+        ranges = (
+            {"Ipv6Ranges": [{"CidrIpv6": ssh_from, **allowed}]}
+            if ":" in ssh_from
+            else {"IpRanges": [{"CidrIp": ssh_from, **allowed}]}
+        )
+        rules.append({"IpProtocol": "tcp", "FromPort": _SSH_PORT, "ToPort": _SSH_PORT, **ranges})
+    for rule in rules:
+        try:
+            await api.call("ec2", "AuthorizeSecurityGroupIngress", GroupId=group, IpPermissions=[rule])
+        except SkywardError as error:
+            if not is_kind(error, Kind.EXISTS):
+                raise
+    return group
+
+
+async def group_ids(api: Api, pool_id: str) -> Sequence[str]:
+    """The pool's security groups."""
+    found = await api.pages(
+        "ec2", "DescribeSecurityGroups", "SecurityGroups", Filters=filters({f"tag:{POOL_TAG}": [pool_id]})
+    )
+    return [group["GroupId"] for group in found]
+
+
+async def _find_group(api: Api, pool_id: str, vpc: str) -> str | None:
+    wanted = filters({"vpc-id": [vpc], "group-name": [_group_name(pool_id)]})
+    found = await api.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", Filters=wanted)
+    return found[0]["GroupId"] if found else None
+
+
+async def _make_group(api: Api, pool_id: str, vpc: str) -> str:
+    try:
+        made = await api.call(
+            "ec2",
+            "CreateSecurityGroup",
+            GroupName=_group_name(pool_id),
+            Description=f"Skyward pool {pool_id}",
+            VpcId=vpc,
+            TagSpecifications=[tag_specification("security-group", pool_tags(pool_id))],
+        )
+    except SkywardError as error:
+        if not is_kind(error, Kind.EXISTS):  # a call that was interrupted may have made it
+            raise
+        found = await _find_group(api, pool_id, vpc)
+        if found is None:
+            raise UnreachableError(f"the security group {_group_name(pool_id)} was made, but is not listed") from error
+        return found
+    return str(made["GroupId"])
+
+
+def _group_name(pool_id: str) -> str:
+    return f"skyward-{pool_id}"
+
+
+def _subnets(rows: Sequence[Mapping[str, Any]]) -> tuple[Subnet, ...]:
+    subnets = (Subnet(id=row["SubnetId"], zone=row["AvailabilityZone"], vpc=row["VpcId"]) for row in rows)
+    return tuple(sorted(subnets, key=lambda subnet: subnet.zone))
+
+
+def _ask(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is no address of a web page")
+    with urllib.request.urlopen(url, timeout=_ASK_TIMEOUT_S) as answer:  # noqa: S310 - checked above
+        return str(answer.read(100).decode("ascii"))
+
+
+def _cidr(text: str, source: str) -> str:
+    try:
+        network = ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError as error:
+        raise ConfigurationError(f"{source} must be an address or a network, got {text[:60]!r}") from error
+    if network.prefixlen == 0:
+        raise ConfigurationError(f"{source} is the whole internet, got {text[:60]!r}: name this machine's own address")
+    return str(network)

@@ -1,0 +1,215 @@
+"""AWS EC2: machines by the second, in a region of one's choice."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from skyward._waiting import SYSTEM_CLOCK
+from skyward.errors import ConfigurationError
+from skyward.providers.aws.account import Account
+from skyward.providers.aws.api import Api, Credentials, sdk
+from skyward.providers.aws.catalog import closest
+from skyward.providers.aws.ending import UNSEEN_S, end
+from skyward.providers.aws.keys import user_key
+from skyward.providers.aws.launch import Launch, Terms
+from skyward.providers.aws.network import client_cidr
+from skyward.providers.aws.offering import find_offers
+from skyward.providers.aws.prices import Prices
+from skyward.providers.aws.records import SPOT_WATCH, Record, gone
+from skyward.providers.aws.session import require_plugin, session_command
+from skyward.providers.aws.tags import LIVE_STATES, POOL_TAG
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.spec._checks import flag, refusal, text
+from skyward.spec.request import PoolRequest
+from skyward.transport.access import SSHAccess, SSHTarget
+
+__all__ = ["AWS"]
+
+_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+", re.ASCII)
+_SUBNET = re.compile(r"subnet-[0-9a-f]+", re.ASCII)
+_SSH_PATIENCE_S = 60.0
+_SSH_PORT = 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class AWS:
+    """Machines of AWS EC2, reached over SSH, billed by the second.
+
+    Credentials are those of boto3: the environment, ``~/.aws``, single sign-on, a machine's role. Everything that is
+    made carries the tag ``skyward:pool`` and ends with the pool; a machine also ends by itself after the pool's
+    ``timeout``.
+
+    Args:
+        region: where, e.g. ``"eu-central-1"``.
+        use_ssm: reach machines through Session Manager, with no open port; needs its plugin on this machine and an
+            ``instance_profile`` with the policy ``AmazonSSMManagedInstanceCore``.
+        profile: of the shared configuration, whose credentials count.
+        subnet: id of the subnet for all machines; by default those of the default VPC.
+        instance_profile: name or ARN of the role that machines have, e.g. to read from S3.
+        endpoint_url: answers instead of AWS; for tests.
+
+    Raises:
+        ConfigurationError: a value is wrong, or boto3 is not installed.
+    """
+
+    region: str = "us-east-1"
+    use_ssm: bool = False
+    profile: str | None = None
+    subnet: str | None = None
+    instance_profile: str | None = None
+    endpoint_url: str | None = None
+
+    patience_s: ClassVar[float] = 60.0
+    """How long a call that was throttled or interrupted is repeated."""
+    termination_s: ClassVar[float] = 300.0
+    """How long machines may take to end."""
+    listing_s: ClassVar[float] = 10.0
+    """How long a new machine may be missing from lists."""
+    address_url: ClassVar[str] = "https://checkip.amazonaws.com"
+    """Says at which address this machine is seen."""
+    user: ClassVar[str | None] = "ubuntu"
+    """Who logs in; the images' habit. None leaves it to the SSH configuration."""
+    home: ClassVar[str] = "/home/ubuntu"
+    """That user's folder."""
+    port: ClassVar[int | None] = 22
+    """Where sshd listens; None leaves it to the SSH configuration."""
+    boot_s: ClassVar[float] = 300.0
+    """How long a machine that runs may take until it lets us in."""
+
+    def __post_init__(self) -> None:
+        flag("use_ssm", self.use_ssm)
+        for name in ("profile", "subnet", "instance_profile", "endpoint_url"):
+            if (value := getattr(self, name)) is not None:
+                text(name, value)
+        if not _SUBNET.fullmatch(self.subnet or "subnet-0"):
+            raise refusal("subnet", "a subnet's id such as 'subnet-0123456789abcdef0'", self.subnet)
+        if not (self.endpoint_url or "http://").startswith(("http://", "https://")):
+            raise refusal("endpoint_url", "a URL such as 'http://127.0.0.1:5000'", self.endpoint_url)
+        if self.use_ssm and self.instance_profile is None:
+            raise ConfigurationError(
+                "use_ssm=True needs instance_profile=: a role with the policy AmazonSSMManagedInstanceCore, by which "
+                "machines register with Session Manager"
+            )
+        _check_region(self.region)
+        credentials = Credentials(region=self.region, profile=self.profile, endpoint_url=self.endpoint_url)
+        account = Account(api=Api(credentials=credentials, patience_s=self.patience_s), subnet=self.subnet)
+        object.__setattr__(self, "_known", account)
+
+    @property
+    def name(self) -> str:
+        """``"aws"``."""
+        return "aws"
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """The cheapest few machine types of the region that have what is asked for, on spot and on demand.
+
+        Prices that the account may not ask for are unknown.
+
+        Raises:
+            ConfigurationError: EC2 has no such machine, or none here, or no network for it; says what it has. Or
+                Session Manager's plugin is not installed.
+            QuotaError: the account may have none of them.
+            AuthenticationError: there are no credentials, or they do not suffice.
+        """
+        if self.use_ssm:
+            require_plugin()
+        return await find_offers(self._account, request)
+
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        """Launch machines of one type in one zone, with a security group of their pool's own.
+
+        Of spot offers at similar prices, EC2 takes the one that is likeliest to stay.
+        """
+        _, key = await asyncio.to_thread(user_key)
+        terms = Terms(
+            user_key=key.public,
+            ssh_from=None if self.use_ssm else await client_cidr(self.address_url),
+            instance_profile=self.instance_profile,
+            deadline_s=self.termination_s,
+            listing_s=self.listing_s,
+            zone_prices=await Prices(self._account).known_by_zone(),
+        )
+        made = await Launch(self._account, order, terms).run(offers)
+        return [
+            Instance(
+                id=each.id,
+                key=each.key,
+                state=InstanceState.PENDING,
+                offer=each.offer,
+                watch=SPOT_WATCH if each.offer.spot else None,
+            )
+            for each in made
+        ]
+
+    async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
+        """As EC2 has them; what was launched just now and is not listed yet is pending."""
+        records = await self._account.records({"instance-id": instance_ids}) if instance_ids else []
+        found = {record.id: self._instance(record) for record in records}
+        return [found.get(each) or self._unlisted(each) for each in instance_ids]
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        """Terminate machines and wait until they are; with a pool's last one its security group goes."""
+        if instance_ids:
+            await end(self._account, instance_ids, deadline_s=self.termination_s)
+
+    async def tagged(self) -> Sequence[Instance]:
+        """Every machine of Skyward's in this region that is not gone."""
+        await SYSTEM_CLOCK.sleep(self.listing_s)
+        wanted = {"tag-key": [POOL_TAG], "instance-state-name": LIVE_STATES}
+        return [self._instance(record) for record in await self._account.records(wanted)]
+
+    async def close(self) -> None:
+        """Give up the connections to AWS."""
+        await asyncio.to_thread(self._account.api.close)
+
+    @property
+    def _account(self) -> Account:
+        return cast("Account", self.__dict__["_known"])
+
+    def _instance(self, record: Record) -> Instance:
+        launched = self._account.launched.get(record.id)
+        return record.instance(None if launched is None else launched.offer, self._access)
+
+    def _unlisted(self, instance_id: str) -> Instance:
+        launched = self._account.launched.get(instance_id)
+        if launched is None or self._account.age_s(instance_id) > UNSEEN_S:
+            return gone(instance_id)
+        return Instance(id=instance_id, key=launched.key, state=InstanceState.PENDING, offer=launched.offer)
+
+    def _access(self, record: Record) -> SSHAccess | None:
+        host = record.private_address if self.use_ssm else record.public_address
+        if host is None or record.private_address is None:
+            return None
+        path, _ = user_key()
+        target = SSHTarget(
+            host=host,
+            port=self.port,
+            user=self.user,
+            key_path=str(path),
+            host_keys=(record.host_key,) if record.host_key else (),
+            proxy=session_command(self._account.api.credentials, record.id, self.port or _SSH_PORT) if self.use_ssm else (),
+            patience_s=_SSH_PATIENCE_S,
+        )
+        cache = f"{self.home}/.cache/skyward"
+        return SSHAccess(
+            target=target,
+            address=record.private_address,
+            workdir=f"{cache}/nodes/{record.id}",
+            cache=cache,
+            boot_s=self.boot_s,
+        )
+
+
+def _check_region(region: object) -> None:
+    named = text("region", region)
+    session: Any = sdk().session.Session()
+    known = [each for part in session.get_available_partitions() for each in session.get_available_regions("ec2", part)]
+    if named in known:
+        return
+    if not _REGION.fullmatch(named):
+        raise refusal("region", f"a region such as 'eu-central-1' (closest: {closest(named, known)})", named)
+    raise ConfigurationError(f"region={named!r}: AWS has no such region; closest: {closest(named, known)}")

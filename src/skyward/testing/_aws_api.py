@@ -1,0 +1,124 @@
+"""The API of the test EC2: moto behind faults, client tokens that count, and answers that moto does not have."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from skyward.testing._aws_faults import Faults
+from skyward.testing._aws_fleet import Fleets
+from skyward.testing._aws_market import Market
+from skyward.testing._aws_region import Region
+from skyward.testing._aws_wire import Answer, AwsCall, error, read_call, without_instances
+
+__all__ = ["Api"]
+
+_CAPACITY_CODES: Final = (b"<Code>InsufficientInstanceCapacity<", b"<Code>InsufficientCapacity<")
+_OK, _BAD_REQUEST, _SERVER_ERROR = 200, 400, 500
+
+
+class Api:
+    """A WSGI application. One call at a time has its effect.
+
+    Args:
+        faults: which calls fail.
+        market: answers what it knows.
+        fleets: buys for fleets.
+        region: gives the region of that name.
+        client_address: where every client comes from, as it is told at ``/checkip``.
+
+    Attributes:
+        calls: every call, in order, those that failed too.
+        lock: is held while a call has its effect.
+        moto: the application behind; None while there is none.
+    """
+
+    def __init__(
+        self, faults: Faults, market: Market, fleets: Fleets, region: Callable[[str], Region], *, client_address: str
+    ) -> None:
+        self.calls: list[AwsCall] = []
+        self.lock = threading.RLock()
+        self.moto: Any = None
+        self._faults = faults
+        self._market = market
+        self._fleets = fleets
+        self._region = region
+        self._client_address = client_address
+        self._tokens: dict[tuple[str, str], tuple[Mapping[str, Any], Answer]] = {}
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request."""
+        if environ["PATH_INFO"] == "/checkip":
+            start_response("200 OK", [("Content-Type", "text/plain")])
+            return [f"{self._client_address}\n".encode()]
+        call = read_call(environ)
+        with self.lock:
+            self.calls.append(call)
+            fault = self._faults.met(call.action)
+            if fault is not None and fault.dropped == "before":
+                _drop(environ)
+            if fault is not None and fault.code:
+                answer = error(call, fault.code, fault.message or "this call was told to fail", fault.status)
+            else:
+                answer = self._once(call, environ)
+        if fault is not None and fault.dropped == "after":
+            _drop(environ)
+        headers = [("Content-Type", answer.content_type), *answer.headers]
+        if environ["REQUEST_METHOD"] != "HEAD":  # moto has said how long the body would be
+            headers = [each for each in headers if each[0].lower() != "content-length"]
+            headers.append(("Content-Length", str(len(answer.body))))
+        start_response(f"{answer.status} {answer.status}", headers)
+        return [answer.body]
+
+    def _once(self, call: AwsCall, environ: dict[str, Any]) -> Answer:
+        """Calls with a client token have their effect once, however often they come."""
+        token = call.parameters.get("ClientToken") if call.service == "ec2" else None
+        if not token:
+            return self._answer(call, environ)
+        known = self._tokens.get((call.action, token))
+        if known is None:
+            answer = self._answer(call, environ)
+            if answer.status == _OK:
+                self._tokens[call.action, token] = (call.parameters, answer)
+            return answer
+        parameters, answer = known
+        if parameters != call.parameters:
+            said = f"client token {token} was used for something else"
+            return error(call, "IdempotentParameterMismatch", said, _BAD_REQUEST)
+        return answer
+
+    def _answer(self, call: AwsCall, environ: dict[str, Any]) -> Answer:
+        if not call.region or call.service not in {"ec2", "pricing", "servicequotas", "ssm"}:
+            return self._ask_moto(environ)
+        region = self._region(call.region)
+        hidden: Sequence[str] = ()
+        if call.action in {"DescribeInstances", "DescribeInstanceStatus"}:
+            asked = call.listed("InstanceId")
+            hidden = region.look(asked)
+            if missing := set(hidden) & set(asked):
+                said = f"The instance IDs '{', '.join(sorted(missing))}' do not exist"
+                return error(call, "InvalidInstanceID.NotFound", said, _BAD_REQUEST)
+        answer = self._market.answer(call, region.offered() if "Spot" in call.action else ())
+        answer = answer or (self._fleets.answer(call, region) if call.service == "ec2" else None)
+        return answer or without_instances(self._ask_moto(environ), hidden)
+
+    def _ask_moto(self, environ: dict[str, Any]) -> Answer:
+        from werkzeug.test import run_wsgi_app
+
+        parts, status, headers = run_wsgi_app(self.moto, environ, buffered=True)
+        body = b"".join(parts)
+        code = int(status.split()[0])
+        if code == _BAD_REQUEST and any(each in body for each in _CAPACITY_CODES):
+            code = _SERVER_ERROR  # as EC2 has it
+        said = [(name, value) for name, value in headers if name.lower() != "content-type"]
+        content_type = headers.get("Content-Type", "text/xml")
+        return Answer(status=code, body=body, content_type=content_type, headers=tuple(said))
+
+
+def _drop(environ: Mapping[str, Any]) -> None:
+    """Have the client see its connection end, and no answer."""
+    sock: socket.socket = environ["werkzeug.socket"]
+    sock.shutdown(socket.SHUT_RDWR)
+    raise ConnectionResetError("this call was told to get no answer")

@@ -1,0 +1,185 @@
+"""Fleets of the test EC2: the instant kind, which buys what is to be had of several types and places, and says so."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyward.testing._aws_region import Region
+from skyward.testing._aws_wire import Answer, AwsCall, by_number, error, xml_answer
+
+__all__ = ["Fleets"]
+
+_TEMPLATE = "LaunchTemplateConfigs.1.LaunchTemplateSpecification."
+_OVERRIDE = "LaunchTemplateConfigs.1.Overrides"
+_XML_NAMES = {"InstanceType": "instanceType", "SubnetId": "subnetId", "AvailabilityZone": "availabilityZone"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """What a fleet may buy.
+
+    Attributes:
+        type: of instance.
+        zone: where.
+        spot: whether on the spot market.
+        override: as the call has it.
+    """
+
+    type: str
+    zone: str
+    spot: bool
+    override: Mapping[str, str]
+
+    def described(self) -> Mapping[str, Any]:
+        """As an answer names it."""
+        members = {_XML_NAMES[name]: value for name, value in self.override.items() if name in _XML_NAMES}
+        return {"lifecycle": "spot" if self.spot else "on-demand", "launchTemplateAndOverrides": {"overrides": members}}
+
+
+class Fleets:
+    """Buys what fleets ask for, one machine after another, by ``RunInstances``.
+
+    Args:
+        client: makes a client of moto's EC2 in a region, past all faults.
+    """
+
+    def __init__(self, client: Callable[[str], Any]) -> None:
+        self._client = client
+        self._numbers = itertools.count(1)
+        self._instances: dict[str, list[str]] = {}
+
+    def answer(self, call: AwsCall, region: Region) -> Answer | None:
+        """What is said to a call about fleets; None if it is about something else."""
+        match call.action:
+            case "CreateFleet":
+                return self._create(call, region)
+            case "DeleteFleets":
+                return self._delete(call, region)
+            case _:
+                return None
+
+    def _create(self, call: AwsCall, region: Region) -> Answer:
+        if call.parameters.get("Type") != "instant":
+            return error(call, "InvalidParameterValue", "only fleets of the type instant are known here", 400)
+        template = self._template(call, region.name)
+        got: list[Mapping[str, Any]] = []
+        refused: list[Mapping[str, Any]] = []
+        for spot in _wanted(call):
+            bought = self._buy(_candidates(call, region, template, spot=spot), region, template, _tags(call), refused)
+            got += [] if bought is None else [bought]
+        number = f"fleet-{next(self._numbers):017x}"
+        self._instances[number] = [each["instanceIds"][0] for each in got]
+        return xml_answer(call.action, {"fleetId": number, "errorSet": refused, "fleetInstanceSet": got})
+
+    def _delete(self, call: AwsCall, region: Region) -> Answer:
+        asked = call.listed("FleetId")
+        if call.parameters.get("TerminateInstances", "false").lower() == "true":
+            ids = [each for fleet in asked for each in self._instances.get(fleet, [])]
+            region.terminate_instances(ids)
+        deleted = [{"fleetId": fleet, "currentFleetState": "deleted_terminating"} for fleet in asked]
+        return xml_answer(call.action, {"successfulFleetDeletionSet": deleted})
+
+    def _template(self, call: AwsCall, region: str) -> Mapping[str, Any]:
+        """What the launch template says, as ``RunInstances`` takes it."""
+        names = {name: call.parameters.get(f"{_TEMPLATE}{name}") for name in ("LaunchTemplateId", "LaunchTemplateName")}
+        known = {name: value for name, value in names.items() if value}
+        version = call.parameters.get(f"{_TEMPLATE}Version", "$Default")
+        found = self._client(region).describe_launch_template_versions(**known, Versions=[version])
+        data = dict(found["LaunchTemplateVersions"][0]["LaunchTemplateData"])
+        if "UserData" in data:  # a template has it encoded, a client of RunInstances encodes it
+            data["UserData"] = base64.b64decode(data["UserData"]).decode()
+        data["TagSpecifications"] = [
+            each for each in data.get("TagSpecifications", []) if each["ResourceType"] != "launch-template"
+        ]
+        return data
+
+    def _buy(
+        self,
+        candidates: Sequence[_Candidate],
+        region: Region,
+        template: Mapping[str, Any],
+        tags: Sequence[Mapping[str, Any]],
+        refused: list[Mapping[str, Any]],
+    ) -> Mapping[str, Any] | None:
+        """The first of the candidates that is to be had; the refusals of all if there is none."""
+        refusals: list[Mapping[str, Any]] = []
+        for candidate in candidates:
+            running = region.running()
+            code = region.market.refusal(candidate.type, candidate.zone, spot=candidate.spot, running=running)
+            if not code:
+                instance_id = self._run(candidate, region, template, tags)
+                place = {"availabilityZone": candidate.zone, "instanceType": candidate.type}
+                return {**candidate.described(), "instanceIds": [instance_id], **place}
+            said = f"We have no sufficient {candidate.type} capacity in {candidate.zone}."
+            refusals.append({**candidate.described(), "errorCode": code, "errorMessage": said})
+        refused += refusals
+        return None
+
+    def _run(
+        self,
+        candidate: _Candidate,
+        region: Region,
+        template: Mapping[str, Any],
+        tags: Sequence[Mapping[str, Any]],
+    ) -> str:
+        arguments: dict[str, Any] = dict(template) | {
+            name: value for name, value in candidate.override.items() if name in ("InstanceType", "SubnetId", "ImageId")
+        }
+        if "SubnetId" in candidate.override and arguments.get("NetworkInterfaces"):
+            first, *others = arguments["NetworkInterfaces"]
+            arguments["NetworkInterfaces"] = [dict(first) | {"SubnetId": arguments.pop("SubnetId")}, *others]
+        if candidate.spot:
+            arguments["InstanceMarketOptions"] = {"MarketType": "spot"}
+        arguments["TagSpecifications"] = [*template["TagSpecifications"], *tags]
+        if not arguments["TagSpecifications"]:
+            del arguments["TagSpecifications"]
+        (instance,) = self._client(region.name).run_instances(MinCount=1, MaxCount=1, **arguments)["Instances"]
+        return instance["InstanceId"]
+
+
+def _wanted(call: AwsCall) -> Iterator[bool]:
+    """One for each machine: whether it is to be on spot."""
+    asked = {
+        name: int(call.parameters.get(f"TargetCapacitySpecification.{name}", 0))
+        for name in ("TotalTargetCapacity", "OnDemandTargetCapacity", "SpotTargetCapacity")
+    }
+    default = call.parameters.get("TargetCapacitySpecification.DefaultTargetCapacityType", "on-demand") == "spot"
+    rest = asked["TotalTargetCapacity"] - asked["OnDemandTargetCapacity"] - asked["SpotTargetCapacity"]
+    yield from itertools.repeat(False, asked["OnDemandTargetCapacity"])  # noqa: FBT003 - an element, no flag
+    yield from itertools.repeat(True, asked["SpotTargetCapacity"])  # noqa: FBT003 - likewise
+    yield from itertools.repeat(default, rest)
+
+
+def _candidates(call: AwsCall, region: Region, template: Mapping[str, Any], *, spot: bool) -> Sequence[_Candidate]:
+    """The overrides by priority, where that is the strategy, then by price; those of unknown price are last."""
+    strategy = call.parameters.get(f"{'Spot' if spot else 'OnDemand'}Options.AllocationStrategy", "")
+    found: list[tuple[float, float, int, _Candidate]] = []
+    offered = set(region.offered())
+    for number in range(1, 1 + len(by_number(call.parameters, _OVERRIDE, ".InstanceType")) or 2):
+        start = f"{_OVERRIDE}.{number}."
+        override = {name[len(start) :]: value for name, value in call.parameters.items() if name.startswith(start)}
+        name = override.get("InstanceType") or template["InstanceType"]
+        zone = override.get("AvailabilityZone") or region.zone_of(override.get("SubnetId"))
+        prices = region.market.spot_price(name, zone) if spot else region.market.prices.get(name)
+        if (name, zone) in offered:
+            candidate = _Candidate(type=name, zone=zone, spot=spot, override=override)
+            price = float("inf") if prices is None else prices
+            priority = float(override.get("Priority", 0)) if "prioritized" in strategy else 0.0
+            found.append((priority, price, number, candidate))
+    return [candidate for *_, candidate in sorted(found, key=lambda each: each[:3])]
+
+
+def _tags(call: AwsCall) -> Sequence[Mapping[str, Any]]:
+    """Those of the call that are meant for what it buys."""
+    found: list[Mapping[str, Any]] = []
+    for number, kind in by_number(call.parameters, "TagSpecification", ".ResourceType").items():
+        start = f"TagSpecification.{number}.Tag"
+        keys, values = by_number(call.parameters, start, ".Key"), by_number(call.parameters, start, ".Value")
+        if kind != "fleet":
+            tags = [{"Key": key, "Value": values[index]} for index, key in keys.items()]
+            found.append({"ResourceType": kind, "Tags": tags})
+    return found

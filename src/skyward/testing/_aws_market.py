@@ -1,0 +1,247 @@
+"""What a region of the test EC2 has, and what it costs: types, prices, capacity, quotas and images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from skyward.testing._aws_wire import Answer, AwsCall, error, json_answer, xml_answer
+
+__all__ = ["DEFAULT_PRICES", "IMAGES", "Capacity", "Market", "PublicImage"]
+
+DEFAULT_PRICES: Final[Mapping[str, float]] = {
+    "c5.large": 0.085,
+    "g4dn.12xlarge": 3.912,
+    "g4dn.xlarge": 0.526,
+    "g5.xlarge": 1.006,
+    "g6.xlarge": 0.805,
+    "inf2.xlarge": 0.758,
+    "m5.large": 0.096,
+    "m5.xlarge": 0.192,
+    "p4de.24xlarge": 40.966,
+    "p5.48xlarge": 98.32,
+    "t3.large": 0.0832,
+    "t3.medium": 0.0416,
+    "trn1.2xlarge": 1.344,
+}
+"""USD an hour on demand; the types are what a region has unless it is told otherwise."""
+
+_SPOT_SHARE: Final = 0.35
+_PLENTY: Final = 10_000.0
+_SECURITY = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicImage:
+    """An image that AWS or Canonical publishes, under the names it is looked up by.
+
+    Attributes:
+        id: the AMI's.
+        name: its name.
+        owner: the account that publishes it.
+        architecture: ``"x86_64"`` or ``"arm64"``.
+        parameters: SSM's public parameters that name it.
+        volume_gib: the size of its root volume.
+    """
+
+    id: str
+    name: str
+    owner: str
+    architecture: str
+    parameters: tuple[str, ...]
+    volume_gib: int
+
+
+def _canonical(image_id: str, architecture: str, word: str) -> PublicImage:
+    places = [f"ubuntu/server/{release}/stable/current/{word}/hvm/ebs-gp3/ami-id" for release in ("24.04", "noble")]
+    return PublicImage(
+        id=image_id,
+        name=f"ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-{word}-server-20260901",
+        owner="099720109477",
+        architecture=architecture,
+        parameters=tuple(f"/aws/service/canonical/{place}" for place in places),
+        volume_gib=8,
+    )
+
+
+def _deep_learning(image_id: str, architecture: str) -> PublicImage:
+    place = f"/aws/service/deeplearning/ami/{architecture}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+    return PublicImage(
+        id=image_id,
+        name=f"{_SECURITY} 20260901",
+        owner="898082745236",
+        architecture=architecture,
+        parameters=(place,),
+        volume_gib=65,
+    )
+
+
+IMAGES: Final[tuple[PublicImage, ...]] = (
+    _canonical("ami-0ca0000000000024a", "x86_64", "amd64"),
+    _canonical("ami-0ca0000000000024b", "arm64", "arm64"),
+    _deep_learning("ami-0de000000000024aa", "x86_64"),
+    _deep_learning("ami-0de000000000024bb", "arm64"),
+    PublicImage(
+        id="ami-0ee000000000024aa",
+        name="Deep Learning Base AMI with Neuron (Ubuntu 24.04) 20260901",
+        owner="898082745236",
+        architecture="x86_64",
+        parameters=(
+            "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id",
+            "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id",
+        ),
+        volume_gib=100,
+    ),
+)
+"""What can be launched, the same in every region."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """A limit on what can run at once. None means any.
+
+    Attributes:
+        count: how many machines of this description.
+        type: the instance type.
+        zone: the availability zone.
+        spot: whether spot machines are meant, or those on demand.
+        code: the error that says so.
+    """
+
+    count: int = 0
+    type: str | None = None
+    zone: str | None = None
+    spot: bool | None = None
+    code: str = "InsufficientInstanceCapacity"
+
+    def covers(self, instance_type: str, zone: str, *, spot: bool) -> bool:
+        """Whether such a machine counts."""
+        return self.type in (None, instance_type) and self.zone in (None, zone) and self.spot in (None, spot)
+
+
+@dataclass(slots=True, kw_only=True)
+class Market:
+    """Prices and limits, which a test may change at any time.
+
+    Attributes:
+        prices: USD an hour on demand by type; its keys are the types there are.
+        spot_prices: USD an hour by type, for all zones or by zone; what is missing costs a fixed share of the price
+            on demand. A type without either has no known price.
+        limits: what can run at once.
+        quotas: by quota code; those that are missing are plenty.
+    """
+
+    prices: dict[str, float | None] = field(default_factory=lambda: dict(DEFAULT_PRICES))
+    spot_prices: dict[str, float | Mapping[str, float]] = field(default_factory=dict[str, float | Mapping[str, float]])
+    limits: list[Capacity] = field(default_factory=list[Capacity])
+    quotas: dict[str, float] = field(default_factory=dict[str, float])
+
+    def spot_price(self, instance_type: str, zone: str) -> float | None:
+        """USD an hour, if it is known."""
+        known = self.spot_prices.get(instance_type)
+        if isinstance(known, Mapping):
+            return known.get(zone)
+        on_demand = self.prices.get(instance_type)
+        return known if known is not None or on_demand is None else round(_SPOT_SHARE * on_demand, 4)
+
+    def refusal(self, instance_type: str, zone: str, *, spot: bool, running: Sequence[tuple[str, str, bool]]) -> str:
+        """The error code for one more such machine; empty if it can be had. ``running``: type, zone, whether spot."""
+        for limit in self.limits:
+            if limit.covers(instance_type, zone, spot=spot):
+                taken = sum(limit.covers(other, place, spot=kind) for other, place, kind in running)
+                if taken >= limit.count:
+                    return limit.code
+        return ""
+
+    def answer(self, call: AwsCall, offered: Sequence[tuple[str, str]]) -> Answer | None:
+        """What the market says to a call; None if it is none of its business. ``offered``: type and zone."""
+        match call.service, call.action:
+            case "pricing", "GetProducts":
+                return json_answer({"FormatVersion": "aws_v1", "PriceList": self._products(call)})
+            case "servicequotas", "GetServiceQuota":
+                code = call.parameters["QuotaCode"]
+                return json_answer({"Quota": self._quota(code)})
+            case "servicequotas", "ListServiceQuotas":
+                return json_answer({"Quotas": [self._quota(code) for code in self.quotas]})
+            case "ssm", "GetParameter" | "GetParameters" | "GetParametersByPath":
+                return _parameters(call)
+            case "ec2", "DescribeSpotPriceHistory":
+                return xml_answer(call.action, {"spotPriceHistorySet": self._spot_history(call, offered)})
+            case _:
+                return None
+
+    def _quota(self, code: str) -> Mapping[str, object]:
+        value = self.quotas.get(code, _PLENTY)
+        return {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": f"quota {code}", "Value": value, "Unit": "None"}
+
+    def _products(self, call: AwsCall) -> list[str]:
+        asked = {each["Field"]: each["Value"] for each in call.parameters.get("Filters", [])}
+        return [
+            json.dumps(_product(name, price, asked.get("regionCode", "")))
+            for name, price in self.prices.items()
+            if price is not None and name == asked.get("instanceType", name)
+        ]
+
+    def _spot_history(self, call: AwsCall, offered: Sequence[tuple[str, str]]) -> list[Mapping[str, str]]:
+        wanted = call.listed("InstanceType") or call.filters().get("instance-type", ())
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        return [
+            {
+                "instanceType": name,
+                "productDescription": "Linux/UNIX",
+                "spotPrice": f"{price:.6f}",
+                "timestamp": now,
+                "availabilityZone": zone,
+            }
+            for name, zone in offered
+            if (not wanted or name in wanted) and (price := self.spot_price(name, zone)) is not None
+        ]
+
+
+def _product(name: str, price: float, region: str) -> Mapping[str, Any]:
+    """As the price list has it: the figure is deep inside, under two ids."""
+    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}, "description": f"${price} per {name} hour"}
+    attributes = {
+        "instanceType": name,
+        "regionCode": region,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "marketoption": "OnDemand",
+    }
+    sku = f"SKU{name.replace('.', '').upper()}"
+    return {
+        "product": {"productFamily": "Compute Instance", "attributes": attributes, "sku": sku},
+        "serviceCode": "AmazonEC2",
+        "terms": {"OnDemand": {f"{sku}.JRTC": {"sku": sku, "priceDimensions": {f"{sku}.JRTC.6YS6": dimension}}}},
+    }
+
+
+def _parameters(call: AwsCall) -> Answer | None:
+    """Of the public images; None for names that are not theirs."""
+    known = {name: image.id for image in IMAGES for name in image.parameters}
+    asked = call.parameters
+    match call.action:
+        case "GetParameter" if asked["Name"] in known:
+            return json_answer({"Parameter": _parameter(asked["Name"], known)})
+        case "GetParameters":
+            names = asked["Names"]
+            found = [_parameter(name, known) for name in names if name in known]
+            return json_answer(
+                {"Parameters": found, "InvalidParameters": [each for each in names if each not in known]}
+            )
+        case "GetParametersByPath":
+            below = [name for name in known if name.startswith(asked["Path"].rstrip("/") + "/")]
+            return json_answer({"Parameters": [_parameter(name, known) for name in below]}) if below else None
+        case "GetParameter" if asked["Name"].startswith(("/aws/service/deeplearning", "/aws/service/canonical")):
+            return error(call, "ParameterNotFound", "", 400)
+        case _:
+            return None
+
+
+def _parameter(name: str, known: Mapping[str, str]) -> Mapping[str, object]:
+    return {"Name": name, "Type": "String", "Value": known[name], "Version": 1, "DataType": "text"}

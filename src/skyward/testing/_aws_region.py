@@ -1,0 +1,312 @@
+"""One region of the test EC2: moto's, with machines that boot and end, capacity that runs out, and groups in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from skyward.testing._aws_machine import Machine, UserData, read_user_data
+from skyward.testing._aws_market import IMAGES, Market
+
+__all__ = ["Looks", "MakeMachine", "Region"]
+
+MakeMachine = Callable[[str, str, UserData, Mapping[str, str], Callable[[], None]], Machine]
+"""Makes the machine of an instance: its id, address, user data, facts, and who hears that it switched itself off."""
+
+ENDED_BY_USER: Final = "Client.UserInitiatedShutdown"
+ENDED_BY_ITSELF: Final = "Client.InstanceInitiatedShutdown"
+TAKEN_BACK: Final = "Server.SpotInstanceTermination"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """How often an instance is looked at before the world has caught up with it.
+
+    Attributes:
+        unseen: so often a new one is not found.
+        pending: so often it is pending before it runs.
+        ending: so often it is shutting down before it is terminated.
+    """
+
+    unseen: int = 0
+    pending: int = 1
+    ending: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class _Tracked:
+    """One of moto's instances, and what it lacks."""
+
+    instance: Any
+    address: str
+    public: bool
+    unseen: int
+    pending: int
+    ending: int
+    machine: Machine | None = None
+    booting: Future[None] | None = None
+    reason: str = ""
+    over: Future[None] | None = None
+
+
+class Region:
+    """Takes the place of some verbs of moto's backend. Not thread-safe: one lock is held around every call.
+
+    Args:
+        name: ``"us-east-1"``.
+        market: what there is, and what can be had.
+        looks: how slowly the world catches up.
+        next_address: gives every instance its own.
+        make_machine: makes machines; None means that instances are entries only.
+        threads: machines boot and end in these.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        market: Market,
+        looks: Looks,
+        next_address: Callable[[], str],
+        make_machine: MakeMachine | None,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        from moto.core.models import DEFAULT_ACCOUNT_ID
+        from moto.ec2.models import ec2_backends
+
+        self.name = name
+        self.market = market
+        self.looks = looks
+        self.backend: Any = ec2_backends[DEFAULT_ACCOUNT_ID][name]
+        self._original: Any = type(self.backend)
+        self._next_address = next_address
+        self._make_machine = make_machine
+        self._threads = threads
+        self._tracked: dict[str, _Tracked] = {}
+        for verb in (
+            self.run_instances,
+            self.terminate_instances,
+            self.delete_security_group,
+            self.describe_instance_types,
+            self.describe_instance_type_offerings,
+        ):
+            setattr(self.backend, verb.__name__, verb)
+        _publish_images(self.backend)
+
+    def machine(self, instance_id: str) -> Machine | None:
+        """Of an instance."""
+        return self._tracked[instance_id].machine if instance_id in self._tracked else None
+
+    def offered(self) -> Sequence[tuple[str, str]]:
+        """Every type that there is, with every zone that has it."""
+        found = self.describe_instance_type_offerings("availability-zone")
+        return [(each["InstanceType"], each["Location"]) for each in found]
+
+    def running(self) -> Sequence[tuple[str, str, bool]]:
+        """Type, zone and whether spot, of every instance that takes room."""
+        alive = [each.instance for each in self._tracked.values() if not each.reason]
+        return [(each.instance_type, each.placement.zone, each.lifecycle == "spot") for each in alive]
+
+    def zone_of(self, subnet_id: str | None) -> str:
+        """Of a subnet; without one the region's first."""
+        return self.backend.get_subnet(subnet_id).availability_zone if subnet_id else f"{self.name}a"
+
+    # What moto's handlers call
+
+    def describe_instance_types(self, instance_types: Sequence[str] = (), filters: Any = None) -> list[Any]:
+        """Those that there are."""
+        for name in instance_types:
+            self._check_type(name)
+        found = self._original.describe_instance_types(self.backend, instance_types, filters)
+        return [each for each in found if each["InstanceType"] in self.market.prices]
+
+    def describe_instance_type_offerings(self, location_type: str | None = None, filters: Any = None) -> list[Any]:
+        """Likewise."""
+        found = self._original.describe_instance_type_offerings(self.backend, location_type, filters)
+        return [each for each in found if each["InstanceType"] in self.market.prices]
+
+    def run_instances(self, image_id: str, count: int, *args: Any, **kwargs: Any) -> Any:
+        """As many as asked for, or none."""
+        from moto.ec2.exceptions import EC2ClientError
+
+        subnets = [kwargs.get("subnet_id"), *(nic.get("SubnetId") for nic in kwargs.get("nics", ()))]
+        zone = kwargs.get("placement") or self.zone_of(next((each for each in subnets if each), None))
+        spot = bool(kwargs.get("instance_market_options"))
+        self._check_type(kwargs["instance_type"])
+        code = self.market.refusal(kwargs["instance_type"], zone, spot=spot, running=self.running())
+        if code:
+            kind = "spot" if spot else "on-demand"
+            raise EC2ClientError(code, f"We have no sufficient {kind} {kwargs['instance_type']} capacity in {zone}.")
+        reservation = self._original.run_instances(self.backend, image_id, count, *args, **kwargs)
+        for instance in reservation.instances:
+            self._adopt(instance)
+        return reservation
+
+    def terminate_instances(self, instance_ids: list[str]) -> list[tuple[Any, Any]]:
+        """Begin to: one unknown id fails them all."""
+        from moto.ec2.models.instances import InstanceState
+
+        found = self.backend.get_multi_instances_by_id(instance_ids)
+        before = [(each, InstanceState(each._state.name, each._state.code)) for each in found]  # noqa: SLF001
+        for instance in found:
+            self.end(instance.id, ENDED_BY_USER)
+        return before
+
+    def delete_security_group(self, name: str | None = None, group_id: str | None = None) -> None:
+        """Unless an instance is in it."""
+        from moto.ec2.exceptions import DependencyViolationError
+
+        if any(group_id in _groups(each.instance) for each in self._tracked.values() if not self._is_over(each)):
+            raise DependencyViolationError(f"resource {group_id} has a dependent object")
+        self._original.delete_security_group(self.backend, name, group_id)
+
+    # What happens to instances
+
+    def end(self, instance_id: str, reason: str) -> None:
+        """Have it shut down, for ``reason``; nothing happens if it does so already."""
+        tracked = self._tracked[instance_id]
+        if tracked.reason:
+            return
+        tracked.reason = reason
+        _set_state(tracked.instance, "shutting-down", 32)
+        if tracked.machine is not None:
+            tracked.over = self._threads.submit(tracked.machine.end)
+
+    def look(self, instance_ids: Sequence[str]) -> Sequence[str]:
+        """Somebody looks at these instances, or at all: time goes on for them. Returns those that he cannot see."""
+        ids = instance_ids or tuple(self._tracked)
+        known = [self._tracked[each] for each in ids if each in self._tracked]
+        hidden = [each.instance.id for each in known if each.unseen > 0]
+        for tracked in known:
+            self._go_on(tracked)
+        return hidden
+
+    def settle(self) -> None:
+        """See everything through that is ending."""
+        for tracked in self._tracked.values():
+            if tracked.reason:
+                tracked.ending = 0
+                if tracked.over is not None:
+                    tracked.over.result()
+                self._go_on(tracked)
+
+    def close(self) -> None:
+        """End every machine, and wait for it."""
+        for instance_id in self._tracked:
+            self.end(instance_id, ENDED_BY_USER)
+        self.settle()
+
+    def failures(self) -> Iterator[str]:
+        """Why machines did not boot."""
+        for tracked in self._tracked.values():
+            if tracked.booting is not None and tracked.booting.done() and (error := tracked.booting.exception()):
+                yield f"{tracked.instance.id}: {error}"
+
+    def _check_type(self, name: str) -> None:
+        from moto.ec2.exceptions import InvalidInstanceTypeError
+
+        if name not in self.market.prices:
+            raise InvalidInstanceTypeError(name, error_type="InvalidInstanceType")
+
+    def _adopt(self, instance: Any) -> None:
+        address = self._next_address()
+        nic = instance.nics[0]
+        nic.private_ip_address, nic.public_ip = address, None
+        nic.private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]
+        looks = self.looks
+        tracked = _Tracked(instance, address, nic.public_ip_auto_assign, looks.unseen, looks.pending, looks.ending)
+        self._tracked[instance.id] = tracked
+        _set_state(instance, "pending", 0)
+        if self._make_machine is not None:
+            user_data = read_user_data(_text(instance.user_data))
+            off = lambda: self._switched_off(tracked)  # noqa: E731 - it is told nothing
+            tracked.machine = self._make_machine(instance.id, address, user_data, self._facts(instance, address), off)
+            tracked.booting = self._threads.submit(tracked.machine.boot)
+
+    def _facts(self, instance: Any, address: str) -> Mapping[str, str]:
+        return {
+            "meta-data/instance-id": instance.id,
+            "meta-data/instance-type": instance.instance_type,
+            "meta-data/local-ipv4": address,
+            "meta-data/placement/availability-zone": instance.placement.zone,
+            "meta-data/placement/region": self.name,
+        }
+
+    def _switched_off(self, tracked: _Tracked) -> None:
+        """The machine's own timer has ended it: whether it is stopped or terminated is up to its attribute."""
+        if tracked.instance.instance_initiated_shutdown_behavior == "terminate":
+            self.end(tracked.instance.id, ENDED_BY_ITSELF)
+        elif tracked.machine is not None:
+            tracked.over = self._threads.submit(tracked.machine.end)
+            _set_state(tracked.instance, "stopped", 80)
+
+    def _go_on(self, tracked: _Tracked) -> None:
+        if tracked.unseen > 0:
+            tracked.unseen -= 1
+        if tracked.reason and not self._is_over(tracked):
+            if tracked.ending > 0:
+                tracked.ending -= 1
+            elif tracked.over is None or tracked.over.done():
+                _terminated(tracked.instance, tracked.reason)
+        elif tracked.instance.state == "pending":
+            if tracked.pending > 0:
+                tracked.pending -= 1
+            else:
+                _set_state(tracked.instance, "running", 16)
+                tracked.instance.nics[0].public_ip = tracked.address if tracked.public else None
+
+    def _is_over(self, tracked: _Tracked) -> bool:
+        return tracked.instance.state == "terminated"
+
+
+def _terminated(instance: Any, reason: str) -> None:
+    instance.terminate()
+    for nic in instance.nics.values():
+        instance.ec2_backend.enis.pop(nic.id, None)
+    instance.state_reason.code = reason
+    instance.state_reason.message = f"{reason}: the instance was terminated"
+
+
+def _set_state(instance: Any, name: str, code: int) -> None:
+    state = instance.instance_state
+    state.name, state.code = name, code
+
+
+def _groups(instance: Any) -> set[str]:
+    on_nics = (group.id for nic in instance.nics.values() for group in nic.group_set)
+    return {group.id for group in instance.security_groups} | set(on_nics)
+
+
+def _text(user_data: Any) -> str:
+    return "" if user_data is None else str(user_data.decode())
+
+
+def _publish_images(backend: Any) -> None:
+    from moto.ec2.models.amis import Ami
+
+    class Image(Ami):
+        size_gib = 0
+
+        @property
+        def block_device_mappings(self) -> list[dict[str, Any]]:
+            """With the size that the image has, not the one that all have."""
+            (root,) = super().block_device_mappings
+            return [root | {"Ebs": root["Ebs"] | {"VolumeSize": self.size_gib, "VolumeType": "gp3"}}]
+
+    for image in IMAGES:
+        ami: Any = Image(
+            backend,
+            image.id,
+            name=image.name,
+            owner_id=image.owner,
+            public=True,
+            virtualization_type="hvm",
+            architecture=image.architecture,
+            hypervisor="xen",
+            root_device_type="ebs",
+            root_device_name="/dev/sda1",
+        )
+        ami.size_gib = image.volume_gib
+        backend.amis[image.id] = ami
