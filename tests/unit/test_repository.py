@@ -40,6 +40,7 @@ VENDORS = {
 NAMED_BY_THE_API = {
     "skyward/__init__.py",  # the public names of the providers
     "skyward/providers/__init__.py",  # likewise, and where they lie
+    "skyward/providers/registry.py",  
     "skyward/accelerators.py",  # chips that bear their maker's name
     "skyward/events.py",  # ProviderName
     "skyward/spec",  # Accelerator.AWS, S3Volume

@@ -164,12 +164,12 @@ class Dispatch:
         return worker is None or not (worker.in_flight or (worker.own_queue and not worker.holding))
 
     def worker_up(
-        self, worker_id: WorkerId, now: float, *, round_trip_s: float = 0.0, retired: bool = False
+        self, worker_id: WorkerId, now: float, *, round_trip_s: float = 0.0, retired: bool = False, held: bool = False
     ) -> list[Action]:
-        """A worker, new or replaced, is ready and holds nothing; a retired one is there for its own calls only."""
+        """A worker, new or not, is ready and idle: if retired for its own calls only, if held not even for them."""
         self._gone.pop(worker_id, None)
         worker = self._workers.setdefault(worker_id, _Worker(worker_id))
-        worker.up, worker.draining, worker.holding = True, retired, False
+        worker.up, worker.draining, worker.holding = True, retired or held, held
         worker.target_s, worker.round_trip_s = max(_TARGET_S, 2 * round_trip_s), round_trip_s
         self._sort(worker)
         return self._assign(now)

@@ -148,9 +148,9 @@ class Elastic:
         """See :class:`~skyward.provision.upkeep.FleetUser`."""
         self._cluster.members.expect(ranks)
 
-    def retire(self, ranks: Iterable[int]) -> None:
+    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
         """See :class:`~skyward.provision.upkeep.FleetUser`."""
-        self._cluster.members.retire(ranks)
+        self._cluster.members.retire(ranks, comes_back=comes_back)
 
     async def attach(self, node: NodeHandle) -> None:
         """See :class:`~skyward.provision.upkeep.FleetUser`."""

@@ -56,6 +56,7 @@ class Membership:
         self._workers_per_node = workers_per_node
         self.acting = Performer(dispatch, calls, self.slots)
         self._known: set[WorkerId] = set()
+        self._leaving: frozenset[int] = frozenset()
         self._exchange = Exchange()
 
     def expect(self, ranks: Iterable[int]) -> None:
@@ -66,12 +67,18 @@ class Membership:
         with self.lock:
             self.places = tuple(sorted({*self.places, *new}))
 
-    def retire(self, ranks: Iterable[int]) -> None:
-        """Nodes of these ranks will go: what waits for their workers alone is still done, nothing else."""
+    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
+        """Nodes of these ranks will go: what waits for their workers alone is still done, nothing else.
+
+        Where others of the same ranks are to come, that waits for those.
+        """
+        self._leaving = self._leaving.union(ranks) if comes_back else self._leaving.difference(ranks)
         retired = [worker_id for rank in ranks for worker_id in self._of(rank)]
-        self._take_places(retired)
+        if not comes_back:
+            self._take_places(retired)
         for worker_id in retired:
-            self.acting.perform(self._dispatch.drain(worker_id))
+            self.acting.perform(self._dispatch.drain(worker_id, comes_back=comes_back))
+        self.acting.perform(self._dispatch.finished((), self._loop.time()))  # who waited for others may go on now
 
     def attach(self, handle: NodeHandle, owner: LaneOwner) -> None:
         """Open lanes to the workers of a node."""
@@ -116,6 +123,7 @@ class Membership:
         for slot in self._slots_of(rank):
             slot.give_up(reason)
             self._leave(slot, reason, blameless=rank == 0)
+        self._leaving -= {rank}
         if for_good:
             gone = self._of(rank)
             self._known.difference_update(gone)
@@ -131,7 +139,9 @@ class Membership:
         self._known.add(slot.id)
         slot.up()
         retired, now = slot.id not in self.places, self._loop.time()
-        actions = self._dispatch.worker_up(slot.id, now, round_trip_s=lane.round_trip_s, retired=retired)
+        actions = self._dispatch.worker_up(
+            slot.id, now, round_trip_s=lane.round_trip_s, retired=retired, held=slot.id.node in self._leaving
+        )
         self.acting.perform(actions)
 
     def started(self, worker_id: WorkerId) -> None:
@@ -211,6 +221,7 @@ class Membership:
             self._bus.publish(WorkerLost(slot.id.node, slot.id.worker, slot.node.handle.instance.id, reason))
         unsent = frozenset(slot.unsent)
         slot.unsent.clear()
+        blameless = blameless or slot.id.node in self._leaving
         self.acting.perform(
             self._dispatch.worker_lost(slot.id, reason, self._loop.time(), unsent=unsent, blameless=blameless)
         )

@@ -21,15 +21,26 @@ from skyward.engine.packing import wrap
 from skyward.errors import PoolStateError, TerminationError
 from skyward.events import (
     Callback,
+    InstancePreempted,
     NodeReachable,
     NodeUnreachable,
+    Notice,
     PoolStarted,
     PoolStopped,
     PoolStopping,
     Progress,
     TimeoutApproaching,
 )
-from skyward.node.control import Message, MetricsReport, TimeoutWarning, WorkerExit, WorkerRunning, WorkerStale
+from skyward.node.control import (
+    Message,
+    MetricsReport,
+    Preempting,
+    PreemptionLikely,
+    TimeoutWarning,
+    WorkerExit,
+    WorkerRunning,
+    WorkerStale,
+)
 from skyward.node.metrics import NodeMetrics
 from skyward.providers.base import Provider
 from skyward.provision.fleet import Fleet
@@ -287,5 +298,10 @@ class RunningPool:
                 self._bus.publish(NodeReachable(node.instance.id, node.rank, message.seconds))
             case TimeoutWarning():
                 self._bus.publish(TimeoutApproaching(node.instance.id, message.seconds_left))
+            case Preempting():
+                self._bus.publish(InstancePreempted(node.instance.id, node.rank, message.seconds_left))
+            case PreemptionLikely():
+                warning = f"the provider will probably take the machine of node {node.rank} back"
+                self._bus.publish(Notice(warning, node.instance.id))
             case _:
                 pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from skyward.events import CostFinal, CostUpdate
@@ -30,9 +31,10 @@ class Usage:
     minimum_billed_s: float = 0.0
 
     def hours(self, now: float) -> float:
-        """Hours on the meter until ``now``, the billed minimum at least."""
+        """Hours on the bill until ``now``: by the second, each one begun, and at least the billed minimum."""
         seconds = (now if self.ended_at is None else self.ended_at) - self.launched_at
-        return max(seconds, self.minimum_billed_s) / 3600
+        # 0.3 - 0.1 - 0.2 is more than nothing: no second is billed for that
+        return max(math.ceil(round(seconds, 6)), self.minimum_billed_s) / 3600
 
     def cost(self, now: float) -> float:
         """USD until ``now``."""

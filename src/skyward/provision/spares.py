@@ -55,15 +55,16 @@ class Spares:
         self._taken: dict[Machine, asyncio.Task[None]] = {}
 
     def begin(self, rank: int) -> None:
-        """Have a machine for ``rank``, in the background. What goes wrong with it is told, and it is not taken."""
+        """Have a machine for ``rank``, in the background; that there is none to be had is told."""
         if rank not in self._spares:
-            known, launching = len(self._machines.all), asyncio.ensure_future(self._launch_one(rank))
-            self._spares[rank] = _Spare(known, launching, asyncio.ensure_future(self._make_ready(rank, launching)))
+            launching = asyncio.ensure_future(self._launch_one(rank))
+            preparing = asyncio.ensure_future(self._prepare_once_there(launching))
+            self._spares[rank] = _Spare(len(self._machines.all), launching, preparing)
 
     async def launch(self, ranks: Sequence[int]) -> Mapping[int, Machine]:
         """Machines for these ranks, by rank: those that were launched in advance, and new ones for the others.
 
-        One that could not be prepared is not taken: :meth:`settle` gives it. Raises what the provider does.
+        Raises what the provider does.
         """
         taken = {rank: machine for rank in ranks if (machine := await self._take(rank)) is not None}
         if missing := [rank for rank in ranks if rank not in taken]:
@@ -72,7 +73,7 @@ class Spares:
         return taken
 
     async def prepare(self, machine: Machine) -> None:
-        """Prepare a machine, or wait until that is done where it began in advance."""
+        """Prepare a machine, or wait until that is done where it began in advance; raises what went wrong then."""
         began = self._taken.pop(machine, None)
         await (self._starter.prepare(machine) if began is None else began)
 
@@ -97,7 +98,7 @@ class Spares:
         if (spare := self._spares.get(rank)) is None:
             return None
         await asyncio.wait((spare.launching,))
-        if _failed(spare.launching) or _failed(spare.preparing):
+        if spare.launching.cancelled() or spare.launching.exception() is not None:
             return None
         del self._spares[rank]
         machine = spare.launching.result()
@@ -106,16 +107,12 @@ class Spares:
 
     async def _launch_one(self, rank: int) -> Machine:
         beside = [machine for machine in self._present.values() if machine.rank != rank]
-        (machine,) = await self._machines.launch([rank], beside=beside)
-        return machine
-
-    async def _make_ready(self, rank: int, launching: asyncio.Task[Machine]) -> None:
         try:
-            await self._starter.prepare(await asyncio.shield(launching))
+            (machine,) = await self._machines.launch([rank], beside=beside)
         except Exception as error:
             self._publish(Error(f"no machine could be had in advance for node {rank}: {error}"))
             raise
+        return machine
 
-
-def _failed(task: asyncio.Task[Any]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)
+    async def _prepare_once_there(self, launching: asyncio.Task[Machine]) -> None:
+        await self._starter.prepare(await asyncio.shield(launching))

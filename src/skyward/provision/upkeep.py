@@ -16,10 +16,11 @@ from skyward.errors import (
     PoolStateError,
     SkywardError,
 )
-from skyward.events import Error, SkywardEvent
+from skyward.events import Error, Notice, SkywardEvent
 from skyward.provision.fleet import Fleet
 from skyward.provision.lifecycle import HEAD
 from skyward.provision.nodes import NodeHandle, unless_gone
+from skyward.provision.notice import wait_lost
 
 __all__ = ["FleetUser", "Upkeep"]
 
@@ -38,8 +39,11 @@ class FleetUser(Protocol):
         """Nodes of these ranks are on their way: work may be planned for them."""
         ...
 
-    def retire(self, ranks: Iterable[int]) -> None:
-        """Nodes of these ranks will go: no new work for them."""
+    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
+        """Nodes of these ranks will go: no new work for them.
+
+        Where others of the same ranks are to come, what only they may do waits for those.
+        """
         ...
 
     async def attach(self, node: NodeHandle) -> None:
@@ -58,7 +62,8 @@ class FleetUser(Protocol):
 class Upkeep:
     """Keeps a started fleet at its wanted size until it is closed. Not thread-safe: one event loop runs it.
 
-    A node that is lost is replaced under its rank, after a pause that grows if that fails or does not last. After five
+    A node that is lost is replaced under its rank, after a pause that grows if that fails or does not last. For one
+    whose machine is taken back the next machine is launched at once, while it finishes what it has begun. After five
     attempts, or at once if the node's ``timeout`` is over, the fleet stays smaller. After five nodes in a row that
     could not be added, none is for a minute or longer, however often somebody asks.
 
@@ -98,7 +103,7 @@ class Upkeep:
         self._user.expect(ranks)
         await self._fleet.start()
         nodes = self._fleet.nodes
-        await asyncio.gather(*(self._attach(node) for node in nodes))
+        await _all_or_none([asyncio.ensure_future(self._attach(node)) for node in nodes])
         for node in nodes:
             self._up[node.rank] = up = asyncio.get_running_loop().create_future()
             up.set_result(None)
@@ -193,21 +198,27 @@ class Upkeep:
 
     async def _keep(self, node: NodeHandle) -> None:
         """See to it that there is a node of this rank, until that is given up or not wanted any more."""
-        rank, failures = node.rank, 0
-        while True:
-            began = self._clock.monotonic()
-            loss = await node.wait_gone()
+        present, failures = node, 0
+        while present is not None:
+            present, failures = await self._outlive(present, failures)
+
+    async def _outlive(self, node: NodeHandle, failures: int) -> tuple[NodeHandle | None, int]:
+        """Another node of its rank once this one is gone, if it is still wanted and to be had."""
+        rank, began = node.rank, self._clock.monotonic()
+        try:
+            loss = await wait_lost(node, lambda: self._empty(rank), clock=self._clock)
             self._attached.discard(rank)
             self._fleet.discard(rank)
+            reason = f"node {rank} {'is preempted' if loss.announced else 'is lost'}: {loss.reason}"
             if rank not in self._wanted:
-                self._user.detach(rank, f"node {rank} is lost: {loss.reason}", for_good=True)
-                return
-            reason = f"node {rank} is lost: {loss.reason}"
+                self._user.detach(rank, reason, for_good=True)
+                return None, failures
             if loss.timed_out:
                 self._publish(Error(reason, node.instance.id))
                 self._give_up(rank, reason)
-                return
-            self._publish(Error(f"{reason}; another takes its place", node.instance.id))
+                return None, failures
+            tell = Notice if loss.announced else Error
+            self._publish(tell(f"{reason}; another takes its place", node.instance.id))
             up = self._up[rank] = asyncio.get_running_loop().create_future()
             self._user.detach(rank, reason, for_good=False)
             failures = 0 if self._clock.monotonic() - began > _SETTLED_S else failures + 1
@@ -215,9 +226,20 @@ class Upkeep:
             if replacement is None:
                 self._give_up(rank, f"{reason}, and could not be replaced")
                 _fail(up, CapacityError(f"{reason}, and could not be replaced"))
-                return
-            _succeed(up)
-            node = replacement
+            else:
+                _succeed(up)
+            return replacement, failures
+        finally:
+            await self._fleet.drop_spare(rank)
+
+    def _empty(self, rank: int) -> Coroutine[Any, Any, None] | None:
+        """Its machine is taken back: get the next one, and have it finish what it has begun."""
+        if rank not in self._wanted:
+            return None
+        if rank == HEAD or HEAD in self._wanted:
+            self._fleet.begin_spare(rank)
+        self._user.retire((rank,), comes_back=True)
+        return self._drain(rank)
 
     async def _replace(self, rank: int, failures: int) -> tuple[NodeHandle | None, int]:
         """Another node for a lost one, and how often that went wrong lately; None when it is hopeless."""
@@ -311,6 +333,16 @@ def _fail(up: asyncio.Future[None], error: Exception) -> None:
 
 async def _raise(error: Exception) -> None:
     raise error
+
+
+async def _all_or_none(tasks: Sequence[asyncio.Future[None]]) -> None:
+    """Wait for all; when one of them fails, the others are cancelled and have ended before its error is raised."""
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _all_of(waiting: Sequence[asyncio.Future[None]]) -> None:

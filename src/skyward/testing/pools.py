@@ -31,9 +31,10 @@ from skyward.provision.ledger import Ledger
 from skyward.provision.nodes import NodeHandle
 from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import parse_request
+from skyward.spec.spot import SpotLike
 from skyward.testing.faults import FaultyProvider
 from skyward.testing.simulation import SimulatedClock
-from skyward.testing.supervisors import SimulatedNodes
+from skyward.testing.supervisors import SimulatedNode, SimulatedNodes
 from skyward.testing.workers import SimulatedLane, SimulatedNetwork, SimulatedWorker
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.messages import Payload
@@ -138,6 +139,8 @@ class SimulatedPool:
         control_s: from supervisor to client.
         on_order: hears of every order before the provider does anything.
         on_begin: hears of every call that a worker is about to begin.
+        offers: what the provider has; machines of unknown price where nothing is said.
+        spot: as ``ComputePool`` takes it.
     """
 
     _ids = itertools.count()
@@ -153,6 +156,8 @@ class SimulatedPool:
         control_s: float,
         on_order: Callable[[LaunchOrder], None],
         on_begin: Callable[[Ticket, SimulatedWorker], None],
+        offers: Sequence[Offer] = _OFFERS,
+        spot: SpotLike = "never",
     ) -> None:
         self.pool_id = f"pool{next(self._ids)}"
         self.events: list[SkywardEvent] = []
@@ -161,10 +166,10 @@ class SimulatedPool:
         self._on_begin = on_begin
         self.network = SimulatedNetwork(latency_s)
         self.nodes = SimulatedNodes(self.network, self._work, control_s=control_s)
-        self.provider = FaultyProvider(offers=_OFFERS, on_order=on_order, on_gone=self.nodes.vanish)
+        self.provider = FaultyProvider(offers=offers, on_order=on_order, on_gone=self.nodes.vanish)
         self.fleet = Fleet(
             self.provider,
-            parse_request(nodes=nodes, concurrency=workers, spot="never", away=away_s),
+            parse_request(nodes=nodes, concurrency=workers, spot=spot, away=away_s),
             pool_id=self.pool_id,
             tls=_TLS,
             publish=self.events.append,
@@ -209,6 +214,11 @@ class SimulatedPool:
     def cancel(self, tickets: Sequence[Ticket], *, kill: bool) -> None:
         """Cancel calls."""
         self._intake.cancel([ticket.future.call for ticket in tickets], kill=kill)
+
+    def preempt(self, node: SimulatedNode, seconds_left: float) -> None:
+        """The provider says that it takes a node's machine back, and does."""
+        node.be_preempted(seconds_left)
+        asyncio.get_running_loop().call_later(seconds_left, self.provider.lose, node.instance.id)
 
     def heal(self) -> None:
         """From now on nothing goes wrong."""

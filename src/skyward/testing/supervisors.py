@@ -10,7 +10,17 @@ from dataclasses import dataclass, field, replace
 from skyward._waiting import SYSTEM_CLOCK
 from skyward.errors import UnreachableError
 from skyward.node.config import NodeConfig
-from skyward.node.control import Command, Ending, Kill, Message, Start, WorkerExit, WorkerRunning, WorkerStale
+from skyward.node.control import (
+    Command,
+    Ending,
+    Kill,
+    Message,
+    Preempting,
+    Start,
+    WorkerExit,
+    WorkerRunning,
+    WorkerStale,
+)
 from skyward.providers.base import Instance
 from skyward.provision import nodes
 from skyward.provision.control import ControlClient
@@ -131,6 +141,7 @@ class _Supervisor:
         self._keeping: list[asyncio.Task[None]] = []
         self._processes = 0
         self._stale: set[str] = set()
+        self._taken_at: float | None = None
 
     @property
     def linked(self) -> bool:
@@ -151,6 +162,11 @@ class _Supervisor:
         if process is not None:
             self._stale.add(process.incarnation)
             self._report(WorkerStale(worker=worker, incarnation=process.incarnation))
+
+    def be_preempted(self, seconds_left: float) -> None:
+        """The metadata service says when the machine is taken back."""
+        self._taken_at = SYSTEM_CLOCK.monotonic() + seconds_left
+        self._say_how_long()
 
     def end(self, reason: str) -> None:
         """Everything on the node is over. Idempotent."""
@@ -179,6 +195,11 @@ class _Supervisor:
                 self._running(worker, process)
                 if process.incarnation in self._stale:
                     self._report(WorkerStale(worker=worker, incarnation=process.incarnation))
+        self._say_how_long()
+
+    def _say_how_long(self) -> None:
+        if self._taken_at is not None:
+            self._report(Preempting(seconds_left=max(0.0, self._taken_at - SYSTEM_CLOCK.monotonic())))
 
     async def _keep(self, worker: int) -> None:
         while True:
@@ -348,6 +369,12 @@ class SimulatedNode(FakeNode):
         """The process in a slot cannot join the present scheduler, and says so."""
         if self._supervisor is not None:
             self._supervisor.become_stale(worker)
+
+    def be_preempted(self, seconds_left: float) -> None:
+        """It says that its machine is taken back; who has the machine does that."""
+        if self._supervisor is not None and self.runs:
+            self.lost = True
+            self._supervisor.be_preempted(seconds_left)
 
     def crash(self) -> None:
         """Its supervisor ends without a word, with all it started; the machine is still there."""

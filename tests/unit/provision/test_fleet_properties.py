@@ -188,6 +188,7 @@ steps = st.one_of(
         pause_s=pauses,
     ),
     st.builds(Step, what=st.sampled_from(("time out", "vanish")), which=which, pause_s=pauses),
+    st.builds(Step, what=st.just("preempt"), which=which, other=other, pause_s=pauses),
 )
 
 
@@ -441,6 +442,8 @@ class Life:
                 node.say_farewell("it was told to", timed_out=step.what == "time out")
             case "crash":
                 node.crash()
+            case "preempt":
+                self.pool.preempt(node, (0.0, 2.0, 30.0, 120.0)[step.other])
             case "vanish":
                 self.pool.provider.lose(node.instance.id)
             case _:
