@@ -48,7 +48,6 @@ DOES_NOT_FIT: list[tuple[dict[str, Any], str]] = [
     ({"cpu": 100_000}, "does not fit on this machine"),
     ({"accelerator": "tpu-v4"}, "does not fit on this machine"),
     ({"machine": "p5.48xlarge"}, r"machine='p5\.48xlarge'"),
-    ({"volume": [sky.S3Volume(mount_path="/data", bucket="data")]}, "volume: "),
     ({"image": sky.Image(apt=["no-such-package-anywhere"])}, "apt install no-such-package-anywhere"),
 ]
 """What is well formed, but more than this machine has or does."""

@@ -18,7 +18,8 @@ from skyward.engine.lane import Lane, LaneOwner
 from skyward.engine.performing import Performer
 from skyward.engine.slots import AttachedNode, Slot
 from skyward.events import WorkerLost, WorkerReplaced
-from skyward.provision.nodes import NodeHandle
+from skyward.node.control import Message, WorkerExit, WorkerRunning, WorkerStale
+from skyward.provision.nodes import LinkDown, LinkUp, NodeHandle
 
 __all__ = ["Membership"]
 
@@ -79,6 +80,18 @@ class Membership:
         for worker_id in retired:
             self.acting.perform(self._dispatch.drain(worker_id, comes_back=comes_back))
         self.acting.perform(self._dispatch.finished((), self._loop.time()))  # who waited for others may go on now
+
+    def heard(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
+        """A node says something; what concerns its workers follows."""
+        match message:
+            case WorkerExit():
+                self.exited(WorkerId(node.rank, message.worker), message.incarnation, message.reason)
+            case WorkerRunning():
+                self.started(WorkerId(node.rank, message.worker))
+            case WorkerStale():
+                self.stale(WorkerId(node.rank, message.worker), message.incarnation)
+            case _:
+                pass
 
     def attach(self, handle: NodeHandle, owner: LaneOwner) -> None:
         """Open lanes to the workers of a node."""

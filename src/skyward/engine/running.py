@@ -12,7 +12,6 @@ from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK
 from skyward.engine.certificates import issue
 from skyward.engine.cluster import Cluster
-from skyward.engine.dispatch import WorkerId
 from skyward.engine.elastic import Elastic
 from skyward.engine.functions import FunctionCache
 from skyward.engine.futures import Batch, RemoteFuture
@@ -21,6 +20,7 @@ from skyward.engine.packing import wrap
 from skyward.errors import PoolStateError, TerminationError
 from skyward.events import (
     Callback,
+    Error,
     InstancePreempted,
     NodeReachable,
     NodeUnreachable,
@@ -29,6 +29,7 @@ from skyward.events import (
     PoolStopped,
     PoolStopping,
     Progress,
+    SkywardEvent,
     TimeoutApproaching,
 )
 from skyward.node.control import (
@@ -37,9 +38,7 @@ from skyward.node.control import (
     Preempting,
     PreemptionLikely,
     TimeoutWarning,
-    WorkerExit,
-    WorkerRunning,
-    WorkerStale,
+    VolumeTrouble,
 )
 from skyward.node.metrics import NodeMetrics
 from skyward.providers.base import Provider
@@ -281,27 +280,29 @@ class RunningPool:
                 raise error
 
     def _hear(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
-        match message:
-            case WorkerExit() if self._cluster is not None:
-                worker = WorkerId(node.rank, message.worker)
-                self._cluster.members.exited(worker, message.incarnation, message.reason)
-            case WorkerRunning() if self._cluster is not None:
-                self._cluster.members.started(WorkerId(node.rank, message.worker))
-            case WorkerStale() if self._cluster is not None:
-                self._cluster.members.stale(WorkerId(node.rank, message.worker), message.incarnation)
-            case MetricsReport():
-                metrics = NodeMetrics.from_dict(message.values)
-                self._bus.publish(metrics.to_event(instance_id=node.instance.id, node=node.rank))
-            case LinkDown():
-                self._bus.publish(NodeUnreachable(node.instance.id, node.rank, message.reason))
-            case LinkUp():
-                self._bus.publish(NodeReachable(node.instance.id, node.rank, message.seconds))
-            case TimeoutWarning():
-                self._bus.publish(TimeoutApproaching(node.instance.id, message.seconds_left))
-            case Preempting():
-                self._bus.publish(InstancePreempted(node.instance.id, node.rank, message.seconds_left))
-            case PreemptionLikely():
-                warning = f"the provider will probably take the machine of node {node.rank} back"
-                self._bus.publish(Notice(warning, node.instance.id))
-            case _:
-                pass
+        if self._cluster is not None:
+            self._cluster.members.heard(node, message)
+        if (event := _event_of(node, message)) is not None:
+            self._bus.publish(event)
+
+
+def _event_of(node: NodeHandle, message: Message | LinkDown | LinkUp) -> SkywardEvent | None:
+    """What the pool's listeners hear of a node's message; None if it is none of their business."""
+    instance_id = node.instance.id
+    match message:
+        case MetricsReport():
+            return NodeMetrics.from_dict(message.values).to_event(instance_id=instance_id, node=node.rank)
+        case LinkDown():
+            return NodeUnreachable(instance_id, node.rank, message.reason)
+        case LinkUp():
+            return NodeReachable(instance_id, node.rank, message.seconds)
+        case TimeoutWarning():
+            return TimeoutApproaching(instance_id, message.seconds_left)
+        case Preempting():
+            return InstancePreempted(instance_id, node.rank, message.seconds_left)
+        case PreemptionLikely():
+            return Notice(f"the provider will probably take the machine of node {node.rank} back", instance_id)
+        case VolumeTrouble():
+            return Error(f"changes of volumes are not written back: {message.reason}", instance_id)
+        case _:
+            return None

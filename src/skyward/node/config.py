@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skyward.spec.preemption import PreemptionWatch
+from skyward.spec.volume import GrantedVolume
 
 __all__ = ["NodeConfig", "NodeReady", "WorkerPlace"]
 
@@ -38,6 +39,7 @@ class NodeConfig:
         metrics_interval_s: how often.
         accelerators: names of the accelerators that were asked for.
         watch: where the machine is told that it will be taken back; None where nobody tells it.
+        volumes: what was made available on it, to be written back and released; secret.
     """
 
     pool_id: str
@@ -60,6 +62,7 @@ class NodeConfig:
     metrics_interval_s: float = 2.0
     accelerators: tuple[str, ...] = ()
     watch: PreemptionWatch | None = None
+    volumes: tuple[GrantedVolume, ...] = field(default=(), repr=False)
 
     def to_json(self) -> str:
         """The file's text."""
@@ -70,6 +73,7 @@ class NodeConfig:
         """Read the file's text."""
         values = _fields(text, tuples=("accelerators",))
         values["watch"] = PreemptionWatch(**values["watch"]) if values.get("watch") else None
+        values["volumes"] = tuple(map(GrantedVolume.from_dict, values.get("volumes", ())))
         return cls(**values)
 
 

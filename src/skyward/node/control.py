@@ -25,6 +25,7 @@ __all__ = [
     "Start",
     "Stop",
     "TimeoutWarning",
+    "VolumeTrouble",
     "WorkerExit",
     "WorkerRunning",
     "WorkerStale",
@@ -214,6 +215,13 @@ class PreemptionLikely:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeTrouble:
+    """Node to client: what was changed in volumes is not written back, for this ``reason``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """Node to client: the node is ending everything. The connection closes when it has.
 
@@ -240,6 +248,7 @@ Report: TypeAlias = (
     | TimeoutWarning
     | Preempting
     | PreemptionLikely
+    | VolumeTrouble
     | Ending
 )
 """What a node says."""
@@ -262,6 +271,7 @@ _KINDS: dict[str, type[Message]] = {
     "warning": TimeoutWarning,
     "preempting": Preempting,
     "preemption_likely": PreemptionLikely,
+    "volumes": VolumeTrouble,
     "ending": Ending,
 }
 _NAMES = {cls: kind for kind, cls in _KINDS.items()}

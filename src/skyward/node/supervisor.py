@@ -37,10 +37,12 @@ from skyward.node.control import (
     Start,
     Stop,
     TimeoutWarning,
+    VolumeTrouble,
     WorkerExit,
     WorkerRunning,
     WorkerStale,
 )
+from skyward.node.keeping import VolumeKeeper
 from skyward.node.lease import Lease
 from skyward.node.metrics import open_sampler
 from skyward.node.plan import NodePlan
@@ -84,6 +86,7 @@ class Supervisor:
         self._nannies: Child | None = None
         self._order: Start | None = None
         self._preemption = PreemptionWatcher(config.watch, tell=self._server.broadcast) if config.watch else None
+        self._volumes = VolumeKeeper(config, lambda reason: self._server.broadcast(VolumeTrouble(reason=reason)))
 
     async def run(self, announce: Callable[[NodeReady], None]) -> None:
         """Bring the node up, announce it, and return when everything of it has ended."""
@@ -104,6 +107,7 @@ class Supervisor:
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             await self._blobs.close()
             all_ended = await _end_processes(self._config.instance_id)
+            await self._volumes.release()
             _remove_folders(plan)
             await self._server.close()
             if all_ended:
@@ -163,6 +167,8 @@ class Supervisor:
             work.append(self._measure())
         if self._preemption is not None:
             work.append(self._preemption.run())
+        if self._volumes.writable:
+            work.append(self._volumes.keep())
         return work
 
     async def _measure(self) -> None:
@@ -186,7 +192,7 @@ class Supervisor:
 
     def _own_pids(self) -> list[int]:
         pid = self._zygote.pid if self._zygote is not None else None
-        return [pid] if pid is not None else []
+        return [*self._volumes.pids, *([pid] if pid is not None else [])]
 
     def _first_order(self, scheduler: str) -> Start:
         """On the head node workers need not wait for the client to say where the scheduler is."""

@@ -8,6 +8,7 @@ import platform
 import shutil
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -66,7 +67,8 @@ def make_plan(config: NodeConfig, *, control_port: int, blob_port: int) -> NodeP
         cpu_count=cpu_count(),
         memory_bytes=memory,
     )
-    return NodePlan(config=config, ready=ready, nanny_ports=nannies)
+    # The volumes' keys are the supervisor's only.
+    return NodePlan(config=replace(config, volumes=()), ready=ready, nanny_ports=nannies)
 
 
 class _Ports:

@@ -1,1 +1,10 @@
-"""Who has machines."""
+"""Who has machines, and who keeps volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["STORES"]
+
+STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.aws.storage"}
+"""The module that knows each kind of volume, by the name of its class."""

@@ -115,8 +115,6 @@ def _check(request: PoolRequest) -> Offer:
     machine = _this_machine()
     if request.machine is not None:
         raise ConfigurationError(f"machine={request.machine!r}: Local() has one machine, this one; leave it out")
-    if request.volumes:
-        raise ConfigurationError("volume: Local() mounts nothing on your machine; give calls the folder's path instead")
     if missing := _missing_apt(request.image.apt):
         raise ConfigurationError(
             f"image: Local() installs nothing on your machine; first run `apt install {' '.join(missing)}`"

@@ -347,8 +347,6 @@ def _check(request: PoolRequest, hosts: Sequence[str]) -> None:
         raise ConfigurationError(f"nodes={request.nodes}: SSH() was given {len(hosts)} hosts, and each serves one node")
     if request.machine is not None:
         raise ConfigurationError(f"machine={request.machine!r}: SSH() has the machines in hosts; leave it out")
-    if request.volumes:
-        raise ConfigurationError("volume: SSH() mounts nothing on your machines; give calls the folder's path instead")
     if request.accelerator is not None and request.accelerator.mig:
         raise ConfigurationError(
             f"accelerator: SSH() does not partition GPUs, so {request.accelerator} has no place here"

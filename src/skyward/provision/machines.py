@@ -21,6 +21,8 @@ from skyward.errors import (
     TerminationError,
 )
 from skyward.events import (
+    BootstrapProgress,
+    BootstrapStarting,
     Error,
     InfraCreated,
     InfraCreating,
@@ -37,6 +39,7 @@ from skyward.provision.cost import Usage
 from skyward.provision.ledger import Ledger, Purchase
 from skyward.provision.nodes import NodeHandle
 from skyward.provision.termination import end_instances
+from skyward.provision.volumes import Grants
 from skyward.spec.request import PoolRequest
 
 __all__ = ["Machine", "Machines", "to_its_end"]
@@ -95,6 +98,7 @@ class Machines:
         clock: Clock,
     ) -> None:
         self.all: list[Machine] = []
+        self._grants = Grants(provider, request)
         self._provider = provider
         self._provider_name: ProviderName = cast("Any", provider.name)
         self._request = request
@@ -114,6 +118,7 @@ class Machines:
         Raises what the provider does. What was created until then is among ``all``.
         """
         self._publish(InfraCreating())
+        await self._grants.check()
         offers = await self._provider.offers(self._request)
         has = [machine.instance.offer for machine in beside]
         choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
@@ -142,6 +147,19 @@ class Machines:
             what=f"{self._provider.name} to run instance {machine.instance.id}",
             clock=self._clock,
         )
+
+    async def prepare(self, node: NodeHandle) -> None:
+        """Give a node its environment, files and volumes.
+
+        Raises :class:`~skyward.errors.BootstrapError`, and what is wrong with the volumes.
+        """
+        told = node.instance.id
+        self._publish(BootstrapStarting(told))
+        await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(told, step)))
+        if self._request.volumes:
+            self._publish(BootstrapProgress(told, "volumes"))
+            for note in await node.provide(await self._grants.to(node.access)):
+                self._publish(Notice(f"node {node.rank}: {note}", told))
 
     async def end(self, machines: Sequence[Machine]) -> None:
         """Stop what runs on the machines, terminate them, confirm it.

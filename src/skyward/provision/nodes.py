@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -13,16 +13,20 @@ from skyward._waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
 from skyward.node.config import NodeConfig, NodeReady
 from skyward.node.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, Start
+from skyward.node.keeping import RELEASE_S
 from skyward.providers.base import Instance
 from skyward.provision.bootstrap import Environment, bootstrap
 from skyward.provision.control import ControlClient
 from skyward.provision.environment import prepare_environment
 from skyward.provision.includes import deliver_includes
 from skyward.provision.inquiry import unheard
-from skyward.provision.steps import let_in, persist
+from skyward.provision.steps import let_in
+from skyward.provision.supervising import start_supervisor
+from skyward.provision.volumes import deliver_volumes
 from skyward.spec.image import Image
+from skyward.spec.volume import GrantedVolume
 from skyward.transport.access import Access, LocalAccess, SSHAccess
-from skyward.transport.base import Completed, Transport
+from skyward.transport.base import Transport
 from skyward.transport.local import LocalTransport
 from skyward.transport.ssh import SshTransport
 from skyward.wire.frames import TlsIdentity
@@ -40,7 +44,6 @@ __all__ = [
     "unless_gone",
 ]
 
-_START_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 30.0
 _JUDGE_S = 0.5
 _JUDGE_TIMEOUT_S = 30.0
@@ -63,7 +66,6 @@ try:
 except (ProcessLookupError, PermissionError, FileNotFoundError):
     sys.exit({SUPERVISOR_GONE})
 """
-_END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sys.argv[1])"
 _logger = logging.getLogger("skyward")
 
 
@@ -106,6 +108,7 @@ class NodeHandle:
         transport: the way to the machine.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
         inquire: asks who has the machine what became of it; answers with nothing unless it is over.
+        volumes: what was made available on it.
     """
 
     def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
@@ -121,9 +124,11 @@ class NodeHandle:
         self._control: ControlClient | None = None
         self._unlinked = asyncio.Event()
         self._loss: NodeLoss | None = None
+        self._ending = False
         self._longest_absence_s = math.inf
         self.lanes: tuple[str, ...] = ()
         self.inquire: Callable[[], Awaitable[str]] = unheard
+        self.volumes: tuple[GrantedVolume, ...] = ()
         self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
         self._noticed = asyncio.Event()
         self._seconds_left = math.inf
@@ -166,13 +171,28 @@ class NodeHandle:
             image, self.transport, folder=self.files, python=self._environment.python, node=self.rank
         )
 
+    async def provide(self, volumes: Sequence[GrantedVolume]) -> Sequence[str]:
+        """Make volumes available on the prepared node; returns what the user should know.
+
+        Raises :class:`~skyward.errors.BootstrapError`.
+        """
+        self.volumes = tuple(volumes)
+        return await deliver_volumes(
+            volumes,
+            self.transport,
+            environment=self._environment,
+            workdir=self.access.workdir,
+            instance_id=self.instance.id,
+            node=self.rank,
+        )
+
     async def start(self, config: NodeConfig) -> None:
         """Start the supervisor and connect to it; returns once its ports are known.
 
         Raises :class:`~skyward.errors.BootstrapError` with what the supervisor said.
         """
         self._longest_absence_s = longest_absence_s(config)
-        self._ready = await self._start_supervisor(config)
+        self._ready = await start_supervisor(self.transport, self._environment, config)
         identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
         self.lanes = tuple([await self._forwarded(lane) for lane in self._ready.lanes])
         address = await self._forwarded(self._ready.control)
@@ -242,13 +262,16 @@ class NodeHandle:
     async def stop(self, timeout_s: float) -> None:
         """Ask the supervisor to end everything and wait for it; then give up the connection, in any case. Idempotent.
 
+        A node that has changes of volumes to write back, even one that ends by itself, is given the time for it.
+
         Raises :class:`~skyward.errors.UnreachableError` when the node did not end in time: terminating its machine
         is what ends it then.
         """
         control, self._control = self._control, None
+        writing_s = RELEASE_S if any(not each.volume.read_only for each in self.volumes) else 0.0
         try:
-            if control is not None and self._loss is None:
-                await control.stop_node(timeout_s)
+            if control is not None and (self._loss is None or (self._ending and writing_s)):
+                await control.stop_node(timeout_s + writing_s)
         finally:
             if control is not None:
                 await control.close()
@@ -261,37 +284,9 @@ class NodeHandle:
             raise PoolStateError(f"node {self.rank} is not connected")
         return self._control
 
-    async def _start_supervisor(self, config: NodeConfig) -> NodeReady:
-        path = f"{config.workdir}/node.json"
-        python, env = self._environment.python, {**self._environment.env, "SKYWARD_INSTANCE": config.instance_id}
-        tried = False
-
-        async def start(left_s: float) -> Completed:
-            nonlocal tried
-            if tried:  # the link dropped: what came up of it has ports that nobody heard of
-                await self.transport.run([python, "-c", _END_ALL, config.instance_id], timeout_s=left_s)
-            tried = True
-            await self.transport.put(config.to_json().encode(), path, mode=0o600)
-            return await self.transport.run(
-                [python, "-m", "skyward.node.supervisor", path], env=env, timeout_s=_START_TIMEOUT_S
-            )
-
-        completed = await persist(start, deadline_s=_START_TIMEOUT_S, node=self.rank, step="server")
-        try:
-            return NodeReady.from_json(completed.stdout)
-        except (ValueError, KeyError, TypeError) as error:
-            log_path = f"{config.workdir}/supervisor.log"
-            raise BootstrapError(
-                f"the supervisor of node {self.rank} did not start (exit code {completed.exit_code}); "
-                f"its log is {log_path}\n{completed.stderr.strip() or completed.stdout.strip()}",
-                node=self.rank,
-                step="server",
-                log_tail=completed.stderr,
-                log_path=log_path,
-            ) from error
-
     def _hear(self, message: Message) -> None:
         if isinstance(message, Ending):
+            self._ending = True
             self._loss = NodeLoss(reason=message.reason, timed_out=message.timed_out)
             self._unlinked.set()
         if isinstance(message, Fetched) and (answer := self._fetching.pop(message.path, None)) is not None:

@@ -9,7 +9,6 @@ from skyward._waiting import Clock
 from skyward.events import (
     BootstrapCompleted,
     BootstrapProgress,
-    BootstrapStarting,
     InstanceProvisioned,
     ProviderName,
     SkywardEvent,
@@ -74,8 +73,7 @@ class Starter:
         self._publish(_provisioned(instance, machine.rank, cast("Any", self._provider.name)))
         node = machine.node = self._open_node(instance, machine.rank, self._on_node_message)
         node.inquire = Inquiry(self._provider, instance.id, clock=self._clock)
-        self._publish(BootstrapStarting(instance.id))
-        await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance.id, step)))
+        await self._machines.prepare(node)
 
     async def start(self, machine: Machine, size: int) -> None:
         """Start the supervisor of a machine that is prepared; the fleet is meant to have ``size`` nodes."""
@@ -121,6 +119,7 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
         collect_metrics=request.collect_metrics,
         accelerators=_accelerator_names(request),
         watch=node.instance.watch,
+        volumes=node.volumes,
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import PurePosixPath
 from typing import cast
 
 from skyward.errors import ConfigurationError
-from skyward.spec._checks import flag, gibibytes, positive_number, refusal, text, whole_number
+from skyward.spec._checks import flag, gibibytes, positive_number, refusal, text, texts, whole_number
 from skyward.spec.accelerators import Accelerator, AcceleratorLike, parse_accelerator
 from skyward.spec.env import EnvVars
 from skyward.spec.image import Image, client_python
@@ -96,14 +98,18 @@ def parse_request(
         ConfigurationError: a value or a type is wrong; the message names the parameter, what was given and what is
             allowed. Nothing was started.
     """
-    complete = _image(image).merged(pip=() if pip is None else pip, env=EnvVars(env)).anchored()
+    volumes = _volumes(volume)
+    complete = _image(image).merged(
+        pip=[*(() if pip is None else texts("pip", pip)), *_needs(volumes)], env=EnvVars(env)
+    )
+    complete = complete.anchored()
     return PoolRequest(
         nodes=checked_nodes(nodes),
         machine=None if machine is None else text("machine", machine),
         accelerator=None if accelerator is None else parse_accelerator(accelerator),
         cpu=None if cpu is None else whole_number("cpu", cpu),
         memory_gib=None if memory is None else gibibytes("memory", memory),
-        volumes=_volumes(volume),
+        volumes=volumes,
         spot=parse_spot(spot),
         timeout_s=positive_number("timeout", timeout),
         env=complete.env,
@@ -142,10 +148,20 @@ def _volumes(value: object) -> tuple[Volume, ...]:
         if not isinstance(volume, S3Volume):
             raise refusal(f"volume[{i}]", "an S3Volume", volume)
     checked = tuple(cast("Sequence[Volume]", volumes))
-    paths = [volume.mount_path for volume in checked]
-    if len(set(paths)) < len(paths):
-        raise refusal("volume", "a list of S3Volume with different mount paths", paths)
+    paths = [PurePosixPath(volume.mount_path) for volume in checked]
+    if len(set(paths)) < len(paths) or any(path in other.parents for path in paths for other in paths):
+        allowed = "a list of S3Volume with different mount paths, none within another"
+        raise refusal("volume", allowed, [volume.mount_path for volume in checked])
     return checked
+
+
+def _needs(volumes: Sequence[Volume]) -> list[str]:
+    """What the nodes need for volumes, in the versions that are here."""
+    wanted = dict.fromkeys(package for volume in volumes for package in volume.requirements)
+    try:
+        return [f"{package}=={version(package)}" for package in wanted]
+    except PackageNotFoundError as error:
+        raise ConfigurationError(f"volume: {error.name} is missing here: pip install {' '.join(wanted)}") from error
 
 
 def checked_nodes(nodes: object) -> int:

@@ -79,7 +79,7 @@ def settings(target: SSHTarget) -> Settings:
     named = target.known_hosts or found.get("userknownhostsfile")
     files = [target.known_hosts] if target.known_hosts else shlex.split(str(named or _USUAL_KNOWN_HOSTS))
     system = [] if target.known_hosts else shlex.split(str(found.get("globalknownhostsfile", _SYSTEM_KNOWN_HOSTS)))
-    jump = found.get("proxyjump") or "none"
+    jump = "none" if target.proxy else found.get("proxyjump") or "none"
     return Settings(
         host=host,
         port=port,
@@ -91,7 +91,7 @@ def settings(target: SSHTarget) -> Settings:
         key_path=os.path.expanduser(target.key_path) if target.key_path else None,
         identities=tuple(os.path.expanduser(path) for path in found.get("identityfile", _USUAL_KEYS)),
         identities_only=str(found.get("identitiesonly", "no")).lower() == "yes",
-        proxy_command=found.get("proxycommand"),
+        proxy_command=shlex.join(target.proxy) if target.proxy else found.get("proxycommand"),
         jumps=() if jump.lower() == "none" else tuple(part.strip() for part in jump.split(",")),
         silence_s=target.silence_s,
     )

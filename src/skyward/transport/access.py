@@ -36,6 +36,8 @@ class SSHTarget:
         known_hosts: file of host keys; None means the user's and the system's.
         host_keys: public keys (``"ssh-ed25519 AAAA…"``), one of which the machine must show; files are not read then.
         config_path: the SSH configuration; None means the user's.
+        proxy: a command whose input and output are the connection; what the SSH configuration says of the way to the
+            machine does not count then. Empty is none.
         patience_s: how long a machine that does not answer is tried again before that is an error.
         silence_s: how long a machine may say nothing, though it is asked, before its connection is given up.
     """
@@ -47,6 +49,7 @@ class SSHTarget:
     known_hosts: str | None = None
     host_keys: tuple[str, ...] = ()
     config_path: str | None = None
+    proxy: tuple[str, ...] = ()
     patience_s: float = 30.0
     silence_s: float = 15.0
 

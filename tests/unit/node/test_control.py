@@ -28,6 +28,7 @@ from skyward.node.control import (
     Start,
     Stop,
     TimeoutWarning,
+    VolumeTrouble,
     WorkerExit,
     WorkerRunning,
     from_frame,
@@ -55,6 +56,7 @@ MESSAGES: list[Message] = [
     TimeoutWarning(seconds_left=3.5),
     Preempting(seconds_left=119.5),
     PreemptionLikely(),
+    VolumeTrouble(reason="no space left"),
     Ending(reason="asked"),
 ]
 

@@ -23,7 +23,6 @@ from skyward.providers.local import INSTANCE_VARIABLE, Local
 from skyward.spec.accelerators import Accelerator, model_name
 from skyward.spec.image import Image
 from skyward.spec.request import parse_request
-from skyward.spec.volume import S3Volume
 from skyward.transport.access import LocalAccess
 
 
@@ -74,7 +73,6 @@ def test_the_offer_is_this_machine_for_nothing_and_on_demand() -> None:
         ({"cpu": 100_000}, "100000 cores does not fit"),
         ({"memory": "100000GB"}, "does not fit"),
         ({"machine": "p5.48xlarge"}, "machine='p5.48xlarge': Local"),
-        ({"volume": [S3Volume(mount_path="/data", bucket="bucket")]}, "volume: Local"),
         ({"accelerator": Accelerator.NVIDIA.H100(mig="3g.40gb")}, "accelerator: Local.* does not partition GPUs"),
         ({"image": Image(apt=["no-such-package-here"])}, "apt install no-such-package-here"),
     ],

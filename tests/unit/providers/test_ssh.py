@@ -26,7 +26,6 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder
 from skyward.providers.ssh import SSH
 from skyward.spec.accelerators import Accelerator
 from skyward.spec.request import parse_request
-from skyward.spec.volume import S3Volume
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.transport.access import SSHAccess
 
@@ -127,7 +126,6 @@ def test_settings_make_the_same_provider_again(tmp_path: Path) -> None:
         ({"cpu": 100_000}, "nodes=1 of 100000 cores: 0 of the hosts have that"),
         ({"accelerator": "H100"}, "nodes=1 of .*H100.*: 0 of the hosts have that"),
         ({"machine": "p5.48xlarge"}, "machine='p5.48xlarge': SSH"),
-        ({"volume": [S3Volume(mount_path="/data", bucket="bucket")]}, "volume: SSH"),
         ({"accelerator": Accelerator.NVIDIA.H100(mig="3g.40gb")}, "accelerator: SSH.* does not partition GPUs"),
     ],
 )

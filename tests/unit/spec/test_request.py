@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -42,7 +43,8 @@ def test_every_parameter_arrives_parsed():
         collect_metrics=False,
     )
 
-    assert request.image == Image(pip=["a", "b"], env={"A": "pool", "B": "image"})
+    pins = [f"boto3=={version('boto3')}"]
+    assert request.image == Image(pip=["a", "b", *pins], env={"A": "pool", "B": "image"})
     assert request == PoolRequest(
         nodes=3,
         machine="p5.48xlarge",
@@ -107,6 +109,10 @@ def test_a_list_of_volumes_holds_volumes_at_different_places():
         parse_request(volume=[volume, "/data"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigurationError, match="different mount paths"):
         parse_request(volume=[volume, volume])
+    with pytest.raises(ConfigurationError, match="none within another"):
+        parse_request(volume=[volume, S3Volume(mount_path="/data/deep/er", bucket="my-bucket")])
+    with pytest.raises(ConfigurationError, match="different mount paths"):
+        parse_request(volume=[volume, S3Volume(mount_path="/data/", bucket="other-bucket")])
 
 
 def test_another_python_than_the_clients_is_refused_before_anything_starts():

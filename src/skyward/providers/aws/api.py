@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, cast
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers.aws.errors import Kind, Where, explained, is_kind
 
-__all__ = ["Api", "Credentials", "Json", "sdk"]
+__all__ = ["Api", "Credentials", "Json", "new_session"]
 
 Json = dict[str, Any]
 
@@ -104,7 +106,7 @@ class Api:
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: is_kind(error, Kind.RATE, Kind.TRANSIENT)),
             stop=stop_after_delay(patience_s),
-            wait=wait_exponential_jitter(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=_FIRST_PAUSE_S),
+            wait=wait_exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S) + wait_random(0, _FIRST_PAUSE_S),
             reraise=True,
         )
         where = Where(
@@ -152,7 +154,7 @@ class Api:
     def _make(self, where: Where) -> Any:
         from botocore.config import Config
 
-        session: Any = sdk().session.Session(profile_name=self.credentials.profile, region_name=where.region)
+        session = new_session(profile=self.credentials.profile, region=where.region)
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
@@ -162,14 +164,27 @@ class Api:
         return session.client(where.service, endpoint_url=self.credentials.endpoint_url, config=config)
 
 
-def sdk() -> Any:
-    """boto3.
+def new_session(*, profile: str | None = None, region: str | None = None) -> Any:
+    """A session of boto3's, with credentials as they are now.
 
     Raises:
-        ConfigurationError: it is not installed.
+        ConfigurationError: boto3 is not installed.
     """
     try:
-        import boto3
+        import boto3.session
+        import botocore.session
     except ImportError as error:
         raise ConfigurationError("AWS() needs boto3: pip install 'skyward[aws]'") from error
-    return boto3
+    core: Any = botocore.session.Session()
+    core.register_component("data_loader", _loader())
+    session: Any = boto3.session.Session(botocore_session=core, profile_name=profile, region_name=region)
+    return session
+
+
+@cache
+def _loader() -> Any:
+    """Reads the descriptions of services, which takes longer than most calls: once for all sessions."""
+    from botocore import loaders
+
+    reader: Any = loaders
+    return reader.create_loader(os.environ.get("AWS_DATA_PATH"))

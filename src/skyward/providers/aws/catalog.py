@@ -19,6 +19,8 @@ _MIB_PER_GIB: Final = 1024
 _TOLERANCE: Final = 0.07
 _LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
 """Of a machine that was asked for without saying how large."""
+_GENERAL: Final = "cmrxz"
+"""First letters of the families for computing; the others are for storage, for bursts, or hardware of one's own."""
 
 FAMILIES: Final[Mapping[str, str]] = {
     "T4": "g4dn",
@@ -100,8 +102,10 @@ def candidates(types: Sequence[MachineType], request: PoolRequest, *, region: st
         return (_named(types, request.machine, region),)
     fitting = [each for each in types if not request.wish.shortfall(each.spec) and each.whole]
     if request.accelerator is None:
-        plain = (each for each in fitting if each.spec.accelerator is None and not each.odd and each.current)
-        fitting = [each for each in plain if each.architecture == X86 and not _LEAST.shortfall(each.spec)]
+        general = (each for each in fitting if each.spec.accelerator is None and each.family[0] in _GENERAL)
+        x86 = (each for each in general if each.architecture == X86 and not each.odd)
+        fitting = [each for each in x86 if not _LEAST.shortfall(each.spec)]
+        fitting = [each for each in fitting if each.current] or fitting
     elif any(each.architecture == X86 for each in fitting):
         fitting = [each for each in fitting if each.architecture == X86]
     if not fitting:

@@ -89,12 +89,11 @@ CODES: Final[Mapping[str, Kind]] = _kinds(
         TooManyRequestsException RequestThrottled RequestThrottledException SlowDown BandwidthLimitExceeded
         PriorRequestNotComplete LimitExceededException""",
     TRANSIENT="""InternalError InternalFailure InternalServerError ServiceUnavailable Unavailable RequestTimeout
-        RequestTimeoutException ServerInternal TransactionInProgressException ExpiredNextTokenException
-        TargetNotConnected""",
+        RequestTimeoutException ServerInternal TransactionInProgressException ExpiredNextTokenException""",
     MISSING="""InvalidInstanceID.NotFound InvalidInstanceID.Malformed InvalidGroup.NotFound InvalidGroupId.Malformed
         InvalidKeyPair.NotFound InvalidLaunchTemplateId.NotFound InvalidLaunchTemplateName.NotFoundException
         InvalidLaunchTemplateId.Malformed InvalidSubnetID.NotFound InvalidSubnetID.Malformed InvalidVpcID.NotFound
-        InvalidAMIID.NotFound InvalidAMIID.Malformed ParameterNotFound NoSuchResourceException
+        InvalidAMIID.NotFound InvalidAMIID.Malformed ParameterNotFound NoSuchResourceException TargetNotConnected
         InvalidSpotInstanceRequestID.NotFound InvalidSecurityGroupID.NotFound""",
     EXISTS="""InvalidGroup.Duplicate InvalidPermission.Duplicate InvalidKeyPair.Duplicate
         InvalidLaunchTemplateName.AlreadyExistsException""",

@@ -45,7 +45,7 @@ class Terms:
         instance_profile: name or ARN of their role; None is none.
         deadline_s: how long it may take to undo what failed halfway.
         listing_s: how long a machine may be missing from lists at first.
-        zone_prices: USD an hour on spot, by type and zone, where known.
+        zone_prices: USD an hour on spot, by type, then by zone, where known.
     """
 
     user_key: str
@@ -53,7 +53,7 @@ class Terms:
     instance_profile: str | None
     deadline_s: float
     listing_s: float
-    zone_prices: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    zone_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +149,10 @@ class Launch:
         return found
 
     def _placed(self, offer: Offer, subnet: Subnet) -> Offer:
-        known = self._terms.zone_prices.get((offer.spec.name, subnet.zone)) if offer.spot else None
-        return replace(offer, zone=subnet.zone, price_per_hour=offer.price_per_hour if known is None else known)
+        """The offer in one zone, at that zone's price."""
+        prices = self._terms.zone_prices.get(offer.spec.name) if offer.spot else None
+        price = prices.get(subnet.zone) if prices else offer.price_per_hour
+        return replace(offer, zone=subnet.zone, price_per_hour=price)
 
     async def _first(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """Launch the order's first machine as one of the candidates; None if none is to be had."""

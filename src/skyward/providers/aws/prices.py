@@ -52,10 +52,9 @@ class Prices:
         on_demand, spot = await asyncio.gather(self._on_demand(names), self._spot(names))
         return PriceTable(on_demand=on_demand, spot=spot)
 
-    async def known_by_zone(self) -> Mapping[tuple[str, str], float]:
-        """What is known of the spot market by (machine type, zone), without asking anybody."""
-        kept = await asyncio.to_thread(self._market.read)
-        return {(name, zone): price for name, zones in kept.items() for zone, price in zones.items()}
+    async def known_by_zone(self) -> Mapping[str, Mapping[str, float]]:
+        """What is known of the spot market by machine type, then by zone, without asking anybody."""
+        return await asyncio.to_thread(self._market.read)
 
     async def _on_demand(self, names: Sequence[str]) -> Mapping[str, float]:
         kept = await asyncio.to_thread(self._list.read)

@@ -6,12 +6,12 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from skyward._waiting import SYSTEM_CLOCK
 from skyward.errors import ConfigurationError
 from skyward.providers.aws.account import Account
-from skyward.providers.aws.api import Api, Credentials, sdk
+from skyward.providers.aws.api import Api, Credentials, new_session
 from skyward.providers.aws.catalog import closest
 from skyward.providers.aws.ending import UNSEEN_S, end
 from skyward.providers.aws.keys import user_key
@@ -191,7 +191,7 @@ class AWS:
             user=self.user,
             key_path=str(path),
             host_keys=(record.host_key,) if record.host_key else (),
-            proxy=session_command(self._account.api.credentials, record.id, self.port or _SSH_PORT) if self.use_ssm else (),
+            proxy=self._session(record.id) if self.use_ssm else (),
             patience_s=_SSH_PATIENCE_S,
         )
         cache = f"{self.home}/.cache/skyward"
@@ -203,10 +203,13 @@ class AWS:
             boot_s=self.boot_s,
         )
 
+    def _session(self, instance_id: str) -> tuple[str, ...]:
+        return session_command(self._account.api.credentials, instance_id, self.port or _SSH_PORT)
+
 
 def _check_region(region: object) -> None:
     named = text("region", region)
-    session: Any = sdk().session.Session()
+    session = new_session()
     known = [each for part in session.get_available_partitions() for each in session.get_available_regions("ec2", part)]
     if named in known:
         return

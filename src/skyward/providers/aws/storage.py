@@ -1,0 +1,311 @@
+"""Volumes in S3: checked and granted here, read and written on a node."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import mimetypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, Final, ParamSpec, TypeVar, cast
+from urllib.parse import urlsplit
+
+from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
+from skyward.providers.aws.api import sdk
+from skyward.providers.aws.errors import Where, explained
+from skyward.providers.aws.mounting import mount_ways
+from skyward.providers.storage import StoredObject
+from skyward.spec.volume import GrantedVolume, StorageKey, Volume, VolumeAccess
+
+__all__ = ["Bucket", "grant", "grant_with", "mount_ways", "open_store", "session_policy"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ATTEMPTS: Final = 5
+_CONNECT_TIMEOUT_S: Final = 10.0
+_READ_TIMEOUT_S: Final = 60.0
+_CONNECTIONS: Final = 48
+_PAGE: Final = 1000
+_PART_BYTES: Final = 32 << 20
+_PARTS_AT_ONCE: Final = 4
+_SHORTEST_S, _LONGEST_S = 900, 129_600
+_USUAL_HOSTS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
+_REGION_HEADER: Final = "x-amz-bucket-region"
+_logger = logging.getLogger("skyward")
+
+
+async def grant(volumes: Sequence[Volume], *, lifetime_s: float, here: bool) -> Sequence[VolumeAccess]:
+    """See :meth:`skyward.providers.storage.StoreKind.grant`; with the usual credentials of this process."""
+    return await grant_with(None, volumes, lifetime_s=lifetime_s, keys="own" if here else "lent")
+
+
+async def grant_with(
+    session: Any,
+    volumes: Sequence[Volume],
+    *,
+    lifetime_s: float,
+    keys: str,
+    endpoint_url: str | None = None,
+    mountable: bool = False,
+) -> Sequence[VolumeAccess]:
+    """As :func:`grant`, with a session's credentials; None means the usual ones.
+
+    Args:
+        session: of boto3.
+        volumes: likewise.
+        lifetime_s: likewise.
+        keys: whose keys the machine uses: ``"own"``, this process's as they are; ``"lent"``, short-lived ones made of
+            them; ``"none"``, those that it has itself.
+        endpoint_url: answers instead of AWS; None means AWS, or what the configuration says.
+        mountable: whether the machine may be changed so that it can mount volumes.
+    """
+
+    def work() -> Sequence[VolumeAccess]:
+        granting = _Granting(session or sdk().session.Session(), endpoint_url=endpoint_url)
+        places = [granting.look(volume, as_client=keys != "none") for volume in volumes]
+        key = None if keys == "none" else granting.key(volumes, lifetime_s=lifetime_s, lent=keys == "lent")
+        return [
+            VolumeAccess(region=each.region, endpoint_url=each.url, key=key, mountable=mountable) for each in places
+        ]
+
+    return await asyncio.to_thread(work)
+
+
+def open_store(granted: GrantedVolume) -> Bucket:
+    """See :meth:`skyward.providers.storage.StoreKind.open_store`."""
+    access = granted.access
+    session = sdk().session.Session(region_name=access.region or None)
+    return Bucket(_client(session, access.endpoint_url or None, access.region or None, access.key), granted)
+
+
+def session_policy(volumes: Sequence[Volume], *, partition: str = "aws") -> str:
+    """The policy, as JSON, that allows what the volumes need and nothing else. Pure."""
+    statements: list[dict[str, Any]] = []
+    for volume in volumes:
+        bucket = f"arn:{partition}:s3:::{volume.bucket}"
+        listing: dict[str, Any] = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": bucket}
+        if volume.folder:
+            listing["Condition"] = {"StringLike": {"s3:prefix": [f"{_literal(volume.folder)}*"]}}
+        actions = ["s3:GetObject"]
+        if not volume.read_only:
+            actions += ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+        objects = {"Effect": "Allow", "Action": actions, "Resource": f"{bucket}/{_literal(volume.folder)}*"}
+        statements += [listing, objects]
+    via = {"StringLike": {"kms:ViaService": "s3.*"}}
+    keys = {"Effect": "Allow", "Action": ["kms:Decrypt", "kms:GenerateDataKey"], "Resource": "*", "Condition": via}
+    return json.dumps({"Version": "2012-10-17", "Statement": [*statements, keys]}, separators=(",", ":"))
+
+
+class _Place:
+    """Where a bucket is."""
+
+    def __init__(self, region: str, url: str) -> None:
+        self.region = region
+        self.url = url
+
+
+class _Granting:
+    """Looks at volumes, and makes keys for them, with a session's credentials."""
+
+    def __init__(self, session: Any, *, endpoint_url: str | None) -> None:
+        self._session = session
+        self._endpoint_url = endpoint_url
+        self._region = str(session.region_name or "us-east-1")
+
+    def look(self, volume: Volume, *, as_client: bool) -> _Place:
+        """Where the volume's bucket is; that it is there, and may be read by this client unless that does not count."""
+        client = _client(self._session, self._endpoint_url, self._region, None)
+        bucket, folder = volume.bucket, volume.folder
+        region, found = self._region, None
+        try:
+            found = _told("ListBucket", region, client.list_objects_v2, Bucket=bucket, Prefix=folder, MaxKeys=1)
+            region = self._region_of(client, bucket) or region
+            if as_client:
+                self._look_at_first(client, volume, found)
+        except SkywardError as error:
+            if not isinstance(error, AuthenticationError) or as_client:
+                raise self._explained(error, volume) from error
+            region = self._region_of(client, bucket) or region
+        finally:
+            url = str(client.meta.endpoint_url)
+            client.close()
+        usual = (urlsplit(url).hostname or "").endswith(_USUAL_HOSTS)
+        return _Place(region, "" if usual else url)
+
+    def key(self, volumes: Sequence[Volume], *, lifetime_s: float, lent: bool) -> StorageKey:
+        """What a machine may have to use them: short-lived credentials as they are, lasting ones if they stay here."""
+        where = Where(region=self._region, service="sts", operation="GetFederationToken")
+        credentials = _raising(where, self._session.get_credentials)
+        if credentials is None:
+            raise AuthenticationError(
+                "volumes need credentials for S3, and there are none here: `aws configure`, `aws sso login`, or "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
+            )
+        own = _raising(where, credentials.get_frozen_credentials)
+        if own.token or not lent:
+            return StorageKey(id=own.access_key, secret=own.secret_key, token=own.token or "")
+        partition = self._session.get_partition_for_region(self._region)
+        seconds = min(max(round(lifetime_s), _SHORTEST_S), _LONGEST_S)
+        client = self._session.client("sts", region_name=self._region, endpoint_url=self._endpoint_url)
+        ask = functools.partial(
+            client.get_federation_token, Name="skyward", Policy=session_policy(volumes, partition=partition)
+        )
+        try:
+            answer = _raising(where, ask, DurationSeconds=seconds)
+        except SkywardError as error:
+            raise type(error)(
+                f"{error}. Machines get short-lived credentials for their volumes, never your own. Others ways: start "
+                "from short-lived ones yourself (`aws sso login`), or AWS(instance_profile=...) with a role that may "
+                "use the bucket"
+            ) from error
+        finally:
+            client.close()
+        made = answer["Credentials"]
+        return StorageKey(id=made["AccessKeyId"], secret=made["SecretAccessKey"], token=made["SessionToken"])
+
+    def _look_at_first(self, client: Any, volume: Volume, found: Mapping[str, Any]) -> None:
+        keys = [each["Key"] for each in found.get("Contents", ())]
+        if keys:
+            _told("GetObject", self._region, client.head_object, Bucket=volume.bucket, Key=keys[0])
+        elif volume.read_only and volume.folder:
+            raise ConfigurationError(f"there is nothing below {volume.location}: check prefix={volume.prefix!r}")
+
+    def _region_of(self, client: Any, bucket: str) -> str:
+        from botocore.exceptions import ClientError
+
+        try:
+            answer = client.head_bucket(Bucket=bucket)
+        except ClientError as error:  # a refusal names the region too
+            answer = cast("Mapping[str, Any]", error.response)
+        return str(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(_REGION_HEADER, ""))
+
+    def _explained(self, error: SkywardError, volume: Volume) -> SkywardError:
+        code = _code(error)
+        if code in ("NoSuchBucket", "404"):
+            return ConfigurationError(
+                f"volume {volume.mount_path}: there is no bucket {volume.bucket!r}. Check the name; "
+                f"`aws s3 ls` lists yours, `aws s3 mb s3://{volume.bucket}` makes it"
+            )
+        return type(error)(f"volume {volume.mount_path} ({volume.location}): {error}")
+
+
+class Bucket:
+    """Implements :class:`~skyward.providers.storage.Store`."""
+
+    def __init__(self, client: Any, granted: GrantedVolume) -> None:
+        self._client = client
+        self._bucket = granted.volume.bucket
+        self._folder = granted.volume.folder
+        self._region = granted.access.region
+
+    def listing(self) -> Iterator[StoredObject]:
+        """See :meth:`Store.listing <skyward.providers.storage.Store.listing>`."""
+        listing = self._client.get_paginator("list_objects_v2")
+        pages = iter(listing.paginate(Bucket=self._bucket, Prefix=self._folder, PaginationConfig={"PageSize": _PAGE}))
+        while (page := _told("ListBucket", self._region, next, pages, None)) is not None:
+            for each in page.get("Contents", ()):
+                if name := each["Key"].removeprefix(self._folder):
+                    yield StoredObject(
+                        name=name,
+                        nbytes=each["Size"],
+                        tag=each["ETag"],
+                        modified_at=each["LastModified"].timestamp(),
+                    )
+
+    def download(self, name: str, file: BinaryIO) -> None:
+        """See :meth:`Store.download <skyward.providers.storage.Store.download>`."""
+        key = f"{self._folder}{name}"
+        try:
+            _told(
+                "GetObject",
+                self._region,
+                self._client.download_fileobj,
+                Bucket=self._bucket,
+                Key=key,
+                Fileobj=file,
+                Config=_transfer(),
+            )
+        except SkywardError as error:
+            if _code(error) in ("404", "NoSuchKey"):
+                raise FileNotFoundError(key) from error
+            raise
+
+    def upload(self, path: str, name: str) -> str:
+        """See :meth:`Store.upload <skyward.providers.storage.Store.upload>`."""
+        key = f"{self._folder}{name}"
+        kind = mimetypes.guess_type(name)[0]
+        _told(
+            "PutObject",
+            self._region,
+            self._client.upload_file,
+            Filename=path,
+            Bucket=self._bucket,
+            Key=key,
+            ExtraArgs={"ContentType": kind} if kind else None,
+            Config=_transfer(),
+        )
+        return str(_told("GetObject", self._region, self._client.head_object, Bucket=self._bucket, Key=key)["ETag"])
+
+
+def _client(session: Any, endpoint_url: str | None, region: str | None, key: StorageKey | None) -> Any:
+    from botocore.config import Config
+
+    own: dict[str, str] = {}
+    if key is not None:
+        own = {"aws_access_key_id": key.id, "aws_secret_access_key": key.secret}
+        own |= {"aws_session_token": key.token} if key.token else {}
+    config = Config(
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=_READ_TIMEOUT_S,
+        max_pool_connections=_CONNECTIONS,
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        s3={"addressing_style": "path"} if endpoint_url else None,
+    )
+    where = Where(region=region or "", service="s3", operation="ListBucket")
+    return _raising(where, session.client, "s3", region_name=region, endpoint_url=endpoint_url, config=config, **own)
+
+
+def _told(action: str, region: str, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """What ``call`` returns; the ``action`` of S3 that has to be allowed is in its errors."""
+    return _raising(Where(region=region, service="s3", operation=action), call, *arguments, **named)
+
+
+def _raising(where: Where, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    try:
+        return call(*arguments, **named)
+    except (SkywardError, OSError):
+        raise
+    except Exception as error:
+        told = explained(_cause(error), where)
+        if told is None:
+            raise
+        raise told from _cause(error)
+
+
+def _cause(error: Exception) -> BaseException:
+    """What a transfer failed of."""
+    from boto3.exceptions import S3TransferFailedError, S3UploadFailedError
+
+    return error.__context__ or error if isinstance(error, S3TransferFailedError | S3UploadFailedError) else error
+
+
+def _code(error: BaseException) -> str:
+    response: Any = getattr(error.__cause__, "response", {})
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def _literal(text: str) -> str:
+    """``text`` for a policy, in which some characters stand for any others."""
+    return "".join(f"${{{each}}}" if each in "*?$" else each for each in text)
+
+
+def _transfer() -> Any:
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(
+        multipart_threshold=2 * _PART_BYTES,
+        multipart_chunksize=_PART_BYTES,
+        max_concurrency=_PARTS_AT_ONCE,
+    )

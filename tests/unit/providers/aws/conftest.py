@@ -1,0 +1,30 @@
+"""EC2's real machine types, and EC2 on this machine, for every test of the provider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+from skyward.providers.aws.catalog import MachineType, parse_types
+from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
+from skyward.providers.aws.provider import AWS
+from skyward.testing.aws import LocalEC2, Looks
+
+
+@pytest.fixture(scope="session")
+def types() -> tuple[MachineType, ...]:
+    return parse_types(INSTANCE_TYPES.values())
+
+
+@pytest.fixture
+def ec2(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEC2]:
+    """An account in which nothing was made; waits are short."""
+    with LocalEC2(looks=Looks(pending=0, ending=0), block=71) as ec2:
+        for name, value in ec2.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
+        monkeypatch.setattr(AWS, "listing_s", 0.0)
+        monkeypatch.setattr(AWS, "patience_s", 2.0)
+        yield ec2

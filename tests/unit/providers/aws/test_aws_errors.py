@@ -1,0 +1,119 @@
+"""What AWS and botocore say, and what the caller gets."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from botocore import exceptions
+from botocore.exceptions import BotoCoreError, ClientError
+
+from skyward.errors import (
+    AuthenticationError,
+    CapacityError,
+    ConfigurationError,
+    QuotaError,
+    RateLimitError,
+    SkywardError,
+    UnreachableError,
+)
+from skyward.providers.aws.errors import CODES, ERRORS, Kind, Where, explained, meanings, refusal
+
+WHERE = Where(region="eu-west-1", service="ec2", operation="RunInstances")
+OWN = {kind for kind in vars(exceptions).values() if inspect.isclass(kind) and issubclass(kind, BotoCoreError)}
+
+
+def answered(code: str, message: str = "said so", status: int = 400) -> ClientError:
+    said: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(said, "RunInstances")
+
+
+@pytest.mark.parametrize("kind", sorted(OWN - {BotoCoreError}, key=lambda kind: kind.__name__))
+def test_everything_that_botocore_raises_has_a_meaning(kind: type[BotoCoreError]) -> None:
+    assert [base for base in kind.__mro__ if base in meanings()], f"{kind.__name__} is new: say what it means"
+
+
+def test_every_meaning_is_of_something_that_exists() -> None:
+    assert set(meanings()) <= OWN
+    assert BotoCoreError not in meanings()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [
+        ("UnauthorizedOperation", 403, AuthenticationError),
+        ("AccessDeniedException", 400, AuthenticationError),
+        ("ExpiredToken", 400, AuthenticationError),
+        ("VcpuLimitExceeded", 400, QuotaError),
+        ("MaxSpotInstanceCountExceeded", 400, QuotaError),
+        ("InsufficientInstanceCapacity", 500, CapacityError),
+        ("Unsupported", 400, CapacityError),
+        ("SpotMaxPriceTooLow", 400, CapacityError),
+        ("RequestLimitExceeded", 503, RateLimitError),
+        ("ThrottlingSomehow", 400, RateLimitError),
+        ("Unheard", 429, RateLimitError),
+        ("InternalError", 500, UnreachableError),
+        ("Unheard", 502, UnreachableError),
+        ("InvalidParameterCombination", 400, ConfigurationError),
+        ("InvalidParameterValue", 400, ConfigurationError),
+    ],
+)
+def test_an_answer_is_an_error_of_skyward(code: str, status: int, error: type[SkywardError]) -> None:
+    told = explained(answered(code, status=status), WHERE)
+
+    assert type(told) is error
+    assert str(told).startswith(f"aws eu-west-1: ec2 RunInstances was refused: {code}: said so. ")
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_message_says_what_to_do_next(code: str) -> None:
+    told = explained(answered(code), WHERE)
+
+    assert type(told) is ERRORS[CODES[code]]
+    said, _, advice = str(told).partition("said so. ")
+    assert said
+    assert len(advice) > 30
+    assert "{" not in advice
+
+
+def test_a_missing_role_is_told_from_other_wrong_values_by_the_message() -> None:
+    told = refusal(
+        answered(
+            "InvalidParameterValue",
+            "Value (x) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name",
+        )
+    )
+    assert told is not None
+    assert told.kind is Kind.MISSING
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "part"),
+    [
+        (exceptions.NoCredentialsError(), AuthenticationError, "aws configure"),
+        (exceptions.PartialCredentialsError(provider="env", cred_var="x"), AuthenticationError, "Give both"),
+        (exceptions.ProfileNotFound(profile="nobody"), ConfigurationError, "list-profiles"),
+        (
+            exceptions.TokenRetrievalError(provider="sso", error_msg="x"),
+            AuthenticationError,
+            "aws sso login --profile p",
+        ),
+        (exceptions.SSOTokenLoadError(error_msg="x"), AuthenticationError, "aws sso login --profile p"),
+        (exceptions.UnauthorizedSSOTokenError(), AuthenticationError, "aws sso login --profile p"),
+        (exceptions.EndpointConnectionError(endpoint_url="x"), UnreachableError, "network"),
+        (exceptions.ConnectTimeoutError(endpoint_url="x"), UnreachableError, "network"),
+        (exceptions.ReadTimeoutError(endpoint_url="x"), UnreachableError, "network"),
+        (exceptions.ConnectionClosedError(endpoint_url="x"), UnreachableError, "network"),
+        (exceptions.NoRegionError(), ConfigurationError, "Correct"),
+    ],
+)
+def test_what_botocore_raises_is_an_error_of_skyward(error: Exception, kind: type[SkywardError], part: str) -> None:
+    told = explained(error, Where(region="eu-west-1", service="ec2", operation="RunInstances", profile="p"))
+
+    assert type(told) is kind
+    assert part in str(told)
+
+
+def test_what_is_neither_aws_s_nor_botocore_s_stays_what_it_is() -> None:
+    assert explained(ValueError("a fault of ours"), WHERE) is None
