@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from skyward.errors import (
         AuthenticationError,
         BootstrapError,
+        BudgetError,
         CapacityError,
         ConfigurationError,
         HostKeyError,
@@ -98,6 +99,7 @@ __all__ = [
     "BootstrapError",
     "BootstrapProgress",
     "BootstrapStarting",
+    "BudgetError",
     "CallFuture",
     "Callback",
     "CapacityError",
@@ -174,6 +176,7 @@ _HOMES = {
     "skyward.errors": (
         "AuthenticationError",
         "BootstrapError",
+        "BudgetError",
         "CapacityError",
         "ConfigurationError",
         "HostKeyError",

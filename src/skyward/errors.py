@@ -8,6 +8,7 @@
     │   ├── SerializationError        something cannot be pickled (also a PicklingError and a TypeError)
     │   ├── PoolStateError            the pool is not open, already closed, or not usable here (also a RuntimeError)
     │   ├── NotInPoolError            asked on the client for what only a call on a node knows (also a RuntimeError)
+    │   ├── BudgetError               the pool has cost, or would cost, more than its max_cost; carries both sums
     │   ├── LedgerError               the file of what was bought cannot be used; no machine is asked for without it
     │   └── AuthenticationError       credentials or keys were refused
     │       └── HostKeyError          a machine is unknown, or not the one it should be
@@ -34,6 +35,7 @@ from collections.abc import Sequence
 __all__ = [
     "AuthenticationError",
     "BootstrapError",
+    "BudgetError",
     "CapacityError",
     "ConfigurationError",
     "HostKeyError",
@@ -74,6 +76,20 @@ class NotInPoolError(SkywardError, RuntimeError):
 
 class AuthenticationError(SkywardError):
     """Credentials, a key or a certificate were refused. Trying again with the same ones does not help."""
+
+
+class BudgetError(SkywardError):
+    """The pool was ended, or gets no further machine, so that it does not cost more than its ``max_cost``.
+
+    Attributes:
+        max_cost: USD that it may cost.
+        cost: USD that it has cost by then.
+    """
+
+    def __init__(self, message: str, *, max_cost: float, cost: float) -> None:
+        super().__init__(message)
+        self.max_cost = max_cost
+        self.cost = cost
 
 
 class LedgerError(SkywardError):

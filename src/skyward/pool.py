@@ -60,6 +60,8 @@ class ComputePool(CallsByFunction, Scales, Opens):
         lease: how long a node lives on once this process is gone, in seconds: a crash or SIGKILL costs no more.
         away: how long it lives on, and works on, while this process is there and nothing is heard of it, in seconds:
             a laptop that sleeps, a network that is down.
+        max_cost: USD that the pool may cost, all in all. It is ended in time not to cost more, and what is unfinished
+            then fails with :class:`~skyward.errors.BudgetError`.
 
     Raises:
         ConfigurationError: a parameter is wrong; nothing was created.
@@ -86,6 +88,7 @@ class ComputePool(CallsByFunction, Scales, Opens):
         pip: Sequence[str] | None = None,
         lease: float = 120,
         away: float = 1800,
+        max_cost: float | None = None,
     ) -> None:
         super().__init__()
         self._provider = checked_provider(provider)
@@ -105,6 +108,7 @@ class ComputePool(CallsByFunction, Scales, Opens):
             pip=pip,
             lease=lease,
             away=away,
+            max_cost=max_cost,
         )
         self._display = parse_display(display)
         if on_event is not None and not callable(on_event):

@@ -50,6 +50,7 @@ class PoolParams(TypedDict, total=False):
     pip: Sequence[str] | None
     lease: float
     away: float
+    max_cost: float | None
 
 
 class SkywardCluster(ElasticCluster):

@@ -18,7 +18,7 @@ from skyward.engine.lane import Lane
 from skyward.engine.membership import Membership
 from skyward.engine.receiving import Incoming
 from skyward.engine.slots import Slot
-from skyward.errors import PoolStateError
+from skyward.errors import PoolStateError, SkywardError
 from skyward.provision.nodes import NodeHandle
 from skyward.wire.messages import Kind
 from skyward.wire.session import Item
@@ -66,12 +66,12 @@ class Cluster:
         self.members.attach(node, self)
         await self.members.wait_ready(node.rank, timeout_s)
 
-    async def close(self) -> None:
-        """Fail what is unfinished and hang up. Idempotent."""
+    async def close(self, reason: SkywardError | None = None) -> None:
+        """Fail what is unfinished, with ``reason`` if there is one, and hang up. Idempotent."""
         self._closed = True
         if self._ticking is not None:
             self._ticking.cancel()
-        error = PoolStateError("the pool was closed before the call was done")
+        error = reason or PoolStateError("the pool was closed before the call was done")
         for call in self._calls:
             self._calls.complete(call, RawOutcome(error=error))
         await self.members.close()

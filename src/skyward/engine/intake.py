@@ -20,7 +20,7 @@ from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import Batch, RemoteFuture, Sink
 from skyward.engine.packing import Parcel
-from skyward.errors import PoolStateError
+from skyward.errors import PoolStateError, SkywardError
 from skyward.events import Callback, current_callbacks
 from skyward.wire.messages import CallHeader
 
@@ -52,6 +52,7 @@ class Intake:
         self._due = False
         self._lock = threading.Lock()
         self._closed = False
+        self._reason = ""
         self._callbacks = _CallbackThread()
 
     def submit(self, parcels: Sequence[Parcel]) -> list[RemoteFuture]:
@@ -79,10 +80,11 @@ class Intake:
         """See :meth:`skyward.engine.cluster.Cluster.cancel`; calls that have not come in yet are cancelled too."""
         self._on_loop(self._cancel, list(calls), kill)
 
-    def close(self) -> None:
-        """On the loop: take nothing more, and hand over what has come in."""
+    def close(self, reason: SkywardError | None = None) -> None:
+        """On the loop: take nothing more, for this ``reason`` if there is one, and hand over what has come in."""
         with self._lock:
             self._closed = True
+            self._reason = str(reason or "open it with `with ComputePool(...) as pool:`")
         self.take_in()
 
     def join(self) -> None:
@@ -125,7 +127,7 @@ class Intake:
     def _enter(self, calls: Sequence[LiveCall]) -> None:
         with self._lock:
             if self._closed:
-                raise PoolStateError("the pool is closed; open it with `with ComputePool(...) as pool:`")
+                raise PoolStateError(f"the pool is closed; {self._reason}")
             self._waiting.extend(calls)
             due, self._due = self._due, True
         if not due:

@@ -9,7 +9,6 @@ from typing import Any
 
 from skyward._event_bus import EventBus
 from skyward._loop import LoopThread
-from skyward._waiting import SYSTEM_CLOCK
 from skyward.engine.certificates import issue
 from skyward.engine.cluster import Cluster
 from skyward.engine.elastic import Elastic
@@ -17,7 +16,8 @@ from skyward.engine.functions import FunctionCache
 from skyward.engine.futures import Batch, RemoteFuture
 from skyward.engine.intake import Intake
 from skyward.engine.packing import wrap
-from skyward.errors import PoolStateError, TerminationError
+from skyward.engine.spending import Spending
+from skyward.errors import BudgetError, PoolStateError, TerminationError
 from skyward.events import (
     Callback,
     Error,
@@ -53,7 +53,6 @@ __all__ = ["RunningPool"]
 
 _PROGRESS_AFTER_S = 0.5
 _PROGRESS_INTERVAL_S = 0.1
-_COST_INTERVAL_S = 30.0
 
 
 class RunningPool:
@@ -91,7 +90,8 @@ class RunningPool:
         self._closing: asyncio.Task[None] | None = None
         self._elastic: Elastic | None = None
         self._functions = FunctionCache()
-        self._cost_timer: asyncio.TimerHandle | None = None
+        self._spending: Spending | None = None
+        self._spent: BudgetError | None = None
 
     @property
     def instance_count(self) -> int:
@@ -196,12 +196,15 @@ class RunningPool:
         self._opening = asyncio.current_task()
         try:
             await self._bring_up()
-        except BaseException:
+        except BaseException as error:
             await self._close()
+            if self._spent is not None:
+                raise self._spent from error
             raise
         workers = self._request.nodes * self._request.workers_per_node
         self._bus.publish(PoolStarted(self._request.nodes, workers))
-        self._report_cost()
+        if self._spending is not None:
+            self._spending.report()
 
     async def _bring_up(self) -> None:
         tls = await asyncio.to_thread(issue)
@@ -214,6 +217,10 @@ class RunningPool:
             on_node_message=self._hear,
             ledger=await asyncio.to_thread(Ledger.of_user),
         )
+        self._spending = Spending(
+            fleet.cost, max_cost=self._request.max_cost, publish=self._bus.publish, on_spent=self._end_for
+        )
+        self._spending.watch()
         workers_per_node = self._request.workers_per_node
         cluster = self._cluster = Cluster(client_context(tls), self._bus, workers_per_node=workers_per_node)
         self._elastic = Elastic(
@@ -234,10 +241,14 @@ class RunningPool:
             await asyncio.gather(self._opening, return_exceptions=True)
         await self._close()
 
-    def _report_cost(self) -> None:
-        if self._fleet is not None:
-            self._bus.publish(self._fleet.cost(SYSTEM_CLOCK.monotonic()).update())
-            self._cost_timer = self._loop.loop.call_later(_COST_INTERVAL_S, self._report_cost)
+    def _end_for(self, error: BudgetError) -> None:
+        """End it now, although nobody asked for it: while it opens that fails so, later all that is unfinished does."""
+        self._spent = error
+        self._bus.publish(Error(str(error)))
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+        elif self._closing is None:
+            self._closing = asyncio.create_task(self._shut_down())
 
     async def _close(self) -> None:
         if self._closing is None:
@@ -245,20 +256,21 @@ class RunningPool:
         await asyncio.shield(self._closing)
 
     async def _shut_down(self) -> None:
-        if self._cost_timer is not None:
-            self._cost_timer.cancel()
+        if self._spending is not None:
+            self._spending.close()
         self._bus.publish(PoolStopping())
         settling = asyncio.ensure_future(self._settle())
         try:
             if self._intake is not None:
-                self._intake.close()
+                self._intake.close(self._spent)
             if self._cluster is not None:
-                await self._cluster.close()
+                await self._cluster.close(self._spent)
         finally:
             try:
                 if self._fleet is not None:
                     await self._end_nodes(self._fleet, settling)
-                    self._bus.publish(self._fleet.cost(SYSTEM_CLOCK.monotonic()).final())
+                    if self._spending is not None:
+                        self._spending.tell_final()
             finally:
                 await asyncio.gather(settling, return_exceptions=True)
                 await self._provider.close()

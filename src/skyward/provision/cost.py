@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from skyward.events import CostFinal, CostUpdate
+from skyward.providers.base import Offer
 
 __all__ = ["CostReport", "Usage"]
 
@@ -29,6 +30,17 @@ class Usage:
     price_per_hour: float | None = None
     on_demand_price_per_hour: float | None = None
     minimum_billed_s: float = 0.0
+
+    @classmethod
+    def of(cls, offer: Offer, launched_at: float) -> Usage:
+        """The meter of a machine launched as ``offer``."""
+        return cls(
+            launched_at=launched_at,
+            spot=offer.spot,
+            price_per_hour=offer.price_per_hour,
+            on_demand_price_per_hour=offer.on_demand_price_per_hour,
+            minimum_billed_s=offer.minimum_billed_s,
+        )
 
     def hours(self, now: float) -> float:
         """Hours on the bill until ``now``: by the second, each one begun, and at least the billed minimum."""

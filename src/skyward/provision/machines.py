@@ -34,6 +34,7 @@ from skyward.events import (
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.providers.registry import provider_settings
+from skyward.provision.budget import Budget, expected_usages
 from skyward.provision.choose import Batch, choose, notes_on_purchase
 from skyward.provision.cost import Usage
 from skyward.provision.ledger import Ledger, Purchase
@@ -106,7 +107,12 @@ class Machines:
         self._publish = publish
         self._ledger = ledger
         self._clock = clock
+        self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
         self._told: set[str] = set()
+
+    @property
+    def _usages(self) -> list[Usage]:
+        return [machine.usage for machine in self.all]
 
     def unended(self) -> tuple[str, ...]:
         """Ids of the machines that are not confirmed gone."""
@@ -122,14 +128,27 @@ class Machines:
         offers = await self._provider.offers(self._request)
         has = [machine.instance.offer for machine in beside]
         choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
-        for note in (choice.note, *(batch.offers[0].note for batch in choice.batches)):
+        batches = self._budget.afford(
+            choice.batches, self._usages, self._clock.monotonic(), provider=self._provider.name
+        )
+        for note in (choice.note, *(batch.offers[0].note for batch in batches)):
             self._notice(note)
-        self._publish(InfraCreated(choice.batches[0].offers[0].region))
+        self._publish(InfraCreated(batches[0].offers[0].region))
+        timeout_s = self.timeout_s(batches)
         launched: list[Machine] = []
-        for batch in choice.batches:
+        for batch in batches:
             ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
-            launched += await self._buy(batch, ours)
+            launched += await self._buy(batch, ours, timeout_s)
         return launched
+
+    def timeout_s(self, wanted: Sequence[Batch] = ()) -> float:
+        """The hard cap on a node's life from now on, in seconds, with those ``wanted`` besides what there is.
+
+        It is the pool's ``timeout``, or what ``max_cost`` allows where that is less.
+        """
+        now = self._clock.monotonic()
+        usages = [*self._usages, *expected_usages(wanted, now)]
+        return min(self._request.timeout_s, self._budget.cap_s(usages, now))
 
     async def running(self, machine: Machine) -> None:
         """Return once the machine runs and says how it is reached.
@@ -210,13 +229,13 @@ class Machines:
             return seen
         return NotYet(seen.state.value)
 
-    async def _buy(self, batch: Batch, ranks: Sequence[int]) -> Sequence[Machine]:
+    async def _buy(self, batch: Batch, ranks: Sequence[int], timeout_s: float) -> Sequence[Machine]:
         """Launch machines of a batch, as often as it takes and its strategy says."""
         asked = batch.offers[0]
         self._publish(InstanceLaunching(len(ranks), asked.spec.name, self._provider_name))
         for left in range(batch.retries, -1, -1):
             try:
-                launched = await to_its_end(self._create(batch.offers, ranks))
+                launched = await to_its_end(self._create(batch.offers, ranks, timeout_s))
             except CapacityError as error:
                 if not left:
                     raise _refused(error, batch) from error
@@ -227,18 +246,18 @@ class Machines:
                 return launched
         raise AssertionError("unreachable")
 
-    async def _create(self, offers: Sequence[Offer], ranks: Sequence[int]) -> Sequence[Machine]:
+    async def _create(self, offers: Sequence[Offer], ranks: Sequence[int], timeout_s: float) -> Sequence[Machine]:
         """Launch what is really to be had of ``offers``, best first."""
         keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
         await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offers[0]))
         began = self._clock.monotonic()
-        order = LaunchOrder(pool_id=self._pool_id, keys=tuple(keys), timeout_s=self._request.timeout_s)
+        order = LaunchOrder(pool_id=self._pool_id, keys=tuple(keys), timeout_s=timeout_s)
         try:
             instances = await self._provider.launch(offers, order)
         except _REFUSALS:
             await asyncio.to_thread(self._ledger.close, keys)
             raise
-        made = [Machine(rank=keys[each.key], instance=each, usage=_usage(each.offer, began)) for each in instances]
+        made = [Machine(rank=keys[each.key], instance=each, usage=Usage.of(each.offer, began)) for each in instances]
         self.all += made
         await asyncio.to_thread(self._ledger.record, instances)
         if len(instances) < len(keys):
@@ -264,16 +283,6 @@ class Machines:
             spot=offer.spot,
             price_per_hour=offer.price_per_hour,
         )
-
-
-def _usage(offer: Offer, launched_at: float) -> Usage:
-    return Usage(
-        launched_at=launched_at,
-        spot=offer.spot,
-        price_per_hour=offer.price_per_hour,
-        on_demand_price_per_hour=offer.on_demand_price_per_hour,
-        minimum_billed_s=offer.minimum_billed_s,
-    )
 
 
 def _refused(error: CapacityError, batch: Batch) -> CapacityError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from skyward._waiting import Clock
@@ -80,7 +81,8 @@ class Starter:
         node = machine.node
         assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
-        await node.start(_config(node, self._request, size, self._pool_id, self._tls))
+        config = _config(node, self._request, size, self._pool_id, self._tls)
+        await node.start(replace(config, timeout_s=self._machines.timeout_s()))
         self._publish(BootstrapCompleted(node.instance.id))
 
 
@@ -113,7 +115,6 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
         tls_ca=tls.ca,
         tls_cert=tls.cert,
         tls_key=tls.key,
-        timeout_s=request.timeout_s,
         lease_s=request.lease_s,
         away_s=request.away_s,
         collect_metrics=request.collect_metrics,

@@ -11,6 +11,7 @@ from skyward._waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import (
     AuthenticationError,
     BootstrapError,
+    BudgetError,
     CapacityError,
     ConfigurationError,
     PoolStateError,
@@ -29,7 +30,7 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SETTLED_S = 60.0
 _BAR_S, _LONGEST_BAR_S = 12.0, 600.0
-_HOPELESS = (AuthenticationError, ConfigurationError, PoolStateError)
+_HOPELESS = (AuthenticationError, BudgetError, ConfigurationError, PoolStateError)
 
 
 class FleetUser(Protocol):

@@ -41,6 +41,7 @@ class PoolRequest:
         collect_metrics: whether nodes report metrics.
         lease_s: how long a node lives on after its client died.
         away_s: how long a node lives on while its client is silent.
+        max_cost: USD that the pool may cost, all in all; None is no limit.
     """
 
     image: Image
@@ -57,6 +58,7 @@ class PoolRequest:
     collect_metrics: bool = True
     lease_s: float = 120.0
     away_s: float = 1800.0
+    max_cost: float | None = None
 
     @property
     def workers_per_node(self) -> int:
@@ -91,6 +93,7 @@ def parse_request(
     collect_metrics: bool = True,
     lease: float = 120,
     away: float = 1800,
+    max_cost: float | None = None,
 ) -> PoolRequest:
     """Check every argument of ``ComputePool`` that concerns machines.
 
@@ -118,6 +121,7 @@ def parse_request(
         collect_metrics=flag("collect_metrics", collect_metrics),
         lease_s=positive_number("lease", lease),
         away_s=positive_number("away", away),
+        max_cost=None if max_cost is None else positive_number("max_cost", max_cost),
     )
 
 

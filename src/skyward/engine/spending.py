@@ -1,0 +1,79 @@
+"""What an open pool costs: told now and then, and watched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from skyward._waiting import SYSTEM_CLOCK, Clock
+from skyward.errors import BudgetError
+from skyward.events import SkywardEvent
+from skyward.provision.budget import Budget
+from skyward.provision.cost import CostReport
+
+__all__ = ["Spending"]
+
+_REPORT_S = 30.0
+_LOOK_S = 5.0
+"""The rate changes with the machines: a projection holds no longer."""
+
+
+class Spending:
+    """Belongs to the event loop on which it is made.
+
+    Args:
+        cost: what the pool has cost until a reading of the clock.
+        max_cost: USD that it may cost; None is no limit.
+        publish: hears what it costs; must not block.
+        on_spent: called once, when the pool has to be ended for not to cost more.
+        clock: the one that the costs are read by.
+    """
+
+    def __init__(
+        self,
+        cost: Callable[[float], CostReport],
+        *,
+        max_cost: float | None,
+        publish: Callable[[SkywardEvent], None],
+        on_spent: Callable[[BudgetError], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._cost = cost
+        self._budget = None if max_cost is None else Budget(max_cost=max_cost)
+        self._publish = publish
+        self._on_spent = on_spent
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def watch(self) -> None:
+        """Look from now on whether the sum is about to be reached."""
+        if self._budget is not None:
+            self._tasks.append(asyncio.ensure_future(self._watch(self._budget)))
+
+    def report(self) -> None:
+        """Tell from now on what it costs."""
+        self._tasks.append(asyncio.ensure_future(self._report()))
+
+    def close(self) -> None:
+        """Look and tell no more, but for :meth:`tell_final`. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+
+    def tell_final(self) -> None:
+        """Tell what it cost in all."""
+        self._publish(self._cost(self._clock.monotonic()).final())
+
+    async def _report(self) -> None:
+        while True:
+            self._publish(self._cost(self._clock.monotonic()).update())
+            await self._clock.sleep(_REPORT_S)
+
+    async def _watch(self, budget: Budget) -> None:
+        while True:
+            now = self._clock.monotonic()
+            usages = self._cost(now).usages
+            left_s = budget.seconds_left(usages, now)
+            if left_s <= 0:
+                self._on_spent(budget.spent(usages, now))
+                return
+            await self._clock.sleep(min(left_s, _LOOK_S))

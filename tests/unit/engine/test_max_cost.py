@@ -1,0 +1,319 @@
+"""A pool with ``max_cost`` never costs more: what is too dear is not bought, and it ends before the sum is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.engine import spending
+from skyward.engine.spending import Spending
+from skyward.errors import BudgetError, ConfigurationError, PoolStateError
+from skyward.events import CostFinal, CostUpdate, Error, PoolStopped, SkywardEvent
+from skyward.providers.base import Instance, LaunchOrder, Offer
+from skyward.provision.budget import ENDING_S, Budget
+from skyward.provision.choose import Batch
+from skyward.provision.cost import CostReport, Usage
+from skyward.provision.fleet import Fleet
+from skyward.provision.ledger import Ledger
+from skyward.spec.instance import InstanceSpec
+from skyward.spec.request import PoolRequest, parse_request
+from skyward.spec.spot import Spot
+from skyward.testing.clock import FakeClock
+from skyward.testing.nodes import FakeNodes
+from skyward.testing.provider import FakeProvider
+from skyward.wire.frames import TlsIdentity
+
+SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
+SPOT = Offer(spec=SPEC, spot=True, price_per_hour=3.6, minimum_billed_s=60.0)
+ON_DEMAND = Offer(spec=SPEC, price_per_hour=36.0, minimum_billed_s=60.0)
+UNKNOWN = Offer(spec=SPEC, spot=True)
+
+
+def usage(launched_at: float, price: float | None = 3.6, **fields: Any) -> Usage:
+    return Usage(launched_at=launched_at, price_per_hour=price, **fields)
+
+
+# --- how long a pool may go on ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("usages", "now", "left_s"),
+    [
+        pytest.param([usage(0.0)], 0.0, 1000 - ENDING_S, id="one-machine"),
+        pytest.param([usage(0.0)], 400.0, 600 - ENDING_S, id="one-that-has-run"),
+        pytest.param([usage(0.0), usage(0.0)], 0.0, 500 - ENDING_S, id="two"),
+        pytest.param([usage(0.0), usage(500.0)], 500.0, 250 - ENDING_S, id="one-more-later"),
+        pytest.param([usage(0.0, ended_at=600.0), usage(600.0)], 600.0, 400 - ENDING_S, id="a-replacement"),
+        pytest.param([usage(0.0, ended_at=10.0, minimum_billed_s=60), usage(10.0)], 10.0, 940 - ENDING_S, id="least"),
+        pytest.param([usage(0.0)], 1000.0, -ENDING_S, id="just-reached"),
+        pytest.param([usage(0.0, ended_at=50.0)], 50.0, math.inf, id="nothing-runs"),
+        pytest.param([usage(0.0, 0.0)], 50.0, math.inf, id="free"),
+        pytest.param([], 50.0, math.inf, id="nothing-yet"),
+    ],
+)
+def test_a_pool_may_go_on_until_ending_it_takes_what_is_left(usages: list[Usage], now: float, left_s: float) -> None:
+    budget = Budget(max_cost=1.0)
+    left = budget.seconds_left(usages, now)
+
+    assert left == left_s
+    if math.isfinite(left):
+        assert CostReport(usages=tuple(usages), now=now + left + ENDING_S).total <= 1.0 + 1e-9
+        assert CostReport(usages=tuple(usages), now=now + left + ENDING_S + 1).total > 1.0
+
+
+def test_without_a_limit_it_goes_on_for_ever() -> None:
+    assert Budget().seconds_left([usage(0.0)], 1e6) == math.inf
+
+
+def test_nodes_that_are_left_alone_end_later_than_their_pool_and_before_the_sum() -> None:
+    budget, usages = Budget(max_cost=1.0), [usage(0.0)]
+
+    assert budget.seconds_left(usages, 0.0) < budget.cap_s(usages, 0.0) < 1000
+    assert budget.cap_s(usages, 2000.0) == 1.0
+
+
+# --- what it may buy --------------------------------------------------------------------------------------------------
+
+
+def afford(max_cost: float, *offers: Offer, nodes: int = 1, usages: Sequence[Usage] = (), now: float = 0.0) -> Any:
+    batch = Batch(nodes=nodes, offers=offers)
+    (afforded,) = Budget(max_cost=max_cost).afford([batch], usages, now, provider="cloud")
+    return afforded.offers
+
+
+def test_only_offers_that_fit_are_taken() -> None:
+    assert afford(0.59, SPOT, ON_DEMAND) == (SPOT,)
+    assert afford(0.60, SPOT, ON_DEMAND) == (SPOT, ON_DEMAND)
+    assert afford(0.60, SPOT, ON_DEMAND, nodes=2) == (SPOT,)
+    assert afford(9.0, UNKNOWN, SPOT) == (SPOT,)
+
+
+def test_less_than_the_least_sum_is_refused_by_that() -> None:
+    with pytest.raises(ConfigurationError, match=r"max_cost must be at least 0\.2400, got 0\.1: 4 of big"):
+        afford(0.1, SPOT, nodes=4)
+
+
+def test_a_price_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cloud does not say what big costs"):
+        afford(100.0, UNKNOWN)
+
+
+def test_further_machines_that_do_not_fit_are_another_error() -> None:
+    with pytest.raises(BudgetError, match=r"leaves \$0\.0400") as refused:
+        afford(1.0, SPOT, usages=[usage(0.0)], now=900.0)
+
+    assert (refused.value.max_cost, refused.value.cost) == (1.0, pytest.approx(0.96))
+
+
+def test_all_batches_have_to_fit_together() -> None:
+    budget, batches = Budget(max_cost=0.65), [Batch(nodes=1, offers=(ON_DEMAND,)), Batch(nodes=1, offers=(SPOT,))]
+    with pytest.raises(ConfigurationError, match=r"at least 0\.6600"):
+        budget.afford(batches, [], 0.0, provider="cloud")
+
+
+# --- the fleet --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Stage:
+    ledger: Ledger
+    provider: FakeProvider = field(default_factory=lambda: Noting([SPOT, ON_DEMAND]))
+    nodes: FakeNodes = field(default_factory=FakeNodes)
+    clock: FakeClock = field(default_factory=FakeClock)
+    events: list[SkywardEvent] = field(default_factory=list)
+
+    def fleet(self, **request: Any) -> Fleet:
+        return Fleet(
+            self.provider,
+            parse_request(**{"nodes": 2} | request),
+            pool_id="pool",
+            tls=TlsIdentity(ca="ca", cert="cert", key="key"),
+            publish=self.events.append,
+            on_node_message=lambda node, message: None,
+            ledger=self.ledger,
+            clock=self.clock,
+            open_node=self.nodes,
+        )
+
+
+class Noting(FakeProvider):
+    """Notes what it is asked to launch."""
+
+    def __init__(self, offers: Sequence[Offer]) -> None:
+        super().__init__(offers)
+        self.orders: list[LaunchOrder] = []
+
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        self.orders.append(order)
+        return await super().launch(offers, order)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(Ledger(tmp_path / "ledger.db"))
+
+
+async def test_machines_and_nodes_end_by_themselves_before_the_sum_is_reached(stage: Stage) -> None:
+    fleet = stage.fleet(max_cost=1.0)
+    await fleet.start()
+    await fleet.stop()
+
+    assert isinstance(stage.provider, Noting)
+    assert [order.timeout_s for order in stage.provider.orders] == [470]
+    assert [node.config.timeout_s for node in stage.nodes.opened if node.config] == [470, 470]
+
+
+async def test_the_timeout_counts_where_it_is_less(stage: Stage) -> None:
+    fleet = stage.fleet(max_cost=1.0, timeout=100)
+    await fleet.start()
+    await fleet.stop()
+
+    assert [node.config.timeout_s for node in stage.nodes.opened if node.config] == [100, 100]
+
+
+async def test_what_cannot_be_afforded_is_refused_before_it_is_asked_for(stage: Stage) -> None:
+    with pytest.raises(ConfigurationError, match="max_cost must be at least"):
+        await stage.fleet(max_cost=0.01).start()
+
+    assert "launch" not in stage.provider.calls
+    assert stage.ledger.entries() == ()
+
+
+async def test_one_more_machine_that_cannot_be_afforded_leaves_the_others_alone(stage: Stage) -> None:
+    fleet = stage.fleet(max_cost=0.13)
+    await fleet.start()
+    with pytest.raises(BudgetError):
+        await fleet.launch([2])
+    assert len(stage.provider.alive) == 2
+    await fleet.stop()
+
+
+async def test_cost_is_to_the_second_with_a_preempted_node_and_the_one_in_its_place(stage: Stage) -> None:
+    fleet = stage.fleet(spot=Spot.Always())
+    await fleet.start()
+    began = stage.clock.monotonic()
+    stage.clock.advance(100.2)
+    fleet.begin_spare(1)
+    async with asyncio.timeout(10):
+        while len(stage.provider.instances) < 3:  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.001)
+    stage.clock.advance(20)  # both are there
+    fleet.discard(1)
+    async with asyncio.timeout(10):
+        while len(stage.provider.alive) > 2 or fleet.unended() != ("fake-0", "fake-2"):  # noqa: ASYNC110 - likewise
+            await asyncio.sleep(0.001)
+    await fleet.launch([1])
+    await fleet.bring_up(1)
+    stage.clock.advance(200)
+    await fleet.stop()
+    final = fleet.cost(stage.clock.monotonic()).final()
+
+    assert began == 0
+    assert len(stage.provider.instances) == 3
+    seconds = [321, 121, 220]  # each second that was begun
+    assert final.total_cost == pytest.approx(sum(seconds) * 3.6 / 3600, abs=1e-12)
+    assert final.spot_count == 3
+
+
+# --- the watch --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_pool_is_ended_once_and_in_time_although_its_rate_changes() -> None:
+    clock, ended = FakeClock(), list[BudgetError]()
+
+    def cost(now: float) -> CostReport:  # a second machine after 300 s
+        return CostReport(usages=(usage(0.0), *([usage(300.0)] if now >= 300 else [])), now=now)
+
+    watching = Spending(cost, max_cost=1.0, publish=lambda event: None, on_spent=ended.append, clock=clock)
+    watching.watch()
+    async with asyncio.timeout(10):
+        while not ended:  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0)
+    watching.close()
+
+    now = clock.monotonic()
+    assert len(ended) == 1
+    assert ended[0].cost == pytest.approx(cost(now).total)
+    assert 0.85 < cost(now + ENDING_S).total <= 1.0
+
+
+async def test_a_pool_tells_what_it_costs_every_half_minute() -> None:
+    clock, events = FakeClock(), list[SkywardEvent]()
+    telling = Spending(
+        lambda now: CostReport(usages=(usage(0.0),), now=now),
+        max_cost=None,
+        publish=events.append,
+        on_spent=lambda error: None,
+        clock=clock,
+    )
+    telling.watch()
+    telling.report()
+    async with asyncio.timeout(10):
+        while len(events) < 3:  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0)
+    telling.close()
+    telling.tell_final()
+
+    assert [event.elapsed_seconds for event in events[:3] if isinstance(event, CostUpdate)] == [0, 30, 60]
+    assert isinstance(events[-1], CostFinal)
+
+
+# --- a pool -----------------------------------------------------------------------------------------------------------
+
+
+class Paid(sky.Local):
+    """This machine, at a price."""
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        return [replace(offer, price_per_hour=1.0) for offer in await super().offers(request)]
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+@pytest.fixture
+def spent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set it to have the sum reached."""
+    reached = threading.Event()
+    monkeypatch.setattr(spending, "_LOOK_S", 0.01)
+    monkeypatch.setattr(Budget, "seconds_left", lambda *_: -1.0 if reached.is_set() else math.inf)
+    return reached
+
+
+def test_an_open_pool_fails_what_is_unfinished_and_ends_its_machines(spent: threading.Event) -> None:
+    events: list[SkywardEvent] = []
+    stopped = threading.Event()
+
+    def hear(event: SkywardEvent) -> None:
+        events.append(event)
+        if isinstance(event, PoolStopped):
+            stopped.set()
+
+    with sky.ComputePool(provider=Paid(), max_cost=5.0, display="quiet", on_event=hear) as pool, pool.executor() as ex:
+        future = ex.submit(wait_for_ever)
+        spent.set()
+        with pytest.raises(BudgetError, match=r"max_cost=\$5\.00; raise max_cost") as error:
+            future.result(60)
+        assert error.value.max_cost == 5.0
+        assert stopped.wait(60), "its machines end although the block goes on"
+        assert pool.instance_count == 0
+        with pytest.raises(PoolStateError, match="max_cost"):
+            ex.submit(print)
+
+    assert [str(error.value)] == [event.message for event in events if isinstance(event, Error)]
+    assert sum(isinstance(event, CostFinal) for event in events) == 1
+
+
+def test_an_opening_that_costs_too_much_fails_and_leaves_nothing(spent: threading.Event) -> None:
+    spent.set()
+    with pytest.raises(BudgetError), sky.ComputePool(provider=Paid(), max_cost=5.0, display="quiet"):
+        raise AssertionError("it is not open")
