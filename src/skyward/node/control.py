@@ -246,9 +246,9 @@ Report: TypeAlias = (
     | SchedulerExit
     | MetricsReport
     | TimeoutWarning
+    | VolumeTrouble
     | Preempting
     | PreemptionLikely
-    | VolumeTrouble
     | Ending
 )
 """What a node says."""
@@ -269,9 +269,9 @@ _KINDS: dict[str, type[Message]] = {
     "scheduler_exit": SchedulerExit,
     "metrics": MetricsReport,
     "warning": TimeoutWarning,
+    "volumes": VolumeTrouble,
     "preempting": Preempting,
     "preemption_likely": PreemptionLikely,
-    "volumes": VolumeTrouble,
     "ending": Ending,
 }
 _NAMES = {cls: kind for kind, cls in _KINDS.items()}

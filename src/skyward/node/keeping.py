@@ -19,6 +19,7 @@ log = logging.getLogger("skyward.node.keeping")
 
 WRITE_BACK_S = 60.0
 """How often changes are written back while the node lives."""
+_PAUSE_S = 1.0
 RELEASE_S = 900.0
 """How long a node may take to write back what is left when it ends."""
 
@@ -40,6 +41,7 @@ class VolumeKeeper:
         self.writable = any(not granted.volume.read_only for granted in config.volumes)
         self._process: asyncio.subprocess.Process | None = None
         self._told = ""
+        self._hurry = asyncio.Event()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -47,10 +49,17 @@ class VolumeKeeper:
         return () if self._process is None else (self._process.pid,)
 
     async def keep(self) -> None:
-        """Write back every minute what was changed."""
+        """Write back every minute what was changed; all the time once there is a hurry."""
         while True:
-            await SYSTEM_CLOCK.sleep(WRITE_BACK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_BACK_S):
+                    await self._hurry.wait()
+            await SYSTEM_CLOCK.sleep(_PAUSE_S)
             self._tell(await self._run("push"))
+
+    def hurry(self) -> None:
+        """The machine will be gone soon. Idempotent."""
+        self._hurry.set()
 
     async def release(self) -> None:
         """Write back everything, and leave nothing of the volumes on the machine. To be called once nothing runs."""

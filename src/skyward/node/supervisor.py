@@ -85,8 +85,8 @@ class Supervisor:
         self._zygote: Zygote | None = None
         self._nannies: Child | None = None
         self._order: Start | None = None
-        self._preemption = PreemptionWatcher(config.watch, tell=self._server.broadcast) if config.watch else None
         self._volumes = VolumeKeeper(config, lambda reason: self._server.broadcast(VolumeTrouble(reason=reason)))
+        self._preemption = PreemptionWatcher(config.watch, tell=self._taken_back) if config.watch else None
 
     async def run(self, announce: Callable[[NodeReady], None]) -> None:
         """Bring the node up, announce it, and return when everything of it has ended."""
@@ -165,11 +165,15 @@ class Supervisor:
             work.insert(0, scheduling.keep())
         if self._config.collect_metrics:
             work.append(self._measure())
-        if self._preemption is not None:
-            work.append(self._preemption.run())
         if self._volumes.writable:
             work.append(self._volumes.keep())
+        if self._preemption is not None:
+            work.append(self._preemption.run())
         return work
+
+    def _taken_back(self, news: Report) -> None:
+        self._volumes.hurry()
+        self._server.broadcast(news)
 
     async def _measure(self) -> None:
         sampler = open_sampler()

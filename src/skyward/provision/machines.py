@@ -21,8 +21,6 @@ from skyward.errors import (
     TerminationError,
 )
 from skyward.events import (
-    BootstrapProgress,
-    BootstrapStarting,
     Error,
     InfraCreated,
     InfraCreating,
@@ -86,6 +84,7 @@ class Machines:
 
     Attributes:
         all: every machine there ever was, also those of a launch that failed halfway.
+        grants: their access to the pool's volumes.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Machines:
         clock: Clock,
     ) -> None:
         self.all: list[Machine] = []
-        self._grants = Grants(provider, request)
+        self.grants = Grants(provider, request)
         self._provider = provider
         self._provider_name: ProviderName = cast("Any", provider.name)
         self._request = request
@@ -124,7 +123,7 @@ class Machines:
         Raises what the provider does. What was created until then is among ``all``.
         """
         self._publish(InfraCreating())
-        await self._grants.check()
+        await self.grants.check()
         offers = await self._provider.offers(self._request)
         has = [machine.instance.offer for machine in beside]
         choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
@@ -166,19 +165,6 @@ class Machines:
             what=f"{self._provider.name} to run instance {machine.instance.id}",
             clock=self._clock,
         )
-
-    async def prepare(self, node: NodeHandle) -> None:
-        """Give a node its environment, files and volumes.
-
-        Raises :class:`~skyward.errors.BootstrapError`, and what is wrong with the volumes.
-        """
-        told = node.instance.id
-        self._publish(BootstrapStarting(told))
-        await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(told, step)))
-        if self._request.volumes:
-            self._publish(BootstrapProgress(told, "volumes"))
-            for note in await node.provide(await self._grants.to(node.access)):
-                self._publish(Notice(f"node {node.rank}: {note}", told))
 
     async def end(self, machines: Sequence[Machine]) -> None:
         """Stop what runs on the machines, terminate them, confirm it.

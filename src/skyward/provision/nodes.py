@@ -107,8 +107,8 @@ class NodeHandle:
         access: how the machine is reached.
         transport: the way to the machine.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
-        inquire: asks who has the machine what became of it; answers with nothing unless it is over.
         volumes: what was made available on it.
+        inquire: asks who has the machine what became of it; answers with nothing unless it is over.
     """
 
     def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
@@ -127,8 +127,8 @@ class NodeHandle:
         self._ending = False
         self._longest_absence_s = math.inf
         self.lanes: tuple[str, ...] = ()
-        self.inquire: Callable[[], Awaitable[str]] = unheard
         self.volumes: tuple[GrantedVolume, ...] = ()
+        self.inquire: Callable[[], Awaitable[str]] = unheard
         self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
         self._noticed = asyncio.Event()
         self._seconds_left = math.inf

@@ -10,7 +10,9 @@ from skyward._waiting import Clock
 from skyward.events import (
     BootstrapCompleted,
     BootstrapProgress,
+    BootstrapStarting,
     InstanceProvisioned,
+    Notice,
     ProviderName,
     SkywardEvent,
 )
@@ -68,13 +70,22 @@ class Starter:
         self._open_node = open_node
 
     async def prepare(self, machine: Machine) -> None:
-        """Wait until the machine runs, reach it, and give it its environment."""
+        """Wait until the machine runs, reach it, and give it its environment and volumes."""
         await self._machines.running(machine)
         instance = machine.instance
         self._publish(_provisioned(instance, machine.rank, cast("Any", self._provider.name)))
         node = machine.node = self._open_node(instance, machine.rank, self._on_node_message)
         node.inquire = Inquiry(self._provider, instance.id, clock=self._clock)
-        await self._machines.prepare(node)
+        self._publish(BootstrapStarting(instance.id))
+        await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance.id, step)))
+        if self._request.volumes:
+            await self._provide(node)
+
+    async def _provide(self, node: NodeHandle) -> None:
+        told = node.instance.id
+        self._publish(BootstrapProgress(told, "volumes"))
+        for note in await node.provide(await self._machines.grants.to(node.access)):
+            self._publish(Notice(f"node {node.rank}: {note}", told))
 
     async def start(self, machine: Machine, size: int) -> None:
         """Start the supervisor of a machine that is prepared; the fleet is meant to have ``size`` nodes."""

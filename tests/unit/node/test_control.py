@@ -54,6 +54,7 @@ MESSAGES: list[Message] = [
     SchedulerExit(reason="exited with status 1"),
     MetricsReport(values={"cpu_percent": 1.5, "gpus": []}),
     TimeoutWarning(seconds_left=3.5),
+    VolumeTrouble(reason="no space left"),
     Preempting(seconds_left=119.5),
     PreemptionLikely(),
     VolumeTrouble(reason="no space left"),

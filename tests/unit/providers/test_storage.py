@@ -161,7 +161,7 @@ def test_a_machine_with_a_role_needs_no_rights_of_this_client(s3: Any) -> None:
 
     (access,) = asyncio.run(storage.grant_with(session, [volume()], lifetime_s=60, keys="none", mountable=True))
 
-    assert (access.key, access.region, access.mountable) == (None, "eu-west-1", True)
+    assert (access.key, access.region, access.mountable) == (None, "eu-west-1", False)
 
 
 def test_the_policy_allows_what_the_volumes_need_and_nothing_else() -> None:

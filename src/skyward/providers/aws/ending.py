@@ -21,7 +21,7 @@ UNSEEN_S: Final = 120.0
 """So long after its launch a machine may not be listed yet."""
 
 _MOST_IDS: Final = 1000
-_LOOK_S: Final = 1.0
+_LOOK_S: Final = 0.25
 _AGAIN_S: Final = 0.2
 _BY_PRODUCTS_S: Final = 60.0
 _STRIKES: Final = 3

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _AT_ONCE: Final = 8
 _VISIBLE_S: Final = 45.0
-_LOOK_S: Final = 1.0
+_LOOK_S: Final = 0.5
 _SIMILAR: Final = 1.5
 """Spot machines that cost at most so many times the cheapest are as good as that, if they are likelier to stay."""
 _UNSEEN: Final = ("InvalidGroup.NotFound", "InvalidSecurityGroupID.NotFound", "InvalidLaunchTemplateId.NotFound")

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
-from skyward.providers.aws.api import sdk
+from skyward.providers.aws.api import new_session
 from skyward.providers.aws.errors import Where, explained
 from skyward.providers.aws.mounting import mount_ways
 from skyward.providers.storage import StoredObject
@@ -63,11 +63,12 @@ async def grant_with(
     """
 
     def work() -> Sequence[VolumeAccess]:
-        granting = _Granting(session or sdk().session.Session(), endpoint_url=endpoint_url)
+        granting = _Granting(session or new_session(), endpoint_url=endpoint_url)
         places = [granting.look(volume, as_client=keys != "none") for volume in volumes]
         key = None if keys == "none" else granting.key(volumes, lifetime_s=lifetime_s, lent=keys == "lent")
         return [
-            VolumeAccess(region=each.region, endpoint_url=each.url, key=key, mountable=mountable) for each in places
+            VolumeAccess(region=each.region, endpoint_url=each.url, key=key, mountable=mountable and not each.url)
+            for each in places
         ]
 
     return await asyncio.to_thread(work)
@@ -76,7 +77,7 @@ async def grant_with(
 def open_store(granted: GrantedVolume) -> Bucket:
     """See :meth:`skyward.providers.storage.StoreKind.open_store`."""
     access = granted.access
-    session = sdk().session.Session(region_name=access.region or None)
+    session = new_session(region=access.region or None)
     return Bucket(_client(session, access.endpoint_url or None, access.region or None, access.key), granted)
 
 

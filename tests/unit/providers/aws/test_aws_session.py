@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from skyward.errors import ConfigurationError, UnreachableError
+from skyward.errors import ConfigurationError
 from skyward.providers.aws.api import Credentials
 from skyward.providers.aws.provider import AWS
 from skyward.providers.aws.session import PLUGIN, session_command
@@ -24,7 +24,7 @@ from skyward.providers.base import LaunchOrder
 from skyward.spec.request import parse_request
 from skyward.testing.aws import LocalEC2
 from skyward.testing.hosts import SshHost, require_sshd
-from skyward.transport.access import SSHAccess, SSHTarget
+from skyward.transport.access import SSHAccess
 from skyward.transport.ssh import SshTransport
 
 TOKEN = "the-sessions-token"
@@ -125,22 +125,6 @@ def test_a_machine_that_has_not_registered_says_what_it_lacks(systems: str, plug
     assert ended.returncode == 1
     assert "AmazonSSMManagedInstanceCore" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_what_the_session_says_is_in_the_error(systems: str, plugin: Path) -> None:
-    Systems.refusal = "AccessDeniedException"
-    command = session_command(Credentials(region="us-east-1", endpoint_url=systems), "i-0123", 22)
-    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ2Jp0cW4bqyIDwYpYcNRN6c6wEgm1rWZRyAyNbYQHtT"
-
-    async def scenario() -> None:
-        transport = SshTransport(SSHTarget(host="10.9.9.9", host_keys=(key,), proxy=command, patience_s=5.0))
-        try:
-            await transport.run(["true"], timeout_s=60)
-        finally:
-            await transport.close()
-
-    with pytest.raises(UnreachableError, match="ssm:StartSession"):
-        asyncio.run(scenario())
 
 
 def test_without_the_plugin_nothing_is_asked_for(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch) -> None:
