@@ -18,7 +18,7 @@ from skyward.testing.hosts import SshHost
 if TYPE_CHECKING:
     from werkzeug.serving import BaseWSGIServer
 
-__all__ = ["METADATA_VARIABLE", "Machine", "Metadata", "UserData", "read_user_data", "serve"]
+__all__ = ["METADATA_VARIABLE", "Machine", "Metadata", "UserData", "link_cache", "read_user_data", "serve"]
 
 METADATA_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """Where AWS's own libraries look for another metadata service."""
@@ -126,6 +126,12 @@ class Metadata:
         return ("404 Not Found", "") if said is None else ("200 OK", said)
 
 
+def link_cache(home: Path, cache: Path) -> None:
+    """Have ``~/.cache/skyward`` of that home be ``cache``."""
+    (home / ".cache").mkdir(parents=True, mode=0o700)
+    (home / ".cache/skyward").symlink_to(cache)
+
+
 def _time(in_s: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=in_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -155,7 +161,7 @@ class Machine:
         user_data: what it was started with.
         facts: what its metadata service says, see :class:`Metadata`.
         env: what sessions find in their environment.
-        cache: where environments are kept; None means in its own home.
+        cache: where environments are kept, the same for all machines.
         minute_s: how long a minute of its shutdown timer lasts.
         switched_off: is told when the machine has switched itself off.
     """
@@ -166,7 +172,7 @@ class Machine:
     user_data: UserData
     facts: Mapping[str, str]
     env: Mapping[str, str]
-    cache: Path | None
+    cache: Path
     minute_s: float
     switched_off: Callable[[], None]
     metadata: Metadata = field(init=False)
@@ -222,7 +228,5 @@ class Machine:
         host.port = self.port
         keys = "".join(f"{key}\n" for key in self.user_data.authorized_keys)
         host.authorized_keys.write_text(keys, encoding="utf-8")
-        if self.cache is not None:
-            (host.home / ".cache").mkdir(mode=0o700)
-            (host.home / ".cache/skyward").symlink_to(self.cache)
+        link_cache(host.home, self.cache)
         return host

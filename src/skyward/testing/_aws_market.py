@@ -13,14 +13,14 @@ from skyward.testing._aws_wire import Answer, AwsCall, error, json_answer, xml_a
 __all__ = ["DEFAULT_PRICES", "IMAGES", "Capacity", "Market", "PublicImage"]
 
 DEFAULT_PRICES: Final[Mapping[str, float]] = {
-    "c5.large": 0.085,
+    "c7i.large": 0.08925,
     "g4dn.12xlarge": 3.912,
     "g4dn.xlarge": 0.526,
     "g5.xlarge": 1.006,
     "g6.xlarge": 0.805,
     "inf2.xlarge": 0.758,
-    "m5.large": 0.096,
-    "m5.xlarge": 0.192,
+    "m7i.large": 0.1008,
+    "m7i.xlarge": 0.2016,
     "p4de.24xlarge": 40.966,
     "p5.48xlarge": 98.32,
     "t3.large": 0.0832,

@@ -99,6 +99,11 @@ class Region:
         """Of an instance."""
         return self._tracked[instance_id].machine if instance_id in self._tracked else None
 
+    @property
+    def launched(self) -> int:
+        """How many instances there ever were."""
+        return len(self._tracked)
+
     def offered(self) -> Sequence[tuple[str, str]]:
         """Every type that there is, with every zone that has it."""
         found = self.describe_instance_type_offerings("availability-zone")

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -19,13 +20,13 @@ from skyward.errors import ConfigurationError, PoolStateError
 from skyward.testing._aws_api import Api
 from skyward.testing._aws_faults import AwsFault, Faults
 from skyward.testing._aws_fleet import Fleets
-from skyward.testing._aws_machine import Machine, UserData, serve
+from skyward.testing._aws_machine import Machine, UserData, link_cache, serve
 from skyward.testing._aws_market import Capacity, Market
 from skyward.testing._aws_region import TAKEN_BACK, Looks, Region
 from skyward.testing._aws_wire import AwsCall
 from skyward.testing.hosts import SshHost
 
-__all__ = ["AwsFault", "Capacity", "LocalEC2", "Looks", "Market"]
+__all__ = ["AwsFault", "Capacity", "LocalEC2", "Looks", "Market", "UserData"]
 
 _SSH_PORT: Final = 22022
 _NETWORKS: Final = 250
@@ -47,7 +48,7 @@ class LocalEC2:
         machines: whether instances are machines, or entries only.
         market: types, prices, capacity, quotas; may be changed at any time.
         looks: how slowly states follow.
-        cache: where all machines keep environments; None means each in its own home.
+        cache: where all machines keep environments, and nodes' folders; None means in ``folder``.
         env: what their sessions find in the environment.
         minute_s: how long a minute of their shutdown timers lasts.
         block: addresses are ``127.<block>.x.y``.
@@ -56,7 +57,6 @@ class LocalEC2:
         market: as given.
         user: who can log in on machines.
         ssh_port: where machines listen.
-        client_cidr: where clients come from.
 
     Raises:
         ConfigurationError: there are machines without a folder; no free addresses are left.
@@ -79,7 +79,6 @@ class LocalEC2:
         self.market = market or Market()
         self.user = pwd.getpwuid(os.getuid()).pw_name
         self.ssh_port = _SSH_PORT
-        self.client_cidr = "127.0.0.1/32"
         self._folder = folder
         self._machines = machines
         self._looks = looks or Looks()
@@ -104,6 +103,9 @@ class LocalEC2:
         if self._api.moto is not None:
             raise PoolStateError("this LocalEC2 is already open")
         _forget_everything()
+        if self._folder is not None and self._machines:
+            link_cache(self._folder / "home", self._cache or self._folder / "cache")
+            (self._cache or self._folder / "cache").mkdir(exist_ok=True)
         self._api.moto = DomainDispatcherApplication(create_backend_app)
         with contextlib.ExitStack() as stack:
             self._threads = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="local-ec2"))
@@ -139,13 +141,17 @@ class LocalEC2:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What is different here for a client, by the names of the class variables of ``sky.AWS``."""
+        home = (self._folder or Path("/nonexistent")) / "home"
+        address_url = f"{self.endpoint_url}/checkip"
+        return {"user": self.user, "port": self.ssh_port, "home": str(home), "address_url": address_url}
+
     def client(self, service: str, region: str = "us-east-1") -> Any:
         """A client of boto3's that goes past faults, and is not counted among the calls."""
-        import boto3
-
         if (service, region) not in self._clients:
-            session: Any = boto3.Session(aws_access_key_id="test", aws_secret_access_key="test")  # noqa: S106 - moto takes any
-            self._clients[service, region] = session.client(service, region_name=region, endpoint_url=self._back)
+            self._clients[service, region] = _session().client(service, region_name=region, endpoint_url=self._back)
         return self._clients[service, region]
 
     # What a test does to it
@@ -197,10 +203,21 @@ class LocalEC2:
         machine = self._region(region).machine(instance_id)
         return None if machine is None else machine.host
 
+    def user_data(self, instance_id: str, region: str = "us-east-1") -> UserData:
+        """What an instance was told at its first boot; raises KeyError if it is no machine."""
+        machine = self._region(region).machine(instance_id)
+        if machine is None:
+            raise KeyError(instance_id)
+        return machine.user_data
+
     def instances(self, region: str = "us-east-1") -> Sequence[Mapping[str, Any]]:
         """Every instance there ever was, as EC2 describes it."""
         reservations = self.client("ec2", region).describe_instances()["Reservations"]
         return [each for reservation in reservations for each in reservation["Instances"]]
+
+    def launched(self, region: str = "us-east-1") -> int:
+        """How many instances there ever were."""
+        return self._region(region).launched
 
     def left(self, region: str = "us-east-1") -> Mapping[str, Sequence[str]]:
         """What somebody has made and not removed, by kind; empty when all is gone. Waits for what is ending."""
@@ -246,7 +263,7 @@ class LocalEC2:
             user_data=user_data,
             facts=facts,
             env=self._env,
-            cache=self._cache,
+            cache=self._cache or self._folder / "cache",
             minute_s=self._minute_s,
             switched_off=off,
         )
@@ -264,6 +281,14 @@ class LocalEC2:
         with self._api.lock:
             for region in self._regions.values():
                 region.close()
+
+
+@cache
+def _session() -> Any:
+    """One for the process: what it has read of the services' descriptions costs half a second."""
+    import boto3
+
+    return boto3.Session(aws_access_key_id="test", aws_secret_access_key="test")  # noqa: S106 - moto takes any
 
 
 def _forget_everything() -> None:

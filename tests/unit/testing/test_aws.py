@@ -42,7 +42,7 @@ def client(ec2: LocalEC2, service: str = "ec2") -> Any:
 
 
 def run(api: Any, **more: Any) -> str:
-    asked = {"ImageId": IMAGE, "InstanceType": "m5.large", "MinCount": 1, "MaxCount": 1} | more
+    asked = {"ImageId": IMAGE, "InstanceType": "m7i.large", "MinCount": 1, "MaxCount": 1} | more
     (instance,) = api.run_instances(**asked)["Instances"]
     return instance["InstanceId"]
 
@@ -102,7 +102,7 @@ def test_a_dropped_call_has_its_effect_or_not_and_its_token_makes_it_happen_once
     assert len(ec2.instances()) == there
     assert run(api, ClientToken="token") == run(api, ClientToken="token")
     assert len(ec2.instances()) == 1
-    assert code_of(run, api=api, ClientToken="token", InstanceType="c5.large") == ("IdempotentParameterMismatch", 400)
+    assert code_of(run, api=api, ClientToken="token", InstanceType="c7i.large") == ("IdempotentParameterMismatch", 400)
 
 
 def test_a_new_instance_is_not_found_then_pending_then_running() -> None:
@@ -123,8 +123,8 @@ def test_a_new_instance_is_not_found_then_pending_then_running() -> None:
 
 def test_capacity_runs_out_and_a_fleet_says_of_what(ec2: LocalEC2) -> None:
     api = client(ec2)
-    ec2.market.limits += [Capacity(type="m5.large", spot=True), Capacity(type="c5.large", count=1)]
-    ec2.market.spot_prices["c5.large"] = 0.01
+    ec2.market.limits += [Capacity(type="m7i.large", spot=True), Capacity(type="c7i.large", count=1)]
+    ec2.market.spot_prices["c7i.large"] = 0.01
     spot = {"MarketType": "spot"}
     assert code_of(run, api=api, InstanceMarketOptions=spot) == ("InsufficientInstanceCapacity", 500)
     template = {"ImageId": IMAGE, "InstanceInitiatedShutdownBehavior": "terminate"}
@@ -136,14 +136,14 @@ def test_capacity_runs_out_and_a_fleet_says_of_what(ec2: LocalEC2) -> None:
         LaunchTemplateConfigs=[
             {
                 "LaunchTemplateSpecification": {"LaunchTemplateId": made["LaunchTemplateId"], "Version": "$Latest"},
-                "Overrides": [{"InstanceType": t, "SubnetId": s} for t in ("m5.large", "c5.large") for s in subnets],
+                "Overrides": [{"InstanceType": t, "SubnetId": s} for t in ("m7i.large", "c7i.large") for s in subnets],
             }
         ],
         TargetCapacitySpecification={"TotalTargetCapacity": 2, "DefaultTargetCapacityType": "spot"},
         TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": "a", "Value": "b"}]}],
     )
     (got,) = fleet["Instances"]
-    assert (got["InstanceType"], got["Lifecycle"]) == ("c5.large", "spot")
+    assert (got["InstanceType"], got["Lifecycle"]) == ("c7i.large", "spot")
     assert {each["ErrorCode"] for each in fleet["Errors"]} == {"InsufficientInstanceCapacity"}
     instance = described(api, got["InstanceIds"][0])
     assert (instance["InstanceLifecycle"], instance["Tags"]) == ("spot", [{"Key": "a", "Value": "b"}])
@@ -151,19 +151,19 @@ def test_capacity_runs_out_and_a_fleet_says_of_what(ec2: LocalEC2) -> None:
 
 
 def test_types_prices_quotas_and_images_are_those_of_the_market() -> None:
-    market = Market(prices={"m5.large": 0.1, "g5.xlarge": None}, spot_prices={"m5.large": {"us-east-1b": 0.03}})
+    market = Market(prices={"m7i.large": 0.1, "g5.xlarge": None}, spot_prices={"m7i.large": {"us-east-1b": 0.03}})
     market.quotas["L-DB2E81BA"] = 0.0
     with LocalEC2(market=market) as ec2:
         api = client(ec2)
         types = {each["InstanceType"] for each in api.describe_instance_types()["InstanceTypes"]}
-        history = api.describe_spot_price_history(InstanceTypes=["m5.large"])["SpotPriceHistory"]
+        history = api.describe_spot_price_history(InstanceTypes=["m7i.large"])["SpotPriceHistory"]
         products = client(ec2, "pricing").get_products(ServiceCode="AmazonEC2")["PriceList"]
         quota = client(ec2, "service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode="L-DB2E81BA")
         place = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
         image_id = client(ec2, "ssm").get_parameter(Name=place)["Parameter"]["Value"]
         (image,) = api.describe_images(ImageIds=[image_id])["Images"]
-        unknown = code_of(run, api=api, InstanceType="m5.lage")
-    assert types == {"m5.large", "g5.xlarge"}
+        unknown = code_of(run, api=api, InstanceType="m7i.lage")
+    assert types == {"m7i.large", "g5.xlarge"}
     assert [(each["AvailabilityZone"], each["SpotPrice"]) for each in history] == [("us-east-1b", "0.030000")]
     assert len(products) == 1
     assert quota["Quota"]["Value"] == 0.0

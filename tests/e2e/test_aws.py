@@ -1,0 +1,232 @@
+"""The whole way on AWS, with EC2 on this machine: launch, SSH, environment, engine, calls, preemption, the end."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+import skyward as sky
+from skyward.events import (
+    BootstrapProgress,
+    CostFinal,
+    CostUpdate,
+    InstanceLaunching,
+    InstancePreempted,
+    InstanceProvisioned,
+    LogLine,
+    Metrics,
+    Notice,
+    Progress,
+    SkywardEvent,
+)
+from skyward.provision.ledger import Ledger
+from skyward.testing.aws import LocalEC2, Market
+from skyward.testing.hosts import require_sshd
+
+require_sshd()
+pytestmark = pytest.mark.timeout(240)  # the first pool builds an environment
+
+Start = Callable[[Path], LocalEC2]
+T = TypeVar("T")
+Kind = TypeVar("Kind", bound=SkywardEvent)
+
+PAGE = Path(__file__).parents[2] / "docs/providers/aws.md"
+MACHINE = "m7i.large"
+NODES = 4
+CALLS = 400
+VICTIM = 2
+NOTICE_S = 9.0  # the node looks every 5 s
+USD_PER_SECOND = 0.001
+BILLED_S = 60
+TIMEOUT_S = 900
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Start]:
+    """Starts EC2 with that folder of environments on its machines, on which there is no uv."""
+    market = Market(prices={MACHINE: 7200 * USD_PER_SECOND}, spot_prices={MACHINE: 3600 * USD_PER_SECOND})
+    machines = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
+    folder = tmp_path_factory.mktemp("ec2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # other tests' prices
+
+    with ExitStack() as stack:
+
+        def started(cache: Path) -> LocalEC2:
+            ec2 = LocalEC2(folder, machines=True, market=market, cache=cache, env=machines)
+            stack.enter_context(ec2)
+            for name, value in ec2.environment.items():
+                monkeypatch.setenv(name, value)
+            for name, value in ec2.settings.items():
+                monkeypatch.setattr(sky.AWS, name, value)
+            return ec2
+
+        yield started
+
+
+class Seen:
+    """A pool's events, and when they came."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[float, SkywardEvent]] = []
+
+    def __call__(self, event: SkywardEvent) -> None:
+        self.events.append((time.monotonic(), event))
+
+    def of(self, kind: type[Kind]) -> list[tuple[float, Kind]]:
+        return [(at, event) for at, event in self.events if isinstance(event, kind)]
+
+
+def open_pool(ec2: LocalEC2, seen: Seen, nodes: int) -> sky.ComputePool:
+    provider = sky.AWS(endpoint_url=ec2.endpoint_url)
+    return sky.ComputePool(
+        provider=provider, nodes=nodes, machine=MACHINE, timeout=TIMEOUT_S, display="quiet", on_event=seen
+    )
+
+
+def nothing_is_left(ec2: LocalEC2) -> None:
+    started = {instance["InstanceId"] for instance in ec2.instances()}
+    assert ec2.left() == {}
+    assert ec2.failures() == []
+    assert Ledger.of_user().open_entries() == ()
+    assert processes_of(started) == []
+
+
+def processes_of(instances: Iterable[str]) -> list[str]:
+    found: list[str] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("SKYWARD_INSTANCE") in instances and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {' '.join(process.cmdline())}")
+    return found
+
+
+def documented() -> list[str]:
+    """The page's list of events."""
+    section = PAGE.read_text(encoding="utf-8").partition("## What happens\n")[2]
+    found = re.search(r"```text\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+    return found[1].split("\n")[:-1]
+
+
+def told(events: Iterable[SkywardEvent]) -> list[str]:
+    """Events as the page lists them, without those that it leaves out."""
+    lines: list[str] = []
+    for event in events:
+        line = type(event).__name__ + (f" {event.step}" if isinstance(event, BootstrapProgress) else "")
+        again = isinstance(event, CostUpdate) and line in lines
+        if not (again or isinstance(event, Metrics | LogLine | Progress)):
+            lines.append(line)
+    return lines
+
+
+@sky.compute
+def square(number: int) -> int:
+    return number * number
+
+
+def test_a_pool_tells_what_the_page_says_and_leaves_nothing(start: Start, tmp_path: Path, ssh_cache: Path) -> None:
+    """On a machine that has nothing yet, but what was downloaded before."""
+    (tmp_path / "new").mkdir(mode=0o700)
+    (tmp_path / "new/cache").symlink_to(ssh_cache / "cache")
+    ec2 = start(tmp_path / "new")
+    seen = Seen()
+    with open_pool(ec2, seen, 1) as pool:
+        assert sky.gather(*[square(n) for n in range(20)]) >> pool == tuple(n * n for n in range(20))
+    nothing_is_left(ec2)
+    assert told(event for _, event in seen.events) == documented()
+    ((_, provisioned),) = seen.of(InstanceProvisioned)
+    assert (provisioned.spot, provisioned.instance_type, provisioned.provider) == (True, MACHINE, "aws")
+    orders = ec2.user_data(provisioned.instance_id)
+    assert "shutdown" in orders.commands[0]
+    assert orders.shutdown_min == TIMEOUT_S / 60
+
+
+@sky.compute(retries=0)
+def work(number: int, notes: str, victim: str) -> int:
+    """Takes a moment, but has no end on the victim, if it is one of the first."""
+    instance = os.environ["SKYWARD_INSTANCE"]
+    with open(notes, "a", encoding="utf-8") as file:
+        file.write(f"{number}\n")
+    time.sleep(600 if instance == victim and number < 2 * NODES else 0.1)
+    return number * number
+
+
+@sky.compute
+def where() -> tuple[int, str]:
+    return sky.instance_info().node, os.environ["SKYWARD_INSTANCE"]
+
+
+def test_a_preempted_node_is_replaced_no_call_is_lost_and_the_bill_is_right(
+    start: Start, tmp_path: Path, ssh_cache: Path
+) -> None:
+    ec2 = start(ssh_cache)
+    seen = Seen()
+    notes = tmp_path / "notes"
+    with open_pool(ec2, seen, NODES) as pool:
+        first = dict(where() @ pool)
+        victim = first[VICTIM]
+        futures = [pool.submit(work.local, number, str(notes), victim) for number in range(CALLS)]
+        eventually(lambda: sum(future.done() for future in futures) >= CALLS // 10)
+        ec2.preempt(victim, in_s=NOTICE_S)
+        ec2.hint(first[0])
+        results = [future.result(timeout=DEADLINE_S) for future in futures]
+        replaced = eventually(lambda: dict(members) if len(members := where() @ pool) == NODES else None)
+    nothing_is_left(ec2)
+
+    assert results == [number * number for number in range(CALLS)]
+    times = Counter(int(line) for line in notes.read_text(encoding="utf-8").split())
+    assert sorted(times) == list(range(CALLS))
+    again = [number for number, count in times.items() if count > 1]
+    assert again, "nothing ran on the victim when it was taken back"
+    assert set(again) <= set(range(2 * NODES))
+
+    ((_, preempted),) = seen.of(InstancePreempted)
+    assert (preempted.instance_id, preempted.node) == (victim, VICTIM)
+    assert 0 < preempted.seconds_left <= NOTICE_S
+    hinted, announced = [event for _, event in seen.of(Notice)]
+    assert (hinted.instance_id, announced.instance_id) == (first[0], victim)
+    assert "will probably take the machine of node 0 back" in hinted.message
+    assert f"node {VICTIM} is preempted" in announced.message
+    assert {node: instance for node, instance in replaced.items() if first[node] != instance}.keys() == {VICTIM}
+    assert ec2.launched() == NODES + 1
+    check_the_bill(seen)
+
+
+def check_the_bill(seen: Seen) -> None:
+    """Every second of every machine, from asking for it to its confirmed end, and no other."""
+    (began, _), (again, _) = seen.of(InstanceLaunching)
+    ((preempted, event),) = seen.of(InstancePreempted)
+    ((ended, bill),) = seen.of(CostFinal)
+    until_end = [ended - began] * (NODES - 1) + [ended - again]
+    least = [*until_end, preempted + event.seconds_left - began]
+    most = [*until_end, ended - began]
+    seconds = bill.total_cost / USD_PER_SECOND
+    assert seconds == pytest.approx(round(seconds), abs=1e-6)
+    assert billed(least, slack=-1) <= round(seconds) <= billed(most, slack=1)
+    assert bill.savings_vs_ondemand == pytest.approx(bill.total_cost)  # on demand it is twice that
+    assert (bill.spot_count, bill.ondemand_count) == (NODES + 1, 0)
+
+
+def billed(machines: Iterable[float], *, slack: float) -> int:
+    return sum(max(BILLED_S, math.ceil(seconds + slack)) for seconds in machines)
+
+
+def eventually(condition: Callable[[], T]) -> T:
+    began = time.monotonic()
+    while not (found := condition()):
+        assert time.monotonic() - began < DEADLINE_S
+        time.sleep(0.05)
+    return found
