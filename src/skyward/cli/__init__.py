@@ -7,6 +7,7 @@ import click
 from skyward.cli._clean import clean
 from skyward.cli._doctor import doctor
 from skyward.cli._logs import logs
+from skyward.cli._offers import offers
 from skyward.cli._pools import down, ls, sweep
 
 __all__ = ["main"]
@@ -21,5 +22,5 @@ def main() -> None:
     """
 
 
-for command in (clean, doctor, down, logs, ls, sweep):
+for command in (clean, doctor, down, logs, ls, offers, sweep):
     main.add_command(command)

@@ -8,42 +8,28 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 import platformdirs
 
 from skyward.cli._answer import FAILED, Answer, Say, answers
 from skyward.cli._clean import size
+from skyward.cli._providers import RENTED, place_options, settings_of
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
+from skyward.providers.base import Provider
+from skyward.providers.registry import OWN, PROVIDERS, Checkable, Finding, make_provider
 from skyward.providers.ssh import SSH
 from skyward.provision.ledger import Ledger
 from skyward.spec.request import parse_request
 
-__all__ = ["Finding", "doctor"]
+__all__ = ["doctor"]
 
 _LITTLE_ROOM_BYTES = 2 << 30
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        what: its name.
-        state: ``"ok"``; ``"warn"``, if something will not work that may not be needed; ``"fail"``.
-        found: what it is.
-        fix: what to do; empty if it is ok.
-    """
-
-    what: str
-    state: Literal["ok", "warn", "fail"]
-    found: str
-    fix: str = ""
 
 
 @click.command()
@@ -51,10 +37,22 @@ class Finding:
 @click.option("--user", help="Name to log in with on the hosts.")
 @click.option("--key", "key_path", metavar="FILE", help="Private key to log in with.")
 @click.option("--known-hosts", metavar="FILE", help="File of host keys.")
+@click.option("--provider", "providers", type=RENTED, multiple=True, help="Ask this provider too; may be repeated.")
+@place_options
 @answers
-def doctor(*, hosts: Sequence[str], user: str | None, key_path: str | None, known_hosts: str | None) -> Answer:
-    """Check versions, folders, the ledger, keys and, if asked, hosts; say how to fix what is wrong."""
+def doctor(
+    *,
+    hosts: Sequence[str],
+    user: str | None,
+    key_path: str | None,
+    known_hosts: str | None,
+    providers: Sequence[str],
+    region: str | None,
+    options: Sequence[str],
+) -> Answer:
+    """Check versions, folders, the ledger, keys and, if asked, hosts and providers; say how to fix what is wrong."""
     findings = [finding for look in _LOOKS for finding in look()]
+    findings += [finding for name in providers for finding in _provider(name, settings_of(region, options))]
     findings += [_host(host, user=user, key_path=key_path, known_hosts=known_hosts) for host in hosts]
 
     def show(say: Say) -> None:
@@ -166,6 +164,35 @@ def _keys() -> Iterator[Finding]:
         yield Finding(what="ssh keys", state="warn", found=f"none of the usual names in {folder}", fix=fix)
 
 
+def _rented() -> Iterator[Finding]:
+    for name in PROVIDERS:
+        if name in OWN:
+            continue
+        try:
+            make_provider(name, {})
+        except SkywardError as error:
+            yield Finding(
+                what=f"provider {name}", state="warn", found=str(error), fix="only if you rent machines there"
+            )
+            continue
+        found = f"installed; `skyward doctor --provider {name}` asks it"
+        yield Finding(what=f"provider {name}", state="ok", found=found)
+
+
+def _provider(name: str, settings: Mapping[str, Any]) -> Sequence[Finding]:
+    try:
+        return asyncio.run(_check(make_provider(name, settings)))
+    except SkywardError as error:
+        return [Finding(what=name, state="fail", found=str(error), fix="correct the settings")]
+
+
+async def _check(provider: Provider) -> Sequence[Finding]:
+    try:
+        return await provider.check() if isinstance(provider, Checkable) else []
+    finally:
+        await provider.close()
+
+
 def _host(name: str, *, user: str | None, key_path: str | None, known_hosts: str | None) -> Finding:
     what = f"host {name}"
     try:
@@ -197,4 +224,4 @@ def _host_fix(error: Exception, name: str) -> str:
             return "correct the host, the key or the file named"
 
 
-_LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _programs, _folders, _ledger, _keys)
+_LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _programs, _folders, _ledger, _keys, _rented)

@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from skyward.cli._answer import FAILED, Answer, Say, answers, moment, money
+from skyward.cli._providers import RENTED, place_options, settings_of
+from skyward.providers.registry import make_provider, provider_settings
 from skyward.provision.ledger import Ledger, LedgerEntry
 from skyward.provision.sweep import Left, Sweep, SweepReport, Swept, Unknown
 
@@ -65,11 +67,23 @@ def down(*, pools: Sequence[str]) -> Answer:
 @click.option("--all", "others", is_flag=True, help="Also of owners on other machines, which may live.")
 @click.option("--unknown", is_flag=True, help="Also machines with Skyward's tag that this ledger does not know.")
 @click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Look at this host too; may be repeated.")
+@click.option("--provider", "providers", type=RENTED, multiple=True, help="Look at this provider too; may be repeated.")
+@place_options
 @answers
-def sweep(*, others: bool, unknown: bool, hosts: Sequence[str]) -> Answer:
+def sweep(
+    *,
+    others: bool,
+    unknown: bool,
+    hosts: Sequence[str],
+    providers: Sequence[str],
+    region: str | None,
+    options: Sequence[str],
+) -> Answer:
     """End what a crash left: machines whose owner is dead. Those of a living owner are never touched."""
     also: list[tuple[str, Mapping[str, Any]]] = [("local", {})]
     also += [("ssh", {"hosts": [host]}) for host in hosts]
+    settings = settings_of(region, options)
+    also += [(name, provider_settings(make_provider(name, settings))) for name in providers]
     report = asyncio.run(Sweep(Ledger.of_user()).run(others=others, unknown=unknown, also=also))
     document = {
         "ended": _all_ended(report.ended),

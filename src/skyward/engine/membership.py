@@ -230,11 +230,13 @@ class Membership:
 
     def _lost(self, slot: Slot, reason: str, *, blameless: bool = False) -> None:
         self._calls.leave(slot.id)
-        if slot.id in self.places or not self._dispatch.drained(slot.id):  # else it went as it was meant to
+        leaving = slot.id.node in self._leaving
+        # else it went as it was meant to
+        if (slot.id in self.places and not leaving) or not self._dispatch.drained(slot.id):
             self._bus.publish(WorkerLost(slot.id.node, slot.id.worker, slot.node.handle.instance.id, reason))
         unsent = frozenset(slot.unsent)
         slot.unsent.clear()
-        blameless = blameless or slot.id.node in self._leaving
+        blameless = blameless or leaving
         self.acting.perform(
             self._dispatch.worker_lost(slot.id, reason, self._loop.time(), unsent=unsent, blameless=blameless)
         )

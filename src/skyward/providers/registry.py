@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Instance, Provider
 
-__all__ = ["PROVIDERS", "Sweepable", "make_provider", "provider_settings"]
+__all__ = ["OWN", "PROVIDERS", "Checkable", "Finding", "Sweepable", "Zoned", "make_provider", "provider_settings"]
 
 PROVIDERS: Mapping[str, str] = {
     "aws": "skyward.providers.aws.provider:AWS",
@@ -19,6 +19,44 @@ PROVIDERS: Mapping[str, str] = {
     "ssh": "skyward.providers.ssh:SSH",
 }
 """The class of each provider, by its name in the ledger; a class is a dataclass of its settings."""
+
+OWN = ("local", "ssh")
+"""Those whose machines one has; the others rent machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        what: its name.
+        state: ``"ok"``; ``"warn"``, if something will not work that may not be needed; ``"fail"``.
+        found: what it is.
+        fix: what to do; empty if it is ok.
+    """
+
+    what: str
+    state: Literal["ok", "warn", "fail"]
+    found: str
+    fix: str = ""
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """A provider that can say whether it would work."""
+
+    async def check(self) -> Sequence[Finding]:
+        """Look at credentials, permissions, quotas and the like. Creates nothing; raises nothing of Skyward's."""
+        ...
+
+
+@runtime_checkable
+class Zoned(Protocol):
+    """A provider whose regions have zones."""
+
+    async def zones(self, machines: Sequence[str]) -> Mapping[str, Mapping[str, float | None]]:
+        """Where each machine type is offered: USD an hour on spot by zone; None is unknown. Idempotent."""
+        ...
 
 
 @runtime_checkable

@@ -141,6 +141,7 @@ class SimulatedPool:
         on_begin: hears of every call that a worker is about to begin.
         offers: what the provider has; machines of unknown price where nothing is said.
         spot: as ``ComputePool`` takes it.
+        max_cost: likewise; whoever watches it is not part of this.
     """
 
     _ids = itertools.count()
@@ -158,6 +159,7 @@ class SimulatedPool:
         on_begin: Callable[[Ticket, SimulatedWorker], None],
         offers: Sequence[Offer] = _OFFERS,
         spot: SpotLike = "never",
+        max_cost: float | None = None,
     ) -> None:
         self.pool_id = f"pool{next(self._ids)}"
         self.events: list[SkywardEvent] = []
@@ -169,7 +171,7 @@ class SimulatedPool:
         self.provider = FaultyProvider(offers=offers, on_order=on_order, on_gone=self.nodes.vanish)
         self.fleet = Fleet(
             self.provider,
-            parse_request(nodes=nodes, concurrency=workers, spot=spot, away=away_s),
+            parse_request(nodes=nodes, concurrency=workers, spot=spot, away=away_s, max_cost=max_cost),
             pool_id=self.pool_id,
             tls=_TLS,
             publish=self.events.append,

@@ -138,3 +138,11 @@ def test_jump_without_a_host_is_refused(home: Path) -> None:
 
     with pytest.raises(ConfigurationError, match="names no host: 'me@:7'"):
         route(SSHTarget(host="box"))
+
+
+def test_command_that_carries_the_connection_is_the_whole_way(home: Path) -> None:
+    configure(home, "Host *\n  ProxyJump gate\n  ProxyCommand relay %h\n")
+    target = SSHTarget(host="box", proxy=("carry", "two words", "100%"))
+
+    assert settings(target).proxy_command == "carry 'two words' 100%"
+    assert route(target) == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -13,6 +13,7 @@ from skyward.errors import ConfigurationError
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import Api, Credentials, new_session
 from skyward.providers.aws.catalog import closest
+from skyward.providers.aws.checking import check_account
 from skyward.providers.aws.ending import UNSEEN_S, end
 from skyward.providers.aws.keys import user_key
 from skyward.providers.aws.launch import Launch, Terms
@@ -21,10 +22,13 @@ from skyward.providers.aws.offering import find_offers
 from skyward.providers.aws.prices import Prices
 from skyward.providers.aws.records import SPOT_WATCH, Record, gone
 from skyward.providers.aws.session import require_plugin, session_command
+from skyward.providers.aws.storage import grant_with
 from skyward.providers.aws.tags import LIVE_STATES, POOL_TAG
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.providers.registry import Finding
 from skyward.spec._checks import flag, refusal, text
 from skyward.spec.request import PoolRequest
+from skyward.spec.volume import Volume, VolumeAccess
 from skyward.transport.access import SSHAccess, SSHTarget
 
 __all__ = ["AWS"]
@@ -161,6 +165,26 @@ class AWS:
         await SYSTEM_CLOCK.sleep(self.listing_s)
         wanted = {"tag-key": [POOL_TAG], "instance-state-name": LIVE_STATES}
         return [self._instance(record) for record in await self._account.records(wanted)]
+
+    async def check(self) -> Sequence[Finding]:
+        """Who one is, what one may do and have here; asks, and creates nothing."""
+        return await check_account(self._account, use_ssm=self.use_ssm)
+
+    async def zones(self, machines: Sequence[str]) -> Mapping[str, Mapping[str, float | None]]:
+        """Where each machine type is offered, and for how much on spot there."""
+        offered, prices = await self._account.offered(machines), await Prices(self._account).of(machines)
+        return {name: {zone: prices.spot.get(name, {}).get(zone) for zone in zones} for name, zones in offered.items()}
+
+    async def grant(self, volumes: Sequence[Volume], *, lifetime_s: float) -> Sequence[VolumeAccess]:
+        """Volumes for machines, which may mount them: as their role if they have one, else with short-lived keys."""
+        return await grant_with(
+            new_session(profile=self.profile, region=self.region),
+            volumes,
+            lifetime_s=lifetime_s,
+            keys="none" if self.instance_profile else "lent",
+            endpoint_url=self.endpoint_url,
+            mountable=True,
+        )
 
     async def close(self) -> None:
         """Give up the connections to AWS."""

@@ -13,7 +13,7 @@ from skyward.providers.aws.account import Account
 from skyward.providers.aws.catalog import MachineType
 from skyward.providers.base import Offer
 
-__all__ = ["Quota", "exceeded", "quota_of", "too_small", "within_quotas"]
+__all__ = ["Quota", "exceeded", "known_quotas", "quota_of", "quota_value", "too_small", "within_quotas"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ async def within_quotas(account: Account, types: Sequence[MachineType], *, spot:
 
 async def _limits(account: Account, types: Sequence[MachineType], *, spot: bool) -> Mapping[Quota, float]:
     quotas = list(dict.fromkeys(filter(None, (quota_of(each.name, spot=spot) for each in types))))
-    found = await asyncio.gather(*(_value(account, quota) for quota in quotas))
+    found = await asyncio.gather(*(quota_value(account, quota) for quota in quotas))
     return {quota: value for quota, value in zip(quotas, found, strict=True) if value is not None}
 
 
@@ -115,7 +115,13 @@ def exceeded(offer: Offer, region: str, said: str) -> QuotaError:
     )
 
 
-async def _value(account: Account, quota: Quota) -> float | None:
+def known_quotas() -> Sequence[Quota]:
+    """Every quota that machines here can count against."""
+    return (*_ON_DEMAND.values(), *_SPOT.values())
+
+
+async def quota_value(account: Account, quota: Quota) -> float | None:
+    """How many cores of it the account may have; None if that is not to be known."""
     answer = await account.ask("service-quotas", "GetServiceQuota", ServiceCode="ec2", QuotaCode=quota.code)
     try:
         return None if answer is None else float(answer["Quota"]["Value"])
