@@ -1,0 +1,68 @@
+"""The examples for AWS, as they are, with EC2 and S3 on this machine."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.provision.ledger import Ledger
+from skyward.testing.aws import LocalEC2
+from skyward.testing.hosts import require_sshd
+
+require_sshd()
+pytestmark = pytest.mark.timeout(300)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def ec2(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator[LocalEC2]:
+    machines = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
+    folder = tmp_path_factory.mktemp("ec2")
+    with LocalEC2(folder, machines=True, cache=ssh_cache, env=machines) as ec2:
+        yield ec2
+
+
+def run(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch, example: str, *arguments: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", ec2.endpoint_url)
+    for name, value in ec2.environment.items():
+        monkeypatch.setenv(name, value)
+    for name, value in ec2.settings.items():
+        monkeypatch.setattr(sky.AWS, name, value)
+    monkeypatch.setattr(sys, "argv", [example, *arguments])
+    runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+    assert ec2.left() == {}
+    assert Ledger.of_user().open_entries() == ()
+
+
+def test_spot_machines_say_what_they_cost(
+    ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # other tests' prices
+    run(ec2, monkeypatch, "aws_spot.py")
+
+    said = capsys.readouterr().out
+    assert "node 1 of 2: Linux" in said
+    assert "sum of squares: 328350" in said
+    assert "cost: $0.00" in said
+
+
+def test_nodes_read_a_bucket(
+    ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    bucket = f"skyward-example-{os.getpid()}"
+    s3 = ec2.client("s3")
+    s3.create_bucket(Bucket=bucket)
+    for number in range(5):
+        s3.put_object(Bucket=bucket, Key=f"data/part-{number}", Body=bytes(1000))
+
+    run(ec2, monkeypatch, "aws_volume.py", bucket, "data/")
+
+    assert "5 files, 5000 bytes" in capsys.readouterr().out
