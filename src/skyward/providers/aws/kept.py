@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, cast
 
 import platformdirs
 
-__all__ = ["Kept"]
+__all__ = ["Kept", "forget"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,7 @@ class Kept:
     @property
     def path(self) -> Path:
         """The file."""
-        whose = hashlib.blake2b(self.endpoint_url.encode(), digest_size=6).hexdigest() if self.endpoint_url else "aws"
-        return platformdirs.user_cache_path("skyward") / "aws" / whose / f"{self.name}-{self.region}.json"
+        return _folder(self.endpoint_url) / f"{self.name}-{self.region}.json"
 
     def read(self) -> dict[str, Any]:
         """What still counts, by name."""
@@ -72,3 +72,13 @@ class Kept:
         except (OSError, ValueError):
             return {}
         return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def forget(endpoint_url: str | None) -> None:
+    """Keep nothing of what this endpoint has answered; None is AWS. For who knows that it has changed."""
+    shutil.rmtree(_folder(endpoint_url), ignore_errors=True)
+
+
+def _folder(endpoint_url: str | None) -> Path:
+    whose = hashlib.blake2b(endpoint_url.encode(), digest_size=6).hexdigest() if endpoint_url else "aws"
+    return platformdirs.user_cache_path("skyward") / "aws" / whose

@@ -289,8 +289,8 @@ class Launch:
         last = list(self._refused.values())[-1]
         kind = QuotaError if all(isinstance(each, QuotaError) for each in self._refused.values()) else CapacityError
         error = kind(
-            f"aws {region} has {len(self._order.keys)} of none of these now, in {where}: {', '.join(self._refused)}; "
-            f"last: {last}"
+            f"aws {region} cannot launch {len(self._order.keys)} of any of these now, in {where}: "
+            f"{', '.join(self._refused)}; last: {last}"
         )
         error.__cause__ = last
         return error

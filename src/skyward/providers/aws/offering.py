@@ -22,6 +22,7 @@ _LOOKED_AT: Final = 60
 """Types whose zones are asked for, the smallest first."""
 _PRICED: Final = 20
 _OFFERED: Final = 10
+_UNKNOWN: Final = "prices are unknown: the account may not ask for them (pricing:GetProducts)"
 
 
 async def find_offers(account: Account, request: PoolRequest) -> Sequence[Offer]:
@@ -35,6 +36,8 @@ async def find_offers(account: Account, request: PoolRequest) -> Sequence[Offer]
     chosen = fewest_accelerators(here)[:_PRICED]
     spot, on_demand, why = await _allowed(account, chosen, request)
     prices = await Prices(account).of([each.name for each in chosen])
+    if not prices.on_demand and not prices.spot:
+        why = "; ".join(filter(None, (why, _UNKNOWN)))
     return make_offers(spot, on_demand, prices, request, region=account.region, note=why)
 
 

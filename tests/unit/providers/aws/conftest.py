@@ -8,6 +8,7 @@ import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from skyward.providers.aws.catalog import MachineType, parse_types
+from skyward.providers.aws.kept import forget
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.testing.aws import LocalEC2, Looks
@@ -27,4 +28,5 @@ def ec2(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEC2]:
         monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
         monkeypatch.setattr(AWS, "listing_s", 0.0)
         monkeypatch.setattr(AWS, "patience_s", 2.0)
+        forget(ec2.endpoint_url)  # another test may have had its port
         yield ec2

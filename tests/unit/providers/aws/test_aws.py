@@ -118,6 +118,17 @@ def test_prices_that_may_not_be_asked_for_are_unknown_and_asked_for_once(ec2: Lo
     assert ec2.actions.count("GetProducts") == 1
 
 
+def test_that_no_price_is_known_is_said(ec2: LocalEC2) -> None:
+    refused = AwsFault(code="UnauthorizedOperation", status=403)
+    ec2.fail(refused, action="GetProducts", times=100)
+    ec2.fail(refused, action="DescribeSpotPriceHistory", times=100)
+
+    for offer in use(ec2, lambda provider: offers_of(provider, **G4DN)):
+        assert offer.price_per_hour is None
+        assert "prices are unknown" in offer.note
+        assert "pricing:GetProducts" in offer.note
+
+
 def test_types_and_prices_are_asked_for_once_by_all_processes(ec2: LocalEC2) -> None:
     first = use(ec2, lambda provider: offers_of(provider, **G4DN))
     before = len(ec2.actions)
@@ -368,7 +379,9 @@ def test_a_refusal_of_another_kind_is_not_answered_with_a_dearer_machine(ec2: Lo
 def test_what_is_not_to_be_had_is_said_with_every_place_that_was_tried(ec2: LocalEC2) -> None:
     ec2.market.limits.append(Capacity())
 
-    with pytest.raises(CapacityError, match=r"3 of none of these now, in us-east-1: g4dn.xlarge \(spot, us-east-1a\)"):
+    with pytest.raises(
+        CapacityError, match=r"launch 3 of any of these now, in us-east-1: g4dn.xlarge \(spot, us-east-1a\)"
+    ):
         use(ec2, launch)
     assert not ec2.left()
 
@@ -537,6 +550,21 @@ def test_another_process_finds_what_was_launched_and_ends_it_with_what_came_with
 
     use(ec2, scenario)
     assert not ec2.left()
+
+
+def test_the_group_of_machines_that_nobody_remembers_goes_once_it_is_old(
+    ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (instance,) = use(ec2, lambda provider: launch(provider, LaunchOrder(pool_id="old", keys=("k",), timeout_s=60)))
+    living = use(ec2, lambda provider: launch(provider, LaunchOrder(pool_id="alive", keys=("k",), timeout_s=60)))
+    ec2.client("ec2").terminate_instances(InstanceIds=[instance.id])
+
+    use(ec2, lambda provider: provider.terminate(["i-00000000000000000"]))
+    assert sorted(ec2.left()["groups"]) == ["skyward-alive", "skyward-old"]
+    monkeypatch.setattr("skyward.providers.aws.ending._YOUNG_S", 0.0)
+    use(ec2, lambda provider: provider.terminate(["i-00000000000000000"]))
+    assert ec2.left()["groups"] == ["skyward-alive"]
+    assert ec2.left()["instances"] == [living[0].id]
 
 
 def test_a_machine_of_somebody_elses_is_not_listed(ec2: LocalEC2) -> None:

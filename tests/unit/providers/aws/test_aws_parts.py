@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import AuthenticationError, ConfigurationError
-from skyward.providers.aws.kept import Kept
+from skyward.providers.aws.kept import Kept, forget
 from skyward.providers.aws.keys import KeyPair, make_key_pair, user_key
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE, client_cidr
 from skyward.providers.aws.prices import parse_product, parse_spot_prices
@@ -106,6 +106,15 @@ def test_another_endpoints_answers_are_its_own(kept: Kept) -> None:
     other = Kept(name="spot", region="us-east-1", endpoint_url="http://127.71.0.2:1", longest_s=60)
     kept.add({"a": 1})
     assert other.read() == {}
+
+
+def test_what_is_forgotten_is_that_endpoints_only(kept: Kept) -> None:
+    other = Kept(name="spot", region="us-east-1", endpoint_url="http://127.71.0.2:1", longest_s=60)
+    for each in (kept, other):
+        each.add({"a": 1})
+    forget(other.endpoint_url)
+    forget(other.endpoint_url)
+    assert (kept.read(), other.read()) == ({"a": 1}, {})
 
 
 # --- prices -------------------------------------------------------------------------------------------------------
