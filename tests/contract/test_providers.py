@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from skyward.providers.aws.kept import forget
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Provider
@@ -56,6 +57,7 @@ class TestAWS(ProviderContract):
             for name, value in ec2.environment.items():
                 monkeypatch.setenv(name, value)
             self._endpoint_url = ec2.endpoint_url
+            forget(ec2.endpoint_url)  # another test may have had its port
             yield
 
     def make_provider(self) -> Provider:

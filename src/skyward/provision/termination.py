@@ -13,7 +13,7 @@ __all__ = ["end_instances"]
 
 _ATTEMPTS = 6
 _DEADLINE_S = 180.0
-_ATTEMPT_S = 90.0  # a machine may take a minute to go
+_ATTEMPT_S = 420.0  # a machine with many accelerators may take minutes to go
 _SECOND = 2
 _logger = logging.getLogger("skyward")
 
