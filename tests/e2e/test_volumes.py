@@ -14,7 +14,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 import skyward as sky
-from skyward.events import BootstrapProgress, Notice, SkywardEvent
+from skyward.events import BootstrapProgress, Error, Notice, SkywardEvent
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 
 pytestmark = pytest.mark.timeout(300)
@@ -94,6 +94,26 @@ def test_two_local_nodes_read_a_dataset_and_write_results(s3: Any, tmp_path: Pat
     notes = [each.message for each in events if isinstance(each, Notice)]
     assert notes
     assert "'../escape.txt'" in notes[0]
+
+
+def test_changes_that_cannot_be_written_back_stay_and_are_told_of(s3: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    volume = sky.S3Volume(mount_path=str(folder), bucket=BUCKET, read_only=False)
+    events: list[SkywardEvent] = []
+
+    with sky.ComputePool(provider=sky.Local(), volume=[volume], display="quiet", on_event=events.append) as pool:
+        keep(str(folder), "42") >> pool
+        s3.delete_bucket(Bucket=BUCKET)
+    s3.create_bucket(Bucket=BUCKET)
+
+    (error,) = [each.message for each in events if isinstance(each, Error)]
+    assert "NoSuchBucket" in error
+    assert (folder / "runs/0.txt").read_text() == "42"
+
+    with sky.ComputePool(provider=sky.Local(), volume=[volume], display="quiet"):
+        pass
+    assert content(s3, "runs/0.txt") == b"42"
+    assert not folder.exists()
 
 
 def test_a_bucket_that_does_not_exist_is_said_before_anything_is_created(s3: Any, tmp_path: Path) -> None:

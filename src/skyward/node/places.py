@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from skyward.errors import ConfigurationError
-from skyward.node.processes import descendants
+from skyward.node.processes import SUPERVISOR_LOG, descendants
 from skyward.spec.volume import GrantedVolume
 
 __all__ = ["PART", "FileRecord", "Place", "claimed", "held"]
@@ -48,6 +48,23 @@ class FileRecord:
     mtime_ns: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holder:
+    """A node that uses a mount path.
+
+    Attributes:
+        came_at: since when, in Unix time.
+        workdir: its own folder.
+    """
+
+    came_at: float
+    workdir: str
+
+    def is_starting(self, now: float) -> bool:
+        """Whether it may have no lasting process yet."""
+        return now - self.came_at < _STARTING_S and not os.path.exists(os.path.join(self.workdir, SUPERVISOR_LOG))
+
+
 @dataclass(slots=True, kw_only=True)
 class _Head:
     """What is known of a mount path, but for its files.
@@ -57,7 +74,7 @@ class _Head:
         read_only: whether it is only read.
         mode: the folder's own mode, if it was there before; None if it was not.
         made: folders that were made for it, the innermost first.
-        holders: when each node that uses it came, in Unix time, by instance id.
+        holders: the nodes that use it, by instance id.
         mounted: the program that has mounted it; empty where it is a copy.
     """
 
@@ -65,7 +82,7 @@ class _Head:
     read_only: bool
     mode: int | None
     made: list[str]
-    holders: dict[str, float]
+    holders: dict[str, _Holder]
     mounted: str = ""
 
 
@@ -113,8 +130,8 @@ class Place:
     def used_by_others(self, instance_id: str = "") -> bool:
         """Whether another node uses the folder; of those that have died nothing is known any more."""
         now = time.time()
-        for holder, came_at in list(self.head.holders.items()):
-            if now - came_at > _STARTING_S and not descendants(holder):
+        for holder, known in list(self.head.holders.items()):
+            if not (holder == instance_id or known.is_starting(now) or descendants(holder)):
                 del self.head.holders[holder]
         return bool(self.head.holders.keys() - {instance_id})
 
@@ -185,7 +202,7 @@ class Place:
 
 
 @contextmanager
-def claimed(granted: GrantedVolume, instance_id: str) -> Generator[Place]:
+def claimed(granted: GrantedVolume, instance_id: str, workdir: str) -> Generator[Place]:
     """The volume's place, made if it is missing, for a node that uses it from now on. Locked meanwhile.
 
     Raises:
@@ -200,7 +217,7 @@ def claimed(granted: GrantedVolume, instance_id: str) -> Generator[Place]:
             place = None
         if place is None:
             place = Place(folder, base, _make(folder, location, granted), {})
-        place.head.holders[instance_id] = time.time()
+        place.head.holders[instance_id] = _Holder(came_at=time.time(), workdir=workdir)
         place.save()
         try:
             yield place
@@ -283,6 +300,7 @@ def _known(folder: Path, base: Path) -> Place | None:
     if not folder.is_dir():
         return None
     values.pop("folder")
+    values["holders"] = {name: _Holder(**holder) for name, holder in values["holders"].items()}
     return Place(folder, base, _Head(**values), _read_files(base.with_suffix(".files")))
 
 

@@ -11,7 +11,19 @@ from collections.abc import Collection, Iterator
 
 import psutil
 
-__all__ = ["become_subreaper", "descendants", "exit_reason", "kill_all", "kill_session", "name_process", "reap_orphans"]
+__all__ = [
+    "SUPERVISOR_LOG",
+    "become_subreaper",
+    "descendants",
+    "exit_reason",
+    "kill_all",
+    "kill_session",
+    "name_process",
+    "reap_orphans",
+]
+
+SUPERVISOR_LOG = "supervisor.log"
+"""In a node's folder, from the moment that its supervisor starts."""
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36

@@ -47,7 +47,7 @@ from skyward.node.lease import Lease
 from skyward.node.metrics import open_sampler
 from skyward.node.plan import NodePlan
 from skyward.node.preemption import PreemptionWatcher
-from skyward.node.processes import become_subreaper, kill_all, reap_orphans
+from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, kill_all, reap_orphans
 from skyward.node.server import ControlServer
 from skyward.node.survey import make_plan
 from skyward.transport.access import TAGS_FILE
@@ -294,7 +294,7 @@ def _detached(config: NodeConfig, answer: int) -> None:
     """The rest of the supervisor's life, in a session of its own, with its log as standard output and error."""
     os.setsid()
     os.chdir(config.workdir)
-    log_file = os.open("supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log_file = os.open(SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log_file, 1), (log_file, 2)):
         os.dup2(source, target)
@@ -338,7 +338,7 @@ def main() -> None:
     Path(config.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
     ready = _fork(config)
     if not ready:
-        log_file = Path(config.workdir, "supervisor.log")
+        log_file = Path(config.workdir, SUPERVISOR_LOG)
         raise SystemExit(f"the node did not come up:\n{log_file.read_text()[-2000:]}\nwhole log: {log_file}")
     sys.stdout.write(ready + "\n")
 

@@ -95,14 +95,16 @@ def perform(order: VolumeOrder) -> VolumeAnswer:
     notes: list[str] = []
     errors: list[Exception] = []
     for number, granted in enumerate(order.volumes):
+        key_file = Path(order.workdir, f"volume-{number}.key")
         try:
             match order.verb:
                 case "fetch":
-                    notes += _fetch(granted, order, Path(order.workdir, f"volume-{number}.key"))
+                    notes += _fetch(granted, order, key_file)
                 case "push":
                     _push(granted)
                 case "release":
                     _release(granted, order)
+                    key_file.unlink(missing_ok=True)
         except (SkywardError, OSError) as error:
             log.error("%s (%s): %s", granted.volume.mount_path, granted.volume.location, error)
             error.add_note(f"volume {granted.volume.mount_path} ({granted.volume.location})")
@@ -118,7 +120,7 @@ def perform(order: VolumeOrder) -> VolumeAnswer:
 
 def _fetch(granted: GrantedVolume, order: VolumeOrder, key_file: Path) -> Sequence[str]:
     kind, folder = store_kind(granted.volume), Path(granted.volume.mount_path)
-    with claimed(granted, order.instance_id) as place:
+    with claimed(granted, order.instance_id, order.workdir) as place:
         if place.head.mounted and os.path.ismount(folder):
             return ()
         if granted.access.mountable and can_mount():
@@ -140,11 +142,12 @@ def _release(granted: GrantedVolume, order: VolumeOrder) -> None:
     with held(granted) as place:
         if place is None or order.instance_id not in place.head.holders:
             return
+        del place.head.holders[order.instance_id]
+        in_use = place.used_by_others()
+        place.save()
         if not (place.read_only or place.head.mounted):
             _mirror(place, granted).push(quiet_s=0.0)
-        del place.head.holders[order.instance_id]
-        if place.used_by_others():
-            place.save()
+        if in_use:
             return
         if place.head.mounted:
             unmount(place.folder)

@@ -258,11 +258,12 @@ def test_another_volume_cannot_have_a_folder_that_is_in_use(store: FakeStore, no
 
 
 def test_what_a_killed_node_left_gives_way_to_another_volume(
-    store: FakeStore, node: Callable[..., Node], folder: Path, monkeypatch: pytest.MonkeyPatch
+    store: FakeStore, node: Callable[..., Node], folder: Path, tmp_path: Path
 ) -> None:
     store.objects = {"old": b"old"}
     node("node-0").fetch()
-    monkeypatch.setattr(places, "_STARTING_S", -1.0)
+    (tmp_path / "node-0").mkdir()
+    (tmp_path / "node-0/supervisor.log").touch()  # it had started, and has no process any more
     store.objects = {"new": b"new"}
 
     node("node-1", bucket="another").fetch()
