@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -151,7 +155,36 @@ def test_a_pool_tells_what_the_page_says_and_leaves_nothing(start: Start, tmp_pa
     assert (provisioned.spot, provisioned.instance_type, provisioned.provider) == (True, MACHINE, "aws")
     orders = ec2.user_data(provisioned.instance_id)
     assert "shutdown" in orders.commands[0]
-    assert orders.shutdown_min == TIMEOUT_S / 60
+    assert orders.shutdown_min == TIMEOUT_S / 60 + 2  # after the node had its time to end by itself
+
+
+CLIENT = """
+import json, os, signal, sys
+import skyward as sky
+
+for name, value in json.loads(sys.argv[2]).items():
+    setattr(sky.AWS, name, value)
+with sky.ComputePool(provider=sky.AWS(endpoint_url=sys.argv[1]), machine=sys.argv[3], lease=3, display="quiet"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_machine_of_a_killed_client_ends_its_bill_by_itself(start: Start, ssh_cache: Path) -> None:
+    ec2 = start(ssh_cache)
+    killed = subprocess.run(
+        [sys.executable, "-c", CLIENT, ec2.endpoint_url, json.dumps(dict(ec2.settings)), MACHINE],
+        timeout=DEADLINE_S,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+    (machine,) = ec2.instances()
+    eventually(lambda: not ec2.left().get("instances"))
+    assert "TerminateInstances" not in ec2.actions
+    assert "ClientInstanceInitiatedShutdown" in str(ec2.instances()).replace(".", "")
+    assert processes_of([machine["InstanceId"]]) == []
 
 
 @sky.compute(retries=0)

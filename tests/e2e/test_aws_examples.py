@@ -66,3 +66,12 @@ def test_nodes_read_a_bucket(
     run(ec2, monkeypatch, "aws_volume.py", bucket, "data/")
 
     assert "5 files, 5000 bytes" in capsys.readouterr().out
+
+
+def test_a_grid_search_runs_on_spot_machines(
+    ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run(ec2, monkeypatch, "aws_search.py")
+
+    assert "best score: 0.97" in capsys.readouterr().out

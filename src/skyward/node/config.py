@@ -39,6 +39,7 @@ class NodeConfig:
         metrics_interval_s: how often.
         accelerators: names of the accelerators that were asked for.
         watch: where the machine is told that it will be taken back; None where nobody tells it.
+        power_off: command that ends the machine, and its bill, once everything on it has ended; empty for none.
         volumes: what was made available on it, to be written back and released; secret.
     """
 
@@ -62,6 +63,7 @@ class NodeConfig:
     metrics_interval_s: float = 2.0
     accelerators: tuple[str, ...] = ()
     watch: PreemptionWatch | None = None
+    power_off: tuple[str, ...] = ()
     volumes: tuple[GrantedVolume, ...] = field(default=(), repr=False)
 
     def to_json(self) -> str:
@@ -71,7 +73,7 @@ class NodeConfig:
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:
         """Read the file's text."""
-        values = _fields(text, tuples=("accelerators",))
+        values = _fields(text, tuples=("accelerators", "power_off"))
         values["watch"] = PreemptionWatch(**values["watch"]) if values.get("watch") else None
         values["volumes"] = tuple(map(GrantedVolume.from_dict, values.get("volumes", ())))
         return cls(**values)

@@ -11,9 +11,10 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -61,6 +62,7 @@ _SCHEDULER = "skyward.node.scheduler"
 _NANNIES = "skyward.node.nannies"
 _TICK_S = 0.25
 _END_S = 15.0
+_POWER_OFF_S = 30.0
 
 
 class Supervisor:
@@ -112,6 +114,7 @@ class Supervisor:
             await self._server.close()
             if all_ended:
                 _untag(self._config.workdir)
+            _power_off(self._config.power_off)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -277,6 +280,16 @@ def _remove_folders(plan: NodePlan) -> None:
             continue
         except OSError:
             log.exception("could not remove %s", folder)
+
+
+def _power_off(command: Sequence[str]) -> None:
+    """Switch the machine off, where that ends its bill: its client may be dead, and nobody else would."""
+    if not command:
+        return
+    try:
+        subprocess.run(command, check=True, timeout=_POWER_OFF_S, stdin=subprocess.DEVNULL, capture_output=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        log.error("the machine cannot be switched off, and lives on until its time-to-live: %s", error)
 
 
 def _untag(workdir: str) -> None:

@@ -86,6 +86,8 @@ class Instance:
         access: how to reach it; None while the provider does not say yet.
         watch: where the machine itself is told that it will be taken back; None where it is not.
         reason: why it is on its way out, or gone, where the provider says so.
+        power_off: what the machine runs, once its node has ended, to end itself and its bill; empty where switching it
+            off does not, or where it is not ours to switch off.
     """
 
     id: str
@@ -95,6 +97,7 @@ class Instance:
     access: Access | None = field(default=None)
     watch: PreemptionWatch | None = None
     reason: str = ""
+    power_off: tuple[str, ...] = ()
 
 
 class Provider(Protocol):

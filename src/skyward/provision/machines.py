@@ -140,14 +140,14 @@ class Machines:
             launched += await self._buy(batch, ours, timeout_s)
         return launched
 
-    def timeout_s(self, wanted: Sequence[Batch] = ()) -> float:
+    def timeout_s(self, wanted: Sequence[Batch] = (), *, age_s: float = 0.0) -> float:
         """The hard cap on a node's life from now on, in seconds, with those ``wanted`` besides what there is.
 
-        It is the pool's ``timeout``, or what ``max_cost`` allows where that is less.
+        It is what is left of the pool's ``timeout`` at that age, or what ``max_cost`` allows where that is less.
         """
         now = self._clock.monotonic()
         usages = [*self._usages, *expected_usages(wanted, now)]
-        return min(self._request.timeout_s, self._budget.cap_s(usages, now))
+        return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(usages, now))
 
     async def running(self, machine: Machine) -> None:
         """Return once the machine runs and says how it is reached.

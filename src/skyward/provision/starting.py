@@ -93,7 +93,9 @@ class Starter:
         assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
         config = _config(node, self._request, size, self._pool_id, self._tls)
-        await node.start(replace(config, timeout_s=self._machines.timeout_s()))
+        # One that was made for this pool counts from its launch, by which its own time-to-live was armed.
+        age_s = self._clock.monotonic() - machine.usage.launched_at if node.instance.power_off else 0.0
+        await node.start(replace(config, timeout_s=self._machines.timeout_s(age_s=age_s)))
         self._publish(BootstrapCompleted(node.instance.id))
 
 
@@ -131,6 +133,7 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
         collect_metrics=request.collect_metrics,
         accelerators=_accelerator_names(request),
         watch=node.instance.watch,
+        power_off=node.instance.power_off,
         volumes=node.volumes,
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from skyward.errors import ConfigurationError
 from skyward.testing.hosts import SshHost
@@ -18,12 +18,22 @@ from skyward.testing.hosts import SshHost
 if TYPE_CHECKING:
     from werkzeug.serving import BaseWSGIServer
 
-__all__ = ["METADATA_VARIABLE", "Machine", "Metadata", "UserData", "link_cache", "read_user_data", "serve"]
+__all__ = [
+    "METADATA_VARIABLE",
+    "POWER_OFF_PATH",
+    "Machine",
+    "Metadata",
+    "UserData",
+    "link_cache",
+    "read_user_data",
+    "serve",
+]
 
 METADATA_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """Where AWS's own libraries look for another metadata service."""
 
 _TIMER = re.compile(r"--on-active=(\d+)\b.*\bshutdown\b")
+POWER_OFF_PATH: Final = "/power-off"
 _SHUTDOWN = re.compile(r"\bshutdown\b.*\s\+(\d+)")
 _TOKEN_TTL = "HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS"  # noqa: S105 - a header's name
 _TOKEN = "HTTP_X_AWS_EC2_METADATA_TOKEN"  # noqa: S105 - likewise
@@ -85,14 +95,17 @@ def _command(entry: str | Sequence[str]) -> str:
 class Metadata:
     """A metadata service as of version 2: nothing is said without a token. A WSGI application.
 
+    Besides it stands in for ``shutdown -h now``, which is meant for no other machine than this.
+
     Attributes:
         facts: what is said at once, by path below ``/latest/``.
         notice: what is said of an interruption; None means that there is none.
         hint: likewise of a rebalance recommendation.
     """
 
-    def __init__(self, facts: Mapping[str, str]) -> None:
+    def __init__(self, facts: Mapping[str, str], power_off: Callable[[], None]) -> None:
         self.facts = dict(facts)
+        self._power_off = power_off
         self.notice: str | None = None
         self.hint: str | None = None
         self._token = os.urandom(12).hex()
@@ -113,6 +126,9 @@ class Metadata:
 
     def _said(self, environ: Mapping[str, Any]) -> tuple[str, str]:
         path = environ["PATH_INFO"]
+        if path == POWER_OFF_PATH:
+            self._power_off()
+            return "200 OK", ""
         if path == "/latest/api/token":
             granted = environ["REQUEST_METHOD"] == "PUT" and environ.get(_TOKEN_TTL, "").isdigit()
             return ("200 OK", self._token) if granted else ("400 Bad Request", "")
@@ -183,7 +199,7 @@ class Machine:
     _ended: bool = False
 
     def __post_init__(self) -> None:
-        self.metadata = Metadata(self.facts)
+        self.metadata = Metadata(self.facts, self._switch_off)
 
     def boot(self) -> None:
         """Switch it on: the timer first, as user data has it. Does nothing once it has ended."""
@@ -198,6 +214,10 @@ class Machine:
             self._services.append(service)
             self.host = self._prepared(f"http://{self.address}:{service[0].server_port}")
             self.host.start()
+
+    def _switch_off(self) -> None:
+        """From within; whoever asks for it gets an answer still."""
+        threading.Thread(target=self.switched_off, name=f"power-off-{self.address}", daemon=True).start()
 
     def end(self) -> None:
         """Cut it off: every process on it ends. Idempotent."""

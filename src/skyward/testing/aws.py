@@ -20,7 +20,7 @@ from skyward.errors import ConfigurationError, PoolStateError
 from skyward.testing._aws_api import Api
 from skyward.testing._aws_faults import AwsFault, Faults
 from skyward.testing._aws_fleet import Fleets
-from skyward.testing._aws_machine import Machine, UserData, link_cache, serve
+from skyward.testing._aws_machine import METADATA_VARIABLE, POWER_OFF_PATH, Machine, UserData, link_cache, serve
 from skyward.testing._aws_market import Capacity, Market
 from skyward.testing._aws_region import TAKEN_BACK, Looks, Region
 from skyward.testing._aws_wire import AwsCall
@@ -31,6 +31,10 @@ __all__ = ["AwsFault", "Capacity", "LocalEC2", "Looks", "Market", "UserData"]
 _SSH_PORT: Final = 22022
 _NETWORKS: Final = 250
 _THREADS: Final = 8
+_POWER_OFF: Final = (
+    f"import os, urllib.request; urllib.request.urlopen(os.environ[{METADATA_VARIABLE!r}] + {POWER_OFF_PATH!r}, b'')"
+)
+"""What stands in for ``shutdown -h now`` on machines: as they share this one's, it must not be that."""
 
 
 class LocalEC2:
@@ -146,7 +150,9 @@ class LocalEC2:
         """What is different here for a client, by the names of the class variables of ``sky.AWS``."""
         home = (self._folder or Path("/nonexistent")) / "home"
         address_url = f"{self.endpoint_url}/checkip"
-        return {"user": self.user, "port": self.ssh_port, "home": str(home), "address_url": address_url}
+        power_off = ("python", "-c", _POWER_OFF)
+        here = {"user": self.user, "port": self.ssh_port, "home": str(home)}
+        return here | {"address_url": address_url, "power_off": power_off}
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
         """A client of boto3's that goes past faults, and is not counted among the calls."""

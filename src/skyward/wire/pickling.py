@@ -9,6 +9,7 @@ band (pickle protocol 5), so that large arrays are never copied into a pickle.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import io
 import logging
@@ -197,9 +198,23 @@ class _Pickler(cloudpickle.Pickler):
         reduced = cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
         if type(cast("object", obj)) is FunctionType and reduced is not NotImplemented:
             self.imported |= imported_by(cast("FunctionType", obj))
+        elif isinstance(obj, type) and issubclass(obj, Warning) and obj.__module__ != "builtins":
+            return (_warning, (obj.__module__, obj.__qualname__)) if reduced is NotImplemented else reduced
         elif isinstance(obj, type | FunctionType) and reduced is NotImplemented:
             _by_name[id(obj)] = obj
         return reduced
+
+
+@functools.cache
+def _warning(module: str, name: str) -> type[Warning]:
+    """A package's class of warnings; where that package is not, nobody warns so, and one of that name will do.
+
+    Filters for warnings travel with scikit-learn's tasks, and packages that nodes have no use for add theirs.
+    """
+    try:
+        return cast("type[Warning]", functools.reduce(getattr, name.split("."), importlib.import_module(module)))
+    except (ImportError, AttributeError):
+        return type(name, (Warning,), {"__module__": module})
 
 
 def _dumps(obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:

@@ -64,7 +64,7 @@ def test_an_answer_that_never_comes_is_asked_for_again(live: Callable[[Story], N
 def test_a_provider_that_never_answers_keeps_nobody_for_ever(live: Callable[[Story], None]) -> None:
     async def story(pool: SimulatedPool) -> None:
         pool.provider.trouble({"terminate": [HANGS] * 99})
-        async with asyncio.timeout(1000):
+        async with asyncio.timeout(3000):
             with pytest.raises(TerminationError) as left:
                 await pool.fleet.stop()
         assert left.value.instance_ids == ("fake-0", "fake-1")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copyreg
 import importlib
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -135,3 +136,31 @@ def test_installed_modules_travel_by_reference() -> None:
 def test_objects_of_the_users_classes_keep_their_class_on_the_way_back() -> None:
     error = FinickyError(code=1)
     assert type(unpack(pack([FinickyError], what="it").data)[0](code=1)) is type(error)
+
+
+WITHOUT_IT = """
+import sys, warnings
+sys.modules["urllib3"] = None
+from skyward.wire.pickling import unpack
+(entry,) = unpack(sys.stdin.buffer.read())
+warnings.simplefilter(entry[0], entry[2])
+print(entry[2].__qualname__, issubclass(entry[2], Warning))
+"""
+
+
+def test_warnings_of_packages_that_the_node_lacks_get_a_stand_in_there() -> None:
+    category = importlib.import_module("urllib3.exceptions").InsecureRequestWarning
+    packed = pack([("always", None, category, None, 0)], what="filters").data
+
+    assert unpack(packed)[0][2] is category
+    there = subprocess.run(
+        [sys.executable, "-c", WITHOUT_IT], input=packed, capture_output=True, check=True, timeout=60
+    )
+    assert there.stdout.split() == [b"InsecureRequestWarning", b"True"]
+
+
+def test_the_users_own_warnings_travel_whole() -> None:
+    class OwnWarning(UserWarning):
+        level = 3
+
+    assert unpack(pack(OwnWarning, what="it").data).level == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 from skyward._waiting import SYSTEM_CLOCK
@@ -79,6 +79,8 @@ class AWS:
     """Who logs in; the images' habit. None leaves it to the SSH configuration."""
     home: ClassVar[str] = "/home/ubuntu"
     """That user's folder."""
+    power_off: ClassVar[tuple[str, ...]] = ("sudo", "-n", "shutdown", "-h", "now")
+    """What ends a machine from within; launched as it is here, it is terminated by that."""
     port: ClassVar[int | None] = 22
     """Where sshd listens; None leaves it to the SSH configuration."""
     boot_s: ClassVar[float] = 300.0
@@ -196,7 +198,8 @@ class AWS:
 
     def _instance(self, record: Record) -> Instance:
         launched = self._account.launched.get(record.id)
-        return record.instance(None if launched is None else launched.offer, self._access)
+        known = record.instance(None if launched is None else launched.offer, self._access)
+        return replace(known, power_off=self.power_off)
 
     def _unlisted(self, instance_id: str) -> Instance:
         launched = self._account.launched.get(instance_id)

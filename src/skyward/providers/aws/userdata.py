@@ -14,6 +14,8 @@ LARGEST_BYTES = 16 * 1024
 """What EC2 takes, before it is encoded."""
 
 _SECONDS_PER_MINUTE = 60
+_GRACE_S = 120.0
+"""The node ends by itself first: it says so, and writes back what is to be kept."""
 
 
 def user_data(*, host_key: KeyPair, user_key: str, time_to_live_s: float) -> str:
@@ -22,7 +24,8 @@ def user_data(*, host_key: KeyPair, user_key: str, time_to_live_s: float) -> str
     Args:
         host_key: what the machine is to prove itself by; it has no other.
         user_key: the public key that it lets in.
-        time_to_live_s: after so long it shuts itself down, whatever else fails; armed first.
+        time_to_live_s: after so long, and two minutes for the node to end by itself, it shuts itself down, whatever
+            else fails; armed first.
     """
     config = {
         "bootcmd": [["sh", "-c", _time_to_live(time_to_live_s)]],
@@ -41,6 +44,7 @@ def user_data(*, host_key: KeyPair, user_key: str, time_to_live_s: float) -> str
 
 def _time_to_live(seconds: float) -> str:
     """So early systemd takes a timer, but `shutdown` finds nobody to tell; a timer leaves logins alone to the end."""
+    seconds += _GRACE_S
     whole, minutes = math.ceil(seconds), math.ceil(seconds / _SECONDS_PER_MINUTE)
     timer = "systemd-run --no-block --unit=skyward-time-to-live --timer-property=DefaultDependencies=no"
     return f"{timer} --on-active={whole} shutdown -h now || shutdown -h +{minutes}"
