@@ -66,12 +66,20 @@ class LaunchOrder:
     Attributes:
         pool_id: the pool's id; every machine is tagged with it.
         keys: one ledger key per machine wanted; every machine is tagged with its own.
-        timeout_s: the hard cap on the machine's life, armed before first contact where the provider can.
+        timeout_s: the hard cap on the machine's life, armed before first contact where the provider can; it holds for
+            the dearest of the offers.
+        allowance: how long machines bought as an offer may live, in seconds; 0 if they would cost too much. None is
+            ``timeout_s`` for any.
     """
 
     pool_id: str
     keys: tuple[str, ...]
     timeout_s: float
+    allowance: Callable[[Offer], float] | None = field(default=None, compare=False, repr=False)
+
+    def lasts_s(self, offer: Offer) -> float:
+        """The hard cap on the life of machines bought as that, at its price; 0 if they must not be bought."""
+        return self.timeout_s if self.allowance is None else self.allowance(offer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

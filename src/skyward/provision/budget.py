@@ -35,6 +35,13 @@ class Budget:
         """How long until a pool with these machines has to be ended, so as not to cost more; less than 0: too late."""
         return self._lasts_s(tuple(usages), now) - ENDING_S
 
+    def covers(self, usages: Sequence[Usage], now: float) -> bool:
+        """Whether a pool with these machines stays below the sum if it is ended at once; not if a price is unknown."""
+        if math.isinf(self.max_cost):
+            return True
+        priced = all(each.price_per_hour is not None for each in usages)
+        return priced and CostReport(usages=tuple(usages), now=now + ENDING_S).total <= self.max_cost
+
     def cap_s(self, usages: Iterable[Usage], now: float) -> float:
         """How long its nodes may run on by themselves, should nobody be there to end them; at least a second."""
         return max(1.0, self._lasts_s(tuple(usages), now) - _ALONE_S)

@@ -132,12 +132,17 @@ def notes_on_purchase(asked: Offer, got: Sequence[Offer]) -> Sequence[str]:
     """What the user should know of machines that were launched, of which ``asked`` would have been the best."""
     notes: list[str] = []
     for offer in dict.fromkeys(got):
-        if (offer.spec.name, offer.spot) != (asked.spec.name, asked.spot):
+        if (offer.spec.name, offer.spot) != (asked.spec.name, asked.spot) or _is_dearer(offer, asked):
             notes.append(f"asked for {_described(asked)}, got {_described(offer)}")
             notes += [offer.note] if offer.note else []
         if offer.price_per_hour is None:
             notes.append(f"{_described(offer)} counts as nothing: what the pool really costs is not known")
     return notes
+
+
+def _is_dearer(offer: Offer, asked: Offer) -> bool:
+    price, expected = offer.price_per_hour, asked.price_per_hour
+    return price is not None and expected is not None and price > expected
 
 
 def _described(offer: Offer) -> str:

@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from skyward._waiting import Clock, NotYet, wait_until
@@ -133,11 +134,10 @@ class Machines:
         for note in (choice.note, *(batch.offers[0].note for batch in batches)):
             self._notice(note)
         self._publish(InfraCreated(batches[0].offers[0].region))
-        timeout_s = self.timeout_s(batches)
         launched: list[Machine] = []
-        for batch in batches:
+        for index, batch in enumerate(batches, 1):
             ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
-            launched += await self._buy(batch, ours, timeout_s)
+            launched += await self._buy(batch, ours, partial(self._lasts_s, batch.nodes, batches[index:]))
         return launched
 
     def timeout_s(self, wanted: Sequence[Batch] = (), *, age_s: float = 0.0) -> float:
@@ -148,6 +148,14 @@ class Machines:
         now = self._clock.monotonic()
         usages = [*self._usages, *expected_usages(wanted, now)]
         return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(usages, now))
+
+    def _lasts_s(self, nodes: int, later: Sequence[Batch], offer: Offer) -> float:
+        """How long so many machines of an offer may live; 0 if ``max_cost`` does not allow them, or cannot be kept."""
+        wanted = [Batch(nodes=nodes, offers=(offer,)), *later]
+        now = self._clock.monotonic()
+        if not self._budget.covers([*self._usages, *expected_usages(wanted, now)], now):
+            return 0.0
+        return self.timeout_s(wanted)
 
     async def running(self, machine: Machine) -> None:
         """Return once the machine runs and says how it is reached.
@@ -215,13 +223,13 @@ class Machines:
             return seen
         return NotYet(seen.state.value)
 
-    async def _buy(self, batch: Batch, ranks: Sequence[int], timeout_s: float) -> Sequence[Machine]:
+    async def _buy(self, batch: Batch, ranks: Sequence[int], lasts_s: Callable[[Offer], float]) -> Sequence[Machine]:
         """Launch machines of a batch, as often as it takes and its strategy says."""
         asked = batch.offers[0]
         self._publish(InstanceLaunching(len(ranks), asked.spec.name, self._provider_name))
         for left in range(batch.retries, -1, -1):
             try:
-                launched = await to_its_end(self._create(batch.offers, ranks, timeout_s))
+                launched = await to_its_end(self._create(batch.offers, ranks, lasts_s))
             except CapacityError as error:
                 if not left:
                     raise _refused(error, batch) from error
@@ -232,12 +240,15 @@ class Machines:
                 return launched
         raise AssertionError("unreachable")
 
-    async def _create(self, offers: Sequence[Offer], ranks: Sequence[int], timeout_s: float) -> Sequence[Machine]:
+    async def _create(
+        self, offers: Sequence[Offer], ranks: Sequence[int], lasts_s: Callable[[Offer], float]
+    ) -> Sequence[Machine]:
         """Launch what is really to be had of ``offers``, best first."""
         keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
         await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offers[0]))
         began = self._clock.monotonic()
-        order = LaunchOrder(pool_id=self._pool_id, keys=tuple(keys), timeout_s=timeout_s)
+        shortest_s = max(1.0, min(map(lasts_s, offers)))
+        order = LaunchOrder(pool_id=self._pool_id, keys=tuple(keys), timeout_s=shortest_s, allowance=lasts_s)
         try:
             instances = await self._provider.launch(offers, order)
         except _REFUSALS:

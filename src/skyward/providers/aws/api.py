@@ -6,19 +6,20 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.providers.aws.errors import Kind, Where, explained, is_kind
+from skyward.providers.aws.errors import Kind, Where, explained, is_kind, is_stale
 
 __all__ = ["Api", "Credentials", "Json", "new_session"]
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 _READ_TIMEOUT_S: Final = 30.0
@@ -45,6 +46,14 @@ class Credentials:
     endpoint_url: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Client:
+    """A client of boto3's, and the credentials that it was made with; None if there were none."""
+
+    client: Any
+    keys: Any = field(repr=False)
+
+
 @dataclass(slots=True, eq=False)
 class Api:
     """One account's API in one region; its clients are made when they are needed, and shared by threads.
@@ -56,7 +65,7 @@ class Api:
 
     credentials: Credentials
     patience_s: float
-    _clients: dict[tuple[str, str], Any] = field(default_factory=dict[tuple[str, str], Any])
+    _clients: dict[tuple[str, str], _Client] = field(default_factory=dict[tuple[str, str], _Client])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def ask(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json | None:
@@ -70,8 +79,9 @@ class Api:
     async def call(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json:
         """Make one call, ``"ec2", "RunInstances"``, in ``region`` or the usual one.
 
-        What was throttled or interrupted is repeated: a call that creates something carries a token. A call that
-        changes something is waited for even if the caller is cancelled, so that nothing comes of it unseen.
+        What was throttled or interrupted is repeated: a call that creates something carries a token. If the credentials
+        do not hold any more and there are newer ones, it is made once more with those. A call that changes something is
+        waited for even if the caller is cancelled, so that nothing comes of it unseen.
         """
         return await self._persist(service, operation, region, parameters, patience_s=self.patience_s)
 
@@ -83,15 +93,15 @@ class Api:
     async def endpoint(self, service: str) -> str:
         """The address that a service answers at."""
         where = Where(region=self.credentials.region, service=service, operation="")
-        client: Any = await asyncio.to_thread(self._client, where)
-        return str(client.meta.endpoint_url)
+        made = await asyncio.to_thread(self._client, where)
+        return str(made.client.meta.endpoint_url)
 
     def close(self) -> None:
         """Give up the connections."""
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            client.close()
+        for made in clients:
+            made.client.close()
 
     async def _persist(
         self,
@@ -129,29 +139,32 @@ class Api:
         return cast("Json", await retrying(once))
 
     def _ask(self, where: Where, parameters: Mapping[str, Any], pages: str | None) -> Json:
+        made = _told(where, lambda: self._client(where))
         try:
-            client = self._client(where)
-            method = next(name for name, made in client.meta.method_to_api_mapping.items() if made == where.operation)
-            if pages is None:
-                return cast("Json", getattr(client, method)(**parameters))
-            found: Sequence[Json] = list(client.get_paginator(method).paginate(**parameters))
-            return {pages: [item for page in found for item in page.get(pages, ())]}
-        except SkywardError:
-            raise
-        except Exception as error:
-            told = explained(error, where)
-            if told is None:
+            return _told(where, lambda: _answer(made.client, where.operation, parameters, pages))
+        except SkywardError as error:
+            if not is_stale(error) or not self._renew(where, made.keys):
                 raise
-            raise told from error
+        newer = _told(where, lambda: self._client(where))
+        return _told(where, lambda: _answer(newer.client, where.operation, parameters, pages))
 
-    def _client(self, where: Where) -> Any:
+    def _renew(self, where: Where, keys: Any) -> bool:
+        """Whether there are other credentials than these now; clients that were made with these are given up."""
+        newer = _keys(new_session(profile=self.credentials.profile, region=where.region))
+        if newer is None or newer == keys:
+            return False
+        with self._lock:
+            self._clients = {place: made for place, made in self._clients.items() if made.keys == newer}
+        return True
+
+    def _client(self, where: Where) -> _Client:
         key = (where.service, where.region)
         with self._lock:
             if key not in self._clients:
                 self._clients[key] = self._make(where)
             return self._clients[key]
 
-    def _make(self, where: Where) -> Any:
+    def _make(self, where: Where) -> _Client:
         from botocore.config import Config
 
         session = new_session(profile=self.credentials.profile, region=where.region)
@@ -161,7 +174,39 @@ class Api:
             max_pool_connections=_POOL,
             retries={"mode": "standard", "total_max_attempts": 1},  # botocore would repeat what has no capacity
         )
-        return session.client(where.service, endpoint_url=self.credentials.endpoint_url, config=config)
+        client = session.client(where.service, endpoint_url=self.credentials.endpoint_url, config=config)
+        return _Client(client=client, keys=_keys(session))
+
+
+def _told(where: Where, work: Callable[[], T]) -> T:
+    """What ``work`` returns; what AWS or botocore says against it is an error of Skyward's."""
+    try:
+        return work()
+    except SkywardError:
+        raise
+    except Exception as error:
+        told = explained(error, where)
+        if told is None:
+            raise
+        raise told from error
+
+
+def _answer(client: Any, operation: str, parameters: Mapping[str, Any], pages: str | None) -> Json:
+    method = next(name for name, made in client.meta.method_to_api_mapping.items() if made == operation)
+    if pages is None:
+        return cast("Json", getattr(client, method)(**parameters))
+    found: Sequence[Json] = list(client.get_paginator(method).paginate(**parameters))
+    return {pages: [item for page in found for item in page.get(pages, ())]}
+
+
+def _keys(session: Any) -> Any:
+    """The credentials that a session has now; None if it has none, or they cannot be had."""
+    try:
+        credentials = session.get_credentials()
+        return None if credentials is None else credentials.get_frozen_credentials()
+    except Exception as error:
+        _logger.debug("no credentials: %s", error)
+        return None
 
 
 def new_session(*, profile: str | None = None, region: str | None = None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
@@ -69,6 +69,8 @@ class _Ending:
         self.refused: dict[str, SkywardError] = {}
         self._account = account
         self.forgotten = False
+        self._asked: set[str] = set()
+        self._taken_at: dict[str, float] = {}
         self._strikes = 0
 
     async def ended(self) -> bool | NotYet:
@@ -79,13 +81,32 @@ class _Ending:
             return self._struck(error)
         self.pools.update(record.pool_id for record in found.values() if record.pool_id)
         self.forgotten |= any(each not in found and each not in self._account.launched for each in self.left)
-        self.left = [each for each in self.left if _may_live(self._account, each, found.get(each))]
-        doomed = [each for each in self.left if each not in found or not found[each].ending]
-        self.refused = await _terminate(self._account, doomed)
+        self.left = [each for each in self.left if self._may_live(each, found.get(each))]
+        doomed = [
+            each for each in self.left if (each not in self._taken_at if each not in found else not found[each].ending)
+        ]
+        await self._terminate(doomed, found)
         for error in self.refused.values():
             return self._struck(error)
         self._strikes = 0
         return NotYet(f"{len(self.left)} are not gone") if self.left else True
+
+    def _may_live(self, instance_id: str, record: Record | None) -> bool:
+        """Whether it is not gone: EC2 may have made it, and not list it yet; it is asked to end it to know that."""
+        if record is not None:
+            return record.state != "terminated"
+        if instance_id not in self._asked or self._account.age_s(instance_id) < UNSEEN_S:
+            return True
+        taken_at = self._taken_at.get(instance_id)
+        return taken_at is not None and SYSTEM_CLOCK.monotonic() - taken_at < UNSEEN_S
+
+    async def _terminate(self, instance_ids: Sequence[str], found: Mapping[str, Record]) -> None:
+        answers = await _terminate(self._account, instance_ids)
+        self.refused = {each: error for each, error in answers.items() if not is_kind(error, Kind.MISSING)}
+        self._asked.update(set(instance_ids) - set(self.refused))
+        for each in instance_ids:
+            if each not in found and each not in answers:
+                self._taken_at.setdefault(each, SYSTEM_CLOCK.monotonic())
 
     def _struck(self, error: SkywardError) -> NotYet:
         self._strikes += 1
@@ -100,7 +121,7 @@ async def undo(
     keys: Sequence[str],
     known: Iterable[str],
     *,
-    unseen_s: float | None,
+    unseen_s: float,
     deadline_s: float,
 ) -> None:
     """Leave nothing of an order.
@@ -108,26 +129,28 @@ async def undo(
     Args:
         account: whose.
         pool_id: the order's pool.
-        keys: its ledger keys.
-        known: ids of its machines, as far as they are known.
-        unseen_s: there may be unknown ones, which are listed after so long; None means that there are none.
+        keys: those ledger keys of its that may have a machine which nobody knows.
+        known: ids of its other machines.
+        unseen_s: after so long what was made is listed.
         deadline_s: how long it may take.
 
     Raises:
         TerminationError: some may be left.
     """
-    ids = set(known)
-    looked_until = SYSTEM_CLOCK.monotonic() + (unseen_s or 0.0)
+    ids, seen = set(known), set[str]()
+    looked_until = SYSTEM_CLOCK.monotonic() + unseen_s
 
     async def found() -> bool | NotYet:
         last = SYSTEM_CLOCK.monotonic() >= looked_until
         try:
-            ids.update(record.id for record in await account.records({f"tag:{KEY_TAG}": keys}))
+            records = await account.records({"instance-state-name": LIVE_STATES, f"tag:{KEY_TAG}": keys})
         except SkywardError as error:
             return NotYet(str(error))
-        return True if last or len(ids) >= len(keys) else NotYet("there may be more")
+        ids.update(record.id for record in records)
+        seen.update(record.key for record in records)
+        return True if last or seen.issuperset(keys) else NotYet("there may be more")
 
-    if unseen_s is not None:
+    if keys:
         try:
             await wait_until(found, deadline_s=unseen_s + deadline_s, interval_s=_LOOK_S, what="the list of machines")
         except UnreachableError as error:
@@ -178,14 +201,8 @@ async def _remove_orphans(account: Account) -> None:
         await remove_by_products(account, pool_id)
 
 
-def _may_live(account: Account, instance_id: str, record: Record | None) -> bool:
-    if record is None:
-        return account.age_s(instance_id) < UNSEEN_S
-    return record.state != "terminated"
-
-
 async def _terminate(account: Account, instance_ids: Sequence[str]) -> dict[str, SkywardError]:
-    """Ask for it; one id that is refused must not hinder the others."""
+    """Ask for it, and say what was refused; one id that is must not hinder the others."""
     refused: dict[str, SkywardError] = {}
     for part in in_parts(instance_ids, _MOST_IDS):
         if error := await _ask(account, part):
@@ -198,8 +215,7 @@ async def _ask(account: Account, instance_ids: Sequence[str]) -> SkywardError | 
     try:
         await account.api.call("ec2", "TerminateInstances", InstanceIds=list(instance_ids))
     except SkywardError as error:
-        gone = is_kind(error, Kind.MISSING) and len(instance_ids) == 1
-        return None if gone else error
+        return error
     return None
 
 

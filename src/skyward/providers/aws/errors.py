@@ -27,6 +27,7 @@ __all__ = [
     "explain",
     "explained",
     "is_kind",
+    "is_stale",
     "judge",
     "meanings",
     "refusal",
@@ -100,6 +101,12 @@ CODES: Final[Mapping[str, Kind]] = _kinds(
     IN_USE="DependencyViolation ResourceInUse IncorrectInstanceState IncorrectState InvalidGroup.InUse",
 )
 """Error codes of EC2, Pricing, Service Quotas and Systems Manager. An unknown one is judged by its HTTP status."""
+
+_FORBIDDEN: Final = (
+    *("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "NotAuthorized", "OptInRequired", "Blocked"),
+    "SubscriptionRequiredException",
+)
+"""Credentials that hold, and do not suffice."""
 
 _MESSAGES: Final[Mapping[tuple[str, str], Kind]] = {
     ("InvalidParameterValue", "Invalid IAM Instance Profile"): Kind.MISSING,
@@ -182,6 +189,7 @@ def meanings() -> Mapping[type[BaseException], Kind]:
 def refusal(error: BaseException | None) -> Refusal | None:
     """What ``error``, or the answer that caused it, means; None if it is neither AWS's nor botocore's."""
     from botocore.exceptions import ClientError
+    from botocore.parsers import ResponseParserError
 
     if isinstance(error, SkywardError):
         error = error.__cause__
@@ -191,7 +199,8 @@ def refusal(error: BaseException | None) -> Refusal | None:
         response = cast("Mapping[str, Any]", error.response)
         code, message = (str(response.get("Error", {}).get(name, "")) for name in ("Code", "Message"))
         return judge(code, message, status=int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)))
-    known = meanings()
+    # The last is an answer that is not AWS's, but a proxy's or a gateway's: nobody knows whether it was done.
+    known = {**meanings(), ResponseParserError: Kind.TRANSIENT}
     kind = next((known[base] for base in type(error).__mro__ if base in known), None)
     return None if kind is None else Refusal(kind=kind, code=type(error).__name__, message=str(error))
 
@@ -200,6 +209,12 @@ def is_kind(error: BaseException, *kinds: Kind) -> bool:
     """Whether ``error`` is an answer that means one of these."""
     found = refusal(error)
     return found is not None and found.kind in kinds
+
+
+def is_stale(error: BaseException) -> bool:
+    """Whether ``error`` is an answer to credentials that do not hold, or not any more: newer ones may."""
+    found = refusal(error)
+    return found is not None and found.kind is Kind.AUTH and found.code not in _FORBIDDEN
 
 
 def judge(code: str, message: str, *, status: int = 0) -> Refusal:

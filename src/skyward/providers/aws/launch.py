@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Final, TypeVar, cast
 
 from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
@@ -13,7 +14,7 @@ from skyward.errors import CapacityError, ConfigurationError, QuotaError, Skywar
 from skyward.providers.aws.account import Account, Launched
 from skyward.providers.aws.ending import end, undo
 from skyward.providers.aws.errors import Where, explain, judge, refusal
-from skyward.providers.aws.images import image_path
+from skyward.providers.aws.images import MachineImage, image_path
 from skyward.providers.aws.keys import make_key_pair
 from skyward.providers.aws.network import Subnet, ensure_group
 from skyward.providers.aws.orders import Candidate, MachineOrder, fleet_call, machine_call, template_call
@@ -88,6 +89,7 @@ class Launch:
         self._attempt = 0
         self._made: dict[str, Made] = {}
         self._refused: dict[str, SkywardError] = {}
+        self._unsure: set[str] = set()
 
     async def run(self, offers: Sequence[Offer]) -> Sequence[Made]:
         """Launch every machine and say what each is, in the order of the keys; after an error none is left.
@@ -101,14 +103,14 @@ class Launch:
         account.launching[pool_id] += 1
         try:
             await self._all(offers)
-        except BaseException as error:
+        except BaseException:
             account.launching[pool_id] -= 1
             await undo(
                 account,
                 pool_id,
-                self._order.keys,
+                sorted(self._unsure),
                 [each.id for each in self._made.values()],
-                unseen_s=None if isinstance(error, _SURE) else self._terms.listing_s,
+                unseen_s=self._terms.listing_s,
                 deadline_s=self._terms.deadline_s,
             )
             raise
@@ -137,30 +139,36 @@ class Launch:
         return [subnet for subnet in subnets if pinned in (None, subnet.zone)]
 
     async def _candidates(self, offers: Sequence[Offer], subnets: Sequence[Subnet]) -> list[Candidate]:
-        """Every offer in every zone that has it, the cheaper zones of an offer first."""
+        """Every offer in every zone that has it, and may be bought there; on spot the cheapest first."""
         zones = await self._account.offered(list(dict.fromkeys(offer.spec.name for offer in offers)))
         found: list[Candidate] = []
         for offer in offers:
             image = await self._account.image(image_path(await self._account.type(offer.spec.name)))
-            here = [self._placed(offer, each) for each in subnets if each.zone in zones[offer.spec.name]]
-            here.sort(key=lambda placed: float("inf") if placed.price_per_hour is None else placed.price_per_hour)
-            by_zone = {subnet.zone: subnet for subnet in subnets}
-            found += [Candidate(offer=placed, subnet=by_zone[placed.zone], image=image) for placed in here]
-        return found
+            here = [self._placed(offer, each, image) for each in subnets if each.zone in zones[offer.spec.name]]
+            found += [placed for placed in here if placed is not None]
+        runs = (list(run) for _, run in groupby(found, lambda each: each.offer.spot))
+        return [each for run in runs for each in (sorted(run, key=_price) if run[0].offer.spot else run)]
 
-    def _placed(self, offer: Offer, subnet: Subnet) -> Offer:
-        """The offer in one zone, at that zone's price."""
-        prices = self._terms.zone_prices.get(offer.spec.name) if offer.spot else None
-        price = prices.get(subnet.zone) if prices else offer.price_per_hour
-        return replace(offer, zone=subnet.zone, price_per_hour=price)
+    def _placed(self, offer: Offer, subnet: Subnet, image: MachineImage) -> Candidate | None:
+        """The offer in one zone, at that zone's price, or the dearest where that is unknown; None if it is too dear."""
+        prices = self._terms.zone_prices.get(offer.spec.name, {})
+        price = prices.get(subnet.zone) if offer.spot else offer.price_per_hour
+        placed = replace(offer, zone=subnet.zone, price_per_hour=price)
+        lasts_s = self._order.lasts_s(placed)
+        if lasts_s <= 0:
+            self._refuse(placed, CapacityError("max_cost does not allow what it costs there, or that is unknown"))
+            return None
+        if price is None:
+            placed = replace(placed, price_per_hour=max(prices.values(), default=offer.price_per_hour))
+        return Candidate(offer=placed, subnet=subnet, image=image, lasts_s=lasts_s)
 
     async def _first(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """Launch the order's first machine as one of the candidates; None if none is to be had."""
-        order = self._machine_order(self._order.keys[0])
+        key = self._order.keys[0]
         if len({each.offer.spec.name for each in candidates}) > 1:
-            return await self._by_fleet(order, candidates)
+            return await self._by_fleet(self._machine_order(key, candidates), candidates)
         for candidate in candidates:
-            if await self._by_type(order, candidate):
+            if await self._by_type(self._machine_order(key, [candidate]), candidate):
                 return candidate
         return None
 
@@ -170,7 +178,7 @@ class Launch:
 
         async def one(key: str) -> bool:
             async with turns:
-                return await self._by_type(self._machine_order(key), got)
+                return await self._by_type(self._machine_order(key, [got]), got)
 
         if all(await _settled(one(key) for key in self._order.keys[1:])):
             return True
@@ -182,7 +190,7 @@ class Launch:
     async def _by_type(self, order: MachineOrder, candidate: Candidate) -> bool:
         """Whether the machine was launched as that."""
         try:
-            answer = await self._create("RunInstances", machine_call(order, candidate))
+            answer = await self._create("RunInstances", order.key, machine_call(order, candidate))
         except (CapacityError, QuotaError) as error:
             self._refuse(candidate.offer, error)
             return False
@@ -194,7 +202,7 @@ class Launch:
         made = await self._account.api.call("ec2", "CreateLaunchTemplate", **template_call(order, candidates[0]))
         template_id = str(made["LaunchTemplate"]["LaunchTemplateId"])
         try:
-            answer = await self._create("CreateFleet", fleet_call(order, candidates, template_id))
+            answer = await self._create("CreateFleet", order.key, fleet_call(order, candidates, template_id))
         except (CapacityError, QuotaError) as error:
             self._refuse(candidates[0].offer, error)
             return None
@@ -206,12 +214,22 @@ class Launch:
             for instance_id in group["InstanceIds"]:
                 self._book(order.key, str(instance_id), got.offer)
                 return got
+        self._unsure.discard(order.key)
         if fatal := [error for error in errors if not isinstance(error, CapacityError | QuotaError)]:
             raise fatal[0]
         return None
 
-    async def _create(self, operation: str, call: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make a call that launches; what was made just before it may not be known everywhere yet."""
+    async def _create(self, operation: str, key: str, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make a call that launches; unless it is refused, nobody is sure of its machine before that is booked."""
+        self._unsure.add(key)
+        try:
+            return await self._patiently(operation, call)
+        except _SURE:
+            self._unsure.discard(key)
+            raise
+
+    async def _patiently(self, operation: str, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make a call; what was made just before it may not be known everywhere yet."""
         refused: SkywardError | None = None
 
         async def attempt() -> Mapping[str, Any] | NotYet:
@@ -247,7 +265,7 @@ class Launch:
         except SkywardError as error:
             _logger.debug("the launch template %s is left for now: %s", template_id, error)
 
-    def _machine_order(self, key: str) -> MachineOrder:
+    def _machine_order(self, key: str, candidates: Sequence[Candidate]) -> MachineOrder:
         return MachineOrder(
             pool_id=self._order.pool_id,
             key=key,
@@ -255,13 +273,14 @@ class Launch:
             host_key=make_key_pair(),
             user_key=self._terms.user_key,
             group=self._group,
-            time_to_live_s=self._order.timeout_s,
+            time_to_live_s=min(each.lasts_s for each in candidates),
             instance_profile=self._terms.instance_profile,
             public=self._terms.ssh_from is not None,
         )
 
     def _book(self, key: str, instance_id: str, offer: Offer) -> None:
         self._made[key] = Made(id=instance_id, key=key, offer=offer)
+        self._unsure.discard(key)
         now = SYSTEM_CLOCK.monotonic()
         self._account.launched[instance_id] = Launched(key=key, pool_id=self._order.pool_id, offer=offer, at=now)
 
@@ -307,8 +326,13 @@ def _groups(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     return groups
 
 
+def _price(each: Candidate) -> float:
+    price = each.offer.price_per_hour
+    return float("inf") if price is None else price
+
+
 def _belongs(each: Candidate, first: Candidate) -> bool:
-    if each.image != first.image or each.offer.spot != first.offer.spot:
+    if each.image != first.image or each.offer.spot != first.offer.spot or each.lasts_s * _SIMILAR < first.lasts_s:
         return False
     if each.offer.spec.name == first.offer.spec.name or not each.offer.spot:
         return True

@@ -31,11 +31,13 @@ class Candidate:
         offer: type, and whether on spot.
         subnet: where.
         image: what it boots.
+        lasts_s: how long it may live, at its price.
     """
 
     offer: Offer
     subnet: Subnet
     image: MachineImage
+    lasts_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

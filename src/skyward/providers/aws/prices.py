@@ -52,9 +52,9 @@ class Prices:
         on_demand, spot = await asyncio.gather(self._on_demand(names), self._spot(names))
         return PriceTable(on_demand=on_demand, spot=spot)
 
-    async def known_by_zone(self) -> Mapping[str, Mapping[str, float]]:
-        """What is known of the spot market by machine type, then by zone, without asking anybody."""
-        return await asyncio.to_thread(self._market.read)
+    async def by_zone(self, names: Sequence[str]) -> Mapping[str, Mapping[str, float]]:
+        """The prices of the spot market by machine type, then by zone."""
+        return await self._spot(names)
 
     async def _on_demand(self, names: Sequence[str]) -> Mapping[str, float]:
         kept = await asyncio.to_thread(self._list.read)

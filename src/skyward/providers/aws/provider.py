@@ -137,7 +137,7 @@ class AWS:
             instance_profile=self.instance_profile,
             deadline_s=self.termination_s,
             listing_s=self.listing_s,
-            zone_prices=await Prices(self._account).known_by_zone(),
+            zone_prices=await Prices(self._account).by_zone(_priced_on_spot(offers)),
         )
         made = await Launch(self._account, order, terms).run(offers)
         return [
@@ -232,6 +232,10 @@ class AWS:
 
     def _session(self, instance_id: str) -> tuple[str, ...]:
         return session_command(self._account.api.credentials, instance_id, self.port or _SSH_PORT)
+
+
+def _priced_on_spot(offers: Sequence[Offer]) -> Sequence[str]:
+    return list(dict.fromkeys(each.spec.name for each in offers if each.spot and each.price_per_hour is not None))
 
 
 def _check_region(region: object) -> None:

@@ -117,3 +117,10 @@ def test_what_botocore_raises_is_an_error_of_skyward(error: Exception, kind: typ
 
 def test_what_is_neither_aws_s_nor_botocore_s_stays_what_it_is() -> None:
     assert explained(ValueError("a fault of ours"), WHERE) is None
+
+
+def test_a_page_of_a_proxy_is_an_interruption() -> None:
+    from botocore.parsers import ResponseParserError
+
+    error = ResponseParserError("Unable to parse response: invalid XML received: b'<!doctype html>'")
+    assert isinstance(explained(error, WHERE), UnreachableError)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,3 +211,67 @@ def test_a_price_that_is_too_low_is_a_lack_of_machines(stage: Stage) -> None:
     stage.ec2.market.limits.append(Capacity(type="m7i.large", spot=True, code="SpotMaxPriceTooLow"))
 
     assert stage.launch(1, spot="if-available") == [("m7i.large", "us-east-1a", False)]
+
+
+# --- prices of zones, and max_cost --------------------------------------------------------------------------------
+
+
+def zone_prices(stage: Stage, **prices: float) -> None:
+    """Prices by the zone's letter; no other zone has one. What is in the first zone is not to be had."""
+    stage.ec2.market.spot_prices["m7i.large"] = {f"us-east-1{zone}": price for zone, price in prices.items()}
+    stage.ec2.market.limits.append(Capacity(type="m7i.large", zone="us-east-1a", spot=True))
+
+
+def test_a_dearer_zone_is_told(stage: Stage) -> None:
+    zone_prices(stage, a=0.03, b=0.3, c=0.5)
+
+    assert stage.launch(1, spot="always") == [("m7i.large", "us-east-1b", True)]
+    (told,) = stage.told()
+    assert "asked for m7i.large on the spot market ($0.03 an hour), got m7i.large on the spot market ($0.3" in told
+
+
+def test_a_zone_that_is_too_dear_is_not_bought(stage: Stage) -> None:
+    zone_prices(stage, a=0.03, b=3.0)
+
+    with pytest.raises(CapacityError, match=r"m7i\.large \(spot, us-east-1b\)"):
+        stage.launch(1, spot=sky.Spot.Always(retries=0), max_cost=0.04)
+    assert stage.ec2.instances() == []
+
+
+def test_a_zone_without_a_price_counts_as_the_dearest(stage: Stage) -> None:
+    zone_prices(stage, a=0.03, b=0.05)
+    stage.ec2.market.limits.append(Capacity(type="m7i.large", zone="us-east-1b", spot=True))
+
+    assert stage.launch(1, spot="always") == [("m7i.large", "us-east-1c", True)]
+    (told,) = stage.told()
+    assert "got m7i.large on the spot market ($0.05 an hour)" in told
+
+
+def test_a_zone_without_a_price_is_not_used_with_max_cost(stage: Stage) -> None:
+    zone_prices(stage, a=0.03)
+
+    with pytest.raises(CapacityError, match="us-east-1f"):
+        stage.launch(1, spot=sky.Spot.Always(retries=0), max_cost=1.0)
+    assert stage.ec2.instances() == []
+
+
+@pytest.mark.parametrize(("machine", "kind"), [("m7i.large", "RunInstances"), (None, "CreateLaunchTemplate")])
+def test_max_cost_holds_for_what_is_bought_instead(stage: Stage, machine: str | None, kind: str) -> None:
+    stage.ec2.market.spot_prices |= {"m7i.large": 0.0096, "c7i.large": 0.0096, "m7i.xlarge": 0.0096}
+    stage.ec2.market.limits.append(Capacity(spot=True))
+    asked = {"machine": machine} if machine else {"machine": None, "cpu": 2, "memory": "4GB"}
+
+    ((name, _, on_spot),) = stage.launch(1, spot="if-available", max_cost=0.0192, timeout=36000, **asked)
+
+    assert not on_spot
+    lives_s = [time_to_live_s(call) for call in stage.ec2.calls if call.action == kind]
+    assert lives_s[-1] / 3600 * PRICES[name] <= 0.0192
+    assert 0.0175 <= lives_s[0] / 3600 * 0.0096 <= 0.0192
+
+
+def time_to_live_s(call: Any) -> int:
+    parameters = dict(call.parameters)
+    (told,) = [value for name, value in parameters.items() if name.endswith("UserData")]
+    found = re.search(r"on-active=(\d+)", base64.b64decode(told).decode())
+    assert found is not None
+    return int(found[1])

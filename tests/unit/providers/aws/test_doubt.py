@@ -1,0 +1,116 @@
+"""What is not known for certain: whether a machine was made, whether it is gone, whether credentials still hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.errors import AuthenticationError, ConfigurationError, TerminationError, UnreachableError
+from skyward.providers.aws.api import Api, Credentials
+from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
+from skyward.providers.aws.provider import AWS
+from skyward.providers.base import LaunchOrder
+from skyward.spec.request import parse_request
+from skyward.testing.aws import AwsFault, LocalEC2, Looks
+
+ORDER = LaunchOrder(pool_id="pool", keys=("k0", "k1", "k2"), timeout_s=3600.0)
+
+
+async def launch(provider: AWS, order: LaunchOrder = ORDER) -> Sequence[str]:
+    offers = await provider.offers(parse_request(machine="m7i.large", spot="never"))
+    return [each.id for each in await provider.launch(offers, order)]
+
+
+def test_a_lost_answer_beside_a_refusal_leaves_no_machine(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, made = Api.call, list[str]()
+
+    async def faulty(self: Api, service: str, operation: str, **parameters: Any) -> Any:
+        if operation == "RunInstances":
+            made.append(operation)
+            if len(made) == 2:
+                raise ConfigurationError("InvalidParameterCombination")
+            if len(made) == 3:
+                await call(self, service, operation, **parameters)
+                raise UnreachableError("the answer never came")
+        return await call(self, service, operation, **parameters)
+
+    monkeypatch.setattr(Api, "call", faulty)
+    with pytest.raises(ConfigurationError, match="InvalidParameterCombination"):
+        asyncio.run(launch(AWS(endpoint_url=ec2.endpoint_url)))
+
+    assert len(ec2.instances()) == 2
+    assert ec2.left() == {}
+
+
+def test_a_machine_that_is_not_listed_yet_is_ended_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
+    monkeypatch.setattr(AWS, "listing_s", 0.0)
+    with LocalEC2(looks=Looks(unseen=3, pending=0, ending=1), block=71) as slow:
+        for name, value in slow.environment.items():
+            monkeypatch.setenv(name, value)
+
+        async def scenario() -> None:
+            order = LaunchOrder(pool_id="p", keys=("k",), timeout_s=60)
+            ids = await launch(AWS(endpoint_url=slow.endpoint_url), order)
+            await AWS(endpoint_url=slow.endpoint_url).terminate(ids)
+
+        asyncio.run(scenario())
+        assert slow.actions.count("TerminateInstances") == 1
+        assert slow.left() == {}
+
+
+def test_an_unlisted_machine_that_may_not_be_ended_is_named(ec2: LocalEC2) -> None:
+    ec2.fail(AwsFault(code="UnauthorizedOperation", status=403), action="TerminateInstances", times=100)
+
+    with pytest.raises(TerminationError, match="i-00000000000000000"):
+        asyncio.run(AWS(endpoint_url=ec2.endpoint_url).terminate(["i-00000000000000000"]))
+
+
+@pytest.fixture
+def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    return file
+
+
+def write(file: Path, key: str) -> None:
+    file.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=x\n")
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidClientTokenId", "AuthFailure", "RequestExpired"])
+def test_renewed_credentials_are_read(ec2: LocalEC2, credentials: Path, code: str) -> None:
+    write(credentials, "OLD")
+    api = Api(credentials=Credentials(region="us-east-1", endpoint_url=ec2.endpoint_url), patience_s=1)
+
+    async def scenario() -> None:
+        await api.call("ec2", "DescribeVpcs")
+        write(credentials, "NEW")
+        ec2.fail(AwsFault(code=code, status=403), action="DescribeVpcs")
+        await api.call("ec2", "DescribeVpcs")
+        ec2.fail(AwsFault(code=code, status=403), action="DescribeVpcs")
+        with pytest.raises(AuthenticationError, match=code):
+            await api.call("ec2", "DescribeVpcs")
+
+    asyncio.run(scenario())
+    assert ec2.actions.count("DescribeVpcs") == 4
+
+
+def test_newer_credentials_are_no_answer_to_a_lack_of_permission(ec2: LocalEC2, credentials: Path) -> None:
+    write(credentials, "OLD")
+    api = Api(credentials=Credentials(region="us-east-1", endpoint_url=ec2.endpoint_url), patience_s=1)
+
+    async def scenario() -> None:
+        await api.call("ec2", "DescribeVpcs")
+        write(credentials, "NEW")
+        ec2.fail(AwsFault(code="UnauthorizedOperation", status=403), action="DescribeVpcs")
+        with pytest.raises(AuthenticationError, match="UnauthorizedOperation"):
+            await api.call("ec2", "DescribeVpcs")
+
+    asyncio.run(scenario())
+    assert ec2.actions.count("DescribeVpcs") == 2
