@@ -27,7 +27,7 @@ REFUSED: dict[str, tuple[str, list[Any]]] = {
     "max_cost": ("a number > 0", [0, -1, -0.5, "60", True, NAN, INFINITY, 10**400]),
     "display": ("one of 'log', 'spinner', 'quiet'", ["loud", "LOG", "", 3, None, []]),
     "spot": ('"always", "if-available", "never", a share from 0 to 1', ["often", "", 1.1, -0.1, NAN, True, sky.Spot]),
-    "accelerator": ("a known name, got .*; closest: ", ["A1000", "A100:2", "best"]),
+    "accelerator": ("a known name, got .*; closest: ", ["A1000", "A1000:2", "best"]),
     "accelerator ": ('a name such as "A100" or an Accelerator', ["", 8, ["A100"], sky.Accelerator]),
     "memory": ('a size such as "32GB"', ["", "lots", "32", "0GB", "-1GB", "32 apples", 32, ["32GB"]]),
     "provider": (r"a provider object such as sky\.Local\(\)", [sky.Local, "local", None, 3, {}]),

@@ -169,7 +169,7 @@ def test_doctor_says_who_one_is_what_one_may_and_how_much(ec2: LocalEC2) -> None
     assert found["aws network"][0] == "ok"
     assert "us-east-1a" in found["aws network"][1]
     assert found["aws may ec2:RunInstances"] == ("ok", "yes", "")
-    assert found["aws may ec2:TerminateInstances"] == ("ok", "yes", "")
+    assert found["aws may ec2:CreateFleet"] == ("ok", "yes", "")
     assert "cores" in found["aws quotas"][1]
     assert "session-manager-plugin" not in found
 
@@ -310,3 +310,32 @@ def test_sweep_keeps_what_a_cloud_does_not_confirm(
     assert "ec2:TerminateInstances" in left["reason"]
     ec2.heal()
     assert len(answer("sweep")["ended"]) == 1
+
+
+def test_sweep_removes_what_a_launch_made_before_it_was_killed(ec2: LocalEC2, ledger: Ledger) -> None:
+    """The group and the template are there, a machine is not; the ledger knows no id."""
+    provider = AWS(endpoint_url=ec2.endpoint_url)
+    purchase = Purchase(
+        pool_id="sky-1",
+        provider="aws",
+        settings=provider_settings(provider),
+        region="us-east-1",
+        machine="?",
+        spot=True,
+    )
+    ledger.reserve({"sky-1-0-a": 0}, purchase, owner=DEAD)
+    tags = [{"Key": "skyward:pool", "Value": "sky-1"}]
+    client = ec2.client("ec2")
+    client.create_security_group(
+        GroupName="skyward-sky-1",
+        Description="made before the client was killed",
+        TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
+    )
+    client.create_launch_template(
+        LaunchTemplateName="skyward-sky-1-0",
+        LaunchTemplateData={"InstanceType": "m7i.large"},
+        TagSpecifications=[{"ResourceType": "launch-template", "Tags": tags}],
+    )
+    assert ec2.left()
+    assert CliRunner().invoke(main, ["sweep"]).exit_code == 0
+    assert ec2.left() == {}

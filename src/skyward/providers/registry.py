@@ -11,7 +11,17 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Instance, Provider
 
-__all__ = ["OWN", "PROVIDERS", "Checkable", "Finding", "Sweepable", "Zoned", "make_provider", "provider_settings"]
+__all__ = [
+    "OWN",
+    "PROVIDERS",
+    "Checkable",
+    "Finding",
+    "Sweepable",
+    "Tidies",
+    "Zoned",
+    "make_provider",
+    "provider_settings",
+]
 
 PROVIDERS: Mapping[str, str] = {
     "aws": "skyward.providers.aws.provider:AWS",
@@ -71,6 +81,15 @@ class Sweepable(Protocol):
         Raises:
             UnreachableError: somebody who may have one did not answer.
         """
+        ...
+
+
+@runtime_checkable
+class Tidies(Protocol):
+    """A provider that makes more for a pool than machines, such as a security group."""
+
+    async def tidy(self, pool_id: str) -> None:
+        """Remove what was made for the pool, unless it has machines. What cannot be removed is logged. Idempotent."""
         ...
 
 

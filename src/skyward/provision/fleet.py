@@ -181,7 +181,10 @@ class Fleet:
 
     async def drop_spare(self, rank: int) -> None:
         """No other machine is needed for ``rank``: end the one that was begun, if any, in the background."""
-        for machine in await to_its_end(self._spares.settle((rank,))):
+        await to_its_end(self._drop_spare(rank))
+
+    async def _drop_spare(self, rank: int) -> None:
+        for machine in await self._spares.settle((rank,)):
             if not self._lifecycle.over:  # else all machines are ended
                 spawn(self._machines.end_at_last(machine), self._ending)
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from skyward._waiting import Clock, NotYet, wait_until
@@ -109,10 +110,12 @@ class Machines:
         self._clock = clock
         self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
         self._told: set[str] = set()
+        self._coming: list[list[Usage]] = []
 
     @property
     def _usages(self) -> list[Usage]:
-        return [machine.usage for machine in self.all]
+        """Of the machines that there are, and of those that are being asked for."""
+        return [*(machine.usage for machine in self.all), *chain.from_iterable(self._coming)]
 
     def unended(self) -> tuple[str, ...]:
         """Ids of the machines that are not confirmed gone."""
@@ -135,27 +138,37 @@ class Machines:
             self._notice(note)
         self._publish(InfraCreated(batches[0].offers[0].region))
         launched: list[Machine] = []
-        for index, batch in enumerate(batches, 1):
-            ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
-            launched += await self._buy(batch, ours, partial(self._lasts_s, batch.nodes, batches[index:]))
+        coming = [*expected_usages(batches, self._clock.monotonic())]
+        self._coming.append(coming)
+        try:
+            for index, batch in enumerate(batches, 1):
+                ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
+                lasts_s = partial(self._lasts_s, batch.nodes, batches[index:], coming)
+                launched += await self._buy(batch, ours, lasts_s)
+                del coming[: batch.nodes]
+        finally:
+            self._coming = [each for each in self._coming if each is not coming]
         return launched
 
-    def timeout_s(self, wanted: Sequence[Batch] = (), *, age_s: float = 0.0) -> float:
-        """The hard cap on a node's life from now on, in seconds, with those ``wanted`` besides what there is.
+    def timeout_s(self, *, age_s: float = 0.0) -> float:
+        """The hard cap on a node's life from now on, in seconds.
 
         It is what is left of the pool's ``timeout`` at that age, or what ``max_cost`` allows where that is less.
         """
-        now = self._clock.monotonic()
-        usages = [*self._usages, *expected_usages(wanted, now)]
-        return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(usages, now))
+        return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(self._usages, self._clock.monotonic()))
 
-    def _lasts_s(self, nodes: int, later: Sequence[Batch], offer: Offer) -> float:
-        """How long so many machines of an offer may live; 0 if ``max_cost`` does not allow them, or cannot be kept."""
-        wanted = [Batch(nodes=nodes, offers=(offer,)), *later]
+    def _lasts_s(self, nodes: int, later: Sequence[Batch], instead: list[Usage], offer: Offer) -> float:
+        """How long so many machines of an offer may live; 0 if ``max_cost`` does not allow them, or cannot be kept.
+
+        They come ``instead`` of what was expected.
+        """
         now = self._clock.monotonic()
-        if not self._budget.covers([*self._usages, *expected_usages(wanted, now)], now):
+        others = [machine.usage for machine in self.all]
+        others += chain.from_iterable(each for each in self._coming if each is not instead)
+        usages = [*others, *expected_usages([Batch(nodes=nodes, offers=(offer,)), *later], now)]
+        if not self._budget.covers(usages, now):
             return 0.0
-        return self.timeout_s(wanted)
+        return min(self._request.timeout_s, self._budget.cap_s(usages, now))
 
     async def running(self, machine: Machine) -> None:
         """Return once the machine runs and says how it is reached.

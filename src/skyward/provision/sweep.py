@@ -11,7 +11,7 @@ from typing import Any
 
 from skyward.errors import SkywardError
 from skyward.providers.base import Instance, InstanceState, Provider
-from skyward.providers.registry import Sweepable, make_provider
+from skyward.providers.registry import Sweepable, Tidies, make_provider
 from skyward.provision.ledger import Ledger, LedgerEntry
 from skyward.provision.termination import end_instances
 
@@ -168,6 +168,10 @@ class Sweep:
             by_tag = unknown is not None or any(entry.instance_id is None for entry in entries)
             place = await _ask(provider) if by_tag else _Place(provider=provider, tagged=None)
             await asyncio.gather(*(self._end(place, entry) for entry in entries))
+            if isinstance(provider, Tidies):
+                left = {each.entry.purchase.pool_id for each in self._report.left}
+                pools = {entry.purchase.pool_id for entry in entries} - left
+                await asyncio.gather(*(provider.tidy(pool_id) for pool_id in sorted(pools)))
             if unknown is not None:
                 await self._look_for_unknown(place, end=unknown)
         finally:

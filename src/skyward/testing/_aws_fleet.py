@@ -65,6 +65,8 @@ class Fleets:
     def _create(self, call: AwsCall, region: Region) -> Answer:
         if call.parameters.get("Type") != "instant":
             return error(call, "InvalidParameterValue", "only fleets of the type instant are known here", 400)
+        if call.parameters.get("DryRun") == "true":
+            return error(call, "DryRunOperation", "it would have succeeded", 412)
         template = self._template(call, region.name)
         got: list[Mapping[str, Any]] = []
         refused: list[Mapping[str, Any]] = []

@@ -446,3 +446,22 @@ def test_a_pool_that_grows_and_is_preempted_never_costs_more_than_it_may(tmp_pat
 
 def _whole(seconds: float) -> float:
     return float(-(-seconds // 1))
+
+
+def test_a_machine_in_advance_that_comes_late_is_ended_when_its_node_is_neither_there_nor_wanted(
+    tmp_path: Path,
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        for _ in range(2):
+            stage.pool.submit(Call(seconds=500))
+        await asyncio.sleep(1)
+        stage.pool.provider.trouble({"launch": [Fault(delay_s=60, done=None)]}, [])
+        stage.pool.preempt(stage.node(1), 120)
+        await stage.until(lambda: len(stage.orders) == 3)
+        shrinking = asyncio.ensure_future(stage.pool.elastic.scale(1, {1}))
+        await asyncio.sleep(1)
+        stage.node(1).crash()
+        await shrinking
+        await stage.until(lambda: stage.alive() == 1)
+
+    live(tmp_path, scenario)

@@ -253,3 +253,13 @@ def test_nvidia_names_the_whole_catalogue():
 
 def test_the_catalogue_is_data_beside_the_code():
     assert (Path(accelerators.__file__).parent / "catalogue.toml").is_file()
+
+
+def test_a_name_may_say_how_many() -> None:
+    assert parse_accelerator("A100-40GB:8").count == 8
+
+
+@pytest.mark.parametrize("text", ["L4:0", "A10:", "H100:two", "H100:-1"])
+def test_how_many_must_be_a_number(text: str) -> None:
+    with pytest.raises(ConfigurationError, match='such as "A100:4"'):
+        parse_accelerator(text)

@@ -18,7 +18,6 @@ from skyward.providers.registry import Finding
 __all__ = ["check_account"]
 
 _SMALL: Final = "t3.medium"
-_NOWHERE: Final = "i-00000000000000000"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +80,18 @@ def _actions(image: Finding) -> Sequence[_Action]:
     )
     named = {"GroupName": "skyward-doctor", "Description": "a dry run"}
     template = {"LaunchTemplateName": "skyward-doctor", "LaunchTemplateData": {"InstanceType": _SMALL}}
+    named_template = {"LaunchTemplateName": "skyward-doctor", "Version": "$Latest"}
+    fleet = {
+        "Type": "instant",
+        "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": named_template}],
+        "TargetCapacitySpecification": {"TotalTargetCapacity": 1},
+    }
+    # What is allowed for tagged things only cannot be asked for where there is none.
     return [
         *launch,
         _Action(operation="CreateSecurityGroup", parameters=named),
         _Action(operation="CreateLaunchTemplate", parameters=template),
-        _Action(
-            operation="CreateTags", parameters={"Resources": [_NOWHERE], "Tags": [{"Key": "skyward", "Value": ""}]}
-        ),
-        _Action(operation="TerminateInstances", parameters={"InstanceIds": [_NOWHERE]}),
+        _Action(operation="CreateFleet", parameters=fleet),
         _Action(operation="DescribeInstances"),
         _Action(operation="DescribeInstanceTypeOfferings"),
         _Action(operation="DescribeSpotPriceHistory"),

@@ -249,11 +249,14 @@ class Launch:
             if refused is None or error.__cause__ is not None:
                 raise
             if (found := refusal(refused)) is not None and self._lacks_profile(found.code, found.message):
-                raise ConfigurationError(
-                    f"instance_profile={self._terms.instance_profile!r} does not exist in the account: "
-                    "`aws iam list-instance-profiles` lists what there is"
-                ) from refused
+                raise self._no_profile() from refused
             raise refused from error
+
+    def _no_profile(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"instance_profile={self._terms.instance_profile!r} does not exist in the account: "
+            "`aws iam list-instance-profiles` lists what there is"
+        )
 
     def _lacks_profile(self, code: str, message: str) -> bool:
         return code == _PROFILE and "IAM Instance Profile" in message
@@ -289,7 +292,8 @@ class Launch:
         where = Where(region=self._account.region, service="ec2", operation="CreateFleet")
         errors: list[SkywardError] = []
         for row in rows:
-            error = explain(judge(str(row.get("ErrorCode", "")), str(row.get("ErrorMessage", ""))), where)
+            code, message = str(row.get("ErrorCode", "")), str(row.get("ErrorMessage", ""))
+            error = self._no_profile() if self._lacks_profile(code, message) else explain(judge(code, message), where)
             self._refuse(_launched_as(row, candidates).offer, error)
             errors.append(error)
         return errors

@@ -14,7 +14,7 @@ from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import Api, Credentials, new_session
 from skyward.providers.aws.catalog import closest
 from skyward.providers.aws.checking import check_account
-from skyward.providers.aws.ending import UNSEEN_S, end
+from skyward.providers.aws.ending import UNSEEN_S, end, remove_by_products
 from skyward.providers.aws.keys import user_key
 from skyward.providers.aws.launch import Launch, Terms
 from skyward.providers.aws.network import client_cidr
@@ -161,6 +161,10 @@ class AWS:
         """Terminate machines and wait until they are; with a pool's last one its security group goes."""
         if instance_ids:
             await end(self._account, instance_ids, deadline_s=self.termination_s)
+
+    async def tidy(self, pool_id: str) -> None:
+        """Remove a pool's security group and launch templates, unless it has machines."""
+        await remove_by_products(self._account, pool_id)
 
     async def tagged(self) -> Sequence[Instance]:
         """Every machine of Skyward's in this region that is not gone."""

@@ -211,12 +211,19 @@ AcceleratorLike: TypeAlias = Accelerator | str
 
 
 def parse_accelerator(value: AcceleratorLike) -> Accelerator:
-    """The accelerator that ``value`` names; one of it if it is a name.
+    """The accelerator that ``value`` names; one of it if it is a name, and four if it is ``"A100:4"``.
 
     Raises:
         ConfigurationError: not a name or an Accelerator, or a name the catalogue does not have.
     """
-    return value if isinstance(value, Accelerator) else Accelerator(name=value)
+    if isinstance(value, Accelerator):
+        return value
+    name, colon, count = str(value).partition(":")
+    if not colon:
+        return Accelerator(name=value)
+    if not (count.isascii() and count.isdecimal() and int(count)):
+        raise refusal("accelerator", 'a name, or a name and how many of it, such as "A100:4"', value)
+    return Accelerator(name=name, count=int(count))
 
 
 def is_nvidia(accelerator: AcceleratorLike) -> bool:

@@ -46,6 +46,25 @@ def test_a_lost_answer_beside_a_refusal_leaves_no_machine(ec2: LocalEC2, monkeyp
     assert ec2.left() == {}
 
 
+def test_a_fleets_word_on_a_role_that_does_not_exist_is_plain(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Api.call
+
+    async def refusing(self: Api, service: str, operation: str, **parameters: Any) -> Any:
+        if operation == "CreateFleet":
+            row = {"ErrorCode": "InvalidParameterValue", "ErrorMessage": "Invalid IAM Instance Profile name: nope"}
+            return {"Errors": [row], "Instances": []}
+        return await call(self, service, operation, **parameters)
+
+    async def scenario() -> None:
+        provider = AWS(endpoint_url=ec2.endpoint_url, instance_profile="nope")
+        await provider.launch(await provider.offers(parse_request(cpu=2, memory="4GB", spot="never")), ORDER)
+
+    monkeypatch.setattr(Api, "call", refusing)
+    with pytest.raises(ConfigurationError, match="instance_profile='nope' does not exist"):
+        asyncio.run(scenario())
+    assert ec2.left() == {}
+
+
 def test_a_machine_that_is_not_listed_yet_is_ended_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
     monkeypatch.setattr(AWS, "listing_s", 0.0)
