@@ -167,7 +167,7 @@ class Fleet:
                 await to_its_end(self._end_nodes(action.ranks))
             finally:  # what is not confirmed gone keeps no other from its rank
                 self._handle(Ended(ranks=action.ranks))
-                for machine in self._left(action.ranks):
+                for machine in self._machines.left(action.ranks):
                     spawn(self._machines.end_at_last(machine, told=True), self._ending)
 
     def discard(self, rank: int) -> None:
@@ -184,9 +184,9 @@ class Fleet:
         await to_its_end(self._drop_spare(rank))
 
     async def _drop_spare(self, rank: int) -> None:
-        for machine in await self._spares.settle((rank,)):
-            if not self._lifecycle.over:  # else all machines are ended
-                spawn(self._machines.end_at_last(machine), self._ending)
+        left = await self._spares.settle((rank,))
+        for machine in () if self._lifecycle.over else left:  # once it is over, all machines are ended
+            spawn(self._machines.end_at_last(machine), self._ending)
 
     def fail_joining(self, error: Exception) -> None:
         """No scheduler will come unless a head is launched again: until then, who needs one fails with ``error``."""
@@ -284,12 +284,9 @@ class Fleet:
         self._failures[rank] = error
         self._stir()
 
-    def _left(self, ranks: Sequence[int]) -> list[Machine]:
-        return [machine for machine in self._machines.all if machine.rank in ranks and not machine.ended]
-
     async def _end_nodes(self, ranks: Sequence[int]) -> None:
         await self._spares.settle(ranks)
-        await self._end_machines(self._left(ranks))
+        await self._end_machines(self._machines.left(ranks))
 
     async def _end_machines(self, machines: Sequence[Machine]) -> None:
         try:

@@ -121,6 +121,10 @@ class Machines:
         """Ids of the machines that are not confirmed gone."""
         return tuple(machine.instance.id for machine in self.all if not machine.ended)
 
+    def left(self, ranks: Sequence[int]) -> list[Machine]:
+        """Machines of these ranks that are not confirmed gone."""
+        return [machine for machine in self.all if machine.rank in ranks and not machine.ended]
+
     async def launch(self, ranks: Sequence[int], *, beside: Iterable[Machine] = ()) -> Sequence[Machine]:
         """Launch one machine for each rank, with regard to those that the fleet has ``beside`` them.
 
