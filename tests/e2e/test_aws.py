@@ -169,7 +169,7 @@ with sky.ComputePool(provider=sky.AWS(endpoint_url=sys.argv[1]), machine=sys.arg
 """
 
 
-def test_the_machine_of_a_killed_client_ends_its_bill_by_itself(start: Start, ssh_cache: Path) -> None:
+def test_the_machine_of_a_killed_client_ends_its_bill_by_itself(start: Start, tmp_path: Path, ssh_cache: Path) -> None:
     ec2 = start(ssh_cache)
     killed = subprocess.run(
         [sys.executable, "-c", CLIENT, ec2.endpoint_url, json.dumps(dict(ec2.settings)), MACHINE],
@@ -177,6 +177,7 @@ def test_the_machine_of_a_killed_client_ends_its_bill_by_itself(start: Start, ss
         check=False,
         capture_output=True,
         text=True,
+        env=os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")},  # the ledger's entry stays open
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
