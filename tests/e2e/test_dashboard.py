@@ -128,7 +128,7 @@ class Page:
 @asynccontextmanager
 async def browser() -> AsyncIterator[Page]:
     # Not pytest's folder, as the name of Chromium's socket must be short.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:
         async with browser_in(folder) as page:
             yield page
 
