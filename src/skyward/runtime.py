@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 from array import array
-from collections.abc import Generator, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,14 +25,18 @@ from skyward.errors import ConfigurationError, NotInPoolError, PoolStateError
 __all__ = [
     "CallContext",
     "DistributedSampler",
+    "FreshProcessNeeded",
     "InstanceInfo",
     "current_accelerator",
     "current_call",
     "enter_call",
     "instance_info",
+    "node_address",
+    "node_rank",
     "refuse_inside_call",
     "runs_dask_task",
     "shard",
+    "visible_gpus",
 ]
 
 T = TypeVar("T")
@@ -79,6 +83,9 @@ class CallContext:
         seed: one number for all of them, another for every call.
         head_port: see :class:`InstanceInfo`.
         nodes: nodes whose workers run this call; 0 where that is not said.
+        local_rank: this worker's position among those of them that are on its node, 0-based.
+        meet: in a call whose workers work together: tells the others a text, waits for theirs, and returns all of
+            them by rank. None in other calls.
     """
 
     world: int = 1
@@ -86,6 +93,12 @@ class CallContext:
     seed: int = 0
     head_port: int = 0
     nodes: int = 0
+    local_rank: int = 0
+    meet: Callable[[str], Sequence[str]] | None = None
+
+
+class FreshProcessNeeded(Exception):
+    """Raised by a call that has not begun, where what this process did before is in its way."""
 
 
 _ALONE = CallContext()
@@ -147,6 +160,23 @@ def current_accelerator() -> str | None:
     """Name of the accelerator that this worker may use, e.g. ``"H100"``; None without one and outside a pool."""
     place = _place()
     return next(iter(place["accelerators"]), None) if place else None
+
+
+def node_address() -> str:
+    """The address of this node that its ports bind to, and that other nodes reach it at; loopback outside a pool."""
+    place = _place()
+    return place["address"] if place else "127.0.0.1"
+
+
+def node_rank() -> int:
+    """Rank of this node, 0-based; 0 outside a pool."""
+    place = _place()
+    return place["node"] if place else 0
+
+
+def visible_gpus() -> list[str]:
+    """What ``CUDA_VISIBLE_DEVICES`` says that this worker may use: indices or UUIDs. Empty if it says nothing."""
+    return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
 
 def refuse_inside_call() -> None:

@@ -137,6 +137,7 @@ class WorkerPlace:
         worker: index of the worker on its node.
         workers_per_node: workers on each node.
         head_addr: address of node 0.
+        address: the node's own.
         accelerators: names of what this worker may use.
         memory_limit_bytes: the worker's share of the node's memory.
     """
@@ -148,6 +149,7 @@ class WorkerPlace:
     worker: int
     workers_per_node: int
     head_addr: str
+    address: str
     accelerators: tuple[str, ...]
     memory_limit_bytes: int
 

@@ -78,6 +78,7 @@ class NodePlan:
             worker=worker,
             workers_per_node=config.workers,
             head_addr=order.head_addr,
+            address=config.address,
             accelerators=tuple(config.accelerators[device] for device in self.devices(worker)),
             memory_limit_bytes=self.memory_limit_bytes,
         )
