@@ -22,6 +22,9 @@ from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
 
 __all__ = ["FakeElasticFleet"]
 
+_MEMORY_UNWATCHED = {f"distributed.worker.memory.{step}": False for step in ("target", "spill", "pause")}
+"""The workers are in this process: what they would look at is its memory, which whatever else runs here may need."""
+
 
 class FakeElasticFleet:
     """An :class:`~skyward.submission.ElasticFleet` in this process: a scheduler and workers of Dask's, over mutual TLS.
@@ -218,19 +221,20 @@ class _Fleet:
         self._held.add(rank)
         await self.boots.wait()
         self._held.discard(rank)
-        workers: list[Worker] = [
-            _Worker(
-                self.scheduler.address,
-                name=name,
-                nthreads=1,
-                host="127.0.0.1",
-                protocol="tls",
-                security=self.security,
-                memory_limit=str(1 << 30),
-                local_directory=self._folder.name,
-            )
-            for name in self._names(rank)
-        ]
+        with dask.config.set(_MEMORY_UNWATCHED):
+            workers: list[Worker] = [
+                _Worker(
+                    self.scheduler.address,
+                    name=name,
+                    nthreads=1,
+                    host="127.0.0.1",
+                    protocol="tls",
+                    security=self.security,
+                    memory_limit=str(1 << 30),
+                    local_directory=self._folder.name,
+                )
+                for name in self._names(rank)
+            ]
         self._workers[rank] = workers
         await asyncio.gather(*workers)
         if self._states[rank] == "launching":

@@ -89,7 +89,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def node(tmp_path: Path, folder: Path) -> Callable[..., Node]:
-    def make(name: str = "node-0", *, read_only: bool = True, bucket: str = "bucket") -> Node:
+    def make(name: str = "volumes-node-0", *, read_only: bool = True, bucket: str = "bucket") -> Node:
         volume = S3Volume(mount_path=str(folder), bucket=bucket, read_only=read_only)
         return Node(tmp_path / name, GrantedVolume(volume=volume, access=VolumeAccess()))
 
@@ -139,12 +139,12 @@ def test_what_is_there_unchanged_is_not_fetched_again(
     store: FakeStore, node: Callable[..., Node], folder: Path
 ) -> None:
     store.objects = {"a": b"a", "b": b"b", "gone": b"x"}
-    node("node-0").fetch()
+    node("volumes-node-0").fetch()
     store.downloads.clear()
     store.objects["b"] = b"new"
     del store.objects["gone"]
 
-    node("node-1").fetch()
+    node("volumes-node-1").fetch()
 
     assert store.downloads == ["b"]
     assert tree(folder) == {"a": b"a", "b": b"new"}
@@ -154,11 +154,11 @@ def test_a_read_only_file_that_was_changed_here_is_fetched_again(
     store: FakeStore, node: Callable[..., Node], folder: Path
 ) -> None:
     store.objects = {"a": b"a"}
-    node("node-0").fetch()
+    node("volumes-node-0").fetch()
     (folder / "a").chmod(0o644)
     (folder / "a").write_bytes(b"tampered")
 
-    node("node-1").fetch()
+    node("volumes-node-1").fetch()
 
     assert tree(folder) == {"a": b"a"}
 
@@ -200,10 +200,10 @@ def test_a_file_that_is_being_written_is_left_for_later(
 
 def test_a_second_fetch_keeps_what_was_changed_here(store: FakeStore, node: Callable[..., Node], folder: Path) -> None:
     store.objects = {"a": b"store's"}
-    node("node-0", read_only=False).fetch()
+    node("volumes-node-0", read_only=False).fetch()
     (folder / "a").write_bytes(b"changed here")
 
-    node("node-1", read_only=False).fetch()
+    node("volumes-node-1", read_only=False).fetch()
 
     assert tree(folder) == {"a": b"changed here"}
 
@@ -213,7 +213,7 @@ def test_nothing_is_left_once_the_last_node_has_ended(
     store: FakeStore, node: Callable[..., Node], folder: Path, tmp_path: Path, read_only: bool
 ) -> None:
     store.objects = {"deep/a": b"a", "empty/": b""}
-    first, second = node("node-0", read_only=read_only), node("node-1", read_only=read_only)
+    first, second = node("volumes-node-0", read_only=read_only), node("volumes-node-1", read_only=read_only)
     first.fetch()
     second.fetch()
 
@@ -251,22 +251,22 @@ def test_a_folder_with_files_of_others_is_refused_and_left_alone(
 
 
 def test_another_volume_cannot_have_a_folder_that_is_in_use(store: FakeStore, node: Callable[..., Node]) -> None:
-    node("node-0").fetch()
+    node("volumes-node-0").fetch()
 
     with pytest.raises(ConfigurationError, match="in use there for s3://bucket/"):
-        node("node-1", bucket="another").fetch()
+        node("volumes-node-1", bucket="another").fetch()
 
 
 def test_what_a_killed_node_left_gives_way_to_another_volume(
     store: FakeStore, node: Callable[..., Node], folder: Path, tmp_path: Path
 ) -> None:
     store.objects = {"old": b"old"}
-    node("node-0").fetch()
-    (tmp_path / "node-0").mkdir()
-    (tmp_path / "node-0/supervisor.log").touch()  # it had started, and has no process any more
+    node("volumes-node-0").fetch()
+    (tmp_path / "volumes-node-0").mkdir()
+    (tmp_path / "volumes-node-0/supervisor.log").touch()  # it had started, and has no process any more
     store.objects = {"new": b"new"}
 
-    node("node-1", bucket="another").fetch()
+    node("volumes-node-1", bucket="another").fetch()
 
     assert tree(folder) == {"new": b"new"}
 
@@ -274,13 +274,13 @@ def test_what_a_killed_node_left_gives_way_to_another_volume(
 def test_what_a_killed_node_did_not_write_back_is_not_lost(
     store: FakeStore, node: Callable[..., Node], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node("node-0", read_only=False).fetch()
+    node("volumes-node-0", read_only=False).fetch()
     (folder / "result").write_bytes(b"42")
     monkeypatch.setattr(places, "_STARTING_S", -1.0)
 
     with pytest.raises(ConfigurationError, match="could not write back, 'result'"):
-        node("node-1", bucket="another").fetch()
-    again = node("node-2", read_only=False)
+        node("volumes-node-1", bucket="another").fetch()
+    again = node("volumes-node-2", read_only=False)
     again.fetch()
     again.release()
 
@@ -315,7 +315,7 @@ def test_a_cut_off_fetch_is_taken_up_where_it_ended(
     store: FakeStore, node: Callable[..., Node], folder: Path, tmp_path: Path
 ) -> None:
     store.objects = {name: name.encode() for name in "abc"}
-    node("node-0").fetch()
+    node("volumes-node-0").fetch()
     (record,) = (tmp_path / "records").rglob("*.files")
     known = [line for line in record.read_text().splitlines() if '"c"' not in line]
     record.write_text("\n".join([*known, '["c", {"tag']))
@@ -323,7 +323,7 @@ def test_a_cut_off_fetch_is_taken_up_where_it_ended(
     (folder / "c").rename(folder / f"{places.PART}c")
     store.downloads.clear()
 
-    node("node-0").fetch()
+    node("volumes-node-0").fetch()
 
     assert store.downloads == ["c"]
     assert tree(folder) == {name: name.encode() for name in "abc"}
