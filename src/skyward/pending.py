@@ -29,6 +29,7 @@ from typing import (
     overload,
 )
 
+from skyward.distributed._gang import is_gang
 from skyward.errors import ConfigurationError
 from skyward.submission import Invocation
 from skyward.wire.pickling import pack, unpack
@@ -117,7 +118,14 @@ class PendingCompute(Generic[R]):
 
     def invocation(self) -> Invocation:
         """The call as the task-submission interface takes it."""
-        return Invocation(fn=self.fn, args=self.args, kwargs=self.kwargs, retries=self.retries, label=_name_of(self.fn))
+        return Invocation(
+            fn=self.fn,
+            args=self.args,
+            kwargs=self.kwargs,
+            retries=self.retries,
+            label=_name_of(self.fn),
+            gang=is_gang(self.fn),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -183,11 +191,16 @@ class ComputeFunction(Generic[P, R]):
         # or by value, as its module asks. The decorated function itself is not reachable: its name is this object's.
         body.__qualname__ = f"{self.__qualname__}.__wrapped__"
         self.retries = retries
+        self._retry = retry
 
     @property
     def local(self) -> Callable[P, R]:
         """The function as it was before it was decorated, to call here and now."""
         return cast("Callable[P, R]", vars(self.__wrapped__)["__wrapped__"])
+
+    def decorated_inside(self, decorate: Callable[[Callable[P, R]], Callable[P, R]]) -> ComputeFunction[P, R]:
+        """The same, with ``decorate`` applied before :func:`compute` was."""
+        return ComputeFunction(decorate(self.local), retries=self.retries, retry=self._retry)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[R]:
         """A call with these arguments, not yet on its way.
@@ -338,7 +351,7 @@ def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     if isinstance(getattr(fn, "__func__", fn), ComputeFunction):
         return fn(*args, **kwargs).invocation()
     _refuse_pools(_name_of(fn), args, kwargs)
-    return Invocation(fn=fn, args=args, kwargs=kwargs, label=_name_of(fn))
+    return Invocation(fn=fn, args=args, kwargs=kwargs, label=_name_of(fn), gang=is_gang(fn))
 
 
 def _decorated(fn: Callable[P, R], *, retries: int, retry: tuple[type[Exception], ...]) -> ComputeFunction[P, R]:
@@ -352,6 +365,11 @@ def _decorated(fn: Callable[P, R], *, retries: int, retry: tuple[type[Exception]
 
 
 def _body_of(fn: Callable[P, R], retries: int, retry: tuple[type[Exception], ...]) -> Callable[P, R]:
+    if retry and is_gang(fn):
+        raise ConfigurationError(
+            f"retry must be empty for {_name_of(fn)}, which is decorated with skyward.distributed: its workers run it "
+            "together, and none of them can run it again alone"
+        )
     run: Callable[..., R] = functools.partial(_run_with_retries, fn, retries, retry) if retry else fn
 
     @functools.wraps(fn)

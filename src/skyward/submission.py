@@ -58,6 +58,7 @@ class Invocation:
         fn: the function to run on a worker.
         retries: how often the call is run again after its worker was lost; 0 means never.
         label: what logs, progress and errors call it.
+        gang: whether all workers run it together: as a broadcast, or on a fleet of one.
     """
 
     fn: Callable[..., Any]
@@ -65,6 +66,7 @@ class Invocation:
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     retries: int = 3
     label: str = ""
+    gang: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.fn):

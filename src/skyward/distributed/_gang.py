@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import ParamSpec, Protocol, TypeVar
 
 from skyward.errors import ConfigurationError
-from skyward.runtime import CallContext, current_call, node_address, node_rank, visible_gpus
+from skyward.runtime import CallContext, current_call, node_address, node_rank
 
 __all__ = ["Framework", "Gang", "Peer", "Session", "checked_backend", "decorator", "imported", "is_gang", "unused_port"]
 
@@ -29,6 +29,8 @@ R = TypeVar("R")
 _MARK = "skyward_gang"
 _UNASSIGNED_PORTS = 20_000, 32_767
 _PORT_TRIES = 100
+# Of gangs that failed. What is collected as garbage would be taken down on the way.
+_left_up: list[ExitStack] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class Peer:
         local_rank: its position among the gang's workers on that node, 0-based.
         address: the address of its node that the others reach it at.
         port: where it will listen there; 0 if its framework has it listen nowhere.
-        gpus: what its framework may use, as ``CUDA_VISIBLE_DEVICES`` names them.
+        gpus: what its framework may use, as ``CUDA_VISIBLE_DEVICES`` names them; empty where that matters to nobody.
     """
 
     node: int
@@ -88,9 +90,11 @@ class Session(Protocol):
 
     Attributes:
         port: where this worker will listen for the others of its gang; 0 for nowhere.
+        gpus: what the framework may use here, as ``CUDA_VISIBLE_DEVICES`` names it, where that matters to the others.
     """
 
     port: int
+    gpus: tuple[str, ...]
 
     def join(self, gang: Gang) -> AbstractContextManager[object]:
         """Bring the framework up with the others, and take it down at the end.
@@ -143,21 +147,25 @@ def is_gang(fn: object) -> bool:
 
 def _run(framework: Framework, fn: Callable[[], R]) -> R:
     session = framework.session()
-    gang = _meet(session.port)
+    gang = _meet(session)
     with ExitStack() as stack:
         stack.enter_context(session.join(gang))
         try:
             return fn()
         except BaseException:
-            if gang.world > 1:
-                stack.pop_all()  # this process ends: the others must not hear of it before the client does
+            if gang.world > 1:  # this process ends: the others must not hear of it before the client does
+                _left_up.append(stack.pop_all())
             raise
 
 
-def _meet(port: int) -> Gang:
+def _meet(session: Session) -> Gang:
     call = current_call() or CallContext()
     mine = Peer(
-        node=node_rank(), local_rank=call.local_rank, address=node_address(), port=port, gpus=tuple(visible_gpus())
+        node=node_rank(),
+        local_rank=call.local_rank,
+        address=node_address(),
+        port=session.port,
+        gpus=session.gpus,
     )
     if call.meet is None:
         return Gang(rank=0, peers=(mine,))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from skyward.engine.blobs import Stored
 from skyward.engine.dispatch import CallState, WorkerId
 from skyward.engine.futures import RawOutcome, Sink
+from skyward.engine.gangs import Gang
 from skyward.engine.packing import Parcel
 from skyward.engine.receiving import Incoming
 from skyward.events import Callback
@@ -27,6 +28,7 @@ class LiveCall(CallState):
         header: what it may know of itself; None for a call that is alone.
         callbacks: those in force where the call was made; they hear of its lines and events.
         incoming: what came of it so far, if anything did.
+        gang: those it runs together with.
         held: blobs that lie on its worker's node because of it.
         shipping: what puts them there at the moment.
     """
@@ -37,6 +39,7 @@ class LiveCall(CallState):
     header: CallHeader | None = None
     callbacks: tuple[Callback, ...] = ()
     incoming: Incoming | None = None
+    gang: Gang | None = None
     held: Sequence[Stored] = ()
     shipping: object = None
 

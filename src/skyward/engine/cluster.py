@@ -106,7 +106,7 @@ class Cluster:
         unfinished = [call for call in calls if self._calls.get(call.id) is call]
         actions = self._dispatch.cancel([call.id for call in unfinished], kill=kill)
         for call in unfinished:
-            self._calls.complete(call, RawOutcome(error=CancelledError("the call was cancelled")))
+            self._acting.complete(call, RawOutcome(error=CancelledError("the call was cancelled")))
         self._acting.perform(actions)
 
     def drop(self, call: LiveCall) -> None:
@@ -167,6 +167,11 @@ class Cluster:
             case Kind.MISSING:
                 self._slots[lane.worker_id].node.blobs.forget(item[2])
                 self._acting.give_back([item[1]])
+            case Kind.MEET:
+                self._hear(*item[1:])
+            case Kind.SPENT:
+                self.members.renew(lane.worker_id, lane.incarnation, "ended to begin anew")
+                self._acting.give_back(item[1])
             case unknown:
                 log.error("unknown item %r from worker %s", unknown, lane.worker_id)
 
@@ -190,8 +195,17 @@ class Cluster:
 
     def _finish(self, worker_id: WorkerId, call_id: int, wire: Sequence[Any]) -> tuple[int, float]:
         if (call := self._calls.get(call_id)) is not None:
-            self._calls.complete(call, call.arriving().outcome(wire, worker_id))
+            self._acting.complete(call, call.arriving().outcome(wire, worker_id))
         return call_id, float(wire[0])
+
+    def _hear(self, call_id: int, text: str) -> None:
+        call = self._calls.get(call_id)
+        if call is None or call.gang is None or call.header is None:
+            return
+        said = call.gang.hear(call.header.rank, text)
+        for slot, member in self._acting.held(call.gang.calls) if said else ():
+            slot.lane.push([Kind.MET, member.id, said], len(text) * len(call.gang.calls) + 64)
+            slot.lane.flush()
 
     def _publish(self, lane: Lane, item: Item) -> None:
         call = self._calls.get(item[1])

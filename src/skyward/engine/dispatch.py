@@ -38,6 +38,7 @@ class CallState:
         kind: calls of one kind take about the same time (the function's id).
         retries: how many losses of its worker it survives.
         pinned: the only worker that may run it.
+        together: whether it runs together with others, and so not again once it has begun.
         losses: how many it had.
     """
 
@@ -45,6 +46,7 @@ class CallState:
     kind: str
     retries: int = 3
     pinned: WorkerId | None = None
+    together: bool = False
     losses: int = 0
     cancelled: bool = False
     worker: WorkerId | None = None
@@ -195,14 +197,15 @@ class Dispatch:
         held, worker.in_flight, worker.load_s = list(worker.in_flight.values()), {}, 0.0
         self._sort(worker)
         actions: list[Action] = []
-        suspect = None if blameless else next((call for call in held if call.id not in unsent), None)
+        begun = next((call for call in held if call.id not in unsent), None)
+        suspect = None if blameless else begun
         for call in reversed(held):
             call.worker = None
             if call.cancelled:
                 self._calls.pop(call.id, None)
                 continue
             call.losses += call is suspect
-            if call.losses > call.retries:
+            if call.losses > call.retries or (call is begun and call.together):
                 actions.append(self._give_up(call, worker_id, reason))
             else:
                 self._enqueue(call, front=True)

@@ -6,7 +6,7 @@ import itertools
 import logging
 import random
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,8 +19,9 @@ from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import Batch, RemoteFuture, Sink
+from skyward.engine.gangs import Gang
 from skyward.engine.packing import Parcel
-from skyward.errors import PoolStateError, SkywardError
+from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events import Callback, current_callbacks
 from skyward.wire.messages import CallHeader
 
@@ -57,24 +58,28 @@ class Intake:
 
     def submit(self, parcels: Sequence[Parcel]) -> list[RemoteFuture]:
         """Queue calls, each for any worker."""
+        self._refuse_lone_ranks(parcels)
         return self._enter_with_futures([self._with_future(parcel) for parcel in parcels])
 
     def submit_batch(self, parcels: Sequence[Parcel]) -> Batch:
         """Queue calls, each for any worker, for one who waits for all of them."""
+        self._refuse_lone_ranks(parcels)
         batch = Batch(len(parcels))
         return self._enter_batch(batch, [self._call(parcel, batch, None, i) for i, parcel in enumerate(parcels)])
 
     def broadcast(self, parcel: Parcel) -> list[RemoteFuture]:
         """Queue one call on every worker, ordered by (node, worker)."""
         with self._cluster.members.lock:
-            return self._enter_with_futures([self._with_future(parcel, place) for place in self._places()])
+            places = self._places(gang=parcel.gang)
+            return self._enter_with_futures(_bound([self._with_future(parcel, place) for place in places]))
 
     def broadcast_batch(self, parcel: Parcel) -> Batch:
         """The same, for one who waits for all of them."""
         with self._cluster.members.lock:  # a node that goes knows of these calls before it looks whether it is idle
-            places = self._places()
+            places = self._places(gang=parcel.gang)
             batch = Batch(len(places))
-            return self._enter_batch(batch, [self._call(parcel, batch, place, i) for i, place in enumerate(places)])
+            calls = [self._call(parcel, batch, place, i) for i, place in enumerate(places)]
+            return self._enter_batch(batch, _bound(calls))
 
     def cancel(self, calls: Iterable[Any], *, kill: bool = True) -> None:
         """See :meth:`skyward.engine.cluster.Cluster.cancel`; calls that have not come in yet are cancelled too."""
@@ -102,6 +107,7 @@ class Intake:
             kind=parcel.function.id,
             retries=parcel.retries,
             pinned=place.worker if place else None,
+            together=parcel.gang,
             parcel=parcel,
             sink=sink,
             index=index,
@@ -113,14 +119,34 @@ class Intake:
         callbacks = current_callbacks()
         return tuple(c for c in callbacks if c not in self._subscribed) if callbacks else ()
 
-    def _places(self) -> list[_Place]:
+    def _refuse_lone_ranks(self, parcels: Sequence[Parcel]) -> None:
+        lone = next((parcel for parcel in parcels if parcel.gang), None)
+        if lone is not None and (count := len(self._cluster.members.places)) > 1:
+            raise ConfigurationError(
+                f"{lone.label} is decorated with skyward.distributed: all {count} workers of the pool run it together; "
+                f"use @, as in {lone.label}(...) @ pool"
+            )
+
+    def _places(self, *, gang: bool) -> list[_Place]:
         workers = self._cluster.members.places
         if not workers:
             raise PoolStateError("every node of the pool is gone")
         seed, port = random.getrandbits(32), self._cluster.members.call_port()
-        world, nodes = len(workers), len({worker.node for worker in workers})
+        counts = Counter(worker.node for worker in workers)
+        firsts = dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
         return [
-            _Place(worker=worker, header=CallHeader(world=world, rank=rank, seed=seed, head_port=port, nodes=nodes))
+            _Place(
+                worker=worker,
+                header=CallHeader(
+                    world=len(workers),
+                    rank=rank,
+                    seed=seed,
+                    head_port=port,
+                    nodes=len(counts),
+                    local_rank=rank - firsts[worker.node],
+                    gang=gang,
+                ),
+            )
             for rank, worker in enumerate(workers)
         ]
 
@@ -168,6 +194,13 @@ class Intake:
             self._callbacks.run(partial(fn, future))
         else:
             fn(future)
+
+
+def _bound(calls: list[LiveCall]) -> list[LiveCall]:
+    """The calls of a broadcast, which run together where they have to."""
+    if calls[0].together:
+        Gang(calls)
+    return calls
 
 
 class _CallbackThread:

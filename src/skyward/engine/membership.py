@@ -179,11 +179,15 @@ class Membership:
             self.lose(slot)
 
     def stale(self, worker_id: WorkerId, incarnation: str) -> None:
-        """A worker cannot join the new scheduler: unless it goes anyway, it is replaced once it has nothing to do."""
+        """A worker cannot join the new scheduler."""
+        self.renew(worker_id, incarnation, "ended to join the next scheduler")
+
+    def renew(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
+        """Unless a worker goes anyway, have its process replaced once it has nothing to do."""
         slot = self.slots.get(worker_id)
         if slot is not None and slot.lane.incarnation == incarnation and slot.id in self.places:
             self.acting.perform(self._dispatch.drain(worker_id, comes_back=True))
-            self.acting.spawn(self._renew(slot, incarnation))
+            self.acting.spawn(self._renew(slot, incarnation, reason))
 
     def lose(self, slot: Slot) -> None:
         """The process in a slot is gone, with the calls it held; the next one will come up there."""
@@ -219,13 +223,13 @@ class Membership:
 
         await wait_until(probe, deadline_s=math.inf, interval_s=_IDLE_CHECK_S, what=what)
 
-    async def _renew(self, slot: Slot, incarnation: str) -> None:
+    async def _renew(self, slot: Slot, incarnation: str, reason: str) -> None:
         def is_over() -> bool:
             return slot.lane.incarnation != incarnation or self._dispatch.drained(slot.id)
 
         await self._wait(is_over, f"the calls on {slot} to end")
         if slot.lane.incarnation == incarnation and slot.alive:
-            slot.ended_for = "ended to join the next scheduler"
+            slot.ended_for = reason
             await slot.node.handle.kill_worker(slot.id.worker, incarnation)
 
     def _lost(self, slot: Slot, reason: str, *, blameless: bool = False) -> None:

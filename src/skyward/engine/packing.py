@@ -58,6 +58,7 @@ class Parcel:
         data: the pickle of ``(args, kwargs)``, if it is small and needs no blobs.
         arguments: the same where it is not.
         retries: how many losses of its worker the call survives.
+        gang: whether all workers that run it must run it together.
         blobs: what must lie on the node before.
     """
 
@@ -66,6 +67,7 @@ class Parcel:
     data: bytes = b""
     arguments: Payload | None = None
     retries: int
+    gang: bool = False
     blobs: tuple[Blob, ...] = field(default=(), repr=False)
 
 
@@ -99,13 +101,16 @@ def _wrap_one(call: Invocation, function: PackedFunction, memo: ArgumentMemo) ->
     packed = _pack_arguments(call, label)
     blobs = function.wrapped.blobs
     if len(packed.data) < LARGE_BYTES and not packed.buffers:
-        return Parcel(label=label, function=function, data=packed.data, retries=call.retries, blobs=blobs)
+        return Parcel(
+            label=label, function=function, data=packed.data, retries=call.retries, gang=call.gang, blobs=blobs
+        )
     wrapped = _seal(packed, memo)
     return Parcel(
         label=label,
         function=function,
         arguments=wrapped.payload,
         retries=call.retries,
+        gang=call.gang,
         blobs=blobs + wrapped.blobs,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, assert_never, cast
 
@@ -83,7 +83,7 @@ class Performer:
 
     def _fail(self, call: LiveCall, raw: RawOutcome) -> None:
         actions = self._dispatch.finished([(call.id, 0.0)], self._loop.time())
-        self._calls.complete(call, raw)
+        self.complete(call, raw)
         self.perform(actions)
 
     def give_back(self, call_ids: Sequence[int]) -> None:
@@ -96,7 +96,27 @@ class Performer:
     def _give_up(self, action: GiveUp) -> None:
         call = self._calls.get(action.call.id)
         if call is not None:
-            self._calls.complete(call, RawOutcome(error=given_up(call, action, self._slots.get(action.worker))))
+            self.complete(call, RawOutcome(error=given_up(call, action, self._slots.get(action.worker))))
+
+    def complete(self, call: LiveCall, raw: RawOutcome) -> None:
+        """A call is over; if it has failed, those that it ran together with have failed with it, and are ended."""
+        self._calls.complete(call, raw)
+        if call.gang is None or raw.error is None or not call.gang.fail():
+            return
+        others = [other for other in call.gang.calls if self._calls.get(other.id) is other]
+        running = [slot for slot, _ in self.held(others)]
+        actions = self._dispatch.cancel([other.id for other in others], kill=True)
+        for other in others:
+            self._calls.complete(other, raw)
+        self.perform(actions)
+        for slot in running:
+            slot.ended_for = "ended with a call that failed on another worker"
+
+    def held(self, calls: Iterable[LiveCall]) -> Iterator[tuple[Slot, LiveCall]]:
+        """Those of the calls that a worker has, each with its slot."""
+        for call in calls:
+            if call.worker is not None and (slot := self._slots.get(call.worker)) is not None:
+                yield slot, call
 
     def _take_back(self, slot: Slot, action: Revoke | Cancel) -> None:
         unsent = slot.unsent.intersection(action.call_ids)
@@ -131,7 +151,7 @@ class Performer:
     def drop(self, call: LiveCall) -> None:
         """A call's future was cancelled while it waited."""
         self.perform(self._dispatch.cancel([call.id], kill=False))
-        self._calls.complete(call, RawOutcome(error=CancelledError()))
+        self.complete(call, RawOutcome(error=CancelledError()))
 
     async def close(self) -> None:
         """Do nothing more. Idempotent."""

@@ -179,7 +179,12 @@ def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostErr
     """The error of a call that lost its worker too often, or for good (then there is no slot)."""
     node, worker, losses = action.worker.node, action.worker.worker, action.call.losses
     log_path = slot.log_path if slot is not None else ""
-    if slot is None or losses <= action.call.retries:
+    if call.gang is not None and call.header is not None and slot is not None:
+        message = (
+            f"rank {call.header.rank} of the {call.header.world} that run {call.parcel.label} together lost its worker "
+            f"on node {node}, worker {worker}: {action.reason}. The others were ended. Its log on the node: {log_path}"
+        )
+    elif slot is None or losses <= action.call.retries:
         message = f"{call.parcel.label} has nowhere left to run: {action.reason}"
     else:
         times = f"{losses} times, the last one" if losses > 1 else "once,"

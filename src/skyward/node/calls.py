@@ -8,14 +8,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from skyward._waiting import PROMPT_S
 from skyward.events import SkywardEvent, use_callback
 from skyward.node.logs import CallOutput
 from skyward.node.mapped import MappedBlobs
-from skyward.runtime import CallContext, enter_call
+from skyward.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.wire.messages import CallHeader, Kind, Outcome, Payload
 from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_error, unpack
 from skyward.wire.session import CHUNK_BYTES, Item
@@ -100,6 +102,7 @@ class CallRunner:
         self._lock = threading.Lock()
         self._queue: deque[ReceivedCall] = deque()
         self._results: list[tuple[int, float, bytes]] = []
+        self._meetings: SimpleQueue[Sequence[str]] = SimpleQueue()
         self._clients = 0
         self._thread = 0
         self._waiting = False
@@ -124,6 +127,11 @@ class CallRunner:
             if dropped:
                 self._queue = deque(call for call in self._queue if call.id not in unwanted)
         return dropped
+
+    def met(self, call_id: int, texts: Sequence[str]) -> None:
+        """The others of a call's gang have told their part, too."""
+        if call_id == self.running:
+            self._meetings.put(texts)
 
     def reset(self) -> None:
         """A new client: what the last one wanted is over."""
@@ -206,17 +214,23 @@ class CallRunner:
             self._outlet.push([Kind.MISSING, call.id, missing.blob_ids])
             self._outlet.flush_soon()
             return
+        except FreshProcessNeeded:
+            self._outlet.push([Kind.SPENT, [call.id]])
+            self._outlet.flush_soon()
+            return
         except BaseException as raised:  # a call that exits or is interrupted must not end its worker
             packed = pack_error(raised)
             error = (packed.type_name, packed.message, packed.traceback, packed.pickled)
             outcome = Outcome(seconds=time.perf_counter() - started, error=error)
             self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])
+            if call.header is not None and call.header.gang and call.header.world > 1:
+                self._outlet.push([Kind.SPENT, []])  # what connects it with the others is still there
             self._outlet.flush_soon()
             return
         self._send(call.id, result, time.perf_counter() - started)
 
     def _execute(self, call: ReceivedCall) -> Packed:
-        with self._output.of_call(call.id), enter_call(_context(call.header)) if call.header else _NOTHING:
+        with self._output.of_call(call.id), enter_call(self._context(call)) if call.header else _NOTHING:
             label, function = self._functions[call.function_id]
             if isinstance(function, Payload):
                 function = self._load(function)
@@ -227,6 +241,24 @@ class CallRunner:
             else:
                 args, kwargs = self._load(call.payload)
             return pack(function(*args, **kwargs), what=f"the result of {label}")
+
+    def _context(self, call: ReceivedCall) -> CallContext:
+        header = call.header or CallHeader()
+        return CallContext(
+            world=header.world,
+            rank=header.rank,
+            seed=header.seed,
+            head_port=header.head_port,
+            nodes=header.nodes,
+            local_rank=header.local_rank,
+            meet=partial(self._meet, call.id) if header.gang else None,
+        )
+
+    def _meet(self, call_id: int, text: str) -> Sequence[str]:
+        """Wait for the others; should one of them never come, this process is ended from outside."""
+        self._outlet.push([Kind.MEET, call_id, text], len(text) + 64)
+        self._outlet.flush_soon()
+        return self._meetings.get()
 
     def _send(self, call_id: int, result: Packed, seconds: float) -> None:
         large = len(result.data) >= LARGE_BYTES
@@ -269,9 +301,3 @@ class CallRunner:
             raise _MissingBlobsError([str(gone)]) from None
         data = views.pop(0) if payload.data_blob else payload.data
         return unpack(data, views)
-
-
-def _context(header: CallHeader) -> CallContext:
-    return CallContext(
-        world=header.world, rank=header.rank, seed=header.seed, head_port=header.head_port, nodes=header.nodes
-    )

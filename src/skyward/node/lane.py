@@ -165,6 +165,8 @@ class LaneServer:
                     _, function_id, call_id, payload, header = item
                     payload, header = Payload.from_wire(payload), CallHeader.from_wire(header)
                     calls.append(ReceivedCall(call_id, function_id, b"", payload, header))
+                case Kind.MET:
+                    self.runner.met(item[1], item[2])
                 case Kind.FUNCTION:
                     self.runner.know(item[1], Payload.from_wire(item[2]), item[3])
                 case _:

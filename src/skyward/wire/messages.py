@@ -23,6 +23,8 @@ class Kind(enum.IntEnum):
     """To the worker: ``[REVOKE, [call_id, …]]``; those that wait are given back."""
     SPECIAL = 5
     """To the worker: ``[SPECIAL, function_id, call_id, payload, header]``: it has blobs, or is one of a broadcast."""
+    MET = 6
+    """To the worker: ``[MET, call_id, [text, …]]``: what the calls of a gang have told each other, by rank."""
     CHUNK = 11
     """To the client: ``[CHUNK, call_id, part, part_bytes, offset, bytes]``: a piece of a large result."""
     RESULT = 12
@@ -37,6 +39,10 @@ class Kind(enum.IntEnum):
     """To the client: ``[REVOKED, [call_id, …]]``: calls that will not run on this worker."""
     MISSING = 16
     """To the client: ``[MISSING, call_id, [blob_id, …]]``: the call did not run, for want of these blobs."""
+    MEET = 18
+    """To the client: ``[MEET, call_id, text]``: what a call of a gang tells the others; it waits for ``MET``."""
+    SPENT = 19
+    """To the client: ``[SPENT, [call_id, …]]``: the process is to be replaced; these calls have not begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +76,33 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallHeader:
-    """What a call may know of itself: :class:`skyward.runtime.CallContext`."""
+    """What a call may know of itself: :class:`skyward.runtime.CallContext`; and whether it is one of a gang."""
 
     world: int = 1
     rank: int = 0
     seed: int = 0
     head_port: int = 0
     nodes: int = 0
+    local_rank: int = 0
+    gang: bool = False
 
     def to_wire(self) -> list[Any]:
         """For msgpack."""
-        return [self.world, self.rank, self.seed, self.head_port, self.nodes]
+        return [self.world, self.rank, self.seed, self.head_port, self.nodes, self.local_rank, self.gang]
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> CallHeader:
         """From msgpack."""
-        world, rank, seed, head_port, nodes = wire
-        return cls(world=world, rank=rank, seed=seed, head_port=head_port, nodes=nodes)
+        world, rank, seed, head_port, nodes, local_rank, gang = wire
+        return cls(
+            world=world,
+            rank=rank,
+            seed=seed,
+            head_port=head_port,
+            nodes=nodes,
+            local_rank=local_rank,
+            gang=gang,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
