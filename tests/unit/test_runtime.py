@@ -119,6 +119,7 @@ class TestPlace:
             worker=0,
             workers_per_node=1,
             head_addr="127.0.0.1",
+            address="127.0.0.1",
             accelerators=("T4",),
             memory_limit_bytes=1,
         )

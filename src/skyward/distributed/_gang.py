@@ -191,10 +191,11 @@ def imported(module: str, *, pip: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.partition(".")[0] != module.partition(".")[0]:
+        package = module.partition(".")[0]
+        if missing.name is None or missing.name.partition(".")[0] != package:
             raise  # it is there, and lacks something itself
         raise ConfigurationError(
-            f'{module} is not installed on node {node_rank()}: add it to the image, image=sky.Image(pip=["{pip}"])'
+            f'{package} is not installed on node {node_rank()}: add it to the image, image=sky.Image(pip=["{pip}"])'
         ) from missing
 
 

@@ -96,6 +96,7 @@ def test_worker_knows_its_place(plan: NodePlan) -> None:
         worker=2,
         workers_per_node=3,
         head_addr="127.0.0.9",
+        address=plan.config.address,
         accelerators=("A100",),
         memory_limit_bytes=plan.ready.memory_bytes // 3,
     )

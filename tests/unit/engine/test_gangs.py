@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from skyward.engine.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
+from skyward.engine.gangs import Gang
+
+A, B = WorkerId(0, 0), WorkerId(0, 1)
+
+
+def ranks(count: int) -> list[CallState]:
+    return [CallState(id=rank + 1, kind="f", pinned=WorkerId(0, rank), together=True) for rank in range(count)]
+
+
+def busy(*calls: CallState) -> Dispatch:
+    """Two workers, and these calls on them."""
+    dispatch = Dispatch()
+    for worker in (A, B):
+        dispatch.worker_up(worker, 0.0)
+    dispatch.submit(calls, 0.0)
+    return dispatch
+
+
+class TestGang:
+    def test_everyone_is_answered_once_the_last_one_has_spoken(self) -> None:
+        gang = Gang([])
+        gang.calls = (object(),) * 3  # type: ignore[assignment]  # only their number counts
+
+        assert gang.hear(2, "c") is None
+        assert gang.hear(0, "a") is None
+        assert gang.hear(1, "b") == ["a", "b", "c"]
+        assert gang.hear(1, "again") is None
+
+    def test_who_begins_anew_speaks_anew(self) -> None:
+        gang = Gang([])
+        gang.calls = (object(),) * 2  # type: ignore[assignment]
+
+        assert gang.hear(0, "before") is None
+        assert gang.hear(0, "after") is None
+        assert gang.hear(1, "b") == ["after", "b"]
+
+    def test_the_first_failure_counts(self) -> None:
+        gang = Gang([])
+
+        assert gang.fail()
+        assert not gang.fail()
+        assert gang.failed
+
+
+class TestDispatch:
+    @pytest.mark.parametrize("blameless", [False, True])
+    def test_a_call_of_a_gang_that_had_begun_is_never_run_again(self, *, blameless: bool) -> None:
+        first, second = ranks(2)
+        dispatch = busy(first, second)
+
+        actions = dispatch.worker_lost(A, "killed", 1.0, blameless=blameless)
+
+        assert actions == [GiveUp(first, A, "killed")]
+        assert dispatch.unfinished == 1
+
+    def test_one_that_had_not_left_yet_is(self) -> None:
+        first, second = ranks(2)
+        dispatch = busy(first, second)
+
+        assert dispatch.worker_lost(A, "killed", 1.0, unsent=frozenset({first.id})) == []
+        assert dispatch.worker_up(A, 2.0) == [Send(A, [first])]
+
+    def test_one_behind_another_call_is(self) -> None:
+        first, second = ranks(2)
+        before = CallState(id=9, kind="f", pinned=A)
+        dispatch = busy(before)
+        dispatch.finished([(9, 0.0001)], 0.0)  # such calls are short: the next ones share a worker
+        running = CallState(id=10, kind="f", pinned=A)
+        dispatch.submit([running, first, second], 0.0)
+
+        assert dispatch.worker_lost(A, "killed", 1.0) == []
+        assert dispatch.worker_up(A, 2.0) == [Send(A, [running])]
+        assert dispatch.finished([(10, 0.0001)], 3.0) == [Send(A, [first])]
