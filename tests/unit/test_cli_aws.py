@@ -121,7 +121,16 @@ def test_the_table_says_the_same(ec2: LocalEC2) -> None:
     assert "p4de.24xlarge" in table
     assert f"8 x {listed['accelerator']} 80 GiB" in table
     assert "96" in table
-    assert f"{listed['on_demand_per_hour']:.4f}" in table or "?" in table
+    assert f"{listed['on_demand_per_hour']:.4f}" in table
+
+
+def test_why_a_price_is_unknown_is_said_once(ec2: LocalEC2) -> None:
+    ec2.fail(AwsFault(code="AccessDeniedException"), action="GetProducts", times=100)
+
+    table = run("offers", "--cpu", "2", *at(ec2)).stdout
+
+    assert table.count("prices on demand are unknown: the account may not ask for them (pricing:GetProducts)") == 1
+    assert "prices on spot" not in table
 
 
 def test_another_region_and_only_spot(ec2: LocalEC2) -> None:

@@ -127,8 +127,8 @@ async def _ask(name: str, settings: Mapping[str, Any], request: PoolRequest, *, 
 
 
 def _row(provider: str, found: Sequence[Offer], zones: Mapping[str, float | None]) -> _Row:
-    first = found[0]
-    row = _Row(provider=provider, region=first.region, spec=first.spec, zones=zones, note=first.note)
+    first, notes = found[0], dict.fromkeys(each.note for each in found if each.note)
+    row = _Row(provider=provider, region=first.region, spec=first.spec, zones=zones, note="; ".join(notes))
     row.on_demand = first.on_demand_price_per_hour
     for each in found:
         if each.spot:

@@ -112,8 +112,10 @@ def expected_usages(batches: Iterable[Batch], now: float) -> list[Usage]:
 def _priced(batch: Batch, provider: str) -> Batch:
     offers = tuple(offer for offer in batch.offers if offer.price_per_hour is not None)
     if not offers:
+        first = batch.offers[0]
+        why = f" ({first.note})" if first.note else ""
         raise ConfigurationError(
-            f"max_cost needs a known price, and {provider} does not say what {batch.offers[0].spec.name} costs; "
+            f"max_cost needs a known price, and {provider} does not say what {first.spec.name} costs{why}; "
             "leave max_cost out and set timeout, or name another machine"
         )
     return replace(batch, offers=offers)

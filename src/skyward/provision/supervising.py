@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skyward.errors import BootstrapError
 from skyward.node.config import NodeConfig, NodeReady
+from skyward.node.processes import SUPERVISOR_LOG
 from skyward.provision.bootstrap import Environment
 from skyward.provision.steps import persist
 from skyward.transport.base import Completed, Transport
@@ -35,7 +36,7 @@ async def start_supervisor(transport: Transport, environment: Environment, confi
     try:
         return NodeReady.from_json(completed.stdout)
     except (ValueError, KeyError, TypeError) as error:
-        log_path = f"{config.workdir}/supervisor.log"
+        log_path = f"{config.workdir}/{SUPERVISOR_LOG}"
         raise BootstrapError(
             f"the supervisor of node {config.node} did not start (exit code {completed.exit_code}); "
             f"its log is {log_path}\n{completed.stderr.strip() or completed.stdout.strip()}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ class Diary:
         return self
 
     @contextmanager
-    def join(self, gang: Gang) -> Iterator[None]:
+    def join(self, gang: Gang) -> Generator[None]:
         self.gangs.append(gang)
         self.lines.append("up")
         try:
@@ -144,7 +144,7 @@ def test_what_is_not_called_cannot_be_decorated(diary: Diary) -> None:
 
 def test_a_missing_framework_names_the_images_line() -> None:
     with pytest.raises(
-        ConfigurationError, match=r'nowhere is not installed on node 0: .* sky\.Image\(pip=\["no-where"\]\)'
+        ConfigurationError, match=r'nowhere is not installed on node 0: .* image=sky\.Image\(pip=\["no-where"\]\)'
     ):
         imported("nowhere.distributed", pip="no-where")
 

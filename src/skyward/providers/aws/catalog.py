@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from skyward.errors import ConfigurationError
@@ -230,14 +230,14 @@ def _other_variant(same: Sequence[MachineType], wanted: Accelerator, region: str
             f"not {wanted.count}: ask for more nodes instead"
         )
     kinds = ", ".join(dict.fromkeys(f"{each.spec.accelerator} ({each.name})" for each in same))
-    return ConfigurationError(
-        f"EC2 has no {_described(wanted)} in {region}, but {kinds}: ask for that, or for another region"
-    )
+    if any(_is_model(name, wanted) and _is_sold_as(name, wanted) for name in FAMILIES):
+        return ConfigurationError(
+            f"EC2 has no {_described(wanted)} in {region}, but {kinds}: ask for that, or for another region"
+        )
+    return ConfigurationError(f"EC2 has no {_described(wanted)} in any region; {region} has {kinds}: ask for that")
 
 
 def _is_variant(spec: InstanceSpec, wanted: Accelerator) -> bool:
-    from dataclasses import replace
-
     return not InstanceWish(accelerator=wanted).shortfall(replace(spec, accelerator_count=wanted.count))
 
 

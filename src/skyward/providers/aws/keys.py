@@ -9,6 +9,8 @@ from pathlib import Path
 
 import platformdirs
 
+from skyward.errors import AuthenticationError
+
 __all__ = ["KeyPair", "make_key_pair", "user_key"]
 
 _FILE_MODE = 0o600
@@ -64,8 +66,6 @@ def _make_once(path: Path) -> None:
 def _read(path: Path) -> KeyPair:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    from skyward.errors import AuthenticationError
 
     advice = "remove it, and a new one is made for machines that are launched from then on"
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, TypeVar, cast
@@ -13,7 +13,7 @@ from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import CapacityError, ConfigurationError, QuotaError, SkywardError, UnreachableError
 from skyward.providers.aws.account import Account, Launched
 from skyward.providers.aws.ending import end, undo
-from skyward.providers.aws.errors import Where, explain, judge, refusal
+from skyward.providers.aws.errors import Refusal, Where, explain, judge, refusal
 from skyward.providers.aws.images import MachineImage, image_path
 from skyward.providers.aws.keys import make_key_pair
 from skyward.providers.aws.network import Subnet, ensure_group
@@ -32,6 +32,8 @@ _SIMILAR: Final = 1.5
 """Spot machines that cost at most so many times the cheapest are as good as that, if they are likelier to stay."""
 _UNSEEN: Final = ("InvalidGroup.NotFound", "InvalidSecurityGroupID.NotFound", "InvalidLaunchTemplateId.NotFound")
 _PROFILE: Final = "InvalidParameterValue"
+_NAMED: Final = 3
+"""So many types are named where none is to be had."""
 _SURE: Final = (CapacityError, QuotaError, ConfigurationError)
 _logger = logging.getLogger("skyward")
 
@@ -88,7 +90,7 @@ class Launch:
         self._group = ""
         self._attempt = 0
         self._made: dict[str, Made] = {}
-        self._refused: dict[str, SkywardError] = {}
+        self._refused: dict[Offer, SkywardError] = {}
         self._unsure: set[str] = set()
 
     async def run(self, offers: Sequence[Offer]) -> Sequence[Made]:
@@ -190,7 +192,7 @@ class Launch:
     async def _by_type(self, order: MachineOrder, candidate: Candidate) -> bool:
         """Whether the machine was launched as that."""
         try:
-            answer = await self._create("RunInstances", order.key, machine_call(order, candidate))
+            answer = await self._create("RunInstances", order.key, lambda _: machine_call(order, candidate))
         except (CapacityError, QuotaError) as error:
             self._refuse(candidate.offer, error)
             return False
@@ -202,7 +204,9 @@ class Launch:
         made = await self._account.api.call("ec2", "CreateLaunchTemplate", **template_call(order, candidates[0]))
         template_id = str(made["LaunchTemplate"]["LaunchTemplateId"])
         try:
-            answer = await self._create("CreateFleet", order.key, fleet_call(order, candidates, template_id))
+            answer = await self._create(
+                "CreateFleet", order.key, lambda turn: fleet_call(order, candidates, template_id, turn=turn)
+            )
         except (CapacityError, QuotaError) as error:
             self._refuse(candidates[0].offer, error)
             return None
@@ -219,7 +223,7 @@ class Launch:
             raise fatal[0]
         return None
 
-    async def _create(self, operation: str, key: str, call: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _create(self, operation: str, key: str, call: Callable[[int], Mapping[str, Any]]) -> Mapping[str, Any]:
         """Make a call that launches; unless it is refused, nobody is sure of its machine before that is booked."""
         self._unsure.add(key)
         try:
@@ -228,27 +232,43 @@ class Launch:
             self._unsure.discard(key)
             raise
 
-    async def _patiently(self, operation: str, call: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make a call; what was made just before it may not be known everywhere yet."""
+    async def _patiently(self, operation: str, call: Callable[[int], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Make a call; what was made just before it may not be known everywhere yet.
+
+        A fleet says so in its answer. It is asked for again as another one, and at last that answer is returned.
+
+        Args:
+            operation: which one.
+            call: its parameters, by the number of such answers before it.
+        """
         refused: SkywardError | None = None
+        answers: list[Mapping[str, Any]] = []
 
         async def attempt() -> Mapping[str, Any] | NotYet:
             nonlocal refused
             try:
-                return await self._account.api.call("ec2", operation, **call)
+                answer = await self._account.api.call("ec2", operation, **call(len(answers)))
             except SkywardError as error:
                 found = refusal(error)
-                if found is None or not (found.code in _UNSEEN or self._lacks_profile(found.code, found.message)):
+                if found is None or not _is_unseen(found):
                     raise
                 refused = error
                 return NotYet(found.message)
+            if (unseen := _unseen_by_fleet(answer)) is None:
+                return answer
+            answers.append(answer)
+            return NotYet(unseen.message)
 
         try:
             return await wait_until(attempt, deadline_s=_VISIBLE_S, interval_s=_LOOK_S, what=operation)
         except UnreachableError as error:
-            if refused is None or error.__cause__ is not None:
+            if error.__cause__ is not None:
                 raise
-            if (found := refusal(refused)) is not None and self._lacks_profile(found.code, found.message):
+            if answers:
+                return answers[-1]
+            if refused is None:
+                raise
+            if (found := refusal(refused)) is not None and _lacks_profile(found):
                 raise self._no_profile() from refused
             raise refused from error
 
@@ -257,9 +277,6 @@ class Launch:
             f"instance_profile={self._terms.instance_profile!r} does not exist in the account: "
             "`aws iam list-instance-profiles` lists what there is"
         )
-
-    def _lacks_profile(self, code: str, message: str) -> bool:
-        return code == _PROFILE and "IAM Instance Profile" in message
 
     async def _drop(self, template_id: str) -> None:
         """What fails here is made up for when the pool's last machine ends."""
@@ -292,16 +309,15 @@ class Launch:
         where = Where(region=self._account.region, service="ec2", operation="CreateFleet")
         errors: list[SkywardError] = []
         for row in rows:
-            code, message = str(row.get("ErrorCode", "")), str(row.get("ErrorMessage", ""))
-            error = self._no_profile() if self._lacks_profile(code, message) else explain(judge(code, message), where)
+            found = _judged(row)
+            error = self._no_profile() if _lacks_profile(found) else explain(found, where)
             self._refuse(_launched_as(row, candidates).offer, error)
             errors.append(error)
         return errors
 
     def _refuse(self, offer: Offer, error: SkywardError) -> None:
-        kind = "spot" if offer.spot else "on-demand"
         told = exceeded(offer, self._account.region, str(error)) if isinstance(error, QuotaError) else error
-        self._refused[f"{offer.spec.name} ({kind}, {offer.zone})"] = told
+        self._refused[offer] = told
 
     def _none_left(self) -> SkywardError:
         region = self._account.region
@@ -311,12 +327,50 @@ class Launch:
             return CapacityError(f"aws {region}: none of the offers is to be had in {where}")
         last = list(self._refused.values())[-1]
         kind = QuotaError if all(isinstance(each, QuotaError) for each in self._refused.values()) else CapacityError
+        _logger.debug("aws %s cannot launch any of %s", region, "; ".join(_described(each) for each in self._refused))
+        count = len(self._order.keys)
         error = kind(
-            f"aws {region} cannot launch {len(self._order.keys)} of any of these now, in {where}: "
-            f"{', '.join(self._refused)}; last: {last}"
+            f"aws {region} cannot launch {count} {'machine' if count == 1 else 'machines'} of any of these types now, "
+            f"in {where}: {_summary(self._refused)}; last: {last}"
         )
         error.__cause__ = last
         return error
+
+
+def _judged(row: Mapping[str, Any]) -> Refusal:
+    """What one of the errors in a fleet's answer means."""
+    return judge(str(row.get("ErrorCode", "")), str(row.get("ErrorMessage", "")))
+
+
+def _unseen_by_fleet(answer: Mapping[str, Any]) -> Refusal | None:
+    """What a fleet that has got nothing did not know yet; None if it has got something, or that is not why."""
+    rows = () if answer.get("Instances") else answer.get("Errors", ())
+    return next((found for found in map(_judged, rows) if _is_unseen(found)), None)
+
+
+def _is_unseen(found: Refusal) -> bool:
+    return found.code in _UNSEEN or _lacks_profile(found)
+
+
+def _lacks_profile(found: Refusal) -> bool:
+    return found.code == _PROFILE and "IAM Instance Profile" in found.message
+
+
+def _described(offer: Offer) -> str:
+    return f"{offer.spec.name} ({_market(offer)}, {offer.zone})"
+
+
+def _market(offer: Offer) -> str:
+    return "spot" if offer.spot else "on-demand"
+
+
+def _summary(refused: Iterable[Offer]) -> str:
+    """The first few types, each with the zones in which it was tried."""
+    zones: dict[tuple[str, str], list[str]] = {}
+    for offer in refused:
+        zones.setdefault((offer.spec.name, _market(offer)), []).append(offer.zone)
+    told = [f"{name} ({market}, {', '.join(dict.fromkeys(places))})" for (name, market), places in zones.items()]
+    return ", ".join(told[:_NAMED]) + (f", and {len(told) - _NAMED} more" if len(told) > _NAMED else "")
 
 
 def _groups(candidates: Sequence[Candidate]) -> list[list[Candidate]]:

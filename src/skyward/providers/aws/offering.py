@@ -22,7 +22,9 @@ _LOOKED_AT: Final = 60
 """Types whose zones are asked for, the smallest first."""
 _PRICED: Final = 20
 _OFFERED: Final = 10
-_UNKNOWN: Final = "prices are unknown: the account may not ask for them (pricing:GetProducts)"
+_UNKNOWN: Final = "prices {0} are unknown: the account may not ask for them ({1}), or AWS names none"
+_UNKNOWN_ON_SPOT: Final = _UNKNOWN.format("on spot", "ec2:DescribeSpotPriceHistory")
+_UNKNOWN_ON_DEMAND: Final = _UNKNOWN.format("on demand", "pricing:GetProducts")
 
 
 async def find_offers(account: Account, request: PoolRequest) -> Sequence[Offer]:
@@ -36,8 +38,6 @@ async def find_offers(account: Account, request: PoolRequest) -> Sequence[Offer]
     chosen = fewest_accelerators(here)[:_PRICED]
     spot, on_demand, why = await _allowed(account, chosen, request)
     prices = await Prices(account).of([each.name for each in chosen])
-    if not prices.on_demand and not prices.spot:
-        why = "; ".join(filter(None, (why, _UNKNOWN)))
     return make_offers(spot, on_demand, prices, request, region=account.region, note=why)
 
 
@@ -99,7 +99,8 @@ def _offer(
     machine: MachineType, prices: PriceTable, request: PoolRequest, region: str, *, spot: bool, note: str
 ) -> Offer:
     price = _price(machine, prices, spot=spot)
-    notes = (_note(machine, price, request), note)
+    unknown = _UNKNOWN_ON_SPOT if spot else _UNKNOWN_ON_DEMAND
+    notes = (_note(machine, price, request), note, unknown if price is None else "")
     return Offer(
         spec=machine.spec,
         region=region,

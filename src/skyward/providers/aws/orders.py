@@ -119,8 +119,17 @@ def template_call(order: MachineOrder, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def fleet_call(order: MachineOrder, candidates: Sequence[Candidate], template_id: str) -> dict[str, Any]:
-    """``CreateFleet`` for one machine, whichever of the candidates is to be had; all are of one kind."""
+def fleet_call(
+    order: MachineOrder, candidates: Sequence[Candidate], template_id: str, *, turn: int = 0
+) -> dict[str, Any]:
+    """``CreateFleet`` for one machine, whichever of the candidates is to be had; all are of one kind.
+
+    Args:
+        order: the machine.
+        candidates: what it may be.
+        template_id: of the launch template that says the rest.
+        turn: how many fleets for it got nothing; the same one again would get the same answer.
+    """
     spot = candidates[0].offer.spot
     ranks = {name: rank for rank, name in enumerate(dict.fromkeys(each.offer.spec.name for each in candidates))}
     overrides: list[Mapping[str, Any]] = [
@@ -140,7 +149,7 @@ def fleet_call(order: MachineOrder, candidates: Sequence[Candidate], template_id
     template = {"LaunchTemplateId": template_id, "Version": "$Latest"}
     return {
         "Type": "instant",
-        "ClientToken": order.token(template_id),
+        "ClientToken": order.token(template_id, str(turn)),
         "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": template, "Overrides": overrides}],
         "TargetCapacitySpecification": {
             "TotalTargetCapacity": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,8 +97,6 @@ class Prices:
         return next((price for text in products if (price := parse_product(text))), None)
 
     async def _market_now(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
-        import datetime as dt
-
         now = dt.datetime.now(dt.UTC)
         try:
             rows = await self._account.api.pages(

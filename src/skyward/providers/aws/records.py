@@ -56,7 +56,6 @@ class Record:
         cpu: its cores.
         zone: where it is.
         region: likewise.
-        subnet: likewise.
         spot: whether it is on spot.
         public_address: None if it has none, or none yet.
         private_address: likewise.
@@ -72,7 +71,6 @@ class Record:
     cpu: int
     zone: str
     region: str
-    subnet: str
     spot: bool
     public_address: str | None
     private_address: str | None
@@ -116,14 +114,13 @@ def parse_record(row: Mapping[str, Any], region: str) -> Record:
         cpu=int(options.get("CoreCount", 0)) * int(options.get("ThreadsPerCore", 1)),
         zone=zone,
         region=region,
-        subnet=str(row.get("SubnetId", "")),
         spot=row.get("InstanceLifecycle") == "spot",
         public_address=row.get("PublicIpAddress") or None,
         private_address=row.get("PrivateIpAddress") or None,
     )
 
 
-def gone(instance_id: str, offer: Offer | None = None, *, key: str = "") -> Instance:
+def gone(instance_id: str) -> Instance:
     """A machine that EC2 does not know, or not any more."""
     nothing = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
-    return Instance(id=instance_id, key=key, state=InstanceState.GONE, offer=offer or nothing)
+    return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=nothing)

@@ -157,7 +157,7 @@ class _Granting:
             answer = _raising(where, ask, DurationSeconds=seconds)
         except SkywardError as error:
             raise type(error)(
-                f"{error}. Machines get short-lived credentials for their volumes, never your own. Others ways: start "
+                f"{error}. Machines get short-lived credentials for their volumes, never your own. Other ways: start "
                 "from short-lived ones yourself (`aws sso login`), or AWS(instance_profile=...) with a role that may "
                 "use the bucket"
             ) from error

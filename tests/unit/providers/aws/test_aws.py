@@ -124,9 +124,19 @@ def test_that_no_price_is_known_is_said(ec2: LocalEC2) -> None:
     ec2.fail(refused, action="DescribeSpotPriceHistory", times=100)
 
     for offer in use(ec2, lambda provider: offers_of(provider, **G4DN)):
+        market, action = ("spot", "ec2:DescribeSpotPriceHistory") if offer.spot else ("demand", "pricing:GetProducts")
         assert offer.price_per_hour is None
-        assert "prices are unknown" in offer.note
-        assert "pricing:GetProducts" in offer.note
+        assert f"prices on {market} are unknown" in offer.note
+        assert action in offer.note
+
+
+def test_that_prices_of_one_market_are_unknown_is_said_of_that_one(ec2: LocalEC2) -> None:
+    ec2.fail(AwsFault(code="UnauthorizedOperation", status=403), action="GetProducts", times=100)
+
+    on_spot, on_demand = use(ec2, lambda provider: offers_of(provider, **G4DN))
+
+    assert (on_spot.price_per_hour, on_spot.note) == (0.1841, "")
+    assert "pricing:GetProducts" in on_demand.note
 
 
 def test_types_and_prices_are_asked_for_once_by_all_processes(ec2: LocalEC2) -> None:
@@ -379,11 +389,19 @@ def test_a_refusal_of_another_kind_is_not_answered_with_a_dearer_machine(ec2: Lo
 def test_what_is_not_to_be_had_is_said_with_every_place_that_was_tried(ec2: LocalEC2) -> None:
     ec2.market.limits.append(Capacity())
 
-    with pytest.raises(
-        CapacityError, match=r"launch 3 of any of these now, in us-east-1: g4dn.xlarge \(spot, us-east-1a\)"
-    ):
+    with pytest.raises(CapacityError, match=r"launch 3 machines .*in us-east-1: g4dn.xlarge \(spot, (us-east-1\w, )+"):
         use(ec2, launch)
     assert not ec2.left()
+
+
+def test_of_many_types_that_are_not_to_be_had_the_first_are_named(ec2: LocalEC2) -> None:
+    ec2.market.prices = dict.fromkeys([f"{family}.large" for family in ("c6i", "c7a", "c7i", "m7a", "m7i")], 0.1)
+    ec2.market.limits.append(Capacity())
+
+    with pytest.raises(
+        CapacityError, match=r"launch 1 machine of .*: (\w+\.large \(spot, [^)]*\), ){3}and 2 more; last"
+    ):
+        use(ec2, lambda provider: launch(provider, LaunchOrder(pool_id="p", keys=("k",), timeout_s=60), cpu=2))
 
 
 def test_a_quota_that_shows_at_the_launch_is_named(ec2: LocalEC2) -> None:
@@ -434,6 +452,34 @@ def test_a_role_that_is_not_known_yet_is_waited_for(ec2: LocalEC2) -> None:
     launched = use(ec2, launch, instance_profile="reader")
 
     assert len(launched) == 3
+
+
+@pytest.mark.parametrize("code", ["InvalidGroup.NotFound", "InvalidLaunchTemplateId.NotFound"])
+def test_what_a_fleet_does_not_know_yet_is_waited_for(
+    ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr("skyward.providers.aws.launch._LOOK_S", 0.01)
+    ec2.market.limits.append(Capacity(code=code))
+
+    async def asked_twice() -> bool | None:
+        return ec2.actions.count("CreateFleet") >= 2 or None
+
+    async def scenario(provider: AWS) -> Sequence[Instance]:
+        launching = asyncio.ensure_future(launch(provider, cpu=2, memory="4GB"))
+        await wait_until(asked_twice, deadline_s=30, interval_s=0.001, what="a fleet to be asked for again")
+        ec2.market.limits.clear()
+        return await launching
+
+    assert [each.key for each in use(ec2, scenario)] == ["k0", "k1", "k2"]
+
+
+def test_what_a_fleet_never_knows_is_said(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyward.providers.aws.launch._VISIBLE_S", 0.0)
+    ec2.market.limits.append(Capacity(code="InvalidGroup.NotFound"))
+
+    with pytest.raises(UnreachableError, match=r"CreateFleet was refused: InvalidGroup\.NotFound"):
+        use(ec2, lambda provider: launch(provider, cpu=2, memory="4GB"))
+    assert not ec2.left()
 
 
 # --- describe -----------------------------------------------------------------------------------------------------

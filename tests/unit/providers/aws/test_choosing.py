@@ -79,10 +79,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"accelerator": Accelerator.AMD.MI("300X")}, r"MI300X: EC2 has none of these \(AMD, 192 GiB\).*nearest: B200"),
     ({"accelerator": Accelerator.AMD.MI("250X")}, r"MI250X: EC2 has none of these"),
     ({"accelerator": Accelerator.AMD.RadeonPro("V710")}, r"V710: EC2 has none of these.*nearest: Radeon-Pro-V520"),
-    ({"accelerator": Accelerator.NVIDIA.H100(form_factor="PCIe")}, r"no H100-PCIe .*but H100-SXM \(p5"),
-    ({"accelerator": Accelerator.NVIDIA.H100(form_factor="NVL")}, r"no H100-NVL with 94 GiB .*but H100-SXM \(p5"),
+    (
+        {"accelerator": Accelerator.NVIDIA.H100(form_factor="PCIe")},
+        r"no H100-PCIe with 80 GiB in any region; us-east-1 has H100-SXM \(p5[^:]*: ask for that$",
+    ),
+    ({"accelerator": Accelerator.NVIDIA.H100(form_factor="NVL")}, r"no H100-NVL with 94 GiB in any region;.*H100-SXM"),
     ({"accelerator": NVIDIA.H100_PCIe}, r"no H100-PCIe"),
-    ({"accelerator": "V100"}, r"no V100 with 16 GiB in us-east-1, but V100-32GB \(p3dn.24xlarge\)"),
+    ({"accelerator": "V100"}, r"no V100 with 16 GiB in any region; us-east-1 has V100-32GB \(p3dn.24xlarge\)"),
     ({"accelerator": "A10"}, r"A10: EC2 has none of these.*nearest: A10G \(g5\)"),
     ({"accelerator": "L40"}, r"L40: EC2 has none of these.*nearest: L40S \(g6e\)"),
     ({"accelerator": "GH200"}, r"GH200: EC2 has none of these"),
@@ -168,8 +171,9 @@ def test_eight_where_one_was_asked_for_is_said_with_the_price(types: tuple[Machi
 
     offers = make_offers(chosen, chosen, PriceTable(on_demand={"p4de.24xlarge": 40.966}), request, region="us-east-1")
 
+    unknown = "the account may not ask for them (ec2:DescribeSpotPriceHistory), or AWS names none"
     assert [offer.note for offer in offers] == [
-        "no single A100 on EC2: p4de.24xlarge has 8, price unknown",
+        f"no single A100 on EC2: p4de.24xlarge has 8, price unknown; prices on spot are unknown: {unknown}",
         "no single A100 on EC2: p4de.24xlarge has 8, $40.97/h",
     ]
 
@@ -199,6 +203,12 @@ def test_a_type_of_another_region_is_not_in_this_one(types: tuple[MachineType, .
     here = tuple(each for each in types if each.spec.accelerator != "H100-SXM")
     with pytest.raises(ConfigurationError, match=r"EC2 has H100-SXM \(p5\) in other regions, but not in eu-west-3"):
         candidates(here, parse_request(accelerator="H100"), region="eu-west-3")
+
+
+def test_a_size_of_another_region_is_named_as_such(types: tuple[MachineType, ...]) -> None:
+    here = tuple(each for each in types if each.spec.accelerator != "A100-80GB")
+    with pytest.raises(ConfigurationError, match=r"no A100 with 80 GiB in eu-west-3, but A100-40GB .*another region"):
+        candidates(here, parse_request(accelerator="A100"), region="eu-west-3")
 
 
 def test_arm_is_chosen_only_where_there_is_nothing_else(types: tuple[MachineType, ...]) -> None:

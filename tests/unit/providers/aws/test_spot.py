@@ -136,7 +136,7 @@ def test_always_asks_again_until_there_is_some(stage: Stage) -> None:
 def test_always_fails_when_its_retries_are_over_and_buys_nothing_dearer(stage: Stage) -> None:
     stage.ec2.market.limits += no_spot("m7i.large")
 
-    with pytest.raises(CapacityError, match=r"3 times in a row.*m7i\.large \(spot, us-east-1a\)"):
+    with pytest.raises(CapacityError, match=r"3 times in a row.*m7i\.large \(spot, us-east-1a, us-east-1b"):
         stage.launch(spot=sky.Spot.Always(retries=2, interval=5))
     assert stage.clock.slept_s == [5, 5]
     assert stage.ec2.instances() == []
@@ -233,7 +233,7 @@ def test_a_dearer_zone_is_told(stage: Stage) -> None:
 def test_a_zone_that_is_too_dear_is_not_bought(stage: Stage) -> None:
     zone_prices(stage, a=0.03, b=3.0)
 
-    with pytest.raises(CapacityError, match=r"m7i\.large \(spot, us-east-1b\)"):
+    with pytest.raises(CapacityError, match=r"m7i\.large \(spot, us-east-1b, "):
         stage.launch(1, spot=sky.Spot.Always(retries=0), max_cost=0.04)
     assert stage.ec2.instances() == []
 
