@@ -7,8 +7,6 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 
 import pytest
 
@@ -18,7 +16,6 @@ from skyward.errors import ConfigurationError
 from skyward.events import (
     BootstrapCompleted,
     BootstrapProgress,
-    Callback,
     CostFinal,
     Error,
     InfraCreated,
@@ -35,59 +32,14 @@ from skyward.events import (
     PoolStopped,
     PoolStopping,
     Progress,
-    SkywardEvent,
     TimeoutApproaching,
     WorkerLost,
     WorkerReplaced,
 )
-from skyward.testing.clock import FakeClock
+from skyward.testing.displays import Show, Terminal, shown
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class InlineBus(EventBus):
-    """Delivers at once, in the publisher's thread, so that a test decides what time it is meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard_by: list[Callback] = []
-
-    def subscribe(self, event_type: object, callback: Callback) -> Callable[[], None]:  # type: ignore[override]
-        self.heard_by.append(callback)
-        return self.heard_by.clear
-
-    def publish(self, event: SkywardEvent, also: object = ()) -> None:
-        for callback in self.heard_by:
-            callback(event)
-
-
-class Show:
-    """A display on a stream, and the clock it sees."""
-
-    def __init__(self, kind: str, stream: io.TextIOBase) -> None:
-        self.clock = FakeClock(100.0)
-        self.bus = InlineBus()
-        self.display = open_display(kind, self.bus, stream, clock=self.clock)  # type: ignore[arg-type]
-
-    def __call__(self, *events: SkywardEvent, after_s: float = 0.0) -> None:
-        self.clock.advance(after_s)
-        for event in events:
-            self.bus.publish(event)
-
-
-@contextmanager
-def shown(kind: str, stream: io.TextIOBase) -> Generator[Show]:
-    show = Show(kind, stream)
-    try:
-        yield show
-    finally:
-        show.display.close()
 
 
 def line(text: str, node: int = 0) -> LogLine:

@@ -5,59 +5,13 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
 
-from skyward._event_bus import EventBus
-from skyward.display import open_display
-from skyward.events import Callback, InfraCreating, LogLine, Progress, SkywardEvent
-from skyward.testing.clock import FakeClock
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class InlineBus(EventBus):
-    """Delivers at once, in the publisher's thread, so that a test decides what time it is meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard_by: list[Callback] = []
-
-    def subscribe(self, event_type: object, callback: Callback) -> Callable[[], None]:  # type: ignore[override]
-        self.heard_by.append(callback)
-        return self.heard_by.clear
-
-    def publish(self, event: SkywardEvent, also: object = ()) -> None:
-        for callback in self.heard_by:
-            callback(event)
-
-
-class Show:
-    """A display on a stream, and the clock it sees."""
-
-    def __init__(self, kind: str, stream: io.TextIOBase) -> None:
-        self.clock = FakeClock(100.0)
-        self.bus = InlineBus()
-        self.display = open_display(kind, self.bus, stream, clock=self.clock)  # type: ignore[arg-type]
-
-    def __call__(self, *events: SkywardEvent, after_s: float = 0.0) -> None:
-        self.clock.advance(after_s)
-        for event in events:
-            self.bus.publish(event)
-
-
-@contextmanager
-def shown(kind: str, stream: io.TextIOBase) -> Generator[Show]:
-    show = Show(kind, stream)
-    try:
-        yield show
-    finally:
-        show.display.close()
+from skyward.events import InfraCreating, LogLine, Progress
+from skyward.testing.displays import Show, Terminal, shown
 
 
 def line(text: str, node: int = 0) -> LogLine:

@@ -5,17 +5,52 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from skyward.node.config import NodeConfig, NodeReady
-from skyward.providers.base import Instance
+from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.provision.nodes import NodeHandle, NodeListener, open_transport
 from skyward.spec.image import Image
+from skyward.spec.instance import InstanceSpec
+from skyward.transport.access import LocalAccess
+from skyward.wire.frames import TlsIdentity
 
-__all__ = ["FakeNode", "FakeNodes", "Phase"]
+__all__ = ["FakeNode", "FakeNodes", "Phase", "node_config", "node_instance"]
 
 Phase = Literal["prepare", "start", "join", "stop"]
 """What a fake node can be told to fail at."""
+
+_NOBODY = TlsIdentity(ca="ca", cert="cert", key="key")
+
+
+def node_config(identity: TlsIdentity = _NOBODY, **fields: Any) -> NodeConfig:
+    """The configuration of the only node of a pool, with one worker and no scheduler, but for ``fields``."""
+    usual: dict[str, Any] = {
+        "pool_id": "pool",
+        "instance_id": "i-1",
+        "node": 0,
+        "total_nodes": 1,
+        "workers": 1,
+        "head": False,
+        "address": "127.0.0.1",
+        "workdir": "/nonexistent",
+        "env": {},
+        "tls_ca": identity.ca,
+        "tls_cert": identity.cert,
+        "tls_key": identity.key,
+    }
+    return NodeConfig(**usual | fields)
+
+
+def node_instance(address: str = "127.0.0.1") -> Instance:
+    """The running machine of such a node."""
+    return Instance(
+        id="i-1",
+        key="key",
+        state=InstanceState.RUNNING,
+        offer=Offer(spec=InstanceSpec(name="fake", cpu=1, memory_gib=1)),
+        access=LocalAccess(address=address, workdir="/nonexistent"),
+    )
 
 
 class FakeNode(NodeHandle):

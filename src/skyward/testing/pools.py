@@ -24,11 +24,11 @@ from skyward.engine.futures import RemoteFuture
 from skyward.engine.intake import Intake
 from skyward.engine.packing import PackedFunction, Parcel, Wrapped
 from skyward.events import SkywardEvent
-from skyward.node.control import WorkerExit, WorkerRunning, WorkerStale
+from skyward.node.control import Message
 from skyward.providers.base import LaunchOrder, Offer
 from skyward.provision.fleet import Fleet
 from skyward.provision.ledger import Ledger
-from skyward.provision.nodes import NodeHandle
+from skyward.provision.nodes import LinkDown, LinkUp, NodeHandle
 from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import parse_request
 from skyward.spec.spot import SpotLike
@@ -256,14 +256,5 @@ class SimulatedPool:
         (rank,) = {node.rank for node in self.nodes.opened if node.instance.id == worker.host}
         return next(each for each in of_call if each.future.call.pinned == WorkerId(rank, worker.index))
 
-    def _hear(self, node: NodeHandle, message: object) -> None:
-        members = self.cluster.members
-        match message:
-            case WorkerExit():
-                members.exited(WorkerId(node.rank, message.worker), message.incarnation, message.reason)
-            case WorkerRunning():
-                members.started(WorkerId(node.rank, message.worker))
-            case WorkerStale():
-                members.stale(WorkerId(node.rank, message.worker), message.incarnation)
-            case _:
-                pass
+    def _hear(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
+        self.cluster.members.heard(node, message)

@@ -21,15 +21,13 @@ from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.provision.budget import ENDING_S, Budget
 from skyward.provision.choose import Batch
 from skyward.provision.cost import CostReport, Usage
-from skyward.provision.fleet import Fleet
 from skyward.provision.ledger import Ledger
 from skyward.spec.instance import InstanceSpec
-from skyward.spec.request import PoolRequest, parse_request
+from skyward.spec.request import PoolRequest
 from skyward.spec.spot import Spot
 from skyward.testing.clock import FakeClock
-from skyward.testing.nodes import FakeNodes
+from skyward.testing.fleets import FleetStage
 from skyward.testing.provider import FakeProvider
-from skyward.wire.frames import TlsIdentity
 
 SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
 SPOT = Offer(spec=SPEC, spot=True, price_per_hour=3.6, minimum_billed_s=60.0)
@@ -127,26 +125,9 @@ def test_all_batches_have_to_fit_together() -> None:
 # --- the fleet --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Stage:
-    ledger: Ledger
+@dataclass(kw_only=True)
+class Stage(FleetStage):
     provider: FakeProvider = field(default_factory=lambda: Noting([SPOT, ON_DEMAND]))
-    nodes: FakeNodes = field(default_factory=FakeNodes)
-    clock: FakeClock = field(default_factory=FakeClock)
-    events: list[SkywardEvent] = field(default_factory=list)
-
-    def fleet(self, **request: Any) -> Fleet:
-        return Fleet(
-            self.provider,
-            parse_request(**{"nodes": 2} | request),
-            pool_id="pool",
-            tls=TlsIdentity(ca="ca", cert="cert", key="key"),
-            publish=self.events.append,
-            on_node_message=lambda node, message: None,
-            ledger=self.ledger,
-            clock=self.clock,
-            open_node=self.nodes,
-        )
 
 
 class Noting(FakeProvider):
@@ -163,7 +144,7 @@ class Noting(FakeProvider):
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    return Stage(Ledger(tmp_path / "ledger.db"))
+    return Stage(ledger=Ledger(tmp_path / "ledger.db"))
 
 
 async def test_machines_and_nodes_end_by_themselves_before_the_sum_is_reached(stage: Stage) -> None:

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from skyward.node.children import Child, Zygote
-from skyward.node.config import NodeConfig
 from skyward.node.control import Message, Ping, Pong
 from skyward.node.plan import NodePlan
 from skyward.node.survey import make_plan
+from skyward.testing.nodes import node_config
 
 DEADLINE_S = 30.0
 
@@ -76,20 +76,8 @@ class Running:
 @pytest.fixture
 def plan(tmp_path: Path) -> Iterator[NodePlan]:
     """Of a node that nobody starts."""
-    config = NodeConfig(
-        pool_id="pool",
-        instance_id=f"unit-{os.getpid()}",
-        node=0,
-        total_nodes=1,
-        workers=1,
-        head=False,
-        address="127.0.0.1",
-        workdir=str(tmp_path),
-        env={"PYTHONPATH": str(tmp_path)},
-        tls_ca="ca",
-        tls_cert="cert",
-        tls_key="key",
-    )
+    folder = str(tmp_path)
+    config = node_config(instance_id=f"unit-{os.getpid()}", workdir=folder, env={"PYTHONPATH": folder})
     plan = make_plan(config, control_port=4711, blob_port=4712)
     yield plan
     for folder in {plan.ready.blob_dir, plan.ready.blob_dir_disk}:

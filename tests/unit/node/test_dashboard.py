@@ -26,8 +26,8 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from skyward.engine.certificates import client_security, issue
 from skyward.node._program import dask_security
-from skyward.node.config import NodeConfig
 from skyward.node.scheduler import NodeScheduler
+from skyward.testing.nodes import node_config
 from skyward.wire.frames import TlsIdentity
 
 ADDRESS = "127.83.1.11"
@@ -93,30 +93,13 @@ class Site:
             socket.close()
 
 
-def node_config(identity: TlsIdentity) -> NodeConfig:
-    return NodeConfig(
-        pool_id="p",
-        instance_id="i",
-        node=0,
-        total_nodes=1,
-        workers=1,
-        head=True,
-        address=ADDRESS,
-        workdir="",
-        env={},
-        tls_ca=identity.ca,
-        tls_cert=identity.cert,
-        tls_key=identity.key,
-    )
-
-
 @pytest.fixture(scope="module")
 def identity() -> TlsIdentity:
     return issue()
 
 
 def node_scheduler(identity: TlsIdentity) -> NodeScheduler:
-    security = dask_security(node_config(identity))
+    security = dask_security(node_config(identity, head=True, address=ADDRESS))
     return NodeScheduler(host=ADDRESS, port=0, protocol="tls", security=security, dashboard=False)
 
 

@@ -14,14 +14,12 @@ import pytest
 from skyward._waiting import wait_until
 from skyward.engine.certificates import issue
 from skyward.errors import UnreachableError
-from skyward.node.config import NodeConfig, NodeReady
+from skyward.node.config import NodeReady
 from skyward.node.control import Command, Ending, Fetch, Fetched, Ping, Pong, Report, Stop
 from skyward.node.server import ControlServer
-from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.provision.nodes import NodeHandle
 from skyward.spec.image import Image
-from skyward.spec.instance import InstanceSpec
-from skyward.transport.access import LocalAccess
+from skyward.testing.nodes import node_config, node_instance
 from skyward.transport.base import Completed
 from skyward.wire.frames import TlsIdentity
 
@@ -111,30 +109,10 @@ async def supervisor(identity: TlsIdentity) -> AsyncIterator[Supervisor]:
 
 @pytest.fixture
 async def node(supervisor: Supervisor, identity: TlsIdentity) -> AsyncIterator[NodeHandle]:
-    instance = Instance(
-        id="i-1",
-        key="key",
-        state=InstanceState.RUNNING,
-        offer=Offer(spec=InstanceSpec(name="fake", cpu=1, memory_gib=1)),
-        access=LocalAccess(address=ADDRESS, workdir="/nonexistent"),
-    )
-    config = NodeConfig(
-        pool_id="pool",
-        instance_id="i-1",
-        node=3,
-        total_nodes=4,
-        workers=1,
-        head=False,
-        address=ADDRESS,
-        workdir="/nonexistent",
-        env={},
-        tls_ca=identity.ca,
-        tls_cert=identity.cert,
-        tls_key=identity.key,
-    )
+    instance = node_instance(ADDRESS)
     node = NodeHandle(instance=instance, rank=3, transport=supervisor, on_message=lambda node, message: None)
     await node.prepare(Image(), lambda step: None)
-    await node.start(config)
+    await node.start(node_config(identity, node=3, total_nodes=4, address=ADDRESS))
     yield node
     with contextlib.suppress(UnreachableError):  # some tests leave nobody who would say goodbye
         await node.stop(0.2)

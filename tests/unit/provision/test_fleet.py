@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,35 +37,16 @@ from skyward.provision.fleet import Fleet
 from skyward.provision.ledger import Ledger
 from skyward.spec.image import Image
 from skyward.spec.instance import InstanceSpec
-from skyward.spec.request import parse_request
-from skyward.testing.clock import FakeClock
-from skyward.testing.nodes import FakeNodes, Phase
+from skyward.testing.fleets import FleetStage
+from skyward.testing.nodes import Phase
 from skyward.testing.provider import FakeProvider
-from skyward.wire.frames import TlsIdentity
 
 
-@dataclass
-class Stage:
-    """A fleet of four on fakes."""
-
-    ledger: Ledger
-    provider: FakeProvider = field(default_factory=FakeProvider)
-    nodes: FakeNodes = field(default_factory=FakeNodes)
-    clock: FakeClock = field(default_factory=FakeClock)
-    events: list[SkywardEvent] = field(default_factory=list)
+class Stage(FleetStage):
+    """For fleets of four."""
 
     def fleet(self, **request: Any) -> Fleet:
-        return Fleet(
-            self.provider,
-            parse_request(**{"nodes": 4, "timeout": 600} | request),
-            pool_id="pool",
-            tls=TlsIdentity(ca="ca", cert="cert", key="key"),
-            publish=self.events.append,
-            on_node_message=lambda node, message: None,
-            ledger=self.ledger,
-            clock=self.clock,
-            open_node=self.nodes,
-        )
+        return super().fleet(**{"nodes": 4, "timeout": 600} | request)
 
     def kinds(self) -> list[type[SkywardEvent]]:
         return [type(event) for event in self.events]
@@ -74,7 +54,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    return Stage(Ledger(tmp_path / "ledger.db"))
+    return Stage(ledger=Ledger(tmp_path / "ledger.db"))
 
 
 @pytest.fixture(autouse=True)

@@ -11,25 +11,21 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ConfigurationError, LedgerError, TerminationError
-from skyward.events import Error, SkywardEvent
+from skyward.events import Error
 from skyward.node.control import Ending
 from skyward.pool import ComputePool
 from skyward.providers.base import Offer, Provider
 from skyward.providers.local import Local
 from skyward.providers.registry import Sweepable, make_provider, provider_settings
 from skyward.providers.ssh import SSH
-from skyward.provision.fleet import Fleet
 from skyward.provision.ledger import Ledger
 from skyward.provision.nodes import NodeHandle
 from skyward.provision.owner import Owner
 from skyward.provision.sweep import Sweep
 from skyward.provision.upkeep import Upkeep
 from skyward.spec.instance import InstanceSpec
-from skyward.spec.request import parse_request
-from skyward.testing.clock import FakeClock
-from skyward.testing.nodes import FakeNodes
+from skyward.testing.fleets import FleetStage
 from skyward.testing.provider import FakeProvider
-from skyward.wire.frames import TlsIdentity
 
 OFFER = Offer(spec=InstanceSpec(name="big", cpu=2, memory_gib=4), region="here", spot=True, price_per_hour=2.0)
 
@@ -38,7 +34,7 @@ class Idle:
     """Uses nodes for nothing."""
 
     def expect(self, ranks: Iterable[int]) -> None: ...
-    def retire(self, ranks: Iterable[int]) -> None: ...
+    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None: ...
     async def attach(self, node: NodeHandle) -> None: ...
     async def drain(self, rank: int) -> None: ...
     def detach(self, rank: int, reason: str, *, for_good: bool) -> None: ...
@@ -49,23 +45,9 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.db")
 
 
-def fleet_of(provider: FakeProvider, ledger: Ledger, nodes: FakeNodes, events: list[SkywardEvent]) -> Fleet:
-    return Fleet(
-        provider,
-        parse_request(nodes=2),
-        pool_id="pool",
-        tls=TlsIdentity(ca="ca", cert="cert", key="key"),
-        publish=events.append,
-        on_node_message=lambda node, message: None,
-        ledger=ledger,
-        clock=FakeClock(),
-        open_node=nodes,
-    )
-
-
 async def test_an_entry_says_what_it_takes_to_find_price_and_end_the_machine(ledger: Ledger) -> None:
     provider = FakeProvider([OFFER])
-    fleet = fleet_of(provider, ledger, FakeNodes(), [])
+    fleet = FleetStage(ledger=ledger, provider=provider).fleet()
     await fleet.start()
     entries = ledger.open_entries()
     await fleet.stop()
@@ -83,7 +65,7 @@ async def test_no_machine_is_asked_for_when_it_cannot_be_written_down(ledger: Le
     ledger.path.write_bytes(b"no ledger" * 1000)
 
     with pytest.raises(LedgerError, match=r"ledger\.db"):
-        await fleet_of(provider, ledger, FakeNodes(), []).start()
+        await FleetStage(ledger=ledger, provider=provider).fleet().start()
 
     assert "launch" not in provider.calls
 
@@ -92,7 +74,7 @@ async def test_machines_that_are_gone_are_no_error_when_that_cannot_be_written_d
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     provider = FakeProvider()
-    fleet = fleet_of(provider, ledger, FakeNodes(), [])
+    fleet = FleetStage(ledger=ledger, provider=provider).fleet()
     await fleet.start()
     whole = ledger.path.read_bytes()
     ledger.path.write_bytes(b"no ledger" * 1000)
@@ -108,13 +90,13 @@ async def test_machines_that_are_gone_are_no_error_when_that_cannot_be_written_d
 
 
 async def test_a_pool_that_is_ended_from_outside_gets_no_machine_in_the_place_of_those(ledger: Ledger) -> None:
-    provider, nodes, events = FakeProvider(), FakeNodes(), list[SkywardEvent]()
-    fleet = fleet_of(provider, ledger, nodes, events)
-    upkeep = Upkeep(fleet, Idle(), publish=events.append, clock=FakeClock())
+    stage = FleetStage(ledger=ledger)
+    provider, events, fleet = stage.provider, stage.events, stage.fleet()
+    upkeep = Upkeep(fleet, Idle(), publish=events.append, clock=stage.clock)
     try:
         await upkeep.start(range(2))
         await Sweep(ledger, make=lambda *_: provider).end_pool("pool")
-        for node in nodes.opened:
+        for node in stage.nodes.opened:
             node._hear(Ending(reason="it was terminated", timed_out=False))
         async with asyncio.timeout(10):
             while upkeep.wanted:  # noqa: ASYNC110 - what is waited for sets no event

@@ -10,35 +10,14 @@ from typing import Any
 import pytest
 
 from skyward.errors import BootstrapError, PoolStateError
-from skyward.node.config import NodeConfig
-from skyward.providers.base import Instance, InstanceState, Offer
+from skyward.providers.base import Instance, InstanceState
 from skyward.provision.nodes import NodeHandle, open_node
 from skyward.spec.image import Image
-from skyward.spec.instance import InstanceSpec
-from skyward.transport.access import LocalAccess
+from skyward.testing.nodes import node_config, node_instance
 from skyward.transport.base import Completed
 
-RUNNING = Instance(
-    id="i-1",
-    key="key",
-    state=InstanceState.RUNNING,
-    offer=Offer(spec=InstanceSpec(name="fake", cpu=1, memory_gib=1)),
-    access=LocalAccess(address="127.0.0.1", workdir="/nonexistent"),
-)
-CONFIG = NodeConfig(
-    pool_id="pool",
-    instance_id="i-1",
-    node=3,
-    total_nodes=4,
-    workers=1,
-    head=False,
-    address="127.0.0.1",
-    workdir="/nonexistent",
-    env={"TOKEN": "secret"},
-    tls_ca="ca",
-    tls_cert="cert",
-    tls_key="key",
-)
+RUNNING = node_instance()
+CONFIG = node_config(node=3, total_nodes=4, env={"TOKEN": "secret"})
 
 
 class Answering:

@@ -71,6 +71,15 @@ class Stage:
     def hosts(self, ticket: Ticket) -> list[str]:
         return [worker.host for worker in ticket.ran_on]
 
+    async def occupy(self, *, count: int = 2, **call: Any) -> None:
+        """Submit so many such calls, and give them time to begin."""
+        for _ in range(count):
+            self.pool.submit(Call(**call))
+        await asyncio.sleep(1)
+
+    async def until_done(self) -> None:
+        await self.until(lambda: all(ticket.future.done() for ticket in self.pool.tickets))
+
     async def until(self, is_true: Callable[[], bool], limit_s: float = 300.0) -> None:
         async with asyncio.timeout(limit_s):
             while not is_true():  # noqa: ASYNC110 - what is waited for sets no event
@@ -96,15 +105,13 @@ def live(tmp_path: Path, scenario: Callable[[Stage], Awaitable[None]], **options
 
 def test_what_runs_goes_on_and_what_is_new_goes_elsewhere(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
-        for _ in range(2):
-            stage.pool.submit(Call(seconds=60, retries=0))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=60, retries=0)
         taken = stage.node(1)
         stage.pool.preempt(taken, 120)
         await asyncio.sleep(1)
         for _ in range(20):
             stage.pool.submit(Call(seconds=1, retries=0))
-        await stage.until(lambda: all(ticket.future.done() for ticket in stage.pool.tickets))
+        await stage.until_done()
 
         ran_there = [ticket.number for ticket in stage.pool.tickets if taken.instance.id in stage.hosts(ticket)]
         assert ran_there in ([0], [1])
@@ -115,9 +122,7 @@ def test_what_runs_goes_on_and_what_is_new_goes_elsewhere(tmp_path: Path) -> Non
 
 def test_the_next_machine_is_ordered_at_once_and_starts_when_the_calls_are_done(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
-        for _ in range(2):
-            stage.pool.submit(Call(seconds=60))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=60)
         stage.pool.provider.trouble({}, [Fate(pending_s=30.0)])
         told_at, taken = stage.now, stage.node(1)
         stage.pool.preempt(taken, 120)
@@ -141,11 +146,9 @@ def test_the_next_machine_is_ordered_at_once_and_starts_when_the_calls_are_done(
 
 def test_what_is_not_done_in_time_runs_elsewhere_at_no_cost_of_a_retry(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
-        for _ in range(2):
-            stage.pool.submit(Call(seconds=100, retries=0))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=100, retries=0)
         stage.pool.preempt(stage.node(1), 10)
-        await stage.until(lambda: all(ticket.future.done() for ticket in stage.pool.tickets))
+        await stage.until_done()
 
         assert [ticket.future.result(0) for ticket in stage.pool.tickets] == [0, 1]
         assert sorted(len(ticket.ran_on) for ticket in stage.pool.tickets) == [1, 2]
@@ -157,9 +160,7 @@ def test_a_worker_that_dies_on_a_machine_that_is_taken_costs_no_retry_and_the_ne
     tmp_path: Path,
 ) -> None:
     async def scenario(stage: Stage) -> None:
-        for _ in range(4):
-            stage.pool.submit(Call(seconds=100, retries=0))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=100, retries=0, count=4)
         taken = stage.node(1)
         stage.pool.provider.trouble({}, [Fate(pending_s=60.0)])
         stage.pool.preempt(taken, 120)
@@ -167,7 +168,7 @@ def test_a_worker_that_dies_on_a_machine_that_is_taken_costs_no_retry_and_the_ne
         for _ in range(4):
             stage.pool.submit(Call(seconds=1, retries=0))
         taken.kill_process(0)
-        await stage.until(lambda: all(ticket.future.done() for ticket in stage.pool.tickets))
+        await stage.until_done()
 
         assert [ticket.future.result(0) for ticket in stage.pool.tickets] == list(range(8))
         assert len([worker for _, worker in stage.began if worker.host == taken.instance.id]) == 2
@@ -178,13 +179,11 @@ def test_a_worker_that_dies_on_a_machine_that_is_taken_costs_no_retry_and_the_ne
 def test_calls_of_its_rank_alone_wait_for_the_next_machine(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         taken = stage.node(1)
-        stage.pool.submit(Call(seconds=50))
-        stage.pool.submit(Call(seconds=50))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=50)
         stage.pool.preempt(taken, 120)
         await asyncio.sleep(1)
         stage.pool.broadcast(Call(seconds=1))
-        await stage.until(lambda: all(ticket.future.done() for ticket in stage.pool.tickets))
+        await stage.until_done()
 
         assert [stage.hosts(ticket) for ticket in stage.pool.tickets[2:]] == [
             [stage.node(0).instance.id],
@@ -198,13 +197,11 @@ def test_calls_of_its_rank_alone_wait_for_the_next_machine(tmp_path: Path) -> No
 def test_the_head_is_replaced_like_the_others(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         taken = stage.node(0)
-        stage.pool.submit(Call(seconds=5, retries=0))
-        stage.pool.submit(Call(seconds=5, retries=0))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=5, retries=0)
         stage.pool.preempt(taken, 120)
         await stage.until(lambda: stage.node(0) is not taken and stage.node(0).runs)
         stage.pool.broadcast(Call())
-        await stage.until(lambda: all(ticket.future.done() for ticket in stage.pool.tickets))
+        await stage.until_done()
         await stage.until(lambda: stage.node(1).scheduler == stage.node(0).scheduler)
 
         assert [ticket.future.result(0) for ticket in stage.pool.tickets] == [0, 1, 2, 2]
@@ -214,9 +211,7 @@ def test_the_head_is_replaced_like_the_others(tmp_path: Path) -> None:
 
 def test_a_notice_that_is_repeated_after_a_lost_link_buys_one_machine(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.pool.submit(Call(seconds=50))
-        stage.pool.submit(Call(seconds=50))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=50)
         taken = stage.node(1)
         stage.pool.preempt(taken, 120)
         await asyncio.sleep(1)
@@ -225,7 +220,7 @@ def test_a_notice_that_is_repeated_after_a_lost_link_buys_one_machine(tmp_path: 
             await asyncio.sleep(1)
             taken.reconnect()
             await asyncio.sleep(1)
-        await stage.until(lambda: all(ticket.future.done() for ticket in stage.pool.tickets))
+        await stage.until_done()
         await stage.until(lambda: stage.node(1) is not taken and stage.node(1).runs)
         assert len(stage.orders) == 3
 
@@ -263,9 +258,7 @@ def test_news_that_a_node_repeats_on_every_connection_is_passed_on_once() -> Non
 
 def test_nothing_is_bought_for_a_node_that_goes_anyway(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.pool.submit(Call(seconds=50))
-        stage.pool.submit(Call(seconds=50))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=50)
         leaving = asyncio.ensure_future(stage.pool.elastic.scale(1, {1}))
         await asyncio.sleep(1)
         stage.pool.preempt(stage.node(1), 120)
@@ -277,15 +270,13 @@ def test_nothing_is_bought_for_a_node_that_goes_anyway(tmp_path: Path) -> None:
 
 def test_a_pool_that_shrinks_meanwhile_ends_the_machine_that_was_to_be_the_next(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.pool.submit(Call(seconds=50))
-        stage.pool.submit(Call(seconds=50))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=50)
         stage.pool.preempt(stage.node(1), 120)
         await stage.until(lambda: len(stage.orders) == 3)
         stage.pool.broadcast(Call())
         await stage.pool.elastic.scale(1, {1})
         await stage.until(lambda: stage.alive() == 1)
-        await stage.until(lambda: all(ticket.future.done() for ticket in stage.pool.tickets))
+        await stage.until_done()
         assert len(stage.orders) == 3
 
     live(tmp_path, scenario)
@@ -293,9 +284,7 @@ def test_a_pool_that_shrinks_meanwhile_ends_the_machine_that_was_to_be_the_next(
 
 def test_what_waited_for_the_next_machine_runs_on_the_last_one_if_there_is_to_be_no_other(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
-        for _ in range(3):
-            stage.pool.submit(Call(seconds=50))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=50, count=3)
         assert [worker.host for _, worker in stage.began].count(stage.node(1).instance.id) == 1, "the other is idle"
         stage.pool.preempt(stage.node(1), 120)
         await asyncio.sleep(1)
@@ -316,9 +305,7 @@ def test_what_waited_for_the_next_machine_runs_on_the_last_one_if_there_is_to_be
 @pytest.mark.parametrize("launching_s", [0.0, 100.0])
 def test_a_pool_that_is_closed_meanwhile_ends_it_too(tmp_path: Path, pending_s: float, launching_s: float) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.pool.submit(Call(seconds=500))
-        stage.pool.submit(Call(seconds=500))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=500)
         stage.pool.provider.trouble({"launch": [Fault(delay_s=launching_s, done=None)]}, [Fate(pending_s=pending_s)])
         stage.pool.preempt(stage.node(1), 120)
         await stage.until(lambda: len(stage.orders) == 3)
@@ -330,9 +317,7 @@ def test_without_a_machine_in_advance_one_is_asked_for_when_the_node_is_gone(tmp
     async def scenario(stage: Stage) -> None:
         taken = stage.node(1)
         stage.pool.provider.trouble({"launch": [Fault(error=CapacityError("sold out"))] * 11})
-        stage.pool.submit(Call(seconds=50))
-        stage.pool.submit(Call(seconds=50))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=50)
         stage.pool.preempt(taken, 120)
         await stage.until(lambda: stage.node(1) is not taken and stage.node(1).runs)
         errors = [event.message for event in stage.pool.events if isinstance(event, Error)]
@@ -346,9 +331,7 @@ def test_a_machine_that_cannot_be_prepared_in_advance_is_ended_and_another_takes
     async def scenario(stage: Stage) -> None:
         taken = stage.node(1)
         stage.pool.provider.trouble({}, [Fate(becomes=InstanceState.FAILED)])
-        stage.pool.submit(Call(seconds=50))
-        stage.pool.submit(Call(seconds=50))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=50)
         stage.pool.preempt(taken, 120)
         await stage.until(lambda: stage.node(1) is not taken and stage.node(1).runs)
         assert len(stage.orders) == 4
@@ -360,9 +343,7 @@ def test_a_machine_that_cannot_be_prepared_in_advance_is_ended_and_another_takes
 def test_a_machine_that_is_still_there_after_its_time_is_ended(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         taken = stage.node(1)
-        stage.pool.submit(Call(seconds=500))
-        stage.pool.submit(Call(seconds=500))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=500)
         taken.be_preempted(120)
         await asyncio.sleep(119)
         assert taken.runs
@@ -377,9 +358,7 @@ def test_a_machine_that_is_still_there_after_its_time_is_ended(tmp_path: Path) -
 
 def test_a_machine_that_is_gone_without_notice_is_lost_by_its_providers_word(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
-        stage.pool.submit(Call(seconds=50))
-        stage.pool.submit(Call(seconds=50))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=50)
         lost_at = stage.now
         stage.pool.provider.lose(stage.node(1).instance.id)
         await stage.until(lambda: len(stage.orders) == 3)
@@ -399,7 +378,7 @@ def test_one_of_four_is_taken_under_four_hundred_calls_and_the_cost_adds_up_to_t
         stage.pool.provider.trouble({}, [Fate(pending_s=30.0)])
         taken, told_at = stage.node(3), stage.now
         stage.pool.preempt(taken, 120)
-        await stage.until(lambda: all(ticket.future.done() for ticket in stage.pool.tickets))
+        await stage.until_done()
         assert [ticket.future.result(0) for ticket in stage.pool.tickets] == list(range(400))
         assert {len(ticket.ran_on) for ticket in stage.pool.tickets} == {1}
         assert any(worker.host == stage.node(3).instance.id for _, worker in stage.began), "the next one joined"
@@ -452,9 +431,7 @@ def test_a_machine_in_advance_that_comes_late_is_ended_when_its_node_is_neither_
     tmp_path: Path,
 ) -> None:
     async def scenario(stage: Stage) -> None:
-        for _ in range(2):
-            stage.pool.submit(Call(seconds=500))
-        await asyncio.sleep(1)
+        await stage.occupy(seconds=500)
         stage.pool.provider.trouble({"launch": [Fault(delay_s=60, done=None)]}, [])
         stage.pool.preempt(stage.node(1), 120)
         await stage.until(lambda: len(stage.orders) == 3)

@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 
 from skyward.errors import AuthenticationError, CapacityError
-from skyward.events import InstanceLaunching, Notice, SkywardEvent
+from skyward.events import InstanceLaunching, Notice
 from skyward.providers.base import Offer
 from skyward.provision.choose import choose
-from skyward.provision.fleet import Fleet
 from skyward.provision.ledger import Ledger
 from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import parse_request
 from skyward.spec.spot import Spot
-from skyward.testing.clock import FakeClock
-from skyward.testing.nodes import FakeNodes
+from skyward.testing.fleets import FleetStage
 from skyward.testing.provider import FakeProvider
-from skyward.wire.frames import TlsIdentity
 
 SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
 ON_DEMAND = Offer(spec=SPEC, price_per_hour=3.0, on_demand_price_per_hour=3.0)
@@ -28,25 +25,9 @@ ON_SPOT = Offer(spec=SPEC, spot=True, price_per_hour=1.0, on_demand_price_per_ho
 OTHER = Offer(spec=InstanceSpec(name="small", cpu=2, memory_gib=4), spot=True, price_per_hour=1.5)
 
 
-@dataclass
-class Stage:
-    ledger: Ledger
+@dataclass(kw_only=True)
+class Stage(FleetStage):
     provider: FakeProvider = field(default_factory=lambda: FakeProvider([ON_DEMAND, ON_SPOT]))
-    clock: FakeClock = field(default_factory=FakeClock)
-    events: list[SkywardEvent] = field(default_factory=list)
-
-    def fleet(self, **request: Any) -> Fleet:
-        return Fleet(
-            self.provider,
-            parse_request(**{"nodes": 2} | request),
-            pool_id="pool",
-            tls=TlsIdentity(ca="ca", cert="cert", key="key"),
-            publish=self.events.append,
-            on_node_message=lambda node, message: None,
-            ledger=self.ledger,
-            clock=self.clock,
-            open_node=FakeNodes(),
-        )
 
     def notices(self) -> list[str]:
         return [event.message for event in self.events if isinstance(event, Notice)]
@@ -57,7 +38,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    return Stage(Ledger(tmp_path / "ledger.db"))
+    return Stage(ledger=Ledger(tmp_path / "ledger.db"))
 
 
 async def test_always_asks_again_as_often_and_as_slowly_as_it_says(stage: Stage) -> None:

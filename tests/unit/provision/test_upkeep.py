@@ -13,18 +13,13 @@ import pytest
 import stamina
 
 from skyward.errors import AuthenticationError, CapacityError, PoolStateError, TerminationError, UnreachableError
-from skyward.events import Error, SkywardEvent
+from skyward.events import Error
 from skyward.node.control import Ending
 from skyward.providers.base import Instance, LaunchOrder, Offer
-from skyward.provision.fleet import Fleet
 from skyward.provision.ledger import Ledger
 from skyward.provision.nodes import NodeHandle
 from skyward.provision.upkeep import Upkeep
-from skyward.spec.request import parse_request
-from skyward.testing.clock import FakeClock
-from skyward.testing.nodes import FakeNodes
-from skyward.testing.provider import FakeProvider
-from skyward.wire.frames import TlsIdentity
+from skyward.testing.fleets import FleetStage
 
 
 @dataclass
@@ -38,7 +33,7 @@ class Engine:
     def expect(self, ranks: Iterable[int]) -> None:
         self.log.append(("expect", *ranks))
 
-    def retire(self, ranks: Iterable[int]) -> None:
+    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
         self.log.append(("retire", *ranks))
 
     async def attach(self, node: NodeHandle) -> None:
@@ -58,28 +53,13 @@ class Engine:
         return [entry[1:] for entry in self.log if entry[0] == verb]
 
 
-@dataclass
-class Stage:
-    ledger: Ledger
-    provider: FakeProvider = field(default_factory=FakeProvider)
-    nodes: FakeNodes = field(default_factory=FakeNodes)
-    clock: FakeClock = field(default_factory=FakeClock)
+@dataclass(kw_only=True)
+class Stage(FleetStage):
     engine: Engine = field(default_factory=Engine)
-    events: list[SkywardEvent] = field(default_factory=list)
 
     @asynccontextmanager
     async def upkeep(self, nodes: int = 2) -> AsyncGenerator[Upkeep]:
-        fleet = self.fleet = Fleet(
-            self.provider,
-            parse_request(nodes=nodes, timeout=600),
-            pool_id="pool",
-            tls=TlsIdentity(ca="ca", cert="cert", key="key"),
-            publish=self.events.append,
-            on_node_message=lambda node, message: None,
-            ledger=self.ledger,
-            clock=self.clock,
-            open_node=self.nodes,
-        )
+        fleet = self.present = self.fleet(nodes=nodes, timeout=600)
         upkeep = Upkeep(fleet, self.engine, publish=self.events.append, clock=self.clock)
         try:
             await upkeep.start(range(nodes))
@@ -96,7 +76,7 @@ class Stage:
         node._hear(Ending(reason=reason, timed_out=timed_out))
 
     def ranks(self) -> list[int]:
-        return [node.rank for node in self.fleet.nodes]
+        return [node.rank for node in self.present.nodes]
 
     def errors(self) -> list[str]:
         return [event.message for event in self.events if isinstance(event, Error)]
@@ -104,7 +84,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    return Stage(Ledger(tmp_path / "ledger.db"))
+    return Stage(ledger=Ledger(tmp_path / "ledger.db"))
 
 
 @pytest.fixture(autouse=True)
@@ -345,7 +325,7 @@ async def test_stopping_ends_lost_machines_even_where_others_cannot_be_ended(sta
         await until(lambda: stage.engine.of("attach").count((1,)) == 2)
         stubborn.machines.discard("fake-1")
         with pytest.raises(TerminationError) as left:
-            await stage.fleet.stop()
+            await stage.present.stop()
         assert left.value.instance_ids == ("fake-0",)
         assert stage.provider.alive == ["fake-0"]
         stubborn.machines.clear()

@@ -14,39 +14,18 @@ from typing import Any
 import pytest
 
 from skyward.errors import HostKeyError, RateLimitError, UnreachableError
-from skyward.node.config import NodeConfig
 from skyward.node.lease import Lease
-from skyward.providers.base import Instance, InstanceState, Offer
+from skyward.providers.base import InstanceState
 from skyward.provision import nodes
 from skyward.provision.inquiry import Inquiry
 from skyward.provision.nodes import NodeHandle
-from skyward.spec.instance import InstanceSpec
 from skyward.testing.clock import FakeClock
+from skyward.testing.nodes import node_config, node_instance
 from skyward.testing.provider import FakeProvider
-from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
 
-INSTANCE = Instance(
-    id="i-1",
-    key="key",
-    state=InstanceState.RUNNING,
-    offer=Offer(spec=InstanceSpec(name="fake", cpu=1, memory_gib=1)),
-    access=LocalAccess(address="127.0.0.1", workdir="/nonexistent"),
-)
-CONFIG = NodeConfig(
-    pool_id="pool",
-    instance_id="i-1",
-    node=1,
-    total_nodes=2,
-    workers=1,
-    head=False,
-    address="127.0.0.1",
-    workdir="/nonexistent",
-    env={},
-    tls_ca="ca",
-    tls_cert="cert",
-    tls_key="key",
-)
+INSTANCE = node_instance()
+CONFIG = node_config(node=1, total_nodes=2)
 RUNS = Completed(exit_code=0, stdout="", stderr="")
 GONE = Completed(exit_code=99, stdout="", stderr="")
 NO_ROOM = [

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, TypeVar, cast
 
-from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
-from skyward.errors import CapacityError, ConfigurationError, QuotaError, SkywardError, UnreachableError
+from skyward._waiting import SYSTEM_CLOCK
+from skyward.errors import CapacityError, ConfigurationError, QuotaError, SkywardError
 from skyward.providers.aws.account import Account, Launched
 from skyward.providers.aws.ending import end, undo
-from skyward.providers.aws.errors import Refusal, Where, explain, judge, refusal
+from skyward.providers.aws.errors import Where, explain
 from skyward.providers.aws.images import MachineImage, image_path
 from skyward.providers.aws.keys import make_key_pair
 from skyward.providers.aws.network import Subnet, ensure_group
 from skyward.providers.aws.orders import Candidate, MachineOrder, fleet_call, machine_call, template_call
+from skyward.providers.aws.patience import judged, lacks_profile, no_profile, patiently
 from skyward.providers.aws.quotas import exceeded
 from skyward.providers.base import LaunchOrder, Offer
 
@@ -26,12 +27,8 @@ __all__ = ["Launch", "Made", "Terms"]
 T = TypeVar("T")
 
 _AT_ONCE: Final = 8
-_VISIBLE_S: Final = 45.0
-_LOOK_S: Final = 0.5
 _SIMILAR: Final = 1.5
 """Spot machines that cost at most so many times the cheapest are as good as that, if they are likelier to stay."""
-_UNSEEN: Final = ("InvalidGroup.NotFound", "InvalidSecurityGroupID.NotFound", "InvalidLaunchTemplateId.NotFound")
-_PROFILE: Final = "InvalidParameterValue"
 _NAMED: Final = 3
 """So many types are named where none is to be had."""
 _SURE: Final = (CapacityError, QuotaError, ConfigurationError)
@@ -227,56 +224,10 @@ class Launch:
         """Make a call that launches; unless it is refused, nobody is sure of its machine before that is booked."""
         self._unsure.add(key)
         try:
-            return await self._patiently(operation, call)
+            return await patiently(self._account.api, operation, call, instance_profile=self._terms.instance_profile)
         except _SURE:
             self._unsure.discard(key)
             raise
-
-    async def _patiently(self, operation: str, call: Callable[[int], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Make a call; what was made just before it may not be known everywhere yet.
-
-        A fleet says so in its answer. It is asked for again as another one, and at last that answer is returned.
-
-        Args:
-            operation: which one.
-            call: its parameters, by the number of such answers before it.
-        """
-        refused: SkywardError | None = None
-        answers: list[Mapping[str, Any]] = []
-
-        async def attempt() -> Mapping[str, Any] | NotYet:
-            nonlocal refused
-            try:
-                answer = await self._account.api.call("ec2", operation, **call(len(answers)))
-            except SkywardError as error:
-                found = refusal(error)
-                if found is None or not _is_unseen(found):
-                    raise
-                refused = error
-                return NotYet(found.message)
-            if (unseen := _unseen_by_fleet(answer)) is None:
-                return answer
-            answers.append(answer)
-            return NotYet(unseen.message)
-
-        try:
-            return await wait_until(attempt, deadline_s=_VISIBLE_S, interval_s=_LOOK_S, what=operation)
-        except UnreachableError as error:
-            if error.__cause__ is not None:
-                raise
-            if answers:
-                return answers[-1]
-            if refused is None:
-                raise
-            if (found := refusal(refused)) is not None and _lacks_profile(found):
-                raise self._no_profile() from refused
-            raise refused from error
-
-    def _no_profile(self) -> ConfigurationError:
-        return ConfigurationError(
-            f"instance_profile={self._terms.instance_profile!r} does not exist in the account: "
-            "`aws iam list-instance-profiles` lists what there is"
-        )
 
     async def _drop(self, template_id: str) -> None:
         """What fails here is made up for when the pool's last machine ends."""
@@ -309,8 +260,9 @@ class Launch:
         where = Where(region=self._account.region, service="ec2", operation="CreateFleet")
         errors: list[SkywardError] = []
         for row in rows:
-            found = _judged(row)
-            error = self._no_profile() if _lacks_profile(found) else explain(found, where)
+            found = judged(row)
+            profile = self._terms.instance_profile
+            error = no_profile(profile) if lacks_profile(found) else explain(found, where)
             self._refuse(_launched_as(row, candidates).offer, error)
             errors.append(error)
         return errors
@@ -335,25 +287,6 @@ class Launch:
         )
         error.__cause__ = last
         return error
-
-
-def _judged(row: Mapping[str, Any]) -> Refusal:
-    """What one of the errors in a fleet's answer means."""
-    return judge(str(row.get("ErrorCode", "")), str(row.get("ErrorMessage", "")))
-
-
-def _unseen_by_fleet(answer: Mapping[str, Any]) -> Refusal | None:
-    """What a fleet that has got nothing did not know yet; None if it has got something, or that is not why."""
-    rows = () if answer.get("Instances") else answer.get("Errors", ())
-    return next((found for found in map(_judged, rows) if _is_unseen(found)), None)
-
-
-def _is_unseen(found: Refusal) -> bool:
-    return found.code in _UNSEEN or _lacks_profile(found)
-
-
-def _lacks_profile(found: Refusal) -> bool:
-    return found.code == _PROFILE and "IAM Instance Profile" in found.message
 
 
 def _described(offer: Offer) -> str:

@@ -458,7 +458,7 @@ def test_a_role_that_is_not_known_yet_is_waited_for(ec2: LocalEC2) -> None:
 def test_what_a_fleet_does_not_know_yet_is_waited_for(
     ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    monkeypatch.setattr("skyward.providers.aws.launch._LOOK_S", 0.01)
+    monkeypatch.setattr("skyward.providers.aws.patience._LOOK_S", 0.01)
     ec2.market.limits.append(Capacity(code=code))
 
     async def asked_twice() -> bool | None:
@@ -474,7 +474,7 @@ def test_what_a_fleet_does_not_know_yet_is_waited_for(
 
 
 def test_what_a_fleet_never_knows_is_said(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyward.providers.aws.launch._VISIBLE_S", 0.0)
+    monkeypatch.setattr("skyward.providers.aws.patience._VISIBLE_S", 0.0)
     ec2.market.limits.append(Capacity(code="InvalidGroup.NotFound"))
 
     with pytest.raises(UnreachableError, match=r"CreateFleet was refused: InvalidGroup\.NotFound"):

@@ -60,7 +60,7 @@ def test_a_fleets_word_on_a_role_that_does_not_exist_is_plain(ec2: LocalEC2, mon
         await provider.launch(await provider.offers(parse_request(cpu=2, memory="4GB", spot="never")), ORDER)
 
     monkeypatch.setattr(Api, "call", refusing)
-    monkeypatch.setattr("skyward.providers.aws.launch._VISIBLE_S", 0.0)
+    monkeypatch.setattr("skyward.providers.aws.patience._VISIBLE_S", 0.0)
     with pytest.raises(ConfigurationError, match="instance_profile='nope' does not exist"):
         asyncio.run(scenario())
     assert ec2.left() == {}
