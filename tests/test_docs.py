@@ -17,6 +17,9 @@ from skyward.testing.hosts import SshHost, write_known_hosts
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+NOT_RUN = ("no-run", "ml")
+"""What a fence says of blocks that do not run here: they need what is not there, or frameworks (see tests/ml)."""
+
 FENCE = re.compile(r"^```(\w*) *(.*)$")
 PRINTED = re.compile(r"^\s*print\(.*\)  # (.+)$", re.MULTILINE)
 
@@ -43,11 +46,11 @@ def blocks(page: Path) -> Iterator[Block]:
             fence = None
 
 
-def program(page: Path, *, no_run: bool) -> str:
-    """The page's blocks as one script, each on the lines where it stands in the page."""
+def program(page: Path, remark: str) -> str:
+    """The page's blocks with this remark as one script, each on the lines where it stands in the page."""
     script: list[str] = []
     for block in blocks(page):
-        if block.language == "python" and (block.remark == "no-run") is no_run:
+        if block.language == "python" and block.remark == remark:
             script += [""] * (block.start - len(script)) + list(block.lines)
     return "\n".join(script) + "\n"
 
@@ -77,10 +80,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator[P
         yield folder / "home"
 
 
-RUNNABLE = [page for page in PAGES if program(page, no_run=False).strip()]
+RUNNABLE = [page for page in PAGES if program(page, "").strip()]
 
 
-ON_HOSTS = [page for page in RUNNABLE if "gpu1" in program(page, no_run=False)]
+ON_HOSTS = [page for page in RUNNABLE if "gpu1" in program(page, "")]
 
 
 @pytest.mark.timeout(180)
@@ -96,7 +99,7 @@ def test_page_runs_on_hosts_and_prints_what_it_says(page: Path, tmp_path: Path, 
 
 
 def run(page: Path, folder: Path, env: dict[str, str]) -> None:
-    text = program(page, no_run=False)
+    text = program(page, "")
     script = folder / f"page_{page.stem.replace('-', '_')}.py"  # no library's name
     script.write_text(text, encoding="utf-8")
 
@@ -111,18 +114,24 @@ def run(page: Path, folder: Path, env: dict[str, str]) -> None:
     )
 
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    printed = iter(completed.stdout.splitlines())
-    assert [line for line in PRINTED.findall(text) if line not in printed] == [], completed.stdout
+    assert_printed(text, completed.stdout)
+
+
+def assert_printed(text: str, output: str) -> None:
+    """What the blocks say after ``print(...)  #`` is in the output, in that order."""
+    printed = iter(output.splitlines())
+    assert [line for line in PRINTED.findall(text) if line not in printed] == [], output
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_blocks_that_are_not_run_are_valid_python(page: Path) -> None:
-    compile(program(page, no_run=True), str(page), "exec")
+    for remark in NOT_RUN:
+        compile(program(page, remark), str(page), "exec")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_python_blocks_say_how_they_are_treated(page: Path) -> None:
-    assert {block.remark for block in blocks(page) if block.language == "python"} <= {"", "no-run"}
+    assert {block.remark for block in blocks(page) if block.language == "python"} <= {"", *NOT_RUN}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

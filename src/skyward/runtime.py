@@ -209,8 +209,9 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int | None = None) -> Any:
     Args:
         arrays: lists, tuples, ranges, numpy arrays and memory maps, torch tensors, pandas frames and series, or
             anything else with a shape or with ``__len__`` and ``__getitem__``; all of one length, which is the first
-            dimension's. Types are kept, and without ``shuffle`` what can give a view gives one. Other types, and a
-            shuffled range, become a list of their elements.
+            dimension's. Types are kept, and without ``shuffle`` what can give a view gives one. A torch ``Dataset``
+            becomes a ``Subset``, of which nothing is read yet. Other types, and a shuffled range, become a list of
+            their elements.
         shuffle: deal the elements in a random order, the same for all arrays and all workers.
         seed: of that order; None takes one that the call's workers share, so two calls of ``shard`` in one call agree.
 
@@ -218,7 +219,8 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int | None = None) -> Any:
         The part of the only array, or a tuple with a part of each.
 
     Raises:
-        ConfigurationError: no array, arrays of unequal length, or one that cannot be sharded.
+        ConfigurationError: no array, arrays of unequal length, or something that cannot be sharded, such as a dict, an
+            iterator or a ``DataLoader``; says what to do instead.
     """
     if not arrays:
         raise ConfigurationError("shard() needs at least one array, e.g. shard(x) or shard(x, y)")
@@ -234,15 +236,37 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int | None = None) -> Any:
 
 def _length(value: object) -> int:
     shape = cast("Sequence[int] | None", getattr(value, "shape", None))
-    if shape:
+    if shape is not None and len(shape):
         return shape[0]
     if shape is not None or not _has_positions(value):
-        raise ConfigurationError(f"shard() needs something indexed by position, as a list is, got {_type_name(value)}")
+        raise _not_divisible(value, "it needs something indexed by position, as a list, an array or a frame is")
     return _size(value, "shard()")
 
 
 def _has_positions(value: object) -> bool:
-    return hasattr(value, "__getitem__") and not isinstance(value, Mapping)
+    return hasattr(value, "__getitem__") and not isinstance(value, Mapping) and not _is_torch(value, "IterableDataset")
+
+
+def _not_divisible(value: object, why: str) -> ConfigurationError:
+    return ConfigurationError(f"shard() cannot divide {_type_name(value)}: {why}. {_instead(value)}".rstrip())
+
+
+def _instead(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "Shard its values: shard(*data.values())"
+    if isinstance(value, set | frozenset):
+        return "Make a list of it that has the same order everywhere: shard(sorted(data))"
+    if _is_torch(value, "DataLoader"):
+        return "Make the loader with sampler=DistributedSampler(dataset)"
+    if hasattr(value, "__iter__") and not hasattr(value, "shape"):
+        return "Take every world-th of its elements: itertools.islice(data, rank, None, world)"
+    return ""
+
+
+def _is_torch(value: object, name: str) -> bool:
+    """Whether ``value`` is one of the class ``name`` of torch.utils.data, which is loaded if it is."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(value, getattr(data, name))
 
 
 def _size(value: object, user: str) -> int:
@@ -267,21 +291,35 @@ def _permutation(length: int, seed: int) -> Sequence[int]:
 
 def _take(value: Any, index: slice | Sequence[int]) -> Any:
     if hasattr(value, "shape"):
-        return getattr(value, "iloc", value)[index]
+        return _indexed(value, index)
     if isinstance(index, slice):
         if isinstance(value, list | tuple | range | array | str | bytes | bytearray):
             return cast("Sequence[Any]", value)[index]
         index = range(index.start, index.stop)
-    elements = [value[int(position)] for position in index]
+    positions = [int(position) for position in index]
+    if _is_torch(value, "Dataset"):
+        return sys.modules["torch.utils.data"].Subset(value, positions)
+    elements = [value[position] for position in positions]
     return tuple(elements) if isinstance(value, tuple) else elements
+
+
+def _indexed(value: Any, index: slice | Sequence[int]) -> Any:
+    """The rows of something that has a shape, all at once."""
+    why = "it has a shape, and its rows cannot be taken by their positions"
+    try:
+        part = getattr(value, "iloc", value)[index]
+    except (TypeError, KeyError, NotImplementedError) as error:
+        raise _not_divisible(value, f"{why} ({error})") from error
+    if isinstance(part, Mapping):
+        raise _not_divisible(value, f"{why}: they come as columns. Take those of shard(range(len(data)))")
+    return part
 
 
 class DistributedSampler:
     """Deals a dataset's indices to the workers of a call: a sampler for :class:`torch.utils.data.DataLoader`.
 
     Every worker gets equally many indices, so that all make the same number of steps: the last ones repeat the first,
-    or are left out with ``drop_last``. Once torch is imported the indices are those of torch's own sampler of this
-    name; torch is not needed.
+    or are left out with ``drop_last``. The indices are those of torch's own sampler of this name; torch is not needed.
 
     Args:
         dataset: anything with a length.
@@ -336,7 +374,27 @@ class DistributedSampler:
             return range(self._length)
         torch = sys.modules.get("torch")
         if torch is None:
-            return [int(index) for index in _permutation(self._length, self.seed + self.epoch)]
+            return _torch_permutation(self._length, self.seed + self.epoch)
         generator = torch.Generator()
         generator.manual_seed(self.seed + self.epoch)
         return torch.randperm(self._length, generator=generator).tolist()
+
+
+def _torch_permutation(length: int, seed: int) -> list[int]:
+    """What ``torch.randperm`` draws, where torch is not loaded: other workers of the call may have loaded it."""
+    draw = _mersenne_twister(seed).getrandbits
+    order = list(range(length))
+    for place in range(length - 1):
+        other = place + draw(32) % (length - place)
+        order[place], order[other] = order[other], order[place]
+    return order
+
+
+def _mersenne_twister(seed: int) -> random.Random:
+    """The generator in the state that C++ and torch give it for a seed; Python's own seeding is another."""
+    words = [seed & 0xFFFFFFFF]
+    for index in range(1, 624):
+        words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + index) & 0xFFFFFFFF)
+    twister = random.Random()
+    twister.setstate((3, (*words, 624), None))
+    return twister

@@ -53,6 +53,7 @@ class RingSession:
             with here:
                 assert here.recv(1)[0] == (gang.rank - 1) % gang.world
                 joined().append(gang)
+                vars(sys)["before_me"] = here
                 try:
                     yield
                 finally:
@@ -95,6 +96,15 @@ def die_on(rank: int) -> None:
     if joined()[0].rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     threading.Event().wait()
+
+
+@sky.compute
+@ring()
+def die_on_and_be_missed(rank: int) -> None:
+    if joined()[0].rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    vars(sys)["before_me"].recv(1)
+    raise ConnectionError(f"rank {joined()[0].rank} misses the one before it")
 
 
 @sky.compute
@@ -187,6 +197,12 @@ def test_a_killed_rank_ends_the_others_with_its_cause(pool: sky.ComputePool) -> 
     with pytest.raises(WorkerLostError, match=r"rank 2 of the 4 .*node 1, worker 0: killed by signal 9 \(SIGKILL\)"):
         soon(lambda: die_on(2) @ pool)
     assert soon(lambda: inside() @ pool) == EXPECTED
+
+
+def test_that_a_killed_rank_is_missed_is_not_the_cause(pool: sky.ComputePool) -> None:
+    for rank in (1, 2, 3):
+        with pytest.raises(WorkerLostError, match=rf"rank {rank} of the 4 .*killed by signal 9"):
+            soon(lambda rank=rank: die_on_and_be_missed(rank) @ pool)
 
 
 def test_a_cancelled_rank_cancels_the_others(pool: sky.ComputePool) -> None:

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import tracemalloc
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import FrozenInstanceError
@@ -78,6 +79,12 @@ def in_a_program(code: str) -> Any:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     )
     return json.loads(done.stdout)
+
+
+def resident_bytes(file: Path) -> int:
+    """How much of the file this process has mapped and read."""
+    maps = Path("/proc/self/smaps").read_text(encoding="utf-8").partition(str(file))[2]
+    return 1024 * int(maps.partition("Rss:")[2].split()[0])
 
 
 class TestPlace:
@@ -306,6 +313,63 @@ class TestShard:
         with pytest.raises(ConfigurationError, match=type(value).__name__):
             shard(value)
 
+    @pytest.mark.parametrize(
+        "value, instead",
+        [
+            ({"x": [1]}, "values"),
+            ({1, 2}, "sorted"),
+            ((number for number in range(3)), "islice"),
+            (zip([1], [2], strict=True), "islice"),
+        ],
+        ids=["dict", "set", "generator", "zip"],
+    )
+    def test_what_is_refused_says_what_to_do_instead(self, value: Any, instead: str) -> None:
+        with pytest.raises(ConfigurationError, match=instead):
+            shard(value)
+
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_what_has_a_shape_but_no_rows_is_refused(self, shuffle: bool) -> None:
+        class Bare:
+            shape = (3, 2)
+
+        class Columns(Bare):
+            def __getitem__(self, index: object) -> dict[str, object]:
+                return {"x": index}
+
+        with pytest.raises(ConfigurationError, match=r"Bare.*rows cannot be taken"):
+            shard(Bare(), shuffle=shuffle)
+        with pytest.raises(ConfigurationError, match=r"Columns.*shard\(range\(len\(data\)\)\)"):
+            shard(Columns(), shuffle=shuffle)
+
+    def test_a_part_of_a_frame_is_a_view(self) -> None:
+        pandas = pytest.importorskip("pandas")
+        frame = pandas.DataFrame({"x": np.arange(10), "y": np.arange(10.0)})
+
+        for part, column in on_each_rank(3, lambda: shard(frame, frame["y"])):
+            assert np.shares_memory(part["x"].to_numpy(), frame["x"].to_numpy())
+            assert np.shares_memory(column.to_numpy(), frame["y"].to_numpy())
+
+    def test_no_more_of_a_memory_map_is_read_than_the_part(self, tmp_path: Path) -> None:
+        file = tmp_path / "rows"
+        np.ones((4096, 4096), "u1").tofile(file)
+        whole = np.memmap(file, dtype="u1", mode="r", shape=(4096, 4096))
+
+        with enter_call(CallContext(world=8, rank=5)):
+            assert int(shard(whole).sum()) == whole.nbytes // 8
+
+        assert whole.nbytes / 8 <= resident_bytes(file) < whole.nbytes / 4
+
+    def test_a_shuffled_part_costs_its_own_memory(self) -> None:
+        whole = np.zeros((1000, 4096))
+
+        with enter_call(CallContext(world=8, rank=5)):
+            tracemalloc.start()
+            part = shard(whole, shuffle=True)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+
+        assert part.nbytes <= peak < 1.2 * part.nbytes
+
     def test_what_has_no_length_is_refused(self) -> None:
         class Endless:
             def __getitem__(self, index: int) -> int:
@@ -384,6 +448,11 @@ class TestDistributedSampler:
 
         assert sorted(flat(parts)) == list(range(9))
         assert all(type(index) is int for index in flat(parts))
+
+    def test_deals_what_torch_draws_without_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+
+        assert list(DistributedSampler(range(10), seed=0)) == [4, 1, 7, 5, 3, 9, 0, 8, 6, 2]
 
     @pytest.mark.parametrize("num_replicas, rank", [(2, 2), (2, -1), (0, 0), (None, 1)])
     def test_a_rank_outside_the_world_is_refused(self, num_replicas: int | None, rank: int) -> None:

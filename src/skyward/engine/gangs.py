@@ -19,11 +19,13 @@ class Gang:
     Attributes:
         calls: the calls.
         failed: whether one of them has failed, and so all.
+        raised: ids of those that raised something, which may be no more than an echo of what another one died of.
     """
 
     def __init__(self, calls: Sequence[LiveCall]) -> None:
         self.calls = tuple(calls)
         self.failed = False
+        self.raised: set[int] = set()
         self._said: dict[int, str] = {}
         for call in self.calls:
             call.gang = self

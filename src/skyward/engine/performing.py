@@ -12,14 +12,18 @@ from typing import Any, assert_never, cast
 from skyward.engine.calls import CallTable, LiveCall
 from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.engine.futures import RawOutcome
+from skyward.engine.gangs import Gang
 from skyward.engine.slots import Slot, given_up
 from skyward.wire.messages import Kind
+from skyward.wire.pickling import PackedError
 
 __all__ = ["Performer"]
 
 log = logging.getLogger("skyward.engine")
 
 _CANCEL_PATIENCE_S = 1.0
+_ECHO_S = 0.5
+_ECHO_PATIENCE_S = 10.0
 
 
 class Performer:
@@ -99,7 +103,27 @@ class Performer:
             self.complete(call, RawOutcome(error=given_up(call, action, self._slots.get(action.worker))))
 
     def complete(self, call: LiveCall, raw: RawOutcome) -> None:
-        """A call is over; if it has failed, those that it ran together with have failed with it, and are ended."""
+        """A call is over; if it has failed, those that it ran together with have failed with it, and are ended.
+
+        What one of a gang raises is its last word only if no other one turns out to be lost: that others cannot reach
+        a lost one any more is often known sooner than the loss.
+        """
+        if call.gang is not None and len(call.gang.calls) > 1 and isinstance(raw.error, PackedError):
+            call.gang.raised.add(call.id)
+            self._loop.call_later(_ECHO_S, self._settle, call, call.gang, raw, self._loop.time() + _ECHO_PATIENCE_S)
+        else:
+            self._complete(call, raw)
+
+    def _settle(self, call: LiveCall, gang: Gang, raw: RawOutcome, until: float) -> None:
+        """Wait on while the link to one that has not raised anything is down: it may be lost, or will say so soon."""
+        silent = [member for member in gang.calls if member.id not in gang.raised]
+        doubtful = any(not slot.linked for slot, _ in self.held(silent))
+        if doubtful and not gang.failed and self._loop.time() < until:
+            self._loop.call_later(_ECHO_S, self._settle, call, gang, raw, until)
+        else:
+            self._complete(call, raw)
+
+    def _complete(self, call: LiveCall, raw: RawOutcome) -> None:
         self._calls.complete(call, raw)
         if call.gang is None or raw.error is None or not call.gang.fail():
             return

@@ -1,0 +1,104 @@
+"""Jax on the workers of a call: one runtime of many processes, whose devices are those of all of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from skyward.distributed._gang import Gang, decorator, imported, unused_port
+from skyward.runtime import CallContext, FreshProcessNeeded, current_call, node_address
+
+__all__ = ["JaxFramework", "JaxSession", "jax"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def jax() -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run the function with ``jax.distributed`` initialised: ``jax.devices()`` are those of all workers of the call.
+
+    On processors the workers compute together through gloo. What jax holds in the process from before the call, such as
+    compiled functions and arrays on devices, is not usable in it, nor the other way round; a result can still be
+    returned, if all of it is on the worker that returns it.
+
+    Raises:
+        ConfigurationError: in the call: jax is not installed on the node.
+    """
+    return decorator(JaxFramework())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JaxFramework:
+    """Opens sessions of jax."""
+
+    def session(self) -> JaxSession:
+        """See :meth:`~skyward.distributed._gang.Framework.session`."""
+        return JaxSession()
+
+
+class JaxSession:
+    """One runtime.
+
+    Attributes:
+        port: where its coordinator will listen; 0 for all ranks but the first.
+        gpus: not asked for.
+    """
+
+    def __init__(self) -> None:
+        self._jax: Any = imported("jax", pip="jax")
+        self._alone = current_call() is None
+        if not self._alone and self._jax.distributed.is_initialized():
+            raise FreshProcessNeeded("jax.distributed is initialised in this process already")
+        self.gpus = ()
+        self.port = 0 if self._alone or (current_call() or CallContext()).rank else unused_port(node_address())
+
+    @contextmanager
+    def join(self, gang: Gang) -> Generator[None]:
+        """See :meth:`~skyward.distributed._gang.Session.join`."""
+        if self._alone:  # outside a pool jax may be in use, and is what it should be: one process
+            yield
+            return
+        _forget_devices()
+        _listen_at(gang.mine.address)
+        coordinator = f"{gang.first.address}:{gang.first.port}"
+        self._jax.distributed.initialize(
+            coordinator_address=coordinator,
+            num_processes=gang.world,
+            process_id=gang.rank,
+            coordinator_bind_address=coordinator,
+            cluster_detection_method="deactivate",
+        )
+        try:
+            yield
+        finally:
+            self._jax.distributed.shutdown()
+            _forget_devices()
+
+
+def _forget_devices() -> None:
+    """Have jax look for its devices anew. Arrays can still be read, but not be computed with."""
+    imported("jax.extend.backend", pip="jax").clear_backends()
+
+
+def _listen_at(address: str) -> None:
+    """Have the processors' part of a computation of many processes come in at ``address``.
+
+    Jax itself takes what the machine's name stands for, which on many machines is an address that no other one reaches.
+    """
+    inside: Any = importlib.import_module("jax._src.xla_bridge")
+    collectives: Any = importlib.import_module("jaxlib._jax")
+
+    def processors() -> Any:
+        state = inside.distributed.global_state
+        if state.client is None:
+            state.process_id, state.num_processes = 0, 1  # as before the first start; the shutdown leaves them
+            return inside.make_cpu_client()
+        together = collectives.make_gloo_tcp_collectives(distributed_client=state.client, hostname=address)
+        return inside.make_cpu_client(together)
+
+    imported("jax.extend.backend", pip="jax").register_backend_factory(
+        "cpu", processors, priority=0, fail_quietly=False
+    )

@@ -1,0 +1,118 @@
+"""Keras on the workers of a call: its backend's way of working together, and its own on top."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, ParamSpec, TypeVar
+
+from skyward.distributed._environment import environment
+from skyward.distributed._gang import Framework, Gang, Session, checked_backend, decorator, imported
+from skyward.distributed._jax import JaxFramework
+from skyward.distributed._tensorflow import TensorflowFramework
+from skyward.distributed._torch import TorchFramework
+from skyward.runtime import FreshProcessNeeded, current_call
+
+__all__ = ["KerasFramework", "KerasSession", "keras"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_FRAMEWORKS: Final[dict[str, Framework]] = {
+    "jax": JaxFramework(),
+    "tensorflow": TensorflowFramework(),
+    "torch": TorchFramework(backend=None),
+}
+_VARIABLE = "KERAS_BACKEND"
+_SEEDS = 2**32
+
+
+def keras(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run the function with keras on ``backend``, which is brought up as the decorator of its own would.
+
+    Every worker gives ``fit`` its own part of the data, such as :func:`skyward.shard` makes. All workers begin with the
+    same random seed, another one in every call, so that their models begin alike.
+
+    - ``"jax"``: a ``keras.distribution.DataParallel`` over the devices of all workers is in force. The batch size that
+      ``fit`` is told is each worker's; a step trains on the batches of all workers together. All of them must make
+      equally many steps.
+    - ``"tensorflow"``: the function runs in the scope of a ``MultiWorkerMirroredStrategy``.
+    - ``"torch"``: the process group is there, but keras does not average gradients over it: wrap the model in
+      ``DistributedDataParallel`` in a training loop of your own, or average them in a ``train_step``.
+
+    Args:
+        backend: ``"jax"``, ``"tensorflow"`` or ``"torch"``; None takes what the node's ``KERAS_BACKEND`` says,
+            else jax.
+
+    Raises:
+        ConfigurationError: there is no such backend; in the call: keras or its backend is not installed on the node.
+    """
+    return decorator(KerasFramework(backend=checked_backend(backend, tuple(_FRAMEWORKS), "keras")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KerasFramework:
+    """Opens sessions of keras.
+
+    Attributes:
+        backend: see :func:`keras`.
+    """
+
+    backend: str | None
+
+    def session(self) -> KerasSession:
+        """See :meth:`~skyward.distributed._gang.Framework.session`."""
+        said = checked_backend(os.environ.get(_VARIABLE), tuple(_FRAMEWORKS), "keras")
+        return KerasSession(self.backend or said or "jax")
+
+
+class KerasSession:
+    """One session of a backend, with keras set to it.
+
+    Attributes:
+        port: the backend's.
+        gpus: likewise.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._inner: Session = _FRAMEWORKS[backend].session()
+        self.port, self.gpus = self._inner.port, self._inner.gpus
+        loaded: Any = sys.modules.get("keras")
+        if loaded is not None and loaded.backend.backend() != backend:
+            raise FreshProcessNeeded(f"keras is in use on {loaded.backend.backend()} in this process, not on {backend}")
+
+    @contextmanager
+    def join(self, gang: Gang) -> Generator[None]:
+        """See :meth:`~skyward.distributed._gang.Session.join`."""
+        with ExitStack() as stack:
+            stack.enter_context(environment({_VARIABLE: self._backend}))
+            stack.enter_context(self._inner.join(gang))
+            keras: Any = imported("keras", pip="keras")
+            keras.utils.clear_session()  # it keeps numbers on devices that are not there any more
+            stack.callback(keras.utils.clear_session)
+            match self._backend:
+                case "jax":
+                    stack.enter_context(_data_parallel(keras))
+                case "tensorflow":
+                    tf: Any = imported("tensorflow", pip="tensorflow")
+                    stack.enter_context(tf.distribute.MultiWorkerMirroredStrategy().scope())
+                case _:
+                    pass
+            if (call := current_call()) is not None:
+                keras.utils.set_random_seed(call.seed % _SEEDS)
+            yield
+
+
+@contextmanager
+def _data_parallel(keras: Any) -> Generator[None]:
+    """Have keras give all workers' devices the same weights, and each its own worker's data."""
+    before = keras.distribution.distribution()
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(before)

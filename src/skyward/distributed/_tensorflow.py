@@ -1,0 +1,85 @@
+"""TensorFlow on the workers of a call: the cluster that its strategies read from ``TF_CONFIG``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from skyward.distributed._environment import environment
+from skyward.distributed._filter import only_reached_at
+from skyward.distributed._gang import Gang, decorator, imported, unused_port
+from skyward.runtime import FreshProcessNeeded, current_call, node_address
+
+__all__ = ["TensorflowFramework", "TensorflowSession", "cluster", "tensorflow"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def tensorflow() -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run the function with ``TF_CONFIG`` set: so that a ``MultiWorkerMirroredStrategy`` spans the call's workers.
+
+    TensorFlow joins a cluster once in the life of a process, and before anything else is done with it. A worker that
+    has used it is therefore replaced before the function runs, and what the worker's process held is gone.
+
+    Raises:
+        ConfigurationError: in the call: tensorflow is not installed on the node.
+    """
+    return decorator(TensorflowFramework())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorflowFramework:
+    """Opens sessions of TensorFlow."""
+
+    def session(self) -> TensorflowSession:
+        """See :meth:`~skyward.distributed._gang.Framework.session`."""
+        return TensorflowSession()
+
+
+class TensorflowSession:
+    """One cluster.
+
+    Attributes:
+        port: where TensorFlow's server will listen.
+        gpus: not asked for.
+    """
+
+    def __init__(self) -> None:
+        tf: Any = imported("tensorflow", pip="tensorflow")
+        self._alone = current_call() is None
+        if not self._alone and _in_use(tf):
+            raise FreshProcessNeeded("TensorFlow is in use in this process already, and could join no cluster")
+        self.gpus = ()
+        self.port = 0 if self._alone else unused_port(node_address())
+
+    @contextmanager
+    def join(self, gang: Gang) -> Generator[None]:
+        """See :meth:`~skyward.distributed._gang.Session.join`."""
+        if self._alone:  # outside a pool TensorFlow may be in use, and needs no cluster
+            yield
+            return
+        # Its server takes what comes in at any address of the machine, and cannot be told otherwise.
+        with environment({"TF_CONFIG": cluster(gang)}), only_reached_at(gang.mine.address, self.port):
+            yield
+
+
+def cluster(gang: Gang) -> str:
+    """``TF_CONFIG`` of this worker."""
+    workers = [f"{peer.address}:{peer.port}" for peer in gang.peers]
+    return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": gang.rank}})
+
+
+def _in_use(tf: Any) -> bool:
+    """Whether TensorFlow has begun to work: then it refuses to be given another number of threads."""
+    threading = tf.config.threading
+    threads = threading.get_intra_op_parallelism_threads()
+    try:
+        threading.set_intra_op_parallelism_threads(threads + 1)
+    except RuntimeError:
+        return True
+    threading.set_intra_op_parallelism_threads(threads)
+    return False

@@ -1,0 +1,165 @@
+"""Torch on the workers of a call: its process group, and the variables that programs for it read."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
+
+from skyward.distributed._environment import environment, interface_of, interfaces, unless_set
+from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, imported
+from skyward.runtime import CallContext, FreshProcessNeeded, current_call, node_address, visible_gpus
+
+__all__ = ["BACKENDS", "TorchFramework", "TorchSession", "chosen_backend", "device_index", "torch", "variables"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+BACKENDS = ("nccl", "gloo", "cpu:gloo,cuda:nccl")
+_PARTITION = "MIG-"
+_AS_LONG_AS_IT_TAKES = timedelta(days=365)
+
+
+def torch(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run the function with ``torch.distributed`` initialised: one process group of all workers of the call.
+
+    ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``GROUP_RANK`` (the node's), ``MASTER_ADDR`` and
+    ``MASTER_PORT`` are set as torchrun sets them, but for one thing: a worker sees its own GPUs only, and where
+    ``LOCAL_RANK`` would be none of their indices it is 0, so that as the index of a device it
+    always means the worker's own. That device is the current one.
+
+    Args:
+        backend: ``"nccl"`` for GPUs, ``"gloo"`` for processors, or ``"cpu:gloo,cuda:nccl"`` for tensors of both. None
+            takes nccl where every worker has a whole GPU of its own, else gloo.
+
+    Raises:
+        ConfigurationError: there is no such backend; in the call: torch is not installed on the node.
+    """
+    return decorator(TorchFramework(backend=checked_backend(backend, BACKENDS, "torch")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFramework:
+    """Opens sessions of torch.
+
+    Attributes:
+        backend: see :func:`torch`.
+    """
+
+    backend: str | None
+
+    def session(self) -> TorchSession:
+        """See :meth:`~skyward.distributed._gang.Framework.session`."""
+        return TorchSession(self.backend)
+
+
+class TorchSession:
+    """One process group.
+
+    The process of rank 0 binds its port at once and keeps it, so nobody else can take it before the group is made.
+
+    Attributes:
+        port: where the group's store listens; 0 for all ranks but the first.
+        gpus: what torch may use here.
+    """
+
+    def __init__(self, backend: str | None) -> None:
+        self._torch: Any = imported("torch", pip="torch")
+        # Imported while there is a group, its functions would have that one for a default as long as the process lives.
+        imported("torch.distributed.nn.functional", pip="torch")
+        if self._torch.distributed.is_initialized():
+            raise FreshProcessNeeded(
+                "torch.distributed has a process group in this process already: "
+                "torch.distributed.destroy_process_group() removes it"
+            )
+        self._backend = backend
+        self._listener = None
+        if (current_call() or CallContext()).rank == 0:
+            self._listener = socket.create_server((node_address(), 0), backlog=1024)
+        self.port = self._listener.getsockname()[1] if self._listener else 0
+        self.gpus = _usable_gpus(self._torch)
+
+    @contextmanager
+    def join(self, gang: Gang) -> Generator[None]:
+        """See :meth:`~skyward.distributed._gang.Session.join`."""
+        dist = self._torch.distributed
+        backend = self._backend or chosen_backend(gang.peers)
+        device = device_index(gang.mine.local_rank, self._torch.cuda.device_count() if self.gpus else 0)
+        with environment(variables(gang, device) | unless_set(_interface(gang.mine.address))):
+            options: dict[str, Any] = {}
+            if self.gpus:
+                self._torch.cuda.set_device(device)
+            if "nccl" in backend:
+                options["device_id"] = self._torch.device("cuda", device)
+            store = self._store(gang)
+            dist.init_process_group(backend, store=store, rank=gang.rank, world_size=gang.world, **options)
+            try:
+                yield
+            finally:
+                _leave(dist, store, gang)
+
+    def _store(self, gang: Gang) -> Any:
+        """Where the group's members find each other, on the first one's port."""
+        descriptor = {"master_listen_fd": self._listener.detach()} if self._listener else {}
+        return self._torch.distributed.TCPStore(
+            gang.first.address, gang.first.port, gang.world, is_master=gang.rank == 0, **descriptor
+        )
+
+
+def chosen_backend(peers: Sequence[Peer]) -> str:
+    """The backend for all of ``peers``: nccl if every one has a whole GPU that no other one uses, else gloo.
+
+    Partitions of a GPU are not whole ones: nccl does not work between them.
+    """
+    devices = [(peer.node, gpu) for peer in peers for gpu in peer.gpus]
+    shared = len(set(devices)) < len(devices)
+    parts = any(gpu.startswith(_PARTITION) for _, gpu in devices)
+    return "nccl" if all(peer.gpus for peer in peers) and not shared and not parts else "gloo"
+
+
+def device_index(local_rank: int, count: int) -> int:
+    """``LOCAL_RANK`` for a worker that sees ``count`` devices: programs take it for the index of theirs.
+
+    Where it sees fewer than its node has, what is its own begins at 0. Where it sees none nobody asks for an index.
+    """
+    return local_rank if not count or local_rank < count else 0
+
+
+def variables(gang: Gang, local_rank: int) -> dict[str, str]:
+    """What torchrun would put into the environment of this worker."""
+    return {
+        "RANK": str(gang.rank),
+        "WORLD_SIZE": str(gang.world),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(gang.local_world),
+        "GROUP_RANK": str(gang.mine.node),
+        "MASTER_ADDR": gang.first.address,
+        "MASTER_PORT": str(gang.first.port),
+    }
+
+
+def _interface(address: str) -> dict[str, str]:
+    """Keep gloo and nccl to the interface that nodes reach each other through."""
+    name = interface_of(address, interfaces())
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
+
+
+def _usable_gpus(torch: Any) -> tuple[str, ...]:
+    """As ``CUDA_VISIBLE_DEVICES`` names them, which may say nothing: then this process sees all of the node's."""
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return ()
+    return tuple(visible_gpus()) or tuple(map(str, range(torch.cuda.device_count())))
+
+
+def _leave(dist: Any, store: Any, gang: Gang) -> None:
+    """Take the group down. The first worker has the store, and goes last: others may still look something up."""
+    if dist.is_initialized():  # else the function has done it
+        dist.destroy_process_group()
+    others = [f"skyward/left/{rank}" for rank in range(1, gang.world)]
+    if gang.rank:
+        store.set(others[gang.rank - 1], "")
+    elif others:
+        store.wait(others, _AS_LONG_AS_IT_TAKES)
