@@ -37,7 +37,9 @@ class NodeConfig:
         away_s: how long it lives on while the client is silent.
         collect_metrics: whether to report metrics.
         metrics_interval_s: how often.
-        accelerators: names of the accelerators that were asked for.
+        accelerators: names of the accelerators that were asked for, one for each.
+        mig: profiles of the partitions to make of each of them; empty for whole ones.
+        own_machine: whether the machine was there before the pool and outlives it, and is to be left as it was.
         watch: where the machine is told that it will be taken back; None where nobody tells it.
         power_off: command that ends the machine, and its bill, once everything on it has ended; empty for none.
         volumes: what was made available on it, to be written back and released; secret.
@@ -62,6 +64,8 @@ class NodeConfig:
     collect_metrics: bool = True
     metrics_interval_s: float = 2.0
     accelerators: tuple[str, ...] = ()
+    mig: tuple[str, ...] = ()
+    own_machine: bool = True
     watch: PreemptionWatch | None = None
     power_off: tuple[str, ...] = ()
     volumes: tuple[GrantedVolume, ...] = field(default=(), repr=False)
@@ -73,7 +77,7 @@ class NodeConfig:
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:
         """Read the file's text."""
-        values = _fields(text, tuples=("accelerators", "power_off"))
+        values = _fields(text, tuples=("accelerators", "mig", "power_off"))
         values["watch"] = PreemptionWatch(**values["watch"]) if values.get("watch") else None
         values["volumes"] = tuple(map(GrantedVolume.from_dict, values.get("volumes", ())))
         return cls(**values)
@@ -138,7 +142,7 @@ class WorkerPlace:
         workers_per_node: workers on each node.
         head_addr: address of node 0.
         address: the node's own.
-        accelerators: names of what this worker may use.
+        accelerators: names of what this worker may use, one for each device.
         memory_limit_bytes: the worker's share of the node's memory.
     """
 

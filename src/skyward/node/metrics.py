@@ -61,7 +61,7 @@ class GpuReading:
         return GpuMetrics(
             index=self.index,
             name=self.name,
-            utilization=self.utilization or 0.0,
+            utilization=self.utilization,
             memory_used_mb=self.memory_used_mb,
             memory_total_mb=self.memory_total_mb,
             temperature=self.temperature,
@@ -242,18 +242,31 @@ class NvmlProbe:
     def _read_one(self, index: int) -> GpuReading:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory = self._memory(handle)
         load = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         temperature = self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
         return GpuReading(
             index=index,
             uuid=nvml.nvmlDeviceGetUUID(handle),
             name=nvml.nvmlDeviceGetName(handle),
-            memory_used_mb=memory.used / _MIB,
-            memory_total_mb=memory.total / _MIB,
+            memory_used_mb=sum(each.used for each in memory) / _MIB,
+            memory_total_mb=sum(each.total for each in memory) / _MIB,
             utilization=None if load is None else float(load.gpu),
             temperature=None if temperature is None else float(temperature),
         )
+
+    def _memory(self, handle: Any) -> list[Any]:
+        """Of the GPU; where only root is told, which is so in MIG mode, of each of its partitions."""
+        nvml = self._nvml
+        try:
+            return [nvml.nvmlDeviceGetMemoryInfo(handle)]
+        except nvml.NVMLError:
+            numbers = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+            parts = [self._ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number) for number in numbers]
+            memory = [nvml.nvmlDeviceGetMemoryInfo(part) for part in parts if part is not None]
+            if not memory:
+                raise
+            return memory
 
     def _ask(self, question: Callable[..., T], *args: Any) -> T | None:
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from skyward.node.config import NodeConfig, NodeReady, WorkerPlace
 from skyward.node.control import Start
+from skyward.node.gpus import Device
 
 __all__ = ["NodePlan"]
 
@@ -27,11 +28,13 @@ class NodePlan:
         config: what the client asked for.
         ready: ports, folders and sizes.
         nanny_ports: port of each worker's nanny, by index.
+        devices: what the workers may use, in the order in which it is dealt to them.
     """
 
     config: NodeConfig
     ready: NodeReady
     nanny_ports: tuple[int, ...]
+    devices: tuple[Device, ...] = ()
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -49,22 +52,21 @@ class NodePlan:
         ours = _DASK_ENV | dict.fromkeys(_THREAD_CAPS, threads)
         return ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
 
-    def devices(self, worker: int) -> tuple[int, ...]:
-        """Indices of the node's accelerators that worker number ``worker`` uses.
+    def devices_of(self, worker: int) -> tuple[Device, ...]:
+        """What worker number ``worker`` uses.
 
-        They are dealt round-robin, whole ones; where there are fewer than workers, several workers share one.
+        Devices are dealt round-robin; where there are fewer than workers, several workers share one.
         """
-        count, workers = len(self.config.accelerators), self.config.workers
-        if not count:
+        if not self.devices:
             return ()
-        return tuple(range(worker, count, workers)) or (worker % count,)
+        return self.devices[worker :: self.config.workers] or (self.devices[worker % len(self.devices)],)
 
     def resources(self, worker: int) -> dict[str, float]:
         """What Dask may count on: ``{"GPU": n}``, a fraction where an accelerator is shared."""
-        devices = self.devices(worker)
+        devices = self.devices_of(worker)
         if not devices:
             return {}
-        sharing = sum(self.devices(other) == devices for other in range(self.config.workers))
+        sharing = sum(self.devices_of(other) == devices for other in range(self.config.workers))
         return {"GPU": len(devices) / sharing}
 
     def place(self, worker: int, order: Start) -> WorkerPlace:
@@ -79,7 +81,7 @@ class NodePlan:
             workers_per_node=config.workers,
             head_addr=order.head_addr,
             address=config.address,
-            accelerators=tuple(config.accelerators[device] for device in self.devices(worker)),
+            accelerators=tuple(device.name for device in self.devices_of(worker)),
             memory_limit_bytes=self.memory_limit_bytes,
         )
 
@@ -105,24 +107,28 @@ class NodePlan:
         return {"SKYWARD_FILES": files, "PYTHONPATH": os.pathsep.join((files, others)) if others else files}
 
     def _visible_devices(self, worker: int) -> dict[str, str]:
-        devices = self.devices(worker)
-        if not devices or "CUDA_VISIBLE_DEVICES" in self.config.env:  # the user has said which
+        devices = self.devices_of(worker)
+        nobody_asked = not self.config.accelerators and self.config.workers == 1
+        if not devices or nobody_asked or "CUDA_VISIBLE_DEVICES" in self.config.env:  # the user has said which
             return {}
-        # On one's own machine the node may be shown a part of it already.
-        shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        names = [shown[device] if device < len(shown) else str(device) for device in devices]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(device.shown_as for device in devices)}
+        if "CUDA_VISIBLE_DEVICES" in os.environ:  # what it says, and in which order, is kept to
+            return visible
+        # By default CUDA numbers GPUs by speed, and the driver by their place on the bus.
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | visible
 
     def to_json(self) -> str:
         """The plan as one line. It holds the node's private key: never in a log, an argument or a variable."""
-        return json.dumps([json.loads(self.config.to_json()), json.loads(self.ready.to_json()), self.nanny_ports])
+        config, ready = json.loads(self.config.to_json()), json.loads(self.ready.to_json())
+        return json.dumps([config, ready, self.nanny_ports, [asdict(device) for device in self.devices]])
 
     @classmethod
     def from_json(cls, text: str) -> NodePlan:
         """Read the line."""
-        config, ready, nanny_ports = json.loads(text)
+        config, ready, nanny_ports, devices = json.loads(text)
         return cls(
             config=NodeConfig.from_json(json.dumps(config)),
             ready=NodeReady.from_json(json.dumps(ready)),
             nanny_ports=tuple(nanny_ports),
+            devices=tuple(Device(**device) for device in devices),
         )

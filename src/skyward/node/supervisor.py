@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from skyward._waiting import NotYet, wait_until
-from skyward.errors import UnreachableError
+from skyward.errors import SkywardError, UnreachableError
 from skyward.node.blobs import BlobPort
 from skyward.node.children import Child, Zygote
 from skyward.node.config import NodeConfig, NodeReady
@@ -43,6 +43,8 @@ from skyward.node.control import (
     WorkerRunning,
     WorkerStale,
 )
+from skyward.node.devices import NodeDevices
+from skyward.node.gpus import Device
 from skyward.node.keeping import VolumeKeeper
 from skyward.node.lease import Lease
 from skyward.node.metrics import open_sampler
@@ -89,11 +91,21 @@ class Supervisor:
         self._order: Start | None = None
         self._volumes = VolumeKeeper(config, lambda reason: self._server.broadcast(VolumeTrouble(reason=reason)))
         self._preemption = PreemptionWatcher(config.watch, tell=self._taken_back) if config.watch else None
+        self._devices = NodeDevices(config)
 
     async def run(self, announce: Callable[[NodeReady], None]) -> None:
         """Bring the node up, announce it, and return when everything of it has ended."""
-        port = await self._server.listen(self._config.address, self._identity)
-        plan = make_plan(self._config, control_port=port, blob_port=await self._blobs.listen(self._config.address))
+        devices = await self._devices.prepare()
+        try:
+            await self._live(announce, devices)
+        finally:
+            await self._devices.release()
+
+    async def _live(self, announce: Callable[[NodeReady], None], devices: tuple[Device, ...]) -> None:
+        address = self._config.address
+        port = await self._server.listen(address, self._identity)
+        blob_port = await self._blobs.listen(address)
+        plan = make_plan(self._config, control_port=port, blob_port=blob_port, devices=devices)
         self._blobs.folders = (plan.ready.blob_dir, plan.ready.blob_dir_disk)
         tasks = [asyncio.create_task(work) for work in self._work(plan)]
         reason = "it failed"
@@ -109,6 +121,7 @@ class Supervisor:
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             await self._blobs.close()
             all_ended = await _end_processes(self._config.instance_id)
+            await self._devices.release()  # while the client waits: what it may do next is to kill this process
             await self._volumes.release()
             _remove_folders(plan)
             await self._server.close()
@@ -160,7 +173,7 @@ class Supervisor:
         programs = [_SCHEDULER, _NANNIES] if self._config.head else [_NANNIES]
         self._zygote = zygote = Zygote(programs, plan, on_exit=self._on_zygote_exit)
         self._nannies = Child(_NANNIES, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_nannies_exit)
-        work: list[Coroutine[Any, Any, None]] = [zygote.keep(), self._nannies.keep(), self._watch()]
+        work: list[Coroutine[Any, Any, None]] = [zygote.keep(), self._nannies.keep(), self._watch(), self._guard()]
         if self._config.head:
             scheduling = Child(
                 _SCHEDULER, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_scheduler_exit
@@ -196,6 +209,11 @@ class Supervisor:
                 self._server.broadcast(TimeoutWarning(seconds_left=left_s))
             reap_orphans(self._own_pids())
             await asyncio.wait((self._ending,), timeout=_TICK_S)
+
+    async def _guard(self) -> None:
+        """What runs on a GPU that failed is the node's loss, and is moved to another."""
+        await self._devices.watch(self.end)
+        await asyncio.wait((self._ending,))
 
     def _own_pids(self) -> list[int]:
         pid = self._zygote.pid if self._zygote is not None else None
@@ -331,6 +349,8 @@ def _fork(config: NodeConfig) -> str:
         try:
             _detached(config, there)
             status = 0
+        except SkywardError as error:
+            log.error("%s", error)
         except BaseException:  # past the fork nobody else would report it
             log.exception("the supervisor failed")
         finally:

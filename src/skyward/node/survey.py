@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from skyward.node.config import NodeConfig, NodeReady
+from skyward.node.gpus import Device
 from skyward.node.metrics import find_memory_cgroup
 from skyward.node.plan import NodePlan
 
@@ -44,7 +45,7 @@ def memory_bytes() -> int:
     return min(physical, cgroup.limit_bytes) if cgroup else physical
 
 
-def make_plan(config: NodeConfig, *, control_port: int, blob_port: int) -> NodePlan:
+def make_plan(config: NodeConfig, *, control_port: int, blob_port: int, devices: tuple[Device, ...] = ()) -> NodePlan:
     """Choose everything else that stays fixed for the node's life. Makes the blob folders."""
     memory = memory_bytes()
     blob_dir, blob_dir_disk = make_folders(config)
@@ -68,7 +69,7 @@ def make_plan(config: NodeConfig, *, control_port: int, blob_port: int) -> NodeP
         memory_bytes=memory,
     )
     # The volumes' keys are the supervisor's only.
-    return NodePlan(config=replace(config, volumes=()), ready=ready, nanny_ports=nannies)
+    return NodePlan(config=replace(config, volumes=()), ready=ready, nanny_ports=nannies, devices=devices)
 
 
 class _Ports:

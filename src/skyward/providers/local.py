@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -49,7 +50,7 @@ class _Tags:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gpu:
     model: str
-    memory_gib: float
+    memory_gib: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,10 @@ def _check(request: PoolRequest) -> Offer:
         raise ConfigurationError(
             f"image: Local() installs nothing on your machine; first run `apt install {' '.join(missing)}`"
         )
-    if request.accelerator is not None and request.accelerator.mig:
+    if request.accelerator is not None and request.accelerator.mig and request.nodes > 1:
         raise ConfigurationError(
-            f"accelerator: Local() does not partition GPUs, so {request.accelerator} has no place here"
+            f"nodes={request.nodes}: Local() has one machine, and mig partitions its GPUs for one node; "
+            "ask for nodes=1, which has a worker for each partition"
         )
     if request.wish.shortfall(machine):
         raise ConfigurationError(
@@ -157,16 +159,19 @@ def _gpus() -> Sequence[_Gpu]:
     except pynvml.NVMLError:  # no driver, no GPU
         return ()
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            _Gpu(
-                model=model_name(pynvml.nvmlDeviceGetName(handle)),
-                memory_gib=round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / _GIB, 1),
-            )
-            for handle in handles
-        ]
+        return [_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
+
+
+def _gpu(handle: Any) -> _Gpu:
+    import pynvml
+
+    try:
+        memory_gib = round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / _GIB, 1)
+    except pynvml.NVMLError:  # in MIG mode only root is told
+        memory_gib = None
+    return _Gpu(model=model_name(pynvml.nvmlDeviceGetName(handle)), memory_gib=memory_gib)
 
 
 def _missing_apt(packages: Sequence[str]) -> Sequence[str]:

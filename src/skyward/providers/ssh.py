@@ -347,10 +347,6 @@ def _check(request: PoolRequest, hosts: Sequence[str]) -> None:
         raise ConfigurationError(f"nodes={request.nodes}: SSH() was given {len(hosts)} hosts, and each serves one node")
     if request.machine is not None:
         raise ConfigurationError(f"machine={request.machine!r}: SSH() has the machines in hosts; leave it out")
-    if request.accelerator is not None and request.accelerator.mig:
-        raise ConfigurationError(
-            f"accelerator: SSH() does not partition GPUs, so {request.accelerator} has no place here"
-        )
 
 
 def _checked_hosts(value: object) -> tuple[str, ...]:
@@ -410,9 +406,15 @@ def _host(index: int, name: str, target: SSHTarget, facts: Mapping[str, list[str
         memory_gib=round(int(facts["memory_kib"][0] or 0) / _KIB_PER_GIB, 1),
         accelerator=model_name(gpus[0][0].strip()) if gpus else None,
         accelerator_count=len(gpus),
-        accelerator_memory_gib=round(float(gpus[0][1]) / _MIB_PER_GIB, 1) if gpus else None,
+        accelerator_memory_gib=_gibibytes(gpus[0][1]) if gpus else None,
     )
     return _Host(index=index, target=target, spec=spec, address=address, cache=folder)
+
+
+def _gibibytes(mebibytes: str) -> float | None:
+    """None for what is no number: in MIG mode only root is told how much there is."""
+    number = mebibytes.strip()
+    return round(int(number) / _MIB_PER_GIB, 1) if number.isdecimal() else None
 
 
 def _facts(survey: str) -> Mapping[str, list[str]]:

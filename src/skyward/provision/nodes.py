@@ -14,6 +14,7 @@ from skyward.errors import BootstrapError, PoolStateError, SkywardError, Unreach
 from skyward.node.config import NodeConfig, NodeReady
 from skyward.node.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, Start
 from skyward.node.keeping import RELEASE_S
+from skyward.node.mig import MIG_UNDO_S
 from skyward.providers.base import Instance
 from skyward.provision.bootstrap import Environment, bootstrap
 from skyward.provision.control import ControlClient
@@ -126,6 +127,7 @@ class NodeHandle:
         self._loss: NodeLoss | None = None
         self._ending = False
         self._longest_absence_s = math.inf
+        self._partitions_undone_s = 0.0
         self.lanes: tuple[str, ...] = ()
         self.volumes: tuple[GrantedVolume, ...] = ()
         self.inquire: Callable[[], Awaitable[str]] = unheard
@@ -192,6 +194,7 @@ class NodeHandle:
         Raises :class:`~skyward.errors.BootstrapError` with what the supervisor said.
         """
         self._longest_absence_s = longest_absence_s(config)
+        self._partitions_undone_s = MIG_UNDO_S if config.mig and config.own_machine else 0.0
         self._ready = await start_supervisor(self.transport, self._environment, config)
         identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
         self.lanes = tuple([await self._forwarded(lane) for lane in self._ready.lanes])
@@ -262,16 +265,18 @@ class NodeHandle:
     async def stop(self, timeout_s: float) -> None:
         """Ask the supervisor to end everything and wait for it; then give up the connection, in any case. Idempotent.
 
-        A node that has changes of volumes to write back, even one that ends by itself, is given the time for it.
+        A node that has changes of volumes to write back, or GPUs to make what they were, even one that ends by itself,
+        is given the time for it.
 
         Raises :class:`~skyward.errors.UnreachableError` when the node did not end in time: terminating its machine
         is what ends it then.
         """
         control, self._control = self._control, None
-        writing_s = RELEASE_S if any(not each.volume.read_only for each in self.volumes) else 0.0
+        leaving_s = RELEASE_S if any(not each.volume.read_only for each in self.volumes) else 0.0
+        leaving_s += self._partitions_undone_s
         try:
-            if control is not None and (self._loss is None or (self._ending and writing_s)):
-                await control.stop_node(timeout_s + writing_s)
+            if control is not None and (self._loss is None or (self._ending and leaving_s)):
+                await control.stop_node(timeout_s + leaving_s)
         finally:
             if control is not None:
                 await control.close()

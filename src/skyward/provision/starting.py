@@ -18,6 +18,7 @@ from skyward.events import (
 )
 from skyward.node.config import NodeConfig
 from skyward.providers.base import Instance, Provider
+from skyward.providers.registry import OWN
 from skyward.provision.inquiry import Inquiry
 from skyward.provision.lifecycle import HEAD
 from skyward.provision.machines import Machine, Machines
@@ -93,6 +94,7 @@ class Starter:
         assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
         config = _config(node, self._request, size, self._pool_id, self._tls)
+        config = replace(config, own_machine=self._provider.name in OWN)
         # One that was made for this pool counts from its launch, by which its own time-to-live was armed.
         age_s = self._clock.monotonic() - machine.usage.launched_at if node.instance.power_off else 0.0
         await node.start(replace(config, timeout_s=self._machines.timeout_s(age_s=age_s)))
@@ -132,6 +134,7 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
         away_s=request.away_s,
         collect_metrics=request.collect_metrics,
         accelerators=_accelerator_names(request),
+        mig=request.accelerator.mig if request.accelerator else (),
         watch=node.instance.watch,
         power_off=node.instance.power_off,
         volumes=node.volumes,

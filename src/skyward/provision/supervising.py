@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skyward.errors import BootstrapError
 from skyward.node.config import NodeConfig, NodeReady
+from skyward.node.mig import MIG_START_S
 from skyward.node.processes import SUPERVISOR_LOG
 from skyward.provision.bootstrap import Environment
 from skyward.provision.steps import persist
@@ -22,6 +23,7 @@ async def start_supervisor(transport: Transport, environment: Environment, confi
     """
     path = f"{config.workdir}/node.json"
     python, env = environment.python, {**environment.env, "SKYWARD_INSTANCE": config.instance_id}
+    limit_s = _START_TIMEOUT_S + (MIG_START_S if config.mig else 0.0)
     tried = False
 
     async def start(left_s: float) -> Completed:
@@ -30,9 +32,9 @@ async def start_supervisor(transport: Transport, environment: Environment, confi
             await transport.run([python, "-c", _END_ALL, config.instance_id], timeout_s=left_s)
         tried = True
         await transport.put(config.to_json().encode(), path, mode=0o600)
-        return await transport.run([python, "-m", "skyward.node.supervisor", path], env=env, timeout_s=_START_TIMEOUT_S)
+        return await transport.run([python, "-m", "skyward.node.supervisor", path], env=env, timeout_s=limit_s)
 
-    completed = await persist(start, deadline_s=_START_TIMEOUT_S, node=config.node, step="server")
+    completed = await persist(start, deadline_s=limit_s, node=config.node, step="server")
     try:
         return NodeReady.from_json(completed.stdout)
     except (ValueError, KeyError, TypeError) as error:

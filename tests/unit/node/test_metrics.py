@@ -21,6 +21,7 @@ from skyward.node.metrics import (
     open_gpu_probe,
     open_sampler,
 )
+from skyward.testing import gpus
 
 GIB = 2**30
 
@@ -91,6 +92,9 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> FakeGpu:  # noqa: N802
         return self._answer("nvmlDeviceGetMemoryInfo", gpu)
 
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:  # noqa: N802
+        return self._answer("nvmlDeviceGetMaxMigDeviceCount", gpu) and 0
+
     def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:  # noqa: N802
         @dataclass
         class Rates:
@@ -130,9 +134,9 @@ def reading(**changes: Any) -> GpuReading:
 
 class TestGpus:
     def test_each_tells_its_name_load_memory_and_temperature(self) -> None:
-        gpus = read(FakeNvml([FakeGpu(), FakeGpu(uuid="GPU-2", busy=0)]))
+        found = read(FakeNvml([FakeGpu(), FakeGpu(uuid="GPU-2", busy=0)]))
 
-        assert gpus == (reading(), reading(index=1, uuid="GPU-2", utilization=0.0))
+        assert found == (reading(), reading(index=1, uuid="GPU-2", utilization=0.0))
 
     @pytest.mark.parametrize(
         "function, missing",
@@ -143,12 +147,26 @@ class TestGpus:
 
     @pytest.mark.parametrize("function", ["all", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"])
     def test_a_lost_one_is_left_out_and_the_others_keep_their_numbers(self, function: str) -> None:
-        gpus = read(FakeNvml([FakeGpu(refuses=(function,)), FakeGpu(uuid="GPU-2")]))
+        found = read(FakeNvml([FakeGpu(refuses=(function,)), FakeGpu(uuid="GPU-2")]))
 
-        assert gpus == (reading(index=1, uuid="GPU-2"),)
+        assert found == (reading(index=1, uuid="GPU-2"),)
 
     def test_a_driver_that_fails_later_leaves_none(self) -> None:
         assert read(FakeNvml([FakeGpu()], refuses=("nvmlDeviceGetCount",))) == ()
+
+    @pytest.mark.parametrize("root", [True, False])
+    def test_in_mig_mode_tell_their_memory_and_not_how_busy_they_are(self, tmp_path: Path, *, root: bool) -> None:
+        parted = gpus.FakeGpu()
+        gpus.cut(parted, ["3g.40gb", "3g.40gb"])
+        there = gpus.FakeGpus(tmp_path / "gpus", gpus.Machine(gpus=[gpus.FakeGpu(), parted], root=root))
+        probe = open_gpu_probe(there.nvml)
+        assert probe is not None
+
+        whole, in_parts = (reading.to_event() for reading in probe.read())
+
+        assert (whole.index, whole.utilization) == (0, 40.0)
+        assert (in_parts.index, in_parts.utilization) == (1, None)
+        assert in_parts.memory_total_mb == pytest.approx(81920, rel=0.05)
 
     def test_are_none_without_a_driver_and_without_noise(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):

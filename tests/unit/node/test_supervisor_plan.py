@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 
 from skyward.node.config import NodeConfig, WorkerPlace
 from skyward.node.control import Start
+from skyward.node.gpus import Device
 from skyward.node.plan import NodePlan
 from skyward.node.processes import exit_reason, kill_all, kill_session
 from skyward.node.slots import worker_exit
@@ -44,7 +44,7 @@ def config(tmp_path: Path) -> NodeConfig:
 
 @pytest.fixture
 def plan(config: NodeConfig) -> Iterator[NodePlan]:
-    plan = make_plan(config, control_port=4711, blob_port=4712)
+    plan = make_plan(config, control_port=4711, blob_port=4712, devices=(Device(name="A100", shown_as="0"),))
     yield plan
     for folder in {plan.ready.blob_dir, plan.ready.blob_dir_disk}:
         Path(folder).rmdir()
@@ -102,42 +102,6 @@ def test_worker_knows_its_place(plan: NodePlan) -> None:
     )
     assert env["SKYWARD_BLOB_DIRS"].split(":") == [plan.ready.blob_dir, plan.ready.blob_dir_disk]
     assert env["SKYWARD_WORKER_LOG"] == f"{plan.config.workdir}/worker-2.log"
-
-
-@pytest.mark.parametrize(
-    ("accelerators", "workers", "devices", "gpus"),
-    [
-        (0, 2, [(), ()], [None, None]),
-        (2, 1, [(0, 1)], [2.0]),
-        (4, 2, [(0, 2), (1, 3)], [2.0, 2.0]),
-        (3, 2, [(0, 2), (1,)], [2.0, 1.0]),
-        (1, 2, [(0,), (0,)], [0.5, 0.5]),
-        (2, 3, [(0,), (1,), (0,)], [0.5, 1.0, 0.5]),
-    ],
-)
-def test_whole_accelerators_are_dealt_round_the_workers(
-    plan: NodePlan, accelerators: int, workers: int, devices: list[tuple[int, ...]], gpus: list[float | None]
-) -> None:
-    own = replace(plan, config=replace(plan.config, accelerators=("A100",) * accelerators, workers=workers))
-    order = Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=1)
-    assert [own.devices(worker) for worker in range(workers)] == devices
-    assert [own.resources(worker).get("GPU") for worker in range(workers)] == gpus
-    assert [len(own.place(worker, order).accelerators) for worker in range(workers)] == list(map(len, devices))
-
-
-def test_workers_see_their_accelerators_only(plan: NodePlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    def visible(plan: NodePlan, worker: int) -> str | None:
-        return plan.worker_env(worker, order).get("CUDA_VISIBLE_DEVICES")
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    order = Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=1)
-    own = replace(plan, config=replace(plan.config, accelerators=("A100",) * 6))
-    assert [visible(own, worker) for worker in range(3)] == ["0,3", "1,4", "2,5"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,4,5,6,7")
-    assert [visible(own, worker) for worker in range(3)] == ["GPU-a,5", "GPU-b,6", "4,7"]
-    asked = replace(own, config=replace(own.config, env={"CUDA_VISIBLE_DEVICES": "1"}))
-    assert visible(asked, 0) is None
-    assert asked.process_env()["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 def test_thread_caps_give_way_to_the_users_environment(config: NodeConfig, plan: NodePlan) -> None:

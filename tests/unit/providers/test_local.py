@@ -73,7 +73,7 @@ def test_the_offer_is_this_machine_for_nothing_and_on_demand() -> None:
         ({"cpu": 100_000}, "100000 cores does not fit"),
         ({"memory": "100000GB"}, "does not fit"),
         ({"machine": "p5.48xlarge"}, "machine='p5.48xlarge': Local"),
-        ({"accelerator": Accelerator.NVIDIA.H100(mig="3g.40gb")}, "accelerator: Local.* does not partition GPUs"),
+        ({"accelerator": Accelerator.NVIDIA.H100(mig="3g.40gb"), "nodes": 2}, "nodes=2: Local.* for one node"),
         ({"image": Image(apt=["no-such-package-here"])}, "apt install no-such-package-here"),
     ],
 )

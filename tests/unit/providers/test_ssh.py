@@ -126,7 +126,7 @@ def test_settings_make_the_same_provider_again(tmp_path: Path) -> None:
         ({"cpu": 100_000}, "nodes=1 of 100000 cores: 0 of the hosts have that"),
         ({"accelerator": "H100"}, "nodes=1 of .*H100.*: 0 of the hosts have that"),
         ({"machine": "p5.48xlarge"}, "machine='p5.48xlarge': SSH"),
-        ({"accelerator": Accelerator.NVIDIA.H100(mig="3g.40gb")}, "accelerator: SSH.* does not partition GPUs"),
+        ({"accelerator": Accelerator.NVIDIA.H100(mig="3g.40gb")}, "nodes=1 of .*H100.*: 0 of the hosts have that"),
     ],
 )
 async def test_what_the_hosts_do_not_have_is_refused(provider: SSH, asked: dict[str, Any], message: str) -> None:

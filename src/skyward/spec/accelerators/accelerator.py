@@ -23,9 +23,9 @@ class AcceleratorFactory:
 
     name: str
 
-    def __call__(self, count: int = 1) -> Accelerator:
-        """``count`` accelerators of this model on each node."""
-        return Accelerator(name=self.name, count=count)
+    def __call__(self, count: int = 1, mig: str | Sequence[str] | None = None) -> Accelerator:
+        """``count`` of this model on each node; ``mig`` is one profile (as many as fit) or exactly those."""
+        return Accelerator(name=self.name, count=count, mig=mig)
 
 
 class _NVIDIA:

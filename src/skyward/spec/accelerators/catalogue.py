@@ -108,7 +108,9 @@ def find_model(name: str) -> Model | None:
 
 def model_name(reported: str) -> str:
     """The catalogue's name in what a driver says, such as ``"NVIDIA A100-SXM4-80GB"`` or ``"Tesla T4"``; else that."""
-    known = (find_variant(word) for word in reported.replace("-", " ").split())
+    words = reported.replace("-", " ").split()
+    spans = [words[i:j] for i in range(len(words)) for j in range(i + 1, len(words) + 1)]
+    known = (find_variant("".join(span)) for span in sorted(spans, key=len, reverse=True))
     return next((variant.model.name for variant in known if variant is not None), reported)
 
 
