@@ -35,7 +35,7 @@ demo-ssh: $(VENV)/demo.installed ## the same, on two machines that SSH servers o
 test: $(VENV)/test.installed $(VENV)/torch.installed ## every test
 	-tools/browser
 	tools/sshd
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 4 --dist loadfile
 
 test-matrix: $(pairs:%=test-with-%) ## joblib and scikit-learn, old and new; one: make test-with-1.4+1.6
 

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,6 +134,28 @@ def test_the_workers_of_a_pool_share_out_a_dataset_as_torchs_sampler_would():
         oracle.set_epoch(2)
     with sky.ComputePool(provider=sky.Local(), nodes=2, concurrency=2, display="quiet") as pool:
         assert list(indices(101, 2) @ pool) == [list(oracle) for oracle in oracles]
+
+
+@pytest.mark.timeout(120)
+def test_a_large_array_is_one_copy_on_each_node_and_a_part_of_it_is_none():
+    @sky.compute
+    def file_behind_my_part(whole: np.ndarray) -> tuple[int, str, float]:
+        part = sky.shard(whole)
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            span, _, _, device, inode, *_ = line.split()
+            first, _, end = span.partition("-")
+            if int(first, 16) <= part.ctypes.data < int(end, 16):
+                return sky.instance_info().node, f"{device} {inode}", float(part.sum())
+        raise AssertionError("the part is nowhere")
+
+    whole = np.arange(1_000_000.0)
+    with sky.ComputePool(provider=sky.Local(), nodes=2, concurrency=2, display="quiet") as pool:
+        found = file_behind_my_part(whole) @ pool
+
+    assert [node for node, _, _ in found] == [0, 0, 1, 1]
+    assert len({file for _, file, _ in found}) == len({(node, file) for node, file, _ in found}) == 2
+    assert not any(file.endswith(" 0") for _, file, _ in found), "memory that no file is behind is not shared"
+    assert sum(total for _, _, total in found) == whole.sum()
 
 
 # --- shard --------------------------------------------------------------------------------------------------------

@@ -103,8 +103,14 @@ class KerasSession:
                 case _:
                     pass
             if (call := current_call()) is not None:
-                keras.utils.set_random_seed(call.seed % _SEEDS)
+                _seed(keras, call.seed % _SEEDS)
             yield
+
+
+def _seed(keras: Any, seed: int) -> None:
+    """Twice: the first time keras loads TensorFlow where it is installed, and that draws from what was just seeded."""
+    for _ in range(2):
+        keras.utils.set_random_seed(seed)
 
 
 @contextmanager

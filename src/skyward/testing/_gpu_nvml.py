@@ -13,15 +13,35 @@ if TYPE_CHECKING:
 __all__ = ["FakeNvml", "NVMLError"]
 
 _MIB = 1 << 20
-_NO_PERMISSION, _NOT_SUPPORTED, _NOT_FOUND, _TIMEOUT, _LOST = 4, 3, 6, 10, 15
 
 
 class NVMLError(Exception):
     """What every function raises; ``value`` says which error it is."""
 
-    def __init__(self, value: int) -> None:
-        super().__init__(f"NVML error {value}")
-        self.value = value
+    value = 0
+
+    def __init__(self) -> None:
+        super().__init__(type(self).__name__)
+
+
+class _NotSupportedError(NVMLError):
+    value = 3
+
+
+class _NoPermissionError(NVMLError):
+    value = 4
+
+
+class _NotFoundError(NVMLError):
+    value = 6
+
+
+class _TimeoutError(NVMLError):
+    value = 10
+
+
+class _GpuIsLostError(NVMLError):
+    value = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +80,12 @@ class FakeNvml:
     """
 
     NVMLError = NVMLError
-    NVML_ERROR_GPU_IS_LOST = _LOST
+    NVMLError_NotSupported = _NotSupportedError
+    NVMLError_NoPermission = _NoPermissionError
+    NVMLError_NotFound = _NotFoundError
+    NVMLError_Timeout = _TimeoutError
+    NVMLError_GpuIsLost = _GpuIsLostError
+    NVML_ERROR_GPU_IS_LOST = _GpuIsLostError.value
     NVML_TEMPERATURE_GPU = 0
     nvmlEventTypeXidCriticalError = 8  # noqa: N815
 
@@ -97,7 +122,7 @@ class FakeNvml:
     def nvmlDeviceGetMigMode(self, handle: _Gpu) -> list[int]:  # noqa: N802
         gpu = self._find(handle)
         if not PROFILES[gpu.card]:
-            raise NVMLError(_NOT_SUPPORTED)
+            raise _NotSupportedError
         return [int(gpu.mig), int(gpu.pending)]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: _Gpu) -> int:  # noqa: N802
@@ -105,7 +130,7 @@ class FakeNvml:
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: _Gpu, index: int) -> _Part:  # noqa: N802
         if index >= len(_parts(self._find(handle))):
-            raise NVMLError(_NOT_FOUND)
+            raise _NotFoundError
         return _Part(handle.uuid, index)
 
     def nvmlDeviceGetMemoryInfo(self, handle: _Gpu | _Part) -> _Memory:  # noqa: N802
@@ -116,12 +141,12 @@ class FakeNvml:
             return _Memory(total=int(gib * 1024) * _MIB, used=11 * _MIB)
         gpu = self._find(handle)
         if gpu.mig and not self._gpus.machine.root:
-            raise NVMLError(_NO_PERMISSION)
+            raise _NoPermissionError
         return _Memory(total=CARDS[gpu.card].memory_mib * _MIB, used=11 * _MIB)
 
     def nvmlDeviceGetUtilizationRates(self, handle: _Gpu) -> _Rates:  # noqa: N802
         if self._find(handle).mig:
-            raise NVMLError(_NOT_SUPPORTED)
+            raise _NotSupportedError
         return _Rates(gpu=40)
 
     def nvmlDeviceGetTemperature(self, handle: _Gpu, _sensor: int) -> int:  # noqa: N802
@@ -146,14 +171,14 @@ class FakeNvml:
             for gpu in machine.gpus:
                 if gpu.uuid in self._registered and gpu.xids:
                     return _Event(_Gpu(gpu.uuid), gpu.xids.pop(0))
-        raise NVMLError(_TIMEOUT)
+        raise _TimeoutError
 
     def _find(self, handle: _Gpu) -> FakeGpu:
         gpu = next((each for each in self._gpus.machine.gpus if each.uuid == handle.uuid), None)
         if gpu is None:
-            raise NVMLError(_NOT_FOUND)
+            raise _NotFoundError
         if gpu.lost:
-            raise NVMLError(_LOST)
+            raise _GpuIsLostError
         return gpu
 
 
