@@ -50,6 +50,10 @@ class NodePlan:
         """What every process of the node has in its environment, beside what the supervisor inherited."""
         threads = str(max(1, self.ready.cpu_count // self.config.workers))
         ours = _DASK_ENV | dict.fromkeys(_THREAD_CAPS, threads)
+        if not all(device.shown_as.isdecimal() for device in self.devices):
+            # Dask's monitor takes CUDA_VISIBLE_DEVICES apart, and its process ends where a part of a GPU says less
+            # of itself than a whole one.
+            ours |= {"DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False"}
         return ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
 
     def devices_of(self, worker: int) -> tuple[Device, ...]:

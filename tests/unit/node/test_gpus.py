@@ -264,6 +264,13 @@ class TestDealing:
         assert alone.place(0, ORDER).accelerators == ("A0", "A1")
         assert planned(plan, 2, workers=2, asked=False).worker_env(1, ORDER)["CUDA_VISIBLE_DEVICES"] == "1"
 
+    def test_keeps_dasks_monitor_from_what_it_does_not_understand(self, plan: NodePlan) -> None:
+        setting = "DASK_DISTRIBUTED__DIAGNOSTICS__NVML"
+        parts = replace(plan, devices=(Device(name="H100", shown_as="MIG-a", profile="1g.10gb"),))
+
+        assert parts.process_env()[setting] == "False"
+        assert setting not in planned(plan, 2, workers=2).process_env()
+
     def test_gives_way_to_what_the_user_says(self, plan: NodePlan) -> None:
         own = planned(plan, 2, workers=2)
         own = replace(own, config=replace(own.config, env={"CUDA_VISIBLE_DEVICES": "1"}))
