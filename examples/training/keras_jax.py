@@ -32,7 +32,7 @@ def main() -> None:
 
     # On GPUs: pip=["keras", "jax[cuda12]"].
     image = sky.Image(pip=["keras", "jax"])
-    with sky.ComputePool(provider=sky.Local(), nodes=2, image=image) as pool:
+    with sky.ComputePool(provider=sky.Local(), concurrency=2, image=image) as pool:
         outcomes = train(points, labels, epochs=5) @ pool
 
     for rank, (losses, weights) in enumerate(outcomes):

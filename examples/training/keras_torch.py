@@ -45,7 +45,7 @@ def main() -> None:
     points = np.random.default_rng(0).normal(size=(4096, 2)).astype("f4")
     labels = (np.linalg.norm(points, axis=1, keepdims=True) < 1.2).astype("f4")
 
-    with sky.ComputePool(provider=sky.Local(), nodes=2, image=sky.Image(pip=["torch", "keras"])) as pool:
+    with sky.ComputePool(provider=sky.Local(), concurrency=2, image=sky.Image(pip=["torch", "keras"])) as pool:
         outcomes = train(points, labels, epochs=5) @ pool
 
     for rank, (losses, weights) in enumerate(outcomes):

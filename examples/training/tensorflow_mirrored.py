@@ -46,7 +46,7 @@ def main() -> None:
     targets = (features @ np.array([[1.0], [-2.0], [0.5]]) + noise).astype("f4")
 
     # On GPUs: pip=["tensorflow[and-cuda]"].
-    with sky.ComputePool(provider=sky.Local(), nodes=2, image=sky.Image(pip=["tensorflow-cpu"])) as pool:
+    with sky.ComputePool(provider=sky.Local(), concurrency=2, image=sky.Image(pip=["tensorflow-cpu"])) as pool:
         outcomes = train(features, targets, steps=100) @ pool
 
     for rank, (workers, coefficients) in enumerate(outcomes):

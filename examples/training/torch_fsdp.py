@@ -49,7 +49,7 @@ def train(steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    with sky.ComputePool(provider=sky.Local(), nodes=2, image=sky.Image(pip=["torch", "numpy"])) as pool:
+    with sky.ComputePool(provider=sky.Local(), concurrency=2, image=sky.Image(pip=["torch", "numpy"])) as pool:
         outcomes = train(steps=100) @ pool
 
     model = outcomes[0]["model"]

@@ -61,7 +61,7 @@ def finetune(epochs: int) -> dict[str, float]:
 
 def main() -> None:
     image = sky.Image(pip=["torch", "transformers", "accelerate"])
-    with sky.ComputePool(provider=sky.Local(), nodes=2, image=image) as pool:
+    with sky.ComputePool(provider=sky.Local(), concurrency=2, image=image) as pool:
         outcomes = finetune(epochs=3) @ pool
 
     for rank, outcome in enumerate(outcomes):
