@@ -3,13 +3,14 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo demo-ssh test test-matrix check conformance bench docs clean
+.PHONY: help demo demo-ssh test test-ml test-matrix check conformance bench docs clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench
 MATRIX := .venv-matrix
+ML := .venv-ml
 
 # What each target needs beside the library itself.
 demo_needs := -e '.[sklearn]'
@@ -17,6 +18,7 @@ test_needs := -e '.[all]' --group test
 check_needs := -e '.[all]' --group test --group check
 bench_needs := -e '.[all]' --group bench
 docs_needs := -e . --group docs
+ml_needs := -e '.[all]' --group test --group ml
 
 # joblib and scikit-learn in pairs, old with old and new with new, and what is tested with each.
 pairs := 1.4+1.6 1.5+1.7 1.6+1.8 1.6+1.9
@@ -35,7 +37,11 @@ demo-ssh: $(VENV)/demo.installed ## the same, on two machines that SSH servers o
 test: $(VENV)/test.installed $(VENV)/torch.installed ## every test
 	-tools/browser
 	tools/sshd
-	$(BIN)/python -m pytest -n 4 --dist loadfile
+	$(BIN)/python -m pytest -n 4 --dist loadfile --ignore tests/ml
+
+test-ml: $(ML)/ml.installed ## the tests that train: torch, jax, tensorflow, keras, transformers and the examples with them
+	tools/sshd
+	$(ML)/bin/python -m pytest tests/ml -n 2 --dist loadfile
 
 test-matrix: $(pairs:%=test-with-%) ## joblib and scikit-learn, old and new; one: make test-with-1.4+1.6
 
@@ -59,7 +65,7 @@ docs: $(VENV)/docs.installed ## the site, in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(BENCH) $(MATRIX) build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH) $(MATRIX) $(ML) build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/%.installed: pyproject.toml tools/install
@@ -70,6 +76,13 @@ $(VENV)/%.installed: pyproject.toml tools/install
 $(BENCH)/bench.installed: pyproject.toml tools/install
 	tools/install $(PYTHON) $(BENCH) $(bench_needs)
 	-tools/install $(PYTHON) $(BENCH) --group peers
+	@touch $@
+
+# Torch comes first, alone and in this very spelling: so pip takes the build for processors where it has one at hand.
+# As a requirement of others it would bring gigabytes for GPUs.
+$(ML)/ml.installed: pyproject.toml tools/install
+	tools/install $(PYTHON) $(ML) torch==2.13.0
+	tools/install $(PYTHON) $(ML) $(ml_needs)
 	@touch $@
 
 # Precious, or make would remove the stamps, which only patterns name.

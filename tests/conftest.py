@@ -105,6 +105,18 @@ def ssh_cache() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def aws_server() -> Iterator[str]:
+    """The address of a moto of one's own: S3 and the like, with nothing in it."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
 def _replace_link(link: Path, target: str) -> None:
     """At once, for other sessions that use it."""
     new = link.with_name(f"{link.name}.{os.getpid()}")

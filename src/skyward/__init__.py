@@ -20,7 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skyward import accelerators, errors, integrations
+    from skyward import accelerators, distributed, errors, integrations
     from skyward.errors import (
         AuthenticationError,
         BootstrapError,
@@ -159,6 +159,7 @@ __all__ = [
     "compose",
     "compute",
     "current_accelerator",
+    "distributed",
     "emit",
     "errors",
     "gather",
@@ -171,7 +172,7 @@ __all__ = [
     "use_callback",
 ]
 
-_MODULES = ("accelerators", "errors", "integrations")
+_MODULES = ("accelerators", "distributed", "errors", "integrations")
 _HOMES = {
     "skyward.errors": (
         "AuthenticationError",
@@ -241,7 +242,7 @@ _HOMES = {
     "skyward.spec.volume": ("S3Volume",),
     "skyward.submission": ("CallFuture",),
 }
-_NOT_YET = ("DigitalOcean", "RunPod", "Verda", "VastAI", "distributed")
+_NOT_YET = ("DigitalOcean", "RunPod", "Verda", "VastAI")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from skyward.providers.aws.kept import forget
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Provider
 from skyward.providers.local import Local
 from skyward.providers.ssh import SSH
-from skyward.testing.aws import LocalEC2, Looks
+from skyward.testing.aws import LocalEC2, Looks, use_ec2
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.testing.provider import FakeProvider, ProviderContract
 
@@ -52,12 +51,9 @@ class TestAWS(ProviderContract):
     @pytest.fixture(autouse=True)
     def account(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
-        monkeypatch.setattr(AWS, "listing_s", 0.0)
         with LocalEC2(looks=Looks(pending=1, ending=1), block=71) as ec2:
-            for name, value in ec2.environment.items():
-                monkeypatch.setenv(name, value)
+            use_ec2(ec2, monkeypatch, {"listing_s": 0.0})
             self._endpoint_url = ec2.endpoint_url
-            forget(ec2.endpoint_url)  # another test may have had its port
             yield
 
     def make_provider(self) -> Provider:

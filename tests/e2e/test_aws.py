@@ -34,7 +34,7 @@ from skyward.events import (
     SkywardEvent,
 )
 from skyward.provision.ledger import Ledger
-from skyward.testing.aws import LocalEC2, Market
+from skyward.testing.aws import LocalEC2, Market, use_ec2
 from skyward.testing.hosts import require_sshd
 
 require_sshd()
@@ -71,10 +71,7 @@ def start(
         def started(cache: Path) -> LocalEC2:
             ec2 = LocalEC2(folder, machines=True, market=market, cache=cache, env=machines)
             stack.enter_context(ec2)
-            for name, value in ec2.environment.items():
-                monkeypatch.setenv(name, value)
-            for name, value in ec2.settings.items():
-                monkeypatch.setattr(sky.AWS, name, value)
+            use_ec2(ec2, monkeypatch, ec2.settings)
             return ec2
 
         yield started

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import skyward as sky
 from skyward.provision.ledger import Ledger
-from skyward.testing.aws import LocalEC2
+from skyward.testing.aws import LocalEC2, use_ec2
 from skyward.testing.hosts import require_sshd
 
 require_sshd()
@@ -31,10 +30,7 @@ def ec2(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator[L
 
 def run(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch, example: str, *arguments: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", ec2.endpoint_url)
-    for name, value in ec2.environment.items():
-        monkeypatch.setenv(name, value)
-    for name, value in ec2.settings.items():
-        monkeypatch.setattr(sky.AWS, name, value)
+    use_ec2(ec2, monkeypatch, ec2.settings)
     monkeypatch.setattr(sys, "argv", [example, *arguments])
     runpy.run_path(str(EXAMPLES / example), run_name="__main__")
     assert ec2.left() == {}

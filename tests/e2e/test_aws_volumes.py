@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.testing.aws import LocalEC2, Market
+from skyward.testing.aws import LocalEC2, Market, use_ec2
 from skyward.testing.hosts import require_sshd
 
 require_sshd()
@@ -35,10 +35,7 @@ def ec2(
     )
     with ExitStack() as stack:
         stack.enter_context(ec2)
-        for name, value in ec2.environment.items():
-            monkeypatch.setenv(name, value)
-        for name, value in ec2.settings.items():
-            monkeypatch.setattr(sky.AWS, name, value)
+        use_ec2(ec2, monkeypatch, ec2.settings)
         yield ec2
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 import skyward as sky
 from skyward.events import BootstrapProgress, Error, Notice, SkywardEvent
@@ -21,19 +20,10 @@ pytestmark = pytest.mark.timeout(300)
 BUCKET = "skyward-test"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
-def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def s3(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, value in {
-        "AWS_ENDPOINT_URL": server,
+        "AWS_ENDPOINT_URL": aws_server,
         "AWS_ACCESS_KEY_ID": "AKIAUSERSOWN",
         "AWS_SECRET_ACCESS_KEY": "the-users-own-secret",
         "AWS_DEFAULT_REGION": "us-east-1",

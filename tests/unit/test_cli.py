@@ -117,10 +117,10 @@ def test_it_is_installed_and_runs_as_a_module() -> None:
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [
-    line.removeprefix("$ skyward ").partition("  #")[0].split()
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    line.removeprefix("$ ").removeprefix("skyward ").partition("  #")[0].split()
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for line in page.read_text(encoding="utf-8").splitlines()
-    if line.startswith("$ skyward ")
+    if line.startswith(("$ skyward ", "skyward "))
 ]
 
 

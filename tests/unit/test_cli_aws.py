@@ -22,7 +22,7 @@ from skyward.provision import termination
 from skyward.provision.ledger import Ledger, Purchase
 from skyward.provision.owner import Owner
 from skyward.spec.request import parse_request
-from skyward.testing.aws import AwsFault, LocalEC2, Looks
+from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 
 ALIVE = Owner.this_process()
 DEAD = replace(ALIVE, started="long ago")
@@ -37,11 +37,8 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ec2(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEC2]:
     with LocalEC2(looks=Looks(pending=0, ending=0), block=74) as ec2:
-        for name, value in ec2.environment.items():
-            monkeypatch.setenv(name, value)
+        use_ec2(ec2, monkeypatch, {"listing_s": 0.0, "patience_s": 2.0})
         monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
-        monkeypatch.setattr(AWS, "listing_s", 0.0)
-        monkeypatch.setattr(AWS, "patience_s", 2.0)
         yield ec2
 
 

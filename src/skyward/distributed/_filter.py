@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import struct
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import IPv4Address
 
 __all__ = ["filter_program", "only_reached_at", "restrict"]
@@ -91,9 +92,11 @@ def _watch(address: str, port: int, over: threading.Event) -> None:
 def _find_listener(port: int) -> socket.socket | None:
     """A duplicate of this process's socket that listens at ``port``; None if there is none."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):  # it is closed by now, or no socket
-            found = socket.socket(fileno=os.dup(descriptor))
+        with suppress(OSError), ExitStack() as looking:  # it may be closed by now
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            found = looking.enter_context(socket.socket(fileno=os.dup(descriptor)))
             if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
+                looking.pop_all()
                 return found
-            found.close()
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,13 +32,14 @@ _SEEDS = 2**32
 def keras(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run the function with keras on ``backend``, which is brought up as the decorator of its own would.
 
-    Every worker gives ``fit`` its own part of the data, such as :func:`skyward.shard` makes. All workers begin with the
-    same random seed, another one in every call, so that their models begin alike.
+    All workers begin with the same random seed, another one in every call, so that their models begin alike.
 
-    - ``"jax"``: a ``keras.distribution.DataParallel`` over the devices of all workers is in force. The batch size that
-      ``fit`` is told is each worker's; a step trains on the batches of all workers together. All of them must make
-      equally many steps.
-    - ``"tensorflow"``: the function runs in the scope of a ``MultiWorkerMirroredStrategy``.
+    - ``"jax"``: a ``keras.distribution.DataParallel`` over the devices of all workers is in force. Every worker gives
+      ``fit`` its own part of the data, such as :func:`skyward.shard` makes, and its own batch size; a step trains on
+      the batches of all workers together. All of them must make equally many steps.
+    - ``"tensorflow"``: the function runs in the scope of a ``MultiWorkerMirroredStrategy``. Every worker gives ``fit``
+      all of the data, which TensorFlow deals to them, and the batch size of all together. A ``tf.data`` set that holds
+      one worker's part has ``AutoShardPolicy.OFF`` among its options.
     - ``"torch"``: the process group is there, but keras does not average gradients over it: wrap the model in
       ``DistributedDataParallel`` in a training loop of your own, or average them in a ``train_step``.
 
@@ -81,9 +81,11 @@ class KerasSession:
         self._backend = backend
         self._inner: Session = _FRAMEWORKS[backend].session()
         self.port, self.gpus = self._inner.port, self._inner.gpus
-        loaded: Any = sys.modules.get("keras")
-        if loaded is not None and loaded.backend.backend() != backend:
-            raise FreshProcessNeeded(f"keras is in use on {loaded.backend.backend()} in this process, not on {backend}")
+        with environment({_VARIABLE: backend}):
+            self._keras: Any = imported("keras", pip="keras")
+        used = self._keras.backend.backend()
+        if used != backend:
+            raise FreshProcessNeeded(f"keras is in use on {used} in this process already, not on {backend}")
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
@@ -91,15 +93,14 @@ class KerasSession:
         with ExitStack() as stack:
             stack.enter_context(environment({_VARIABLE: self._backend}))
             stack.enter_context(self._inner.join(gang))
-            keras: Any = imported("keras", pip="keras")
+            keras = self._keras
             keras.utils.clear_session()  # it keeps numbers on devices that are not there any more
             stack.callback(keras.utils.clear_session)
             match self._backend:
                 case "jax":
                     stack.enter_context(_data_parallel(keras))
                 case "tensorflow":
-                    tf: Any = imported("tensorflow", pip="tensorflow")
-                    stack.enter_context(tf.distribute.MultiWorkerMirroredStrategy().scope())
+                    stack.enter_context(_multi_worker_strategy().scope())
                 case _:
                     pass
             if (call := current_call()) is not None:
@@ -122,3 +123,23 @@ def _data_parallel(keras: Any) -> Generator[None]:
         yield
     finally:
         keras.distribution.set_distribution(before)
+
+
+def _multi_worker_strategy() -> Any:
+    """The strategy of several workers, which takes what keras asks of it.
+
+    That is the mean of a batch's features and targets at once, and the mean of losses over a dimension that they have
+    not: TensorFlow's own refuses both, and with them every ``fit`` on more than one worker.
+    """
+    tf: Any = imported("tensorflow", pip="tensorflow")
+    of_tensorflow: Any = tf.distribute.MultiWorkerMirroredStrategy
+
+    class Strategy(of_tensorflow):
+        def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+            def reduce_part(part: Any) -> Any:
+                is_number = not self.experimental_local_results(part)[0].shape.rank
+                return of_tensorflow.reduce(self, reduce_op, part, None if is_number else axis)
+
+            return tf.nest.map_structure(reduce_part, value)
+
+    return Strategy()

@@ -32,6 +32,7 @@ from skyward.node.control import (
     MetricsReport,
     Ping,
     Pong,
+    Preempting,
     Report,
     SchedulerExit,
     SchedulerRunning,
@@ -188,7 +189,8 @@ class Supervisor:
         return work
 
     def _taken_back(self, news: Report) -> None:
-        self._volumes.hurry()
+        if isinstance(news, Preempting):
+            self._volumes.hurry()
         self._server.broadcast(news)
 
     async def _measure(self) -> None:

@@ -16,7 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
+import pytest
+
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.providers.aws.kept import forget
+from skyward.providers.aws.provider import AWS
 from skyward.testing._aws_api import Api
 from skyward.testing._aws_faults import AwsFault, Faults
 from skyward.testing._aws_fleet import Fleets
@@ -26,7 +30,7 @@ from skyward.testing._aws_region import TAKEN_BACK, Looks, Region
 from skyward.testing._aws_wire import AwsCall
 from skyward.testing.hosts import SshHost
 
-__all__ = ["AwsFault", "Capacity", "LocalEC2", "Looks", "Market", "UserData"]
+__all__ = ["AwsFault", "Capacity", "LocalEC2", "Looks", "Market", "UserData", "use_ec2"]
 
 _SSH_PORT: Final = 22022
 _NETWORKS: Final = 250
@@ -287,6 +291,18 @@ class LocalEC2:
         with self._api.lock:
             for region in self._regions.values():
                 region.close()
+
+
+def use_ec2(ec2: LocalEC2, patch: pytest.MonkeyPatch, settings: Mapping[str, Any]) -> None:
+    """Have this process's ``sky.AWS`` find its credentials there, and have these class variables.
+
+    What an earlier one has answered at the same address is forgotten.
+    """
+    for name, value in ec2.environment.items():
+        patch.setenv(name, value)
+    for name, value in settings.items():
+        patch.setattr(AWS, name, value)
+    forget(ec2.endpoint_url)
 
 
 @cache

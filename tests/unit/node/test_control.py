@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import get_args
 
 import msgpack
 import pytest
@@ -31,6 +32,7 @@ from skyward.node.control import (
     VolumeTrouble,
     WorkerExit,
     WorkerRunning,
+    WorkerStale,
     from_frame,
     to_frame,
 )
@@ -49,6 +51,7 @@ MESSAGES: list[Message] = [
     Pong(n=3),
     RUNNING,
     WorkerExit(worker=0, incarnation="a", exit_code=None, signal=9, reason="killed", memory_limit_bytes=None),
+    WorkerStale(worker=0, incarnation="a"),
     Fetched(blob_id="ab", path="/memory/ab", error="no space left", errno=28, unreached=("10.0.0.1:1",)),
     SchedulerRunning(address="tls://127.0.0.1:1"),
     SchedulerExit(reason="exited with status 1"),
@@ -57,7 +60,6 @@ MESSAGES: list[Message] = [
     VolumeTrouble(reason="no space left"),
     Preempting(seconds_left=119.5),
     PreemptionLikely(),
-    VolumeTrouble(reason="no space left"),
     Ending(reason="asked"),
 ]
 
@@ -129,6 +131,10 @@ def nobody_at(node: FakeNode) -> Callable[[], Awaitable[bool | None]]:
         return True if node.clients == 0 else None
 
     return probe
+
+
+def test_every_message_is_tried() -> None:
+    assert {type(message) for message in MESSAGES} == set(get_args(Message))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

@@ -12,7 +12,6 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError, UnreachableError
 from skyward.providers.aws import storage
@@ -25,15 +24,6 @@ BUCKET = "skyward-unit"
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAUSERSOWN")
@@ -43,8 +33,8 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+def s3(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
     client = boto3.client("s3")
     client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     yield client
@@ -68,14 +58,14 @@ def opened(s3: Any, **fields: Any) -> Store:
     return storage.open_store(GrantedVolume(volume=asked, access=grant(asked, here=True)[0]))
 
 
-def test_the_users_own_keys_stay_here(s3: Any, server: str) -> None:
+def test_the_users_own_keys_stay_here(s3: Any, aws_server: str) -> None:
     (here,), (elsewhere,) = grant(volume(), here=True), grant(volume())
 
     assert here.key == StorageKey(id="AKIAUSERSOWN", secret="the-users-own-secret")
     assert elsewhere.key is not None
     assert elsewhere.key.token
     assert "the-users-own-secret" not in (elsewhere.key.secret, elsewhere.key.token)
-    assert (elsewhere.endpoint_url, elsewhere.region, elsewhere.mountable) == (server, "eu-west-1", False)
+    assert (elsewhere.endpoint_url, elsewhere.region, elsewhere.mountable) == (aws_server, "eu-west-1", False)
 
 
 def test_short_lived_keys_are_handed_on_as_they_are(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,8 @@ import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from skyward.providers.aws.catalog import MachineType, parse_types
-from skyward.providers.aws.kept import forget
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
-from skyward.providers.aws.provider import AWS
-from skyward.testing.aws import LocalEC2, Looks
+from skyward.testing.aws import LocalEC2, Looks, use_ec2
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +21,6 @@ def types() -> tuple[MachineType, ...]:
 def ec2(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEC2]:
     """An account in which nothing was made; waits are short."""
     with LocalEC2(looks=Looks(pending=0, ending=0), block=71) as ec2:
-        for name, value in ec2.environment.items():
-            monkeypatch.setenv(name, value)
+        use_ec2(ec2, monkeypatch, {"listing_s": 0.0, "patience_s": 2.0})
         monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
-        monkeypatch.setattr(AWS, "listing_s", 0.0)
-        monkeypatch.setattr(AWS, "patience_s", 2.0)
-        forget(ec2.endpoint_url)  # another test may have had its port
         yield ec2

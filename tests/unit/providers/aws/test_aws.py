@@ -26,7 +26,7 @@ from skyward.providers.aws.records import SPOT_WATCH
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.spec.request import parse_request
-from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks
+from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, use_ec2
 from skyward.transport.access import SSHAccess
 
 T = TypeVar("T")
@@ -475,6 +475,7 @@ def test_what_a_fleet_does_not_know_yet_is_waited_for(
 
 def test_what_a_fleet_never_knows_is_said(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyward.providers.aws.patience._VISIBLE_S", 0.0)
+    monkeypatch.setattr("skyward.providers.aws.patience._LOOK_S", 30.0)  # for the one answer, on a slow machine
     ec2.market.limits.append(Capacity(code="InvalidGroup.NotFound"))
 
     with pytest.raises(UnreachableError, match=r"CreateFleet was refused: InvalidGroup\.NotFound"):
@@ -518,8 +519,7 @@ def test_another_process_can_describe_and_reach_a_machine(ec2: LocalEC2) -> None
 def test_a_new_machine_that_is_not_listed_yet_is_pending_and_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
     with LocalEC2(looks=Looks(unseen=2, pending=1, ending=1), block=71) as slow:
-        for name, value in slow.environment.items():
-            monkeypatch.setenv(name, value)
+        use_ec2(slow, monkeypatch, {})
 
         async def scenario(provider: AWS) -> list[InstanceState]:
             (instance,) = await launch(provider, LaunchOrder(pool_id="p", keys=("k",), timeout_s=60))

@@ -15,7 +15,7 @@ from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import LaunchOrder
 from skyward.spec.request import parse_request
-from skyward.testing.aws import AwsFault, LocalEC2, Looks
+from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 
 ORDER = LaunchOrder(pool_id="pool", keys=("k0", "k1", "k2"), timeout_s=3600.0)
 
@@ -61,6 +61,7 @@ def test_a_fleets_word_on_a_role_that_does_not_exist_is_plain(ec2: LocalEC2, mon
 
     monkeypatch.setattr(Api, "call", refusing)
     monkeypatch.setattr("skyward.providers.aws.patience._VISIBLE_S", 0.0)
+    monkeypatch.setattr("skyward.providers.aws.patience._LOOK_S", 30.0)  # for the one answer, on a slow machine
     with pytest.raises(ConfigurationError, match="instance_profile='nope' does not exist"):
         asyncio.run(scenario())
     assert ec2.left() == {}
@@ -68,10 +69,8 @@ def test_a_fleets_word_on_a_role_that_does_not_exist_is_plain(ec2: LocalEC2, mon
 
 def test_a_machine_that_is_not_listed_yet_is_ended_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
-    monkeypatch.setattr(AWS, "listing_s", 0.0)
     with LocalEC2(looks=Looks(unseen=3, pending=0, ending=1), block=71) as slow:
-        for name, value in slow.environment.items():
-            monkeypatch.setenv(name, value)
+        use_ec2(slow, monkeypatch, {"listing_s": 0.0})
 
         async def scenario() -> None:
             order = LaunchOrder(pool_id="p", keys=("k",), timeout_s=60)

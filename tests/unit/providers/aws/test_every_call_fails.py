@@ -15,7 +15,7 @@ from skyward.errors import SkywardError
 from skyward.provision.ledger import Ledger
 from skyward.provision.machines import Machines
 from skyward.spec.request import parse_request
-from skyward.testing.aws import AwsFault, LocalEC2, Looks, Market
+from skyward.testing.aws import AwsFault, LocalEC2, Looks, Market, use_ec2
 
 NODES = 2
 THROTTLED = AwsFault(code="RequestLimitExceeded", status=503)
@@ -80,10 +80,7 @@ class Launcher:
 async def launching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: Looks) -> AsyncGenerator[Launcher]:
     market = Market(prices={"m7i.large": 0.1, "c7i.large": 0.09})
     with LocalEC2(market=market, looks=looks) as ec2:
-        for name, value in ec2.environment.items():
-            monkeypatch.setenv(name, value)
-        for name, value in (ec2.settings | {"listing_s": 0.0}).items():
-            monkeypatch.setattr(sky.AWS, name, value)
+        use_ec2(ec2, monkeypatch, {**ec2.settings, "listing_s": 0.0})
         launcher = Launcher(ec2, tmp_path, monkeypatch)
         yield launcher
         await launcher.close()

@@ -17,7 +17,7 @@ from skyward.events import InstanceLaunching, Notice, SkywardEvent
 from skyward.provision.ledger import Ledger
 from skyward.provision.machines import Machines
 from skyward.spec.request import parse_request
-from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, Market
+from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, Market, use_ec2
 from skyward.testing.clock import FakeClock
 
 PRICES = {"m7i.large": 0.096, "c7i.large": 0.085, "m7i.xlarge": 0.192}
@@ -110,10 +110,7 @@ def no_spot(*types: str) -> list[Capacity]:
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no prices of another test
     with LocalEC2(market=Market(prices=dict(PRICES)), looks=Looks(pending=0, ending=0)) as ec2:
-        for name, value in ec2.environment.items():
-            monkeypatch.setenv(name, value)
-        for name, value in (ec2.settings | {"listing_s": 0.0}).items():
-            monkeypatch.setattr(sky.AWS, name, value)
+        use_ec2(ec2, monkeypatch, {**ec2.settings, "listing_s": 0.0})
         yield Stage(ec2, tmp_path)
 
 

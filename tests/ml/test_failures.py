@@ -1,0 +1,163 @@
+"""What a training leaves behind, when it ends well and when it does not: nothing that is in the way of the next one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import ConfigurationError, WorkerLostError
+
+PROMPTLY_S = 15.0
+
+
+def sum_with_torch() -> float:
+    import torch
+    from torch import distributed
+
+    total = torch.tensor([float(distributed.get_rank())])
+    distributed.all_reduce(total)
+    return float(total)
+
+
+def sum_with_jax() -> float:
+    import jax
+    from jax.experimental.multihost_utils import process_allgather
+
+    return float(process_allgather(jax.process_index()).sum())
+
+
+def sum_with_tensorflow() -> float:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    def on_replica() -> Any:
+        rank = tf.constant(float(strategy.cluster_resolver.task_id))
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, rank)
+
+    return float(strategy.run(on_replica))
+
+
+FRAMEWORKS = {
+    "torch": (sky.distributed.torch(), sum_with_torch),
+    "jax": (sky.distributed.jax(), sum_with_jax),
+    "tensorflow": (sky.distributed.tensorflow(), sum_with_tensorflow),
+}
+
+
+def training(framework: str, then: Callable[[Callable[[], float]], None] = lambda _: None) -> Any:
+    """A call that sums the ranks with a framework, does ``then``, and sums them again."""
+    decorate, rank_sum = FRAMEWORKS[framework]
+
+    @sky.compute
+    @decorate
+    def train() -> tuple[float, float]:
+        first = rank_sum()
+        then(rank_sum)
+        return first, rank_sum()
+
+    return train()
+
+
+def rank() -> int:
+    info = sky.instance_info()
+    return info.node * info.workers_per_node + info.worker
+
+
+def fail_on_rank_1(_: Callable[[], float]) -> None:
+    if rank() == 1:
+        raise ValueError("rank 1 has had enough")
+
+
+def kill_rank_2(noted: Path) -> Callable[[Callable[[], float]], None]:
+    """In the middle, noting when: the others wait for it in a collective."""
+
+    def kill(rank_sum: Callable[[], float]) -> None:
+        if rank() == 2:
+            noted.write_text(str(time.time()), encoding="utf-8")
+            os.kill(os.getpid(), signal.SIGKILL)
+        rank_sum()
+
+    return kill
+
+
+TOTAL = ((6.0, 6.0),) * 4
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_after_a_rank_has_raised_its_error_arrives_and_the_next_training_works(
+    local_pool: sky.ComputePool, framework: str
+) -> None:
+    with pytest.raises(ValueError, match="rank 1 has had enough") as caught:
+        training(framework, fail_on_rank_1) @ local_pool
+    assert "raised on node 0, worker 1" in caught.value.__notes__
+    assert training(framework) @ local_pool == TOTAL
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_after_a_rank_was_killed_the_others_end_at_once_and_the_next_training_works(
+    local_pool: sky.ComputePool, framework: str, tmp_path: Path
+) -> None:
+    noted = tmp_path / "killed"
+    with pytest.raises(WorkerLostError, match=r"node 1, worker 0.*signal 9 \(SIGKILL\)"):
+        training(framework, kill_rank_2(noted)) @ local_pool
+    assert time.time() - float(noted.read_text(encoding="utf-8")) < PROMPTLY_S
+    assert training(framework) @ local_pool == TOTAL
+
+
+def test_frameworks_follow_each_other_in_one_pool(local_pool: sky.ComputePool) -> None:
+    for framework in ("jax", "torch", "jax", "tensorflow", "torch"):
+        assert training(framework) @ local_pool == TOTAL
+
+
+def test_two_pools_train_at_once(local_pool: sky.ComputePool, open_pool: Callable[..., sky.ComputePool]) -> None:
+    with open_pool(concurrency=2) as other, ThreadPoolExecutor(2) as threads:
+        for framework in FRAMEWORKS:
+            both = threading.Barrier(2)
+
+            def train(pool: sky.ComputePool, framework: str = framework, both: threading.Barrier = both) -> Any:
+                both.wait(60)
+                return training(framework) @ pool
+
+            here, there = threads.submit(train, local_pool), threads.submit(train, other)
+            assert (here.result(120), there.result(120)) == (TOTAL, ((1.0, 1.0),) * 2)
+
+
+def test_what_was_set_for_a_training_is_as_before_after_it(local_pool: sky.ComputePool) -> None:
+    @sky.compute
+    def look() -> tuple[dict[str, str], bool, int]:
+        import jax
+        from torch import distributed
+
+        return dict(os.environ), distributed.is_initialized(), jax.process_count()
+
+    look() @ local_pool
+    before = look() @ local_pool
+    for framework in ("torch", "jax"):
+        training(framework) @ local_pool
+    assert look() @ local_pool == before
+    assert {(initialised, processes) for _, initialised, processes in before} == {(False, 1)}
+
+
+def test_a_backend_that_this_machine_has_not_is_the_frameworks_own_error(local_pool: sky.ComputePool) -> None:
+    @sky.compute
+    @sky.distributed.torch(backend="nccl")
+    def train() -> None:
+        return None
+
+    with pytest.raises(Exception, match=r"NCCL|nccl"):
+        train() @ local_pool
+
+
+def test_several_workers_are_asked_for_with_the_other_operator(local_pool: sky.ComputePool) -> None:
+    with pytest.raises(ConfigurationError, match="use @"):
+        training("torch") >> local_pool

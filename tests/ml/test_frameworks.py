@@ -1,0 +1,334 @@
+"""Every framework trains on several workers what it trains alone: the same data and seeds give the same weights.
+
+Each worker has its part of the data, and a step is made with all of it, so that the mean of the workers' gradients is
+the gradient of one process that has everything. What differs is the order in which numbers are added up.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import skyward as sky
+
+STEPS = 5
+RATE = 0.1
+EXACT = {"rel": 1e-5, "abs": 1e-6}
+"""Of 32-bit numbers that went through a few sums."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one worker has to say."""
+
+    rank: int
+    world: int
+    weights: list[float]
+    environment: dict[str, str]
+
+
+def data() -> tuple[Any, Any]:
+    import numpy as np
+
+    x = np.random.default_rng(7).normal(size=(64, 3)).astype("float32")
+    return x, x @ np.array([[1.0], [2.0], [-1.0]], dtype="float32") + 0.5
+
+
+def trained(rank: int, world: int, weights: Any) -> Trained:
+    import numpy as np
+
+    told = {name: value for name, value in os.environ.items() if name in ("LOCAL_RANK", "RANK", "GROUP_RANK")}
+    flat = np.concatenate([np.asarray(part).ravel() for part in weights])
+    return Trained(rank, world, [float(number) for number in flat], told)
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def fit_torch(model: Any, x: Any, y: Any) -> list[Any]:
+    import torch
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimizer.step()
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+@sky.compute
+@sky.distributed.torch()
+def torch_together() -> Trained:
+    import torch
+    from torch import distributed
+
+    torch.manual_seed(3 if distributed.get_rank() == 0 else 4)  # the first one's weights are broadcast
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    return trained(distributed.get_rank(), distributed.get_world_size(), fit_torch(model, *sky.shard(*data())))
+
+
+@sky.compute
+def torch_alone() -> Trained:
+    import torch
+
+    torch.manual_seed(3)
+    return trained(0, 1, fit_torch(torch.nn.Linear(3, 1), *data()))
+
+
+# --- jax --------------------------------------------------------------------------------------------------------------
+
+
+def fit_jax(x: Any, y: Any) -> list[Any]:
+    import jax
+
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        return ((x @ weights - y) ** 2).mean()
+
+    step = jax.jit(lambda weights, x, y: weights - RATE * jax.grad(loss)(weights, x, y))
+    weights = jax.random.normal(jax.random.key(3), (3, 1))
+    for _ in range(STEPS):
+        weights = step(weights, x, y)
+    return [weights]
+
+
+@sky.compute
+@sky.distributed.jax()
+def jax_together() -> Trained:
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    rows = NamedSharding(jax.sharding.Mesh(jax.devices(), ("rows",)), PartitionSpec("rows"))
+    x, y = (jax.make_array_from_process_local_data(rows, part) for part in sky.shard(*data()))
+    return trained(jax.process_index(), jax.process_count(), fit_jax(x, y))
+
+
+@sky.compute
+def jax_alone() -> Trained:
+    import jax
+
+    assert jax.process_count() == len(jax.devices()) == 1
+    return trained(0, 1, fit_jax(*data()))
+
+
+# --- tensorflow -------------------------------------------------------------------------------------------------------
+
+
+def fit_tensorflow(reduced: Callable[[Any, Any], Any], x: Any, y: Any) -> list[Any]:
+    import tensorflow as tf
+
+    weights = tf.random.stateless_normal((3, 1), seed=(3, 4))
+
+    def gradient(weights: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            loss = tf.reduce_mean((tf.constant(x) @ weights - tf.constant(y)) ** 2)
+        return tape.gradient(loss, weights)
+
+    step = tf.function(lambda weights: weights - RATE * reduced(gradient, weights))
+    for _ in range(STEPS):
+        weights = step(weights)
+    return [weights.numpy()]
+
+
+@sky.compute
+@sky.distributed.tensorflow()
+def tensorflow_together() -> Trained:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    def mean(gradient: Callable[[Any], Any], weights: Any) -> Any:
+        def on_replica() -> Any:
+            replica = tf.distribute.get_replica_context()
+            return replica.all_reduce(tf.distribute.ReduceOp.MEAN, gradient(weights))
+
+        return strategy.run(on_replica)
+
+    weights = fit_tensorflow(mean, *sky.shard(*data()))
+    return trained(strategy.cluster_resolver.task_id, strategy.num_replicas_in_sync, weights)
+
+
+@sky.compute
+def tensorflow_alone() -> Trained:
+    return trained(0, 1, fit_tensorflow(lambda gradient, weights: gradient(weights), *data()))
+
+
+# --- keras ------------------------------------------------------------------------------------------------------------
+
+
+def fit_keras(x: Any, y: Any, model_of: Callable[[Any], Any]) -> list[Any]:
+    import keras
+
+    keras.utils.set_random_seed(3)
+    model = model_of(keras)
+    model.compile(optimizer=keras.optimizers.SGD(RATE), loss="mse")
+    model.fit(x, y, batch_size=len(x), epochs=STEPS, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def line(keras: Any) -> Any:
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+
+def line_with_averages(keras: Any) -> Any:
+    import torch
+    from torch import distributed
+
+    class Averaging(keras.Sequential):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            x, y = batch
+            self.zero_grad()
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+            loss.backward()
+            gradients = [weight.value.grad for weight in self.trainable_weights]
+            for gradient in gradients:
+                distributed.all_reduce(gradient)
+                gradient.div_(distributed.get_world_size())
+            with torch.no_grad():
+                self.optimizer.apply(gradients, self.trainable_weights)
+            return {"loss": loss}
+
+    return Averaging([keras.Input((3,)), keras.layers.Dense(1)])
+
+
+@sky.compute
+@sky.distributed.keras(backend="jax")
+def keras_on_jax_together() -> Trained:
+    import jax
+
+    return trained(jax.process_index(), jax.process_count(), fit_keras(*sky.shard(*data()), line))
+
+
+@sky.compute
+@sky.distributed.keras(backend="tensorflow")
+def keras_on_tensorflow_together() -> Trained:
+    import tensorflow as tf
+
+    strategy = tf.distribute.get_strategy()
+    weights = fit_keras(*data(), line)  # TensorFlow deals what it is given to the workers
+    return trained(strategy.cluster_resolver.task_id, strategy.num_replicas_in_sync, weights)
+
+
+@sky.compute
+@sky.distributed.keras(backend="torch")
+def keras_on_torch_together() -> Trained:
+    from torch import distributed
+
+    weights = fit_keras(*sky.shard(*data()), line_with_averages)
+    return trained(distributed.get_rank(), distributed.get_world_size(), weights)
+
+
+def keras_alone_on(backend: str) -> Callable[[], Any]:
+    @sky.compute
+    @sky.distributed.keras(backend=backend)
+    def alone() -> Trained:
+        return trained(0, 1, fit_keras(*data(), line))
+
+    return alone
+
+
+# --- transformers -----------------------------------------------------------------------------------------------------
+
+
+def fit_transformers(workers: int) -> tuple[Any, list[Any]]:
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+
+    set_seed(3)
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    model = BertForSequenceClassification(config)
+    generator = torch.Generator().manual_seed(5)
+    examples = [
+        {"input_ids": torch.randint(0, 50, (8,), generator=generator), "labels": torch.tensor(n % 2)} for n in range(32)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            per_device_train_batch_size=len(examples) // workers,  # a step is made with all of it, in whatever order
+            num_train_epochs=STEPS,
+            learning_rate=RATE,
+            lr_scheduler_type="constant",
+            optim="sgd",
+            max_grad_norm=0,
+            use_cpu=True,
+            ddp_backend="gloo" if torch.distributed.is_initialized() else None,
+            ddp_find_unused_parameters=False,
+            average_tokens_across_devices=False,  # this model's loss is a mean already, and would be multiplied
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        Trainer(model, arguments, train_dataset=examples).train()
+    return arguments, [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+@sky.compute
+@sky.distributed.transformers()
+def transformers_together() -> Trained:
+    from torch import distributed
+
+    arguments, weights = fit_transformers(distributed.get_world_size())
+    return trained(arguments.process_index, arguments.world_size, weights)
+
+
+@sky.compute
+def transformers_alone() -> Trained:
+    return trained(0, 1, fit_transformers(1)[1])
+
+
+# --- the tests --------------------------------------------------------------------------------------------------------
+
+TRAININGS = {
+    "torch": (torch_together, torch_alone),
+    "transformers": (transformers_together, transformers_alone),
+    "keras on torch": (keras_on_torch_together, keras_alone_on("torch")),
+    "jax": (jax_together, jax_alone),
+    "keras on jax": (keras_on_jax_together, keras_alone_on("jax")),
+    "tensorflow": (tensorflow_together, tensorflow_alone),
+    "keras on tensorflow": (keras_on_tensorflow_together, keras_alone_on("tensorflow")),
+}
+TORCHS = ("torch", "transformers", "keras on torch")
+
+
+@pytest.fixture(scope="module")
+def one_worker(open_pool: Callable[[], sky.ComputePool]) -> Iterator[sky.ComputePool]:
+    with open_pool() as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_four_workers_train_what_one_process_trains(
+    pool: sky.ComputePool, one_worker: sky.ComputePool, name: str
+) -> None:
+    together, alone = TRAININGS[name]
+    results = together() @ pool
+    again = together() @ pool
+    single = alone() >> one_worker
+    assert [(result.rank, result.world) for result in results] == [(rank, 4) for rank in range(4)]
+    for result in (*results, *again):
+        assert result.weights == pytest.approx(single.weights, **EXACT)
+    if name in TORCHS:
+        places = [[result.environment[variable] for result in results] for variable in ("LOCAL_RANK", "GROUP_RANK")]
+        assert places == [["0", "1", "0", "1"], ["0", "0", "1", "1"]]
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_one_worker_is_a_training_of_one(one_worker: sky.ComputePool, name: str) -> None:
+    together, alone = TRAININGS[name]
+    result = together() >> one_worker
+    assert (result.rank, result.world) == (0, 1)
+    assert result.weights == pytest.approx((alone() >> one_worker).weights, **EXACT)
