@@ -18,6 +18,7 @@ from skyward import Accelerator
 from skyward.testing.gpus import FakeGpu, FakeGpus, Machine
 
 Fake = Callable[..., FakeGpus]
+DEADLINE_S = 120.0
 WHOLE: tuple[bool, list[str]] = (False, [])
 
 
@@ -110,7 +111,7 @@ def test_what_a_killed_client_had_cut_is_whole_again_after_its_lease(fake: Fake)
 
         client.send_signal(signal.SIGKILL)
 
-    for attempt in stamina.retry_context(on=AssertionError, attempts=None, timeout=30, wait_max=0.2):
+    for attempt in stamina.retry_context(on=AssertionError, attempts=None, timeout=DEADLINE_S, wait_max=0.2):
         with attempt:
             assert layout(gpus) == [WHOLE]
 
@@ -136,11 +137,28 @@ def test_calls_of_a_node_whose_gpu_failed_run_on_the_next(fake: Fake, tmp_path: 
             machine.gpus[0].xids = [31, 79]
         _until(lambda: len(runs.read_text().split()) == 2)
         let_go.touch()
-        ran_on = future.result(timeout=30)
+        ran_on = future.result(timeout=DEADLINE_S)
 
     first, second = map(int, runs.read_text().split())
     assert ran_on == second != first
     assert any("it has fallen off the bus (Xid 79)" in error for error in errors)
+
+
+def test_what_a_failing_gpu_makes_a_call_raise_is_not_the_calls_error(fake: Fake, tmp_path: Path) -> None:
+    gpus = fake(FakeGpu())
+    runs = tmp_path / "runs"
+
+    def touch_the_gpu() -> str:
+        with runs.open("a") as file:
+            file.write("once\n")
+        if len(runs.read_text().split()) == 1:
+            with gpus.change() as machine:
+                machine.gpus[0].xids = [79]
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return "done"
+
+    with sky.ComputePool(provider=sky.Local(), accelerator="H100", display="quiet") as pool:
+        assert pool.submit(touch_the_gpu).result(timeout=DEADLINE_S) == "done"
 
 
 def test_running_out_of_a_gpus_memory_is_the_calls_own_error(fake: Fake, tmp_path: Path) -> None:
@@ -163,6 +181,6 @@ def test_running_out_of_a_gpus_memory_is_the_calls_own_error(fake: Fake, tmp_pat
 
 
 def _until(reached: Callable[[], bool]) -> None:
-    for attempt in stamina.retry_context(on=AssertionError, attempts=None, timeout=30, wait_max=0.2):
+    for attempt in stamina.retry_context(on=AssertionError, attempts=None, timeout=DEADLINE_S, wait_max=0.2):
         with attempt:
             assert reached()

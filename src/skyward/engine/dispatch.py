@@ -2,8 +2,8 @@
 
 One shared queue, and a small window of calls in flight per worker. How many calls a worker may hold follows from what
 such calls took on workers before: about 20 ms of work, or two round trips where those are longer. A call of a kind not
-seen before, or one whose worker was lost, goes to an idle worker alone. The cost of a call does not depend on the
-number of workers.
+seen before, one whose worker was lost, or one of a gang goes to an idle worker alone. The cost of a call does not
+depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class Dispatch:
             if call.cancelled:
                 queue.popleft()
                 continue
-            call.expected_s = math.inf if call.losses else self._expected_s.get(call.kind, math.inf)
+            call.expected_s = self._expect(call)
             if not worker.accepts(call.expected_s):
                 break
             queue.popleft()
@@ -318,6 +318,14 @@ class Dispatch:
             sends.append(Send(worker.id, batch))
             self._sort(worker)
         return bool(batch)
+
+    def _expect(self, call: CallState) -> float:
+        """What lost its worker before, or waits for calls on other workers, has a worker for itself.
+
+        Of two gangs all workers run the same one first then, whatever comes between a call and its worker.
+        """
+        alone = call.losses or call.together
+        return math.inf if alone else self._expected_s.get(call.kind, math.inf)
 
     def _sort(self, worker: _Worker) -> None:
         """Into the idle, those with room, or neither."""

@@ -17,6 +17,7 @@ from skyward._waiting import PROMPT_S
 from skyward.events import SkywardEvent, use_callback
 from skyward.node.logs import CallOutput
 from skyward.node.mapped import MappedBlobs
+from skyward.node.xid import DOUBT_S, is_doubtful
 from skyward.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.wire.messages import CallHeader, Kind, Outcome, Payload
 from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_error, unpack
@@ -220,6 +221,9 @@ class CallRunner:
             return
         except BaseException as raised:  # a call that exits or is interrupted must not end its worker
             packed = pack_error(raised)
+            if is_doubtful(packed.type_name, packed.message):
+                # Should its GPU have failed, the node ends now, and another one does the call.
+                threading.Event().wait(DOUBT_S)
             error = (packed.type_name, packed.message, packed.traceback, packed.pickled)
             outcome = Outcome(seconds=time.perf_counter() - started, error=error)
             self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])

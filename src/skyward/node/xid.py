@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-__all__ = ["GpuWatch", "open_watch"]
+__all__ = ["DOUBT_S", "GpuWatch", "is_doubtful", "open_watch"]
 
 log = logging.getLogger("skyward.node.xid")
 
+DOUBT_S = 3.0
+"""How long after an error that may be a GPU's it is known whether it was."""
+
+_OF_A_DEVICE = re.compile(
+    r"CUDA error|CUDA_ERROR_|cudaError|CUBLAS_STATUS|CUDNN_STATUS|CUSOLVER_STATUS|uncorrectable ECC|GPU is lost"
+)
+_OF_ITS_MEMORY = re.compile(r"out.of.memory|RESOURCE_EXHAUSTED|ALLOC_FAILED|MemoryAllocation", re.IGNORECASE)
 _FATAL = {
     46: "it stopped processing",
     48: "its memory has an error that cannot be corrected",
@@ -125,3 +133,9 @@ def open_watch(uuids: Collection[str], load: Callable[[], Any] = _import_nvml) -
         log.debug("GPUs are not watched: %s", error)
         return None
     return GpuWatch(nvml, uuids)
+
+
+def is_doubtful(type_name: str, message: str) -> bool:
+    """Whether a call's exception may be the last that is heard of a GPU; running out of its memory is not."""
+    text = f"{type_name}: {message}"
+    return bool(_OF_A_DEVICE.search(text)) and not _OF_ITS_MEMORY.search(text)
