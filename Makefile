@@ -34,7 +34,7 @@ demo-ssh: $(VENV)/demo.installed ## the same, on two machines that SSH servers o
 	tools/sshd
 	$(BIN)/python examples/demo_ssh.py
 
-test: $(VENV)/test.installed $(VENV)/torch.installed ## every test
+test: $(VENV)/test.installed ## every test but those that train
 	-tools/browser
 	tools/sshd
 	$(BIN)/python -m pytest -n 4 --dist loadfile --ignore tests/ml
@@ -90,9 +90,4 @@ $(ML)/ml.installed: pyproject.toml tools/install
 $(MATRIX)/%/installed: pyproject.toml tools/install
 	tools/install $(PYTHON) $(@D) -e . --group test threadpoolctl $(patsubst %,'%.*',\
 	    joblib==$(word 1,$(subst +, ,$*)) scikit-learn==$(word 2,$(subst +, ,$*)))
-	@touch $@
-
-# Torch is optional: taken where pip has a build of it at hand, never downloaded (gigabytes).
-$(VENV)/torch.installed: tools/install | $(VENV)/test.installed
-	-tools/install $(PYTHON) $(VENV) --no-index --no-deps torch==2.13.0 && tools/install $(PYTHON) $(VENV) torch==2.13.0
 	@touch $@

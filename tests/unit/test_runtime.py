@@ -255,17 +255,6 @@ class TestShard:
         assert sorted(shuffled["x"]) == [0, 1, 2, 3, 4]
         assert all(9 - row.Index == row.x for row in shuffled.itertuples())
 
-    def test_torch_tensors(self) -> None:
-        torch = pytest.importorskip("torch")
-        whole = torch.arange(7).reshape(7, 1)
-
-        parts = on_each_rank(2, lambda: shard(whole))
-        shuffled = torch.cat(on_each_rank(2, lambda: shard(whole, shuffle=True)))
-
-        assert torch.equal(torch.cat(parts), whole)
-        assert parts[1].untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-        assert sorted(shuffled.flatten().tolist()) == list(range(7))
-
     def test_several_arrays_are_dealt_alike(self) -> None:
         x, y = list(range(50)), np.arange(50) * 10
 
@@ -462,22 +451,6 @@ class TestDistributedSampler:
     def test_a_dataset_without_a_length_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="DistributedSampler needs something with a length"):
             DistributedSampler(iter([1]))  # type: ignore[arg-type]
-
-    def test_deals_as_torchs_own(self) -> None:
-        data = pytest.importorskip("torch.utils.data")
-
-        for draw in draws(60):
-            assert deal(DistributedSampler, **draw) == deal(data.DistributedSampler, **draw), draw
-
-    def test_feeds_a_torch_data_loader(self) -> None:
-        data = pytest.importorskip("torch.utils.data")
-
-        def seen() -> list[int]:
-            loader = data.DataLoader(Squares(10), batch_size=2, sampler=DistributedSampler(Squares(10), shuffle=False))
-            assert len(loader) == 3
-            return [int(value) for batch in loader for value in batch]
-
-        assert on_each_rank(2, seen) == [[0, 4, 16, 36, 64], [1, 9, 25, 49, 81]]
 
 
 def test_it_loads_nothing_heavy() -> None:
