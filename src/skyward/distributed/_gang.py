@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import ParamSpec, Protocol, TypeVar
 
 from skyward.errors import ConfigurationError
-from skyward.runtime import CallContext, current_call, node_address, node_rank
+from skyward.runtime import CallContext, FreshProcessNeeded, current_call, node_address, node_rank
 
 __all__ = ["Framework", "Gang", "Peer", "Session", "checked_backend", "decorator", "imported", "is_gang", "unused_port"]
 
@@ -151,11 +151,21 @@ def _run(framework: Framework, fn: Callable[[], R]) -> R:
     with ExitStack() as stack:
         stack.enter_context(session.join(gang))
         try:
-            return fn()
+            return _begun(fn)
         except BaseException:
             if gang.world > 1:  # this process ends: the others must not hear of it before the client does
                 _left_up.append(stack.pop_all())
             raise
+
+
+def _begun(fn: Callable[[], R]) -> R:
+    """What the user's function gives. It has begun now, and is not run again in another process."""
+    try:
+        return fn()
+    except FreshProcessNeeded as needed:
+        raise ConfigurationError(
+            f"a function decorated with skyward.distributed was called inside another one: {needed}"
+        ) from needed
 
 
 def _meet(session: Session) -> Gang:

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from skyward.distributed._environment import environment
 from skyward.distributed._filter import only_reached_at
 from skyward.distributed._gang import Gang, decorator, imported, unused_port
-from skyward.runtime import FreshProcessNeeded, current_call, node_address
+from skyward.runtime import FreshProcessNeeded, current_call
 
 __all__ = ["TensorflowFramework", "TensorflowSession", "cluster", "tensorflow"]
 
@@ -54,7 +54,7 @@ class TensorflowSession:
         if not self._alone and _in_use(tf):
             raise FreshProcessNeeded("TensorFlow is in use in this process already, and could join no cluster")
         self.gpus = ()
-        self.port = 0 if self._alone else unused_port(node_address())
+        self.port = 0 if self._alone else unused_port("0.0.0.0")  # noqa: S104 - its server takes every address
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:

@@ -29,6 +29,7 @@ class LiveCall(CallState):
         callbacks: those in force where the call was made; they hear of its lines and events.
         incoming: what came of it so far, if anything did.
         gang: those it runs together with.
+        renewals: how many processes were replaced because it could not begin in them.
         held: blobs that lie on its worker's node because of it.
         shipping: what puts them there at the moment.
     """
@@ -40,6 +41,7 @@ class LiveCall(CallState):
     callbacks: tuple[Callback, ...] = ()
     incoming: Incoming | None = None
     gang: Gang | None = None
+    renewals: int = 0
     held: Sequence[Stored] = ()
     shipping: object = None
 

@@ -171,7 +171,7 @@ class Cluster:
                 self._hear(*item[1:])
             case Kind.SPENT:
                 self.members.renew(lane.worker_id, lane.incarnation, "ended to begin anew")
-                self._acting.give_back(item[1])
+                self._acting.begin_anew(item[1], item[2])
             case unknown:
                 log.error("unknown item %r from worker %s", unknown, lane.worker_id)
 

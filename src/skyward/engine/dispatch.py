@@ -160,10 +160,10 @@ class Dispatch:
         movable = [call.id for call in worker.in_flight.values() if call.pinned is None]
         return [Revoke(worker_id, movable)] if movable else []
 
-    def drained(self, worker_id: WorkerId) -> bool:
-        """Whether the worker has nothing left to do."""
+    def drained(self, worker_id: WorkerId, *, waiting: bool = False) -> bool:
+        """Whether the worker has nothing left to do; what waits for the next process there counts if ``waiting``."""
         worker = self._workers.get(worker_id)
-        return worker is None or not (worker.in_flight or (worker.own_queue and not worker.holding))
+        return worker is None or not (worker.in_flight or (worker.own_queue and (waiting or not worker.holding)))
 
     def worker_up(
         self, worker_id: WorkerId, now: float, *, round_trip_s: float = 0.0, retired: bool = False, held: bool = False

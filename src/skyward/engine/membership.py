@@ -25,6 +25,7 @@ __all__ = ["Membership"]
 
 _EXIT_PATIENCE_S = 2.0
 _IDLE_CHECK_S = 0.02
+_KILL_AGAIN_S = 0.2
 _UNASSIGNED_PORTS = 20_000, 32_768
 
 
@@ -128,7 +129,12 @@ class Membership:
 
     async def idle(self, rank: int) -> None:
         """Return when the workers of a node that was retired have nothing left to do."""
-        await self._wait(lambda: all(map(self._dispatch.drained, self._of(rank))), f"the calls on node {rank} to end")
+
+        def is_idle() -> bool:
+            waiting = rank not in self._leaving  # else what waits there is done by the node that comes
+            return all(self._dispatch.drained(worker_id, waiting=waiting) for worker_id in self._of(rank))
+
+        await self._wait(is_idle, f"the calls on node {rank} to end")
 
     def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
         """A node is gone. Its calls run elsewhere, or, those that may not, on the node that takes its place."""
@@ -179,13 +185,14 @@ class Membership:
             self.lose(slot)
 
     def stale(self, worker_id: WorkerId, incarnation: str) -> None:
-        """A worker cannot join the new scheduler."""
-        self.renew(worker_id, incarnation, "ended to join the next scheduler")
+        """A worker cannot join the new scheduler, which matters unless it goes anyway."""
+        if worker_id in self.places:
+            self.renew(worker_id, incarnation, "ended to join the next scheduler")
 
     def renew(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
-        """Unless a worker goes anyway, have its process replaced once it has nothing to do."""
+        """Have a worker's process replaced once it has nothing to do."""
         slot = self.slots.get(worker_id)
-        if slot is not None and slot.lane.incarnation == incarnation and slot.id in self.places:
+        if slot is not None and slot.lane.incarnation == incarnation:
             self.acting.perform(self._dispatch.drain(worker_id, comes_back=True))
             self.acting.spawn(self._renew(slot, incarnation, reason))
 
@@ -228,9 +235,16 @@ class Membership:
             return slot.lane.incarnation != incarnation or self._dispatch.drained(slot.id)
 
         await self._wait(is_over, f"the calls on {slot} to end")
-        if slot.lane.incarnation == incarnation and slot.alive:
+
+        async def killed() -> bool | None:
+            """Its supervisor may hear of this process later than we do, and then finds nothing to kill yet."""
+            if slot.lane.incarnation != incarnation or not slot.alive:
+                return True
             slot.ended_for = reason
             await slot.node.handle.kill_worker(slot.id.worker, incarnation)
+            return None
+
+        await wait_until(killed, deadline_s=math.inf, interval_s=_KILL_AGAIN_S, what=f"{slot} to be replaced")
 
     def _lost(self, slot: Slot, reason: str, *, blameless: bool = False) -> None:
         self._calls.leave(slot.id)

@@ -13,7 +13,7 @@ from skyward.engine.calls import CallTable, LiveCall
 from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.engine.gangs import Gang
-from skyward.engine.slots import Slot, given_up
+from skyward.engine.slots import Slot, given_up, used_up
 from skyward.wire.messages import Kind
 from skyward.wire.pickling import PackedError
 
@@ -22,6 +22,7 @@ __all__ = ["Performer"]
 log = logging.getLogger("skyward.engine")
 
 _CANCEL_PATIENCE_S = 1.0
+_RENEWALS = 2
 _ECHO_S = 0.5
 _ECHO_PATIENCE_S = 10.0
 
@@ -96,6 +97,14 @@ class Performer:
             if (call := self._calls.get(call_id)) is not None:
                 call.let_go()
         self.perform(self._dispatch.given_back(call_ids, self._loop.time()))
+
+    def begin_anew(self, call_ids: Sequence[int], why: str) -> None:
+        """These calls need a fresh process. Where fresh ones were of no use, it is the call that uses them up."""
+        for call in filter(None, map(self._calls.get, call_ids)):
+            call.renewals += 1
+            if call.renewals > _RENEWALS:
+                self._fail(call, RawOutcome(error=used_up(call, why)))
+        self.give_back(call_ids)
 
     def _give_up(self, action: GiveUp) -> None:
         call = self._calls.get(action.call.id)

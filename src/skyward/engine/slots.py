@@ -16,12 +16,12 @@ from skyward.engine.exchange import Exchange
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.engine.packing import PackedFunction
-from skyward.errors import BootstrapError, UnreachableError, WorkerLostError
+from skyward.errors import BootstrapError, ConfigurationError, UnreachableError, WorkerLostError
 from skyward.provision.nodes import NodeHandle
 from skyward.transport.access import LocalAccess
 from skyward.wire.messages import CallHeader, Kind, Payload
 
-__all__ = ["AttachedNode", "Slot", "given_up"]
+__all__ = ["AttachedNode", "Slot", "given_up", "used_up"]
 
 _FAILED_STARTS = 5
 _PUT_ATTEMPTS, _PUT_PAUSE_S = 40, 0.5  # together longer than a silent link takes to be noticed
@@ -179,10 +179,10 @@ def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostErr
     """The error of a call that lost its worker too often, or for good (then there is no slot)."""
     node, worker, losses = action.worker.node, action.worker.worker, action.call.losses
     log_path = slot.log_path if slot is not None else ""
-    if call.gang is not None and call.header is not None and slot is not None:
+    if call.together and slot is not None:
         message = (
-            f"rank {call.header.rank} of the {call.header.world} that run {call.parcel.label} together lost its worker "
-            f"on node {node}, worker {worker}: {action.reason}. The others were ended. Its log on the node: {log_path}"
+            f"{_as_one_of_a_gang(call)} lost its worker on node {node}, worker {worker}: {action.reason}. "
+            f"Its log on the node: {log_path}"
         )
     elif slot is None or losses <= action.call.retries:
         message = f"{call.parcel.label} has nowhere left to run: {action.reason}"
@@ -193,3 +193,18 @@ def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostErr
             f"Its log on the node: {log_path}"
         )
     return WorkerLostError(message, node=node, worker=worker, reason=action.reason, log_path=log_path)
+
+
+def _as_one_of_a_gang(call: LiveCall) -> str:
+    header = call.header or CallHeader()
+    if header.world == 1:
+        return f"{call.parcel.label}, which is not run again once it has begun,"
+    return f"rank {header.rank} of the {header.world} that run {call.parcel.label} together, and were ended with it,"
+
+
+def used_up(call: LiveCall, why: str) -> ConfigurationError:
+    """The error of a call that no process is fresh enough for."""
+    return ConfigurationError(
+        f"{call.parcel.label} could not begin, in {call.renewals} processes one after the other: {why}. What uses the "
+        "framework before the function runs are its arguments, or its module as it is imported: the function itself may"
+    )

@@ -215,8 +215,8 @@ class CallRunner:
             self._outlet.push([Kind.MISSING, call.id, missing.blob_ids])
             self._outlet.flush_soon()
             return
-        except FreshProcessNeeded:
-            self._outlet.push([Kind.SPENT, [call.id]])
+        except FreshProcessNeeded as why:
+            self._outlet.push([Kind.SPENT, [call.id], str(why)])
             self._outlet.flush_soon()
             return
         except BaseException as raised:  # a call that exits or is interrupted must not end its worker
@@ -228,7 +228,7 @@ class CallRunner:
             outcome = Outcome(seconds=time.perf_counter() - started, error=error)
             self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])
             if call.header is not None and call.header.gang and call.header.world > 1:
-                self._outlet.push([Kind.SPENT, []])  # what connects it with the others is still there
+                self._outlet.push([Kind.SPENT, [], ""])  # what connects it with the others is still there
             self._outlet.flush_soon()
             return
         self._send(call.id, result, time.perf_counter() - started)

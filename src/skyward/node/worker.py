@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import random
 import signal
 import socket
 import ssl
@@ -17,6 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
+import dask.sizeof
 from distributed import Status, Worker
 from distributed.batched import BatchedSend
 from distributed.comm.core import Comm
@@ -56,6 +58,8 @@ class LaneWorker(Worker):
         # Until it has started: distributed writes the pool's key to a temporary folder, which must go with the node.
         tempfile.tempdir = blob_dirs[0]
         super().__init__(*args, **kwargs)
+        # Every heartbeat estimates sizes by samples, which must not come from what user code has seeded.
+        cast("Any", dask.sizeof).random = random.Random()
         self.lane_loop = LoopThread()
         self.lane = self.lane_loop.call(_make_lane([Path(folder) for folder in blob_dirs]))
         self.lane.output.install()

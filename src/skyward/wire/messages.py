@@ -42,7 +42,7 @@ class Kind(enum.IntEnum):
     MEET = 18
     """To the client: ``[MEET, call_id, text]``: what a call of a gang tells the others; it waits for ``MET``."""
     SPENT = 19
-    """To the client: ``[SPENT, [call_id, …]]``: the process is to be replaced; these calls have not begun."""
+    """To the client: ``[SPENT, [call_id, …], why]``: the process is to be replaced; these calls have not begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import pytest
 from skyward.distributed._gang import Gang, checked_backend, decorator, imported, is_gang, unused_port
 from skyward.errors import ConfigurationError
 from skyward.pending import ComputeFunction, compute
-from skyward.runtime import CallContext, enter_call
+from skyward.runtime import CallContext, FreshProcessNeeded, enter_call
 
 
 class Diary:
@@ -94,6 +94,15 @@ def test_every_rank_knows_what_all_have_said(work: Callable[[int], int], diary: 
     assert (gang.mine.port, gang.first.port) == (7, 8)
     assert gang.mine.gpus == ("0",)
     assert gang.mine.address == "127.0.0.1"
+
+
+def test_one_inside_another_that_wants_a_fresh_process_is_an_error_not_a_second_run(diary: Diary) -> None:
+    @decorator(diary)
+    def outer() -> None:
+        raise FreshProcessNeeded("it is in use")
+
+    with pytest.raises(ConfigurationError, match="inside another one: it is in use"):
+        outer()
 
 
 def test_name_and_documentation_stay(work: Callable[[int], int]) -> None:

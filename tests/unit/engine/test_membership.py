@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +16,9 @@ from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import RawOutcome
-from skyward.errors import BootstrapError, UnreachableError
+from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.transport.access import LocalAccess
+from skyward.wire.messages import Kind
 
 
 class HandLane:
@@ -72,9 +73,16 @@ class Stage:
             blob_dir_disk=self._folder,
             blob_budget_bytes=1 << 30,
         )
+        killed: list[str] = []
+
+        async def kill_worker(worker: int, incarnation: str) -> None:
+            killed.append(incarnation)
+
         return SimpleNamespace(
             rank=rank,
             ready=ready,
+            killed=killed,
+            kill_worker=kill_worker,
             lanes=("127.0.0.1:1",),
             transport=HandTransport(),
             instance=SimpleNamespace(id=f"i{rank}"),
@@ -92,6 +100,20 @@ class Stage:
         self.lane(rank).come_up("first")
         await attaching
         return handle
+
+    async def renew(self, handle: Any, call_id: int, incarnation: str) -> None:
+        """A worker says that its process is spent, is killed, and comes back."""
+        lane = self.lane(handle.rank)
+        self.cluster.lane_items(lane, [[Kind.SPENT, [call_id], "it is in use"]])
+        await eventually(lambda: lane.incarnation in handle.killed)
+        self.cluster.lane_lost(lane)
+        lane.come_up(incarnation)
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -174,3 +196,38 @@ async def test_a_node_that_goes_does_its_own_calls_although_its_worker_became_st
 
     assert not done
     assert [len(each.sink.outcomes) for each in calls] == [0, 0]
+
+
+async def test_a_spent_process_is_killed_until_its_supervisor_knows_it(stage: Stage) -> None:
+    handle = await stage.attach(0)
+    stage.cluster.enter([call(1)])
+    stage.cluster.lane_items(stage.lane(0), [[Kind.SPENT, [1], "it is in use"]])
+
+    await eventually(lambda: handle.killed.count("first") > 1)
+
+
+async def test_a_call_that_no_process_is_fresh_enough_for_fails(stage: Stage) -> None:
+    handle, greedy = await stage.attach(0), call(1)
+    stage.cluster.enter([greedy])
+    for incarnation in ("second", "third"):
+        await stage.renew(handle, 1, incarnation)
+        assert greedy.sink.outcomes == []
+    await stage.renew(handle, 1, "fourth")
+
+    (outcome,) = greedy.sink.outcomes
+    assert isinstance(outcome.error, ConfigurationError)
+    assert "f could not begin, in 3 processes one after the other: it is in use" in str(outcome.error)
+
+
+async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage) -> None:
+    handles = [await stage.attach(rank) for rank in (0, 1)]
+    stage.cluster.enter([call(1, pinned=WorkerId(1, 0))])
+    stage.members.retire([1])
+    idle = asyncio.ensure_future(stage.members.idle(1))
+    sent = len(stage.lane(1).pushed)
+    await stage.renew(handles[1], 1, "second")
+
+    assert len(stage.lane(1).pushed) == sent + 1
+    done, _ = await asyncio.wait([idle], timeout=0.1)
+    idle.cancel()
+    assert not done
