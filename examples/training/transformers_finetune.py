@@ -43,6 +43,7 @@ def finetune(epochs: int) -> dict[str, float]:
             num_train_epochs=epochs,
             per_device_train_batch_size=16,  # times the number of workers
             learning_rate=2e-3,
+            average_tokens_across_devices=False,  # the loss of this model is a mean already
             use_cpu=not torch.cuda.is_available(),
             save_strategy="no",
             report_to="none",
