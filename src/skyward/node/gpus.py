@@ -6,7 +6,6 @@ in the manual page nvidia-smi(1); of NVML in its reference. ``skyward.testing.gp
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 import subprocess
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from skyward.errors import ConfigurationError
+from skyward.node.nvml import import_nvml, open_nvml
 from skyward.spec.accelerators import Vendor, find_model, fold_name, model_name
 
 __all__ = [
@@ -176,10 +176,6 @@ def run_command(argv: Sequence[str]) -> SmiAnswer:
     return SmiAnswer(exit_code=done.returncode, text=done.stdout.strip())
 
 
-def _import_nvml() -> Any:
-    return importlib.import_module("pynvml")
-
-
 class NvidiaDriver:
     """Implements :class:`GpuDriver`: GPUs are looked at with NVML, and partitioned with ``nvidia-smi``.
 
@@ -191,21 +187,15 @@ class NvidiaDriver:
     """
 
     def __init__(
-        self, run: Callable[[Sequence[str]], SmiAnswer] = run_command, load: Callable[[], Any] = _import_nvml
+        self, run: Callable[[Sequence[str]], SmiAnswer] = run_command, load: Callable[[], Any] = import_nvml
     ) -> None:
         self._run = run
         self._load = load
 
     def gpus(self) -> Sequence[Gpu] | None:
         """See :meth:`GpuDriver.gpus`."""
-        try:
-            nvml = self._load()
-        except ImportError:
-            return None
-        try:
-            nvml.nvmlInit()
-        except nvml.NVMLError as error:
-            log.debug("there is no NVIDIA driver: %s", error)
+        nvml = open_nvml(self._load)
+        if nvml is None:
             return None
         try:
             found = [_look(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]

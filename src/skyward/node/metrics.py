@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import psutil
 
 from skyward.events import GpuMetrics, Metrics
+from skyward.node.nvml import import_nvml, open_nvml
 
 __all__ = [
     "GpuReading",
@@ -276,26 +276,14 @@ class NvmlProbe:
             return None
 
 
-def _import_nvml() -> Any:
-    return importlib.import_module("pynvml")
-
-
-def open_gpu_probe(load: Callable[[], Any] = _import_nvml) -> NvmlProbe | None:
+def open_gpu_probe(load: Callable[[], Any] = import_nvml) -> NvmlProbe | None:
     """A probe of this machine's NVIDIA GPUs; None without their driver.
 
     Args:
         load: returns the :mod:`pynvml` module, not yet initialised.
     """
-    try:
-        nvml = load()
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        log.debug("no GPU metrics: %s", error)
-        return None
-    return NvmlProbe(nvml)
+    nvml = open_nvml(load)
+    return None if nvml is None else NvmlProbe(nvml)
 
 
 class MetricsSampler:

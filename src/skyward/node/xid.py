@@ -7,11 +7,12 @@ has the GPU reset, or the machine restarted or repaired: nothing that runs on it
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 from collections.abc import Callable, Collection
 from typing import Any
+
+from skyward.node.nvml import import_nvml, open_nvml
 
 __all__ = ["DOUBT_S", "GpuWatch", "is_doubtful", "open_watch"]
 
@@ -110,29 +111,15 @@ class GpuWatch:
             log.debug("NVML: %s", error)
 
 
-def _import_nvml() -> Any:
-    return importlib.import_module("pynvml")
-
-
-def open_watch(uuids: Collection[str], load: Callable[[], Any] = _import_nvml) -> GpuWatch | None:
+def open_watch(uuids: Collection[str], load: Callable[[], Any] = import_nvml) -> GpuWatch | None:
     """A watch over these GPUs; None where there are none, or no driver.
 
     Args:
         uuids: the driver's names of them.
         load: returns the :mod:`pynvml` module, not yet initialised.
     """
-    if not uuids:
-        return None
-    try:
-        nvml = load()
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        log.debug("GPUs are not watched: %s", error)
-        return None
-    return GpuWatch(nvml, uuids)
+    nvml = open_nvml(load) if uuids else None
+    return None if nvml is None else GpuWatch(nvml, uuids)
 
 
 def is_doubtful(type_name: str, message: str) -> bool:

@@ -15,7 +15,7 @@ from skyward.spec.instance import InstanceSpec
 from skyward.transport.access import LocalAccess
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["FakeNode", "FakeNodes", "Phase", "node_config", "node_instance"]
+__all__ = ["FakeNode", "FakeNodes", "Phase", "node_config", "node_instance", "node_ready"]
 
 Phase = Literal["prepare", "start", "join", "stop"]
 """What a fake node can be told to fail at."""
@@ -40,6 +40,27 @@ def node_config(identity: TlsIdentity = _NOBODY, **fields: Any) -> NodeConfig:
         "tls_key": identity.key,
     }
     return NodeConfig(**usual | fields)
+
+
+def node_ready(workers: int = 1, **fields: Any) -> NodeReady:
+    """What the supervisor of such a node would say, were there one, but for ``fields``."""
+    usual: dict[str, Any] = {
+        "control": "127.0.0.1:1",
+        "scheduler": "",
+        "workers": tuple(f"tls://127.0.0.1:{9100 + index}" for index in range(workers)),
+        "lanes": tuple(f"127.0.0.1:{9200 + index}" for index in range(workers)),
+        "blobs": "",
+        "call_ports": (),
+        "blob_dir": "",
+        "blob_dir_disk": "",
+        "blob_budget_bytes": 0,
+        "pid": 1,
+        "python": "3.11",
+        "packages": {},
+        "cpu_count": 2,
+        "memory_bytes": 1 << 30,
+    }
+    return NodeReady(**(usual | fields))
 
 
 def node_instance(address: str = "127.0.0.1") -> Instance:
@@ -89,22 +110,8 @@ class FakeNode(NodeHandle):
         """See :meth:`NodeHandle.start`."""
         await self._enter("start")
         self.config = config
-        self._ready = NodeReady(
-            control="127.0.0.1:1",
-            scheduler=f"tls://127.0.0.1:{9000 + self._predecessors}" if config.head else "",
-            workers=tuple(f"tls://127.0.0.1:{9100 + index}" for index in range(config.workers)),
-            lanes=tuple(f"127.0.0.1:{9200 + index}" for index in range(config.workers)),
-            blobs="",
-            call_ports=(),
-            blob_dir="",
-            blob_dir_disk="",
-            blob_budget_bytes=0,
-            pid=1,
-            python="3.11",
-            packages={},
-            cpu_count=2,
-            memory_bytes=1 << 30,
-        )
+        scheduler = f"tls://127.0.0.1:{9000 + self._predecessors}" if config.head else ""
+        self._ready = node_ready(config.workers, scheduler=scheduler)
         self.lanes = self._ready.lanes
 
     async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:  # noqa: ARG002 - the seam takes it

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.node.config import NodeConfig, NodeReady
+from skyward.node.config import NodeConfig
 from skyward.node.control import Start
 from skyward.node.gpus import Device, Gpu, GpuInstance, NvidiaDriver, Partition, SmiAnswer, choose_devices, run_command
 from skyward.node.plan import NodePlan
 from skyward.testing._gpu_cards import PROFILES, place_for
 from skyward.testing.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut
+from skyward.testing.nodes import node_ready
 
 Fake = Callable[..., FakeGpus]
 ORDER = Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=1)
@@ -193,23 +194,7 @@ def plan(tmp_path: Path) -> NodePlan:
         tls_key="",
         accelerators=("A100",),
     )
-    ready = NodeReady(
-        control="",
-        scheduler="",
-        workers=(),
-        lanes=("127.0.0.9:1",) * 8,
-        blobs="",
-        call_ports=(),
-        blob_dir="",
-        blob_dir_disk="",
-        blob_budget_bytes=0,
-        pid=1,
-        python="3.11",
-        packages={},
-        cpu_count=2,
-        memory_bytes=1 << 30,
-    )
-    return NodePlan(config=config, ready=ready, nanny_ports=())
+    return NodePlan(config=config, ready=node_ready(8), nanny_ports=())
 
 
 def planned(plan: NodePlan, devices: int, *, workers: int, asked: bool = True) -> NodePlan:

@@ -18,7 +18,7 @@ import pytest
 from skyward._waiting import wait_until
 from skyward.errors import ConfigurationError
 from skyward.node import mig
-from skyward.node.config import NodeConfig, NodeReady
+from skyward.node.config import NodeConfig
 from skyward.node.control import Start
 from skyward.node.devices import NodeDevices
 from skyward.node.gpus import Device, NvidiaDriver, SmiAnswer
@@ -27,6 +27,7 @@ from skyward.node.plan import NodePlan
 from skyward.spec.accelerators import Accelerator
 from skyward.testing._gpu_cards import PROFILES
 from skyward.testing.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut, make_instance
+from skyward.testing.nodes import node_ready
 
 Fake = Callable[..., FakeGpus]
 ORDER = Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=1)
@@ -98,23 +99,7 @@ def release(devices: NodeDevices) -> None:
 
 def environments(config: NodeConfig, devices: tuple[Device, ...]) -> list[str]:
     """``CUDA_VISIBLE_DEVICES`` of every worker."""
-    ready = NodeReady(
-        control="",
-        scheduler="",
-        workers=(),
-        lanes=("",) * config.workers,
-        blobs="",
-        call_ports=(),
-        blob_dir="",
-        blob_dir_disk="",
-        blob_budget_bytes=0,
-        pid=1,
-        python="",
-        packages={},
-        cpu_count=2,
-        memory_bytes=1 << 30,
-    )
-    plan = NodePlan(config=config, ready=ready, nanny_ports=(), devices=devices)
+    plan = NodePlan(config=config, ready=node_ready(config.workers), nanny_ports=(), devices=devices)
     return [plan.worker_env(worker, ORDER)["CUDA_VISIBLE_DEVICES"] for worker in range(config.workers)]
 
 
