@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from skyward._waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.node.gpus import Gpu, GpuDriver, Partition
+from skyward.node.gpus import Gpu, GpuDriver, GpuInstance, Partition
 from skyward.spec.accelerators import MigProfile
 
 __all__ = ["MIG_START_S", "MIG_UNDO_S", "GpuPartitioner", "largest_first"]
@@ -49,10 +49,18 @@ class _Change:
     Attributes:
         mig: whether MIG mode was on before.
         made: numbers of the instances that were made.
+        making: profiles of those that are about to be made, and have no numbers yet.
     """
 
     mig: bool
     made: tuple[int, ...] = ()
+    making: tuple[str, ...] = ()
+
+    def accounts_for(self, there: Sequence[GpuInstance]) -> list[int]:
+        """Numbers of those instances that come from it."""
+        if self.making and not Counter(each.profile for each in there) - Counter(self.making):
+            return [each.id for each in there]
+        return [each.id for each in there if each.id in self.made]
 
 
 class _Claim:
@@ -72,19 +80,24 @@ class _Claim:
     def read(self) -> _Change | None:
         """What was not undone. Instances do not outlive the system's start: their numbers may be others' after it."""
         self._file.seek(0)
-        text = self._file.read()
+        text = self._file.readline()
         if not text:
             return None
         values = json.loads(text)
-        return _Change(mig=values["mig"], made=tuple(values["made"]) if values["boot"] == _boot() else ())
+        if values["boot"] != _boot():
+            return _Change(mig=values["mig"])
+        return _Change(mig=values["mig"], made=tuple(values["made"]), making=tuple(values["making"]))
 
     def write(self, change: _Change | None) -> None:
-        """A change follows, or was made; or all is as it was."""
+        """A change follows, or was made; or all is as it was.
+
+        Where this process is killed meanwhile, the first line is what it was before, or what it is to be.
+        """
         self._file.seek(0)
-        self._file.truncate()
         if change is not None:
-            json.dump({**asdict(change), "boot": _boot()}, self._file)
-        self._file.flush()
+            self._file.write(json.dumps({**asdict(change), "boot": _boot()}) + "\n")
+            self._file.flush()
+        self._file.truncate()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -164,7 +177,7 @@ class GpuPartitioner:
                 f"mig: {gpu} is partitioned already, into {has}; asked for: {', '.join(self._profiles)}. Ask for what "
                 f"it has, or remove it first: `nvidia-smi mig -i {gpu.index} -dci`, then the same with -dgi"
             )
-        self._note(gpu, _Change(mig=bool(gpu.mig)))
+        self._note(gpu, _Change(mig=bool(gpu.mig), making=self._profiles))
         if not gpu.mig:
             await self._turn_on(gpu)
         create = largest_first(self._profiles, gpu.memory_gib)
@@ -209,19 +222,19 @@ class GpuPartitioner:
 
     async def _restore(self, gpu: Gpu, change: _Change) -> None:
         now = await self._seen(gpu)
-        if now.mig and await self._remove(gpu, change.made):
+        if now.mig and await self._remove(gpu, change):
             return  # somebody else has partitions on it by now
         if (now.mig or now.mig_pending) and not change.mig:
             said = await _in_thread(lambda: self._driver.set_mig(gpu.index, on=False))
             if (await self._seen(gpu)).mig:
                 raise ConfigurationError(f"mig: {gpu} stays in MIG mode until its next reset. The driver said: {said}")
 
-    async def _remove(self, gpu: Gpu, made: Sequence[int]) -> bool:
+    async def _remove(self, gpu: Gpu, change: _Change) -> bool:
         """Destroy what was made, which programs that were just killed may hold for a moment; whether any is left."""
 
         async def removed() -> bool | NotYet:
-            there = [instance.id for instance in await _in_thread(lambda: self._driver.instances(gpu.index))]
-            ours = [each for each in there if each in made]
+            there = await _in_thread(lambda: self._driver.instances(gpu.index))
+            ours = change.accounts_for(there)
             try:
                 await _in_thread(lambda: self._driver.change(gpu.index, destroy=ours))
             except ConfigurationError as error:

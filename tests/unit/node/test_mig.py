@@ -8,7 +8,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -351,6 +351,26 @@ class TestUndoing:
         if (pid := os.fork()) == 0:
             prepare(node(gpus, config_for(h100("3g.40gb"))))
             os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert layout(gpus) == [(True, ["3g.40gb", "3g.40gb"])]
+        later = node(gpus, config_for(h100("1g.10gb")))
+
+        assert len(prepare(later)) == 7
+        release(later)
+
+        assert layout(gpus) == [WHOLE]
+
+    def test_what_a_node_left_that_was_killed_while_it_cut_is_undone_too(self, fake: Fake) -> None:
+        gpus = fake(FakeGpu())
+
+        def run(argv: Sequence[str]) -> SmiAnswer:
+            answer = SmiAnswer(*gpus.run(argv))
+            if "-cgi" in argv:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return answer
+
+        if (pid := os.fork()) == 0:
+            prepare(NodeDevices(config_for(h100("3g.40gb")), driver=NvidiaDriver(run, gpus.nvml), environ={}))
         os.waitpid(pid, 0)
         assert layout(gpus) == [(True, ["3g.40gb", "3g.40gb"])]
         later = node(gpus, config_for(h100("1g.10gb")))
