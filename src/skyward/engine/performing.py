@@ -126,7 +126,7 @@ class Performer:
     def _settle(self, call: LiveCall, gang: Gang, raw: RawOutcome, until: float) -> None:
         """Wait on while the link to one that has not raised anything is down: it may be lost, or will say so soon."""
         silent = [member for member in gang.calls if member.id not in gang.raised]
-        doubtful = any(not slot.linked for slot, _ in self.held(silent))
+        doubtful = any(not slot.linked or slot.exit_reason for slot, _ in self.held(silent))
         if doubtful and not gang.failed and self._loop.time() < until:
             self._loop.call_later(_ECHO_S, self._settle, call, gang, raw, until)
         else:
@@ -137,13 +137,10 @@ class Performer:
         if call.gang is None or raw.error is None or not call.gang.fail():
             return
         others = [other for other in call.gang.calls if self._calls.get(other.id) is other]
-        running = [slot for slot, _ in self.held(others)]
         actions = self._dispatch.cancel([other.id for other in others], kill=True)
         for other in others:
             self._calls.complete(other, raw)
         self.perform(actions)
-        for slot in running:
-            slot.ended_for = "ended with a call that failed on another worker"
 
     def held(self, calls: Iterable[LiveCall]) -> Iterator[tuple[Slot, LiveCall]]:
         """Those of the calls that a worker has, each with its slot."""

@@ -154,7 +154,7 @@ class GpuPartitioner:
             try:
                 await self._restore(gpu, change)
                 claim.write(None)
-            except SkywardError:
+            except (SkywardError, OSError):  # the node's end has more to do: volumes, folders
                 log.exception("%s could not be made what it was; the next node that partitions it tries again", gpu)
         self._closing.close()
 

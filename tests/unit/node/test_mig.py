@@ -360,6 +360,23 @@ class TestUndoing:
 
         assert layout(gpus) == [WHOLE]
 
+    def test_a_command_that_cannot_be_run_does_not_keep_the_node_from_ending(self, fake: Fake) -> None:
+        gpus = fake(FakeGpu())
+        broken: list[OSError] = []
+
+        def run(argv: Sequence[str]) -> SmiAnswer:
+            if broken:
+                raise broken[0]
+            return SmiAnswer(*gpus.run(argv))
+
+        devices = NodeDevices(config_for(h100("3g.40gb")), driver=NvidiaDriver(run, gpus.nvml), environ={})
+        prepare(devices)
+        broken.append(OSError("out of memory"))
+        release(devices)
+        later = node(gpus, config_for(h100("1g.10gb")))
+
+        assert len(prepare(later)) == 7
+
     def test_what_a_node_left_that_was_killed_while_it_cut_is_undone_too(self, fake: Fake) -> None:
         gpus = fake(FakeGpu())
 
