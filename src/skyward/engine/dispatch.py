@@ -305,7 +305,7 @@ class Dispatch:
             if call.cancelled:
                 queue.popleft()
                 continue
-            call.expected_s = self._expect(call)
+            call.expected_s = math.inf if _needs_worker_alone(call) else self._expected_s.get(call.kind, math.inf)
             if not worker.accepts(call.expected_s):
                 break
             queue.popleft()
@@ -318,14 +318,6 @@ class Dispatch:
             sends.append(Send(worker.id, batch))
             self._sort(worker)
         return bool(batch)
-
-    def _expect(self, call: CallState) -> float:
-        """What lost its worker before, or waits for calls on other workers, has a worker for itself.
-
-        Of two gangs all workers run the same one first then, whatever comes between a call and its worker.
-        """
-        alone = call.losses or call.together
-        return math.inf if alone else self._expected_s.get(call.kind, math.inf)
 
     def _sort(self, worker: _Worker) -> None:
         """Into the idle, those with room, or neither."""
@@ -365,3 +357,11 @@ class Dispatch:
     def _give_up(self, call: CallState, worker_id: WorkerId, reason: str) -> GiveUp:
         del self._calls[call.id]
         return GiveUp(call, worker_id, reason)
+
+
+def _needs_worker_alone(call: CallState) -> bool:
+    """Whether it lost its worker before, or waits for calls on other workers.
+
+    Of two gangs all workers run the same one first then, whatever comes between a call and its worker.
+    """
+    return call.losses > 0 or call.together
