@@ -213,8 +213,10 @@ def checked_backend(value: str | None, allowed: tuple[str, ...], framework: str)
     """``value``, if it is None or one of ``allowed``.
 
     Raises:
-        ConfigurationError: it is another one.
+        ConfigurationError: it is another one, or the function that was to be decorated.
     """
+    if callable(value):
+        raise ConfigurationError(f"distributed.{framework} needs parentheses: write @sky.distributed.{framework}()")
     if value is not None and value not in allowed:
         names = ", ".join(map(repr, allowed))
         raise ConfigurationError(f"backend of distributed.{framework} must be None or one of {names}, got {value!r}")

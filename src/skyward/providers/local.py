@@ -126,9 +126,9 @@ def _check(request: PoolRequest) -> Offer:
             "ask for nodes=1, which has a worker for each partition"
         )
     if request.wish.shortfall(machine):
+        lack = ", which has no accelerator" if request.accelerator is not None and machine.accelerator is None else ""
         raise ConfigurationError(
-            f"a node of {request.wish} does not fit on this machine, which is {machine}; "
-            "ask for less, or use a provider that has it"
+            f"a node of {request.wish} does not fit on {machine}{lack}; ask for less, or use a provider that has it"
         )
     return _offer(machine)
 

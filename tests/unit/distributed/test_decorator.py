@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from skyward import distributed
 from skyward.distributed._gang import Gang, checked_backend, decorator, imported, is_gang, unused_port
 from skyward.errors import ConfigurationError
 from skyward.pending import ComputeFunction, compute
@@ -173,6 +174,14 @@ def test_an_unknown_backend_lists_those_there_are() -> None:
         ConfigurationError, match=r"backend of distributed\.torch must be None or one of 'nccl', 'gloo', got 'ncc'"
     ):
         checked_backend("ncc", ("nccl", "gloo"), "torch")
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras", "transformers"])
+def test_a_decorator_without_parentheses_is_told_of_them(framework: str) -> None:
+    decorate: Any = getattr(distributed, framework)
+
+    with pytest.raises(ConfigurationError, match=rf"needs parentheses: write @sky\.distributed\.{framework}\(\)"):
+        decorate(lambda: None)
 
 
 def test_ports_differ_and_are_not_those_that_systems_hand_out() -> None:
