@@ -148,13 +148,13 @@ def test_what_was_set_for_a_training_is_as_before_after_it(local_pool: sky.Compu
     assert {(initialised, processes) for _, initialised, processes in before} == {(False, 1)}
 
 
-def test_a_backend_that_this_machine_has_not_is_the_frameworks_own_error(local_pool: sky.ComputePool) -> None:
+def test_a_backend_for_gpus_says_that_there_are_none(local_pool: sky.ComputePool) -> None:
     @sky.compute
     @sky.distributed.torch(backend="nccl")
     def train() -> None:
         return None
 
-    with pytest.raises(Exception, match=r"NCCL|nccl"):
+    with pytest.raises(ConfigurationError, match=r'backend="nccl" needs a GPU, and torch can use none on node'):
         train() @ local_pool
 
 

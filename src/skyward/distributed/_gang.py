@@ -231,6 +231,8 @@ def unused_port(address: str) -> int:
     """
     for _ in range(_PORT_TRIES):
         port = random.randint(*_UNASSIGNED_PORTS)
-        with suppress(OSError), socket.create_server((address, port)):
+        # Without SO_REUSEADDR, as frameworks bind: a port whose last connection has just closed is not free to them.
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind((address, port))
             return port
     raise OSError(f"none of {_PORT_TRIES} ports of {address} was free")

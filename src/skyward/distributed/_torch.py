@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from skyward.distributed._environment import environment, interface_of, interfaces, unless_set
 from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, imported
+from skyward.errors import ConfigurationError
 from skyward.runtime import CallContext, FreshProcessNeeded, current_call, node_address, visible_gpus
 
 __all__ = ["BACKENDS", "TorchFramework", "TorchSession", "chosen_backend", "device_index", "torch", "variables"]
@@ -87,12 +88,17 @@ class TorchSession:
         """See :meth:`~skyward.distributed._gang.Session.join`."""
         dist = self._torch.distributed
         backend = self._backend or chosen_backend(gang.peers)
+        if backend == "nccl" and not self.gpus:
+            raise ConfigurationError(
+                f'backend="nccl" needs a GPU, and torch can use none on node {gang.mine.node}: '
+                "backend=None takes gloo there"
+            )
         device = device_index(gang.mine.local_rank, self._torch.cuda.device_count() if self.gpus else 0)
         with environment(variables(gang, device) | unless_set(_interface(gang.mine.address))):
             options: dict[str, Any] = {}
             if self.gpus:
                 self._torch.cuda.set_device(device)
-            if "nccl" in backend:
+            if "nccl" in backend and self.gpus:
                 options["device_id"] = self._torch.device("cuda", device)
             store = self._store(gang)
             dist.init_process_group(backend, store=store, rank=gang.rank, world_size=gang.world, **options)
