@@ -18,7 +18,10 @@ from skyward.testing.hosts import SshHost, find_openssh, write_known_hosts
 NODES, CONCURRENCY = 2, 2
 
 # Each host's environment is its own, and made as any, but for what stands for uv here: instead of gigabytes to install
-# it gets a line that names the packages of these tests. Skyward itself is sent and unpacked as always.
+# it gets a line that names the packages of these tests; being those of the host's user as well, they count as installed
+# there, and not as the user's own code. Skyward itself is sent and unpacked as always.
+_PACKAGES = shlex.quote(sysconfig.get_path("purelib"))
+_USERS = f"$HOME/.local/lib/python3.{sys.version_info.minor}"
 UV = f"""\
 #!/bin/sh
 for last; do :; done
@@ -29,7 +32,9 @@ venv)
     mkdir -p "$last/bin" "$site"
     ln -s {shlex.quote(sys.executable)} "$last/bin/python"
     echo 'home = {sys.base_prefix}/bin' >"$last/pyvenv.cfg"
-    echo {shlex.quote(sysconfig.get_path("purelib"))} >"$site/these.pth"
+    echo {_PACKAGES} >"$site/these.pth"
+    mkdir -p "{_USERS}"
+    ln -sfn {_PACKAGES} "{_USERS}/site-packages"
     ;;
 esac
 """
