@@ -229,8 +229,9 @@ def unused_port(address: str) -> int:
     For frameworks that must be told a port and bind it themselves: until then another one could only take it on
     purpose. The choice is random, so that two pools on one machine do not make the same one.
     """
+    draw = random.SystemRandom()  # the usual one is seeded alike on all ranks where training begins
     for _ in range(_PORT_TRIES):
-        port = random.randint(*_UNASSIGNED_PORTS)
+        port = draw.randint(*_UNASSIGNED_PORTS)
         # Without SO_REUSEADDR, as frameworks bind: a port whose last connection has just closed is not free to them.
         with suppress(OSError), socket.socket() as probe:
             probe.bind((address, port))

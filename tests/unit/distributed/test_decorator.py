@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -182,6 +183,15 @@ def test_a_decorator_without_parentheses_is_told_of_them(framework: str) -> None
 
     with pytest.raises(ConfigurationError, match=rf"needs parentheses: write @sky\.distributed\.{framework}\(\)"):
         decorate(lambda: None)
+
+
+def test_ports_differ_where_random_numbers_do_not() -> None:
+    ports: set[int] = set()
+    for _ in range(5):
+        random.seed(7)
+        ports.add(unused_port("127.0.0.1"))
+
+    assert len(ports) > 1
 
 
 def test_ports_differ_and_are_not_those_that_systems_hand_out() -> None:
