@@ -23,7 +23,7 @@ import pytest
 from distributed import Client
 
 from skyward._waiting import NotYet, wait_until
-from skyward.engine.certificates import client_security, issue
+from skyward.engine.certificates import issue
 from skyward.node.children import Child, Zygote
 from skyward.node.config import NodeConfig, NodeReady
 from skyward.node.control import (
@@ -46,6 +46,7 @@ from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
 from skyward.transport.local import LocalTransport
 from skyward.wire.frames import TlsIdentity, client_context
+from skyward.wire.security import PoolSecurity
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
@@ -89,7 +90,7 @@ class Node:
         self.ready = ready
         self.workers: dict[int, WorkerRunning] = {}
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
-        identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
+        identity = config.identity
         self.control = ControlClient(
             ready.control, identity, on_message=self._messages.put_nowait, on_lost=lambda: None
         )
@@ -167,8 +168,7 @@ def assert_only_logs_left(node: Node) -> None:
 
 @contextlib.asynccontextmanager
 async def dask_client(config: NodeConfig, scheduler: str) -> AsyncIterator[Client]:
-    identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
-    async with Client(scheduler, security=client_security(identity), asynchronous=True) as client:
+    async with Client(scheduler, security=PoolSecurity(config.identity), asynchronous=True) as client:
         yield client
 
 

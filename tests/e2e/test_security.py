@@ -22,11 +22,12 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.engine.certificates import client_security, issue
+from skyward.engine.certificates import issue
 from skyward.node.control import Ping, to_frame
 from skyward.providers.local import INSTANCE_VARIABLE
 from skyward.provision.fleet import Fleet
 from skyward.wire.frames import TlsIdentity, client_context
+from skyward.wire.security import PoolSecurity
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -351,7 +352,7 @@ def test_no_repr_shows_a_secret(pool: sky.ComputePool, identity: TlsIdentity) ->
             pool._request,
             sky.Image(env={"TOKEN": SECRET}),
             identity,
-            client_security(identity),
+            PoolSecurity(identity),
             client_context(identity),
             vars(pool._running),
         ]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-import ssl
-from typing import TYPE_CHECKING
 
 from skyward.wire.frames import TlsIdentity
 
-if TYPE_CHECKING:
-    from distributed import Security
-
-__all__ = ["client_security", "issue"]
+__all__ = ["issue"]
 
 _NAME = "skyward-pool"
 _CLOCK_SKEW = dt.timedelta(hours=1)
@@ -44,16 +39,3 @@ def issue() -> TlsIdentity:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
     return TlsIdentity(ca=pem, cert=pem, key=private)
-
-
-def client_security(identity: TlsIdentity) -> Security:
-    """The client's side of the pool's mutual TLS, for ``distributed``."""
-    from distributed import Security
-
-    return Security(
-        require_encryption=True,
-        tls_min_version=ssl.TLSVersion.TLSv1_3,
-        tls_ca_file=identity.ca,
-        tls_client_cert=identity.cert,
-        tls_client_key=identity.key,
-    )

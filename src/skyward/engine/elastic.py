@@ -7,10 +7,9 @@ import logging
 import platform
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward._waiting import SYSTEM_CLOCK
-from skyward.engine.certificates import client_security
 from skyward.engine.cluster import Cluster
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import SkywardEvent
@@ -20,6 +19,9 @@ from skyward.provision.nodes import NodeHandle
 from skyward.provision.upkeep import Upkeep
 from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
 from skyward.wire.frames import TlsIdentity
+
+if TYPE_CHECKING:
+    from distributed import Security
 
 __all__ = ["Elastic", "worker_names"]
 
@@ -125,7 +127,7 @@ class Elastic:
         for difference in _differences(there):
             raise ConfigurationError(difference)
         self._dask_in_use = True
-        security = await asyncio.to_thread(client_security, self._tls)  # imports distributed
+        security = await asyncio.to_thread(_security, self._tls)
         own = self._head().ready.scheduler.removeprefix("tls://")  # after the import, which may take seconds
         address = await self.forward(own)
         return SchedulerInfo(f"tls://{address}", security, tunnelled=address != own)
@@ -183,6 +185,12 @@ class Elastic:
 def worker_names(rank: int, workers: int) -> tuple[str, ...]:
     """What Dask calls the workers of a node."""
     return tuple(f"node{rank}-worker{worker}" for worker in range(workers))
+
+
+def _security(tls: TlsIdentity) -> Security:
+    from skyward.wire.security import PoolSecurity  # imports distributed
+
+    return PoolSecurity(tls)
 
 
 def _import_rpc() -> Any:

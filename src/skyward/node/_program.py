@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-from skyward.node.config import NodeConfig
 from skyward.node.control import Message, Report, from_frame, to_frame
 from skyward.node.plan import NodePlan
 
-if TYPE_CHECKING:
-    from distributed import Security
-
-__all__ = ["Program", "dask_security", "read_plan", "run_program", "take_standard_output"]
+__all__ = ["Program", "read_plan", "run_program", "take_standard_output"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,20 +90,3 @@ def _follow(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Message]) -
         loop.call_soon_threadsafe(commands.put_nowait, from_frame(json.loads(line)))
     # Nothing to tidy up: workers end with their nanny, and the node's folders are the supervisor's.
     os._exit(0)
-
-
-def dask_security(config: NodeConfig) -> Security:
-    """The pool's certificate for every role; nothing but mutual TLS 1.3 is spoken."""
-    from distributed import Security
-
-    return Security(
-        require_encryption=True,
-        tls_min_version=ssl.TLSVersion.TLSv1_3,
-        tls_ca_file=config.tls_ca,
-        tls_client_cert=config.tls_cert,
-        tls_client_key=config.tls_key,
-        tls_scheduler_cert=config.tls_cert,
-        tls_scheduler_key=config.tls_key,
-        tls_worker_cert=config.tls_cert,
-        tls_worker_key=config.tls_key,
-    )

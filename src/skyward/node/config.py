@@ -9,6 +9,7 @@ from typing import Any
 
 from skyward.spec.preemption import PreemptionWatch
 from skyward.spec.volume import GrantedVolume
+from skyward.wire.frames import TlsIdentity
 
 __all__ = ["NodeConfig", "NodeReady", "WorkerPlace"]
 
@@ -69,6 +70,11 @@ class NodeConfig:
     watch: PreemptionWatch | None = None
     power_off: tuple[str, ...] = ()
     volumes: tuple[GrantedVolume, ...] = field(default=(), repr=False)
+
+    @property
+    def identity(self) -> TlsIdentity:
+        """The certificate that this node shows and trusts."""
+        return TlsIdentity(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key)
 
     def to_json(self) -> str:
         """The file's text."""

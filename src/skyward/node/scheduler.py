@@ -8,9 +8,10 @@ from typing import Any
 import dask.config as dask_config
 from distributed import Scheduler
 
-from skyward.node._program import Program, dask_security, read_plan, run_program, take_standard_output
+from skyward.node._program import Program, read_plan, run_program, take_standard_output
 from skyward.node.control import SchedulerRunning
 from skyward.node.dashboard import Dashboard
+from skyward.wire.security import PoolSecurity
 
 __all__ = ["NodeScheduler", "main"]
 
@@ -42,7 +43,7 @@ async def _serve(program: Program) -> None:
         host=config.address,
         port=int(program.plan.ready.scheduler.rpartition(":")[2]),
         protocol="tls",
-        security=dask_security(config),
+        security=PoolSecurity(config.identity),
         dashboard=False,
     )
     async with scheduler:

@@ -18,11 +18,12 @@ import stamina
 from distributed import Nanny, Status
 from distributed.comm.core import CommClosedError
 
-from skyward.node._program import Program, dask_security
+from skyward.node._program import Program
 from skyward.node.control import Report, Start, WorkerExit, WorkerRunning, WorkerStale
 from skyward.node.plan import NodePlan
 from skyward.node.processes import exit_reason, kill_session, name_process
 from skyward.node.worker import LaneWorker
+from skyward.wire.security import PoolSecurity
 
 __all__ = ["SlotNanny", "keep_slots", "start_worker", "worker_exit"]
 
@@ -79,7 +80,7 @@ class SlotNanny(Nanny):
             port=plan.nanny_ports[worker],
             worker_port=int(self._worker_address.rpartition(":")[2]),
             protocol="tls",
-            security=dask_security(config),
+            security=PoolSecurity(config.identity),
             local_directory=plan.worker_folder,
             memory_limit=str(plan.memory_limit_bytes),
             resources=plan.resources(worker),

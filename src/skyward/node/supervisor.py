@@ -55,7 +55,6 @@ from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, kill_all, r
 from skyward.node.server import ControlServer
 from skyward.node.survey import make_plan
 from skyward.transport.access import TAGS_FILE
-from skyward.wire.frames import TlsIdentity
 
 __all__ = ["Supervisor", "main"]
 
@@ -81,7 +80,7 @@ class Supervisor:
             timeout_s=config.timeout_s, lease_s=config.lease_s, away_s=config.away_s, now=time.monotonic()
         )
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
+        self._identity = config.identity
         self._server = ControlServer(self)
         self._blobs = BlobPort(self._identity)
         self._workers: dict[int, WorkerRunning] = {}

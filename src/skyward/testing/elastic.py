@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import dask.config
-from distributed import Scheduler, Security, Worker
+from distributed import Scheduler, Worker
 from distributed.versions import get_versions
 
 from skyward._loop import LoopThread, acquire_loop
 from skyward.engine.certificates import issue
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
+from skyward.wire.security import PoolSecurity
 
 __all__ = ["FakeElasticFleet"]
 
@@ -164,7 +164,7 @@ class _Fleet:
     """The scheduler and the workers, by node. To be used on one event loop."""
 
     def __init__(self, per_node: int, handlers: Mapping[str, Callable[..., Any]]) -> None:
-        self.security = _security()
+        self.security = PoolSecurity(issue())
         self.boots = asyncio.Event()
         self.boots.set()
         self.wanted = 0
@@ -270,16 +270,3 @@ class _Fleet:
 
     def _names(self, rank: int) -> tuple[str, ...]:
         return tuple(f"node{rank}-worker{index}" for index in range(self._per_node))
-
-
-def _security() -> Security:
-    """A pool's certificate, for every role."""
-    identity = issue()
-    files = {
-        f"tls_{role}_{part}": value
-        for role in ("client", "scheduler", "worker")
-        for part, value in (("cert", identity.cert), ("key", identity.key))
-    }
-    return Security(
-        require_encryption=True, tls_min_version=ssl.TLSVersion.TLSv1_3, tls_ca_file=identity.ca, **cast("Any", files)
-    )

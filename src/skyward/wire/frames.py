@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import struct
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import msgpack
@@ -64,12 +65,22 @@ def _context(protocol: int, identity: TlsIdentity) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=identity.ca)
     # The ssl module reads a certificate chain from files only: https://github.com/python/cpython/issues/60691
-    with tempfile.TemporaryDirectory(prefix="skyward-") as folder:
-        cert, key = Path(folder, "cert.pem"), Path(folder, "key.pem")
-        cert.write_text(identity.cert)
-        key.write_text(identity.key)
+    # A file would outlive a process that is killed at this point, and it holds the pool's key.
+    with _in_memory(identity.cert) as cert, _in_memory(identity.key) as key:
         context.load_cert_chain(cert, key)
     return context
+
+
+@contextmanager
+def _in_memory(pem: str) -> Iterator[str]:
+    """A name that the text can be read from once: a pipe's, which holds more than any PEM of ours."""
+    read, write = os.pipe()
+    try:
+        with open(write, "w", encoding="ascii") as file:
+            file.write(pem)
+        yield f"/dev/fd/{read}"
+    finally:
+        os.close(read)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:

@@ -24,11 +24,10 @@ from distributed.core import rpc
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from skyward.engine.certificates import client_security, issue
-from skyward.node._program import dask_security
+from skyward.engine.certificates import issue
 from skyward.node.scheduler import NodeScheduler
-from skyward.testing.nodes import node_config
 from skyward.wire.frames import TlsIdentity
+from skyward.wire.security import PoolSecurity
 
 ADDRESS = "127.83.1.11"
 PATHS = [
@@ -99,8 +98,7 @@ def identity() -> TlsIdentity:
 
 
 def node_scheduler(identity: TlsIdentity) -> NodeScheduler:
-    security = dask_security(node_config(identity, head=True, address=ADDRESS))
-    return NodeScheduler(host=ADDRESS, port=0, protocol="tls", security=security, dashboard=False)
+    return NodeScheduler(host=ADDRESS, port=0, protocol="tls", security=PoolSecurity(identity), dashboard=False)
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +116,7 @@ async def scheduler(identity: TlsIdentity) -> AsyncIterator[NodeScheduler]:
 
 async def ask(scheduler: Scheduler, identity: TlsIdentity) -> dict[str, str]:
     """Ask as a client does: over the pool's mutual TLS."""
-    arguments = client_security(identity).get_connection_args("client")
+    arguments = PoolSecurity(identity).get_connection_args("client")
     async with rpc(scheduler.address, connection_args=arguments) as remote:
         return await remote.skyward_dashboard()
 
@@ -389,7 +387,7 @@ async def test_without_bokeh_the_answer_says_what_to_install(
 
     assert set(answer) == {"error"}
     assert "bokeh>=3.1" in answer["error"]
-    async with Client(scheduler.address, security=client_security(identity), asynchronous=True) as client:
+    async with Client(scheduler.address, security=PoolSecurity(identity), asynchronous=True) as client:
         assert client.scheduler_info()["workers"] == {}
 
 

@@ -1,0 +1,48 @@
+"""The pool's certificate for ``distributed``."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from distributed import Security
+
+from skyward.wire.frames import TlsIdentity, client_context, server_context
+
+__all__ = ["PoolSecurity"]
+
+
+class PoolSecurity(Security):
+    """The pool's certificate for every role; nothing but mutual TLS 1.3 is spoken.
+
+    Connections are set up in memory. ``distributed`` would write the pool's private key to a temporary file for each,
+    and a process that is killed meanwhile leaves it there.
+    """
+
+    def __init__(self, identity: TlsIdentity) -> None:
+        roles = ("client", "scheduler", "worker")
+        certificates: dict[str, Any] = {f"tls_{role}_cert": identity.cert for role in roles}
+        keys: dict[str, Any] = {f"tls_{role}_key": identity.key for role in roles}
+        super().__init__(
+            require_encryption=True,
+            tls_min_version=ssl.TLSVersion.TLSv1_3,
+            tls_ca_file=identity.ca,
+            **certificates,
+            **keys,
+        )
+
+    def get_connection_args(self, role: str) -> dict[str, Any]:
+        """What a connection of ``role`` is opened with."""
+        return {
+            "ssl_context": client_context(self._identity(role)),
+            "require_encryption": self.require_encryption,
+            "extra_conn_args": self.extra_conn_args,
+        }
+
+    def get_listen_args(self, role: str) -> dict[str, Any]:
+        """What a port of ``role`` is opened with."""
+        return {"ssl_context": server_context(self._identity(role)), "require_encryption": self.require_encryption}
+
+    def _identity(self, role: str) -> TlsIdentity:
+        config = self.get_tls_config_for_role(role)
+        return TlsIdentity(ca=config["ca_file"], cert=config["cert"], key=config["key"])
