@@ -37,7 +37,7 @@ demo-ssh: $(VENV)/demo.installed ## the same, on two machines that SSH servers o
 test: $(VENV)/test.installed ## every test but those that train
 	-tools/browser
 	tools/sshd
-	$(BIN)/python -m pytest -n 4 --dist loadfile --ignore tests/ml
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/ml
 
 test-ml: $(ML)/ml.installed ## the tests that train: torch, jax, tensorflow, keras, transformers and the examples with them
 	tools/sshd

@@ -29,6 +29,14 @@ SETTLE_S = 10.0
 KEPT_THREADS = ("Dask-Offload",)  # distributed's pool for (de)serialization
 """Prefixes of the names of threads that live as long as the process does."""
 
+LONGEST = (
+    "test_docs.py",
+    "unit/provision/test_fleet_properties.py",
+    "unit/providers/aws/",
+    "unit/test_repository.py",
+)
+"""Files, and folders of them, that take longer than one would think by their place."""
+
 SKIPS = Path(__file__).with_name("skips.txt")
 
 
@@ -173,6 +181,11 @@ def _temporary_files() -> Iterator[str]:
     for entry in os.scandir(tempfile.gettempdir()):
         if entry.path != own:
             yield f"temporary file {entry.path}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files go to processes whole, in this order: what takes minutes must not begin last."""
+    items.sort(key=lambda item: not item.path.relative_to(SKIPS.parent).as_posix().startswith(LONGEST))
 
 
 @cache
