@@ -6,7 +6,7 @@ import asyncio
 import os
 import ssl
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -72,7 +72,7 @@ def _context(protocol: int, identity: TlsIdentity) -> ssl.SSLContext:
 
 
 @contextmanager
-def _in_memory(pem: str) -> Iterator[str]:
+def _in_memory(pem: str) -> Generator[str]:
     """A name that the text can be read from once: a pipe's, which holds more than any PEM of ours."""
     read, write = os.pipe()
     try:
