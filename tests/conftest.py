@@ -166,8 +166,17 @@ def _children() -> Iterator[str]:
             command = " ".join(child.cmdline())
         except psutil.NoSuchProcess:
             continue
-        if "multiprocessing.resource_tracker" not in command and "loky.backend.resource_tracker" not in command:
+        if node := _node(child):  # of a host of a fixture's; workers are replaced while it lives
+            yield f"processes of node {node}"
+        elif "multiprocessing.resource_tracker" not in command and "loky.backend.resource_tracker" not in command:
             yield f"process {child.pid} ({command[:120] or 'a zombie'})"
+
+
+def _node(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("SKYWARD_INSTANCE")
+    except psutil.Error:
+        return None
 
 
 def _listeners() -> Iterator[str]:

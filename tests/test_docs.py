@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.testing.hosts import SshHost, write_known_hosts
+from skyward.testing.hosts import SshHost, share_cache, write_known_hosts
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,8 +72,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator[P
     ):
         write_known_hosts(config.with_name("known_hosts"), first, second)
         for name, host in (("gpu1", first), ("gpu2", second)):
-            (host.home / ".cache").mkdir()
-            (host.home / ".cache/skyward").symlink_to(ssh_cache)
+            share_cache(host.home, ssh_cache)
             with config.open("a", encoding="utf-8") as file:
                 file.write(f"Host {name}\n  HostName {host.address}\n  Port {host.port}\n")
                 file.write(f"  IdentityFile {host.key_path}\n  IdentitiesOnly yes\n")

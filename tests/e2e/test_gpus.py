@@ -93,7 +93,7 @@ CLIENT = """
 import sys
 import skyward as sky
 with sky.ComputePool(
-    provider=sky.Local(), accelerator=sky.Accelerator.NVIDIA.H100(mig="7g.80gb"), lease=2, display="quiet"
+    provider=sky.Local(), accelerator=sky.Accelerator.NVIDIA.H100(mig="7g.80gb"), lease=8, display="quiet"
 ) as pool:
     print("open", flush=True)
     sys.stdin.read()

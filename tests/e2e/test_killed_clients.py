@@ -21,7 +21,7 @@ import stamina
 from click.testing import CliRunner
 
 from skyward.cli import main
-from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
+from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
 
 LEASE_S = 5.0
 GRACE_S = 10.0
@@ -162,8 +162,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator
             for n in (2, 3)
         ]
         for host in both:
-            (host.home / ".cache").mkdir(parents=True)
-            (host.home / ".cache/skyward").symlink_to(ssh_cache)
+            share_cache(host.home, ssh_cache)
         known = write_known_hosts(folder / "known_hosts", *both)
         settings: dict[str, object] = {
             "hosts": [f"{host.address}:{host.port}" for host in both],

@@ -17,7 +17,7 @@ import pytest
 import skyward as sky
 from skyward.events import InstanceProvisioned, NodeReachable, NodeUnreachable, SkywardEvent
 from skyward.testing.chaos import ChaosProxy
-from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
+from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
 
 require_sshd()
 pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
@@ -51,8 +51,7 @@ class Linked:
 
 def _host(folder: Path, address: str, cache: Path) -> SshHost:
     host = SshHost(folder, address=address, env={"PIP_CONFIG_FILE": str(cache / "pip.conf")})
-    (host.home / ".cache").mkdir(parents=True, exist_ok=True)
-    (host.home / ".cache/skyward").symlink_to(cache)
+    share_cache(host.home, cache)
     return host
 
 

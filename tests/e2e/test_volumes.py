@@ -14,7 +14,7 @@ import pytest
 
 import skyward as sky
 from skyward.events import BootstrapProgress, Error, Notice, SkywardEvent
-from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
+from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
 
 pytestmark = pytest.mark.timeout(300)
 BUCKET = "skyward-test"
@@ -142,8 +142,7 @@ def test_a_host_gets_short_lived_keys_and_leaves_no_trace(s3: Any, tmp_path: Pat
         host = stack.enter_context(
             SshHost(tmp_path / "host", address="127.74.0.2", env={"PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")})
         )
-        (host.home / ".cache").mkdir()
-        (host.home / ".cache/skyward").symlink_to(ssh_cache)
+        share_cache(host.home, ssh_cache)
         known_hosts = write_known_hosts(tmp_path / "known_hosts", host)
         provider = sky.SSH(
             hosts=[f"{host.address}:{host.port}"], key_path=str(host.key_path), known_hosts=str(known_hosts)

@@ -65,11 +65,11 @@ def open_pool(tmp_path_factory: pytest.TempPathFactory) -> OpenPool:
     return open_pool
 
 
-@pytest.fixture(scope="module", params=["local", "ssh"])
+@pytest.fixture(scope="module")
 def pool(
     request: pytest.FixtureRequest, open_pool: OpenPool, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[sky.ComputePool]:
-    """Two nodes of two workers."""
+    """Two nodes of two workers, ``local`` or by ``ssh``."""
     with ExitStack() as stack:
         provider = two_hosts(stack, tmp_path_factory.mktemp("hosts")) if request.param == "ssh" else sky.Local()
         yield stack.enter_context(open_pool(provider=provider, nodes=NODES, concurrency=CONCURRENCY))

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -302,6 +303,7 @@ TRAININGS = {
     "keras on tensorflow": (keras_on_tensorflow_together, keras_alone_on("tensorflow")),
 }
 TORCHS = ("torch", "transformers", "keras on torch")
+ON_HOSTS = [name for name in TRAININGS if name != "keras on tensorflow"]  # both are there, and together they are slow
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +312,9 @@ def one_worker(open_pool: Callable[[], sky.ComputePool]) -> Iterator[sky.Compute
         yield pool
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize(
+    ("pool", "name"), [*product(["local"], TRAININGS), *product(["ssh"], ON_HOSTS)], indirect=["pool"]
+)
 def test_four_workers_train_what_one_process_trains(
     pool: sky.ComputePool, one_worker: sky.ComputePool, name: str
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from skyward.errors import ConfigurationError
-from skyward.testing.hosts import SshHost
+from skyward.testing.hosts import SshHost, share_cache
 
 if TYPE_CHECKING:
     from werkzeug.serving import BaseWSGIServer
@@ -24,7 +24,6 @@ __all__ = [
     "Machine",
     "Metadata",
     "UserData",
-    "link_cache",
     "read_user_data",
     "serve",
 ]
@@ -142,12 +141,6 @@ class Metadata:
         return ("404 Not Found", "") if said is None else ("200 OK", said)
 
 
-def link_cache(home: Path, cache: Path) -> None:
-    """Have ``~/.cache/skyward`` of that home be ``cache``."""
-    (home / ".cache").mkdir(parents=True, mode=0o700)
-    (home / ".cache/skyward").symlink_to(cache)
-
-
 def _time(in_s: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=in_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -248,5 +241,5 @@ class Machine:
         host.port = self.port
         keys = "".join(f"{key}\n" for key in self.user_data.authorized_keys)
         host.authorized_keys.write_text(keys, encoding="utf-8")
-        link_cache(host.home, self.cache)
+        share_cache(host.home, self.cache)
         return host

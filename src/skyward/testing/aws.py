@@ -24,11 +24,11 @@ from skyward.providers.aws.provider import AWS
 from skyward.testing._aws_api import Api
 from skyward.testing._aws_faults import AwsFault, Faults
 from skyward.testing._aws_fleet import Fleets
-from skyward.testing._aws_machine import METADATA_VARIABLE, POWER_OFF_PATH, Machine, UserData, link_cache, serve
+from skyward.testing._aws_machine import METADATA_VARIABLE, POWER_OFF_PATH, Machine, UserData, serve
 from skyward.testing._aws_market import Capacity, Market
 from skyward.testing._aws_region import TAKEN_BACK, Looks, Region
 from skyward.testing._aws_wire import AwsCall
-from skyward.testing.hosts import SshHost
+from skyward.testing.hosts import SshHost, share_cache
 
 __all__ = ["AwsFault", "Capacity", "LocalEC2", "Looks", "Market", "UserData", "use_ec2"]
 
@@ -56,7 +56,7 @@ class LocalEC2:
         machines: whether instances are machines, or entries only.
         market: types, prices, capacity, quotas; may be changed at any time.
         looks: how slowly states follow.
-        cache: where all machines keep environments, and nodes' folders; None means in ``folder``.
+        cache: where all machines keep environments; None means in ``folder``.
         env: what their sessions find in the environment.
         minute_s: how long a minute of their shutdown timers lasts.
         block: addresses are ``127.<block>.x.y``.
@@ -112,8 +112,7 @@ class LocalEC2:
             raise PoolStateError("this LocalEC2 is already open")
         _forget_everything()
         if self._folder is not None and self._machines:
-            link_cache(self._folder / "home", self._cache or self._folder / "cache")
-            (self._cache or self._folder / "cache").mkdir(exist_ok=True)
+            share_cache(self._folder / "home", self._cache or self._folder / "cache")
         self._api.moto = DomainDispatcherApplication(create_backend_app)
         with contextlib.ExitStack() as stack:
             self._threads = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="local-ec2"))

@@ -22,7 +22,7 @@ from skyward._waiting import wait_until
 from skyward.errors import ConfigurationError, UnreachableError
 from skyward.transport.access import SSHTarget
 
-__all__ = ["SshHost", "find_openssh", "require_sshd", "write_known_hosts"]
+__all__ = ["SshHost", "find_openssh", "require_sshd", "share_cache", "write_known_hosts"]
 
 _UNPACKED: Final = Path(__file__).parents[3] / "build" / "openssh"
 """Where ``tools/sshd`` puts OpenSSH's server when it may not install it."""
@@ -292,6 +292,15 @@ def write_known_hosts(path: Path, *hosts: SshHost, through: Mapping[tuple[str, i
     lines += [host.known_hosts_line(host=name, port=port) for (name, port), host in (through or {}).items()]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
+
+
+def share_cache(home: Path, cache: Path) -> None:
+    """Have ``~/.cache/skyward`` of that home hold what ``cache`` does, but no other home's nodes."""
+    own = home / ".cache/skyward"
+    own.mkdir(mode=0o700, parents=True)
+    for name in ("cache", "envs", "locks", "logs", "sent"):
+        (cache / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        (own / name).symlink_to(cache / name)
 
 
 def _public_key(private: Path) -> str:
