@@ -37,6 +37,9 @@ LONGEST = (
 )
 """Files, and folders of them, that take longer than one would think by their place."""
 
+ROLES = ("sky-worker", "sky-nannies", "sky-forkserver", "sky-zygote", "sky-scheduler")
+"""Names of the processes that a node starts by itself."""
+
 SKIPS = Path(__file__).with_name("skips.txt")
 
 
@@ -102,7 +105,8 @@ def ssh_cache() -> Path:
     ``PIP_CONFIG_FILE``.
     """
     folder = Path(__file__).parents[1] / "build/ssh-cache"
-    (folder / "sent").mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in ("cache", "sent"):
+        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     _replace_link(folder / "sent/uv", find_uv_bin())
     home = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, "XDG_CONFIG_HOME": ""}
     command = [sys.executable, "-m", "pip", "config", "list"]
@@ -166,7 +170,7 @@ def _children() -> Iterator[str]:
             command = " ".join(child.cmdline())
         except psutil.NoSuchProcess:
             continue
-        if node := _node(child):  # of a host of a fixture's; workers are replaced while it lives
+        if (node := _node(child)) and child.name() in ROLES:  # of a fixture's; workers are replaced while it lives
             yield f"processes of node {node}"
         elif "multiprocessing.resource_tracker" not in command and "loky.backend.resource_tracker" not in command:
             yield f"process {child.pid} ({command[:120] or 'a zombie'})"

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 
 import skyward as sky
@@ -105,6 +106,34 @@ def die_on_and_be_missed(rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     vars(sys)["before_me"].recv(1)
     raise ConnectionError(f"rank {joined()[0].rank} misses the one before it")
+
+
+@sky.compute
+@ring()
+def fail_on_and_be_died_for(rank: int) -> None:
+    """As frameworks end a process that has lost the one which coordinates it."""
+    if joined()[0].rank == rank:
+        raise ValueError(f"rank {rank} has had enough")
+    if joined()[0].rank == (rank + 1) % WORLD:
+        vars(sys)["before_me"].recv(1)
+        os.kill(os.getpid(), signal.SIGABRT)
+    threading.Event().wait()
+
+
+@sky.compute
+@ring()
+def lose_the_node_of(rank: int) -> None:
+    """All that runs on it ends with its supervisor."""
+    if joined()[0].rank == rank:
+        next(p for p in psutil.Process().parents() if "skyward.node.supervisor" in p.cmdline()).kill()
+        threading.Event().wait()
+    vars(sys)["before_me"].recv(1)
+    raise ConnectionError(f"rank {joined()[0].rank} misses the one before it")
+
+
+@sky.compute
+def place_inside() -> tuple[int, int, int, int, int]:
+    return inside.local()
 
 
 @sky.compute
@@ -203,6 +232,24 @@ def test_that_a_killed_rank_is_missed_is_not_the_cause(pool: sky.ComputePool) ->
     for rank in (1, 2, 3):
         with pytest.raises(WorkerLostError, match=rf"rank {rank} of the 4 .*killed by signal 9"):
             soon(lambda rank=rank: die_on_and_be_missed(rank) @ pool)
+
+
+def test_that_the_others_die_when_one_that_has_raised_ends_is_not_the_cause(pool: sky.ComputePool) -> None:
+    for rank in (0, 3):
+        with pytest.raises(ValueError, match=f"rank {rank} has had enough"):
+            soon(lambda rank=rank: fail_on_and_be_died_for(rank) @ pool)
+
+
+def test_inside_another_call_it_is_a_gang_of_one(pool: sky.ComputePool) -> None:
+    assert place_inside() @ pool == ((0, 1, 0, 0, 1),) * CONCURRENCY + ((0, 1, 1, 0, 1),) * CONCURRENCY
+
+
+def test_a_lost_node_ends_the_others_with_its_cause_and_the_next_gang_has_one_in_its_place() -> None:
+    with sky.ComputePool(provider=sky.Local(), nodes=NODES, concurrency=CONCURRENCY, display="quiet") as pool:
+        with pytest.raises(WorkerLostError) as caught:
+            soon(lambda: lose_the_node_of(2) @ pool)
+        assert (caught.value.node, caught.value.worker) in {(1, 0), (1, 1)}
+        assert soon(lambda: inside() @ pool) == EXPECTED
 
 
 def test_a_cancelled_rank_cancels_the_others(pool: sky.ComputePool) -> None:

@@ -100,10 +100,11 @@ with sky.ComputePool(
 """
 
 
-def test_what_a_killed_client_had_cut_is_whole_again_after_its_lease(fake: Fake) -> None:
+def test_what_a_killed_client_had_cut_is_whole_again_after_its_lease(fake: Fake, tmp_path: Path) -> None:
     gpus = fake(FakeGpu())
+    env = os.environ | {"XDG_STATE_HOME": str(tmp_path)}  # with a ledger that goes with it
     with subprocess.Popen(
-        [sys.executable, "-c", CLIENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CLIENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "open\n"

@@ -98,9 +98,9 @@ def test_transformers_learns_on_two_workers(tmp_path: Path) -> None:
 
 
 def test_a_killed_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    [lost, undisturbed, resumed], workers = run("checkpoint_resume", tmp_path)
+    [interrupted, undisturbed, resumed], workers = run("checkpoint_resume", tmp_path)
 
-    assert lost == "lost worker 0 of node 1: killed by signal 9 (SIGKILL)"
+    assert interrupted.startswith("interrupted: node 1 is lost: ")
     assert [line for line in workers if "begins" in line] == [f"begins with epoch {epoch}" for epoch in (0, 0, 3)]
     assert numbers(resumed) == numbers(undisturbed)
     assert len(numbers(resumed)) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -38,7 +39,9 @@ def sum_with_jax() -> float:
 def sum_with_tensorflow() -> float:
     import tensorflow as tf
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    # One for the process: with a second one its server forgets what others may still ask it about the first.
+    strategy = vars(sys).get("strategy") or tf.distribute.MultiWorkerMirroredStrategy()
+    vars(sys)["strategy"] = strategy
 
     def on_replica() -> Any:
         rank = tf.constant(float(strategy.cluster_resolver.task_id))
@@ -54,8 +57,8 @@ FRAMEWORKS = {
 }
 
 
-def training(framework: str, then: Callable[[Callable[[], float]], None] = lambda _: None) -> Any:
-    """A call that sums the ranks with a framework, does ``then``, and sums them again."""
+def trainer(framework: str, then: Callable[[Callable[[], float]], None] = lambda _: None) -> Any:
+    """A function that sums the ranks with a framework, does ``then``, and sums them again."""
     decorate, rank_sum = FRAMEWORKS[framework]
 
     @sky.compute
@@ -65,7 +68,12 @@ def training(framework: str, then: Callable[[Callable[[], float]], None] = lambd
         then(rank_sum)
         return first, rank_sum()
 
-    return train()
+    return train
+
+
+def training(framework: str, then: Callable[[Callable[[], float]], None] = lambda _: None) -> Any:
+    """The call."""
+    return trainer(framework, then)()
 
 
 def rank() -> int:
@@ -73,9 +81,15 @@ def rank() -> int:
     return info.node * info.workers_per_node + info.worker
 
 
-def fail_on_rank_1(_: Callable[[], float]) -> None:
-    if rank() == 1:
-        raise ValueError("rank 1 has had enough")
+def fail_on(failing: int) -> Callable[[Callable[[], float]], None]:
+    """While the others wait for it in a collective."""
+
+    def fail(rank_sum: Callable[[], float]) -> None:
+        if rank() == failing:
+            raise ValueError(f"rank {failing} has had enough")
+        rank_sum()
+
+    return fail
 
 
 def kill_rank_2(noted: Path) -> Callable[[Callable[[], float]], None]:
@@ -93,14 +107,25 @@ def kill_rank_2(noted: Path) -> Callable[[Callable[[], float]], None]:
 TOTAL = ((6.0, 6.0),) * 4
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(("framework", "failing"), [("torch", 0), ("torch", 1), ("jax", 0), ("tensorflow", 1)])
 def test_after_a_rank_has_raised_its_error_arrives_and_the_next_training_works(
-    local_pool: sky.ComputePool, framework: str
+    local_pool: sky.ComputePool, framework: str, failing: int
 ) -> None:
-    with pytest.raises(ValueError, match="rank 1 has had enough") as caught:
-        training(framework, fail_on_rank_1) @ local_pool
-    assert "raised on node 0, worker 1" in caught.value.__notes__
+    with pytest.raises(ValueError, match=f"rank {failing} has had enough") as caught:
+        training(framework, fail_on(failing)) @ local_pool
+    assert f"raised on node 0, worker {failing}" in caught.value.__notes__
     assert training(framework) @ local_pool == TOTAL
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_training_inside_a_call_that_is_none_is_its_workers_own(local_pool: sky.ComputePool, framework: str) -> None:
+    alone = trainer(framework)
+
+    @sky.compute
+    def outer() -> tuple[float, float]:
+        return alone.local()
+
+    assert outer() @ local_pool == ((0.0, 0.0),) * 4
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

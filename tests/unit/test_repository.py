@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 FILES = sorted(SOURCE.rglob("*.py"))
 EXAMPLES = [ROOT / "examples" / name for name in ("demo.py", "demo_ssh.py")]
-"""The others have tests that read what they print: tests/e2e/test_dask_examples.py and test_aws_examples.py."""
+EXAMPLES_TESTS = ("dask_examples", "aws_examples")
+"""Where the others have tests that read what they print."""
 DOCS = "\n".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))])
 
 HEAVY = ("boto3", "cryptography", "dask", "distributed", "joblib", "numpy", "paramiko", "rich")
@@ -221,8 +222,12 @@ def test_every_allowed_skip_is_of_a_test_that_exists_and_gives_a_reason() -> Non
 # --- examples -----------------------------------------------------------------------------------------------------
 
 
-def test_there_are_examples() -> None:
-    assert EXAMPLES
+def test_every_example_has_a_test() -> None:
+    tests = "".join((ROOT / f"tests/e2e/test_{name}.py").read_text(encoding="utf-8") for name in EXAMPLES_TESTS)
+    others = [path for path in (ROOT / "examples").glob("*.py") if path not in EXAMPLES]
+
+    assert len(others) >= 4
+    assert [path.name for path in others if f"{path.name}" not in tests] == []
 
 
 @pytest.mark.example

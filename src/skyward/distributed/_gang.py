@@ -21,7 +21,18 @@ from typing import ParamSpec, Protocol, TypeVar
 from skyward.errors import ConfigurationError
 from skyward.runtime import CallContext, FreshProcessNeeded, current_call, node_address, node_rank
 
-__all__ = ["Framework", "Gang", "Peer", "Session", "checked_backend", "decorator", "imported", "is_gang", "unused_port"]
+__all__ = [
+    "Framework",
+    "Gang",
+    "Peer",
+    "Session",
+    "checked_backend",
+    "decorator",
+    "imported",
+    "is_gang",
+    "own_rank",
+    "unused_port",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +53,7 @@ class Peer:
         local_rank: its position among the gang's workers on that node, 0-based.
         address: the address of its node that the others reach it at.
         port: where it will listen there; 0 if its framework has it listen nowhere.
-        gpus: what its framework may use, as ``CUDA_VISIBLE_DEVICES`` names them; empty where that matters to nobody.
+        gpus: UUIDs of what its framework may use; empty where that matters to nobody.
     """
 
     node: int
@@ -90,7 +101,7 @@ class Session(Protocol):
 
     Attributes:
         port: where this worker will listen for the others of its gang; 0 for nowhere.
-        gpus: what the framework may use here, as ``CUDA_VISIBLE_DEVICES`` names it, where that matters to the others.
+        gpus: UUIDs of what the framework may use here, where that matters to the others.
     """
 
     port: int
@@ -169,7 +180,7 @@ def _begun(fn: Callable[[], R]) -> R:
 
 
 def _meet(session: Session) -> Gang:
-    call = current_call() or CallContext()
+    call = _gang_call()
     mine = Peer(
         node=node_rank(),
         local_rank=call.local_rank,
@@ -177,10 +188,19 @@ def _meet(session: Session) -> Gang:
         port=session.port,
         gpus=session.gpus,
     )
-    if call.meet is None:
-        return Gang(rank=0, peers=(mine,))
-    peers = tuple(map(_peer, call.meet(json.dumps(asdict(mine)))))
-    return Gang(rank=call.rank, peers=peers)
+    said = [json.dumps(asdict(mine))]
+    return Gang(rank=call.rank, peers=tuple(map(_peer, call.meet(said[0]) if call.meet else said)))
+
+
+def _gang_call() -> CallContext:
+    """The call if its workers work together, else one that is alone: as inside a call that was sent without them."""
+    call = current_call()
+    return call if call is not None and call.meet is not None else CallContext()
+
+
+def own_rank() -> int:
+    """This worker's position in the gang that is about to meet; 0 if it is alone."""
+    return _gang_call().rank
 
 
 def _peer(text: str) -> Peer:

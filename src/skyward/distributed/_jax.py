@@ -6,15 +6,18 @@ import importlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
-from skyward.distributed._gang import Gang, decorator, imported, unused_port
-from skyward.runtime import CallContext, FreshProcessNeeded, current_call, node_address
+from skyward.distributed._gang import Gang, decorator, imported, own_rank, unused_port
+from skyward.runtime import FreshProcessNeeded, current_call, node_address
 
 __all__ = ["JaxFramework", "JaxSession", "jax"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_AS_LONG_AS_IT_TAKES_S = 365 * 24 * 3600
 
 
 def jax() -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -53,7 +56,7 @@ class JaxSession:
         if not self._alone and self._jax.distributed.is_initialized():
             raise FreshProcessNeeded("jax.distributed is initialised in this process already")
         self.gpus = ()
-        self.port = 0 if self._alone or (current_call() or CallContext()).rank else unused_port(node_address())
+        self.port = 0 if self._alone or own_rank() else unused_port(node_address())
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
@@ -70,12 +73,18 @@ class JaxSession:
             process_id=gang.rank,
             coordinator_bind_address=coordinator,
             cluster_detection_method="deactivate",
+            **self._patience(),
         )
         try:
             yield
         finally:
             self._jax.distributed.shutdown()
             _forget_devices()
+
+    def _patience(self) -> dict[str, int]:
+        """Some ranks may evaluate or save long after others have returned; jax ends them all after five minutes."""
+        name = "shutdown_timeout_seconds"  # which older versions lack
+        return {name: _AS_LONG_AS_IT_TAKES_S} if name in signature(self._jax.distributed.initialize).parameters else {}
 
 
 def _forget_devices() -> None:

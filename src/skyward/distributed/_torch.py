@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 from skyward.distributed._environment import environment, interface_of, interfaces, unless_set
-from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, imported
+from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, imported, own_rank
 from skyward.errors import ConfigurationError
-from skyward.runtime import CallContext, FreshProcessNeeded, current_call, node_address, visible_gpus
+from skyward.runtime import FreshProcessNeeded, node_address, visible_gpus
 
 __all__ = ["BACKENDS", "TorchFramework", "TorchSession", "chosen_backend", "device_index", "torch", "variables"]
 
@@ -64,7 +64,7 @@ class TorchSession:
 
     Attributes:
         port: where the group's store listens; 0 for all ranks but the first.
-        gpus: what torch may use here.
+        gpus: what torch may use here, by UUID.
     """
 
     def __init__(self, backend: str | None) -> None:
@@ -78,7 +78,7 @@ class TorchSession:
             )
         self._backend = backend
         self._listener = None
-        if (current_call() or CallContext()).rank == 0:
+        if own_rank() == 0:
             self._listener = socket.create_server((node_address(), 0), backlog=1024)
         self.port = self._listener.getsockname()[1] if self._listener else 0
         self.gpus = _usable_gpus(self._torch)
@@ -120,9 +120,9 @@ def chosen_backend(peers: Sequence[Peer]) -> str:
 
     Partitions of a GPU are not whole ones: nccl does not work between them.
     """
-    devices = [(peer.node, gpu) for peer in peers for gpu in peer.gpus]
+    devices = [gpu for peer in peers for gpu in peer.gpus]
     shared = len(set(devices)) < len(devices)
-    parts = any(gpu.startswith(_PARTITION) for _, gpu in devices)
+    parts = any(gpu.startswith(_PARTITION) for gpu in devices)
     return "nccl" if all(peer.gpus for peer in peers) and not shared and not parts else "gloo"
 
 
@@ -154,10 +154,12 @@ def _interface(address: str) -> dict[str, str]:
 
 
 def _usable_gpus(torch: Any) -> tuple[str, ...]:
-    """As ``CUDA_VISIBLE_DEVICES`` names them, which may say nothing: then this process sees all of the node's."""
+    """By UUID: nodes may be on one machine, where each would call the first one ``0``."""
     if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
         return ()
-    return tuple(visible_gpus()) or tuple(map(str, range(torch.cuda.device_count())))
+    partitions = tuple(name for name in visible_gpus() if name.startswith(_PARTITION))
+    devices = range(torch.cuda.device_count())
+    return partitions or tuple(str(torch.cuda.get_device_properties(device).uuid) for device in devices)
 
 
 def _leave(dist: Any, store: Any, gang: Gang) -> None:

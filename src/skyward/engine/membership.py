@@ -232,7 +232,8 @@ class Membership:
 
     async def _renew(self, slot: Slot, incarnation: str, reason: str) -> None:
         def is_over() -> bool:
-            return slot.lane.incarnation != incarnation or self._dispatch.drained(slot.id)
+            drained = self._dispatch.drained(slot.id) and slot.id not in self.acting.unsettled
+            return slot.lane.incarnation != incarnation or drained
 
         await self._wait(is_over, f"the calls on {slot} to end")
 

@@ -34,6 +34,10 @@ class Performer:
         dispatch: decides.
         calls: those that are not over.
         slots: every worker's place, by id; whoever owns the mapping keeps it true.
+
+    Attributes:
+        unsettled: workers whose call of a gang has raised, while it is not known yet whether that is the gang's end.
+            Their processes must live until then, or others would die of their end instead.
     """
 
     def __init__(self, dispatch: Dispatch, calls: CallTable, slots: Mapping[WorkerId, Slot]) -> None:
@@ -41,6 +45,7 @@ class Performer:
         self._calls = calls
         self._slots = slots
         self._loop = asyncio.get_running_loop()
+        self.unsettled: set[WorkerId] = set()
         self._actions: deque[Action] = deque()
         self._performing = False
         self._closed = False
@@ -119,6 +124,8 @@ class Performer:
         """
         if call.gang is not None and len(call.gang.calls) > 1 and isinstance(raw.error, PackedError):
             call.gang.raised.add(call.id)
+            if raw.worker is not None:
+                self.unsettled.add(raw.worker)
             self._loop.call_later(_ECHO_S, self._settle, call, call.gang, raw, self._loop.time() + _ECHO_PATIENCE_S)
         else:
             self._complete(call, raw)
@@ -131,6 +138,8 @@ class Performer:
             self._loop.call_later(_ECHO_S, self._settle, call, gang, raw, until)
         else:
             self._complete(call, raw)
+            if raw.worker is not None:
+                self.unsettled.discard(raw.worker)
 
     def _complete(self, call: LiveCall, raw: RawOutcome) -> None:
         self._calls.complete(call, raw)

@@ -42,8 +42,7 @@ def take_standard_output() -> TextIO:
 def read_plan() -> NodePlan:
     """The first line of standard input. From here on temporary files lie in the node's own folder, and go with it.
 
-    Among them is the pool's key, which distributed writes for a moment, and the fork server's socket, whose name must
-    be short.
+    Among them is the fork server's socket, whose name must be short.
     """
     plan = NodePlan.from_json(sys.stdin.readline())
     tempfile.tempdir = plan.ready.blob_dir

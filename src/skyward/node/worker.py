@@ -55,8 +55,8 @@ class LaneWorker(Worker):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _own_log(Path(os.environ["SKYWARD_WORKER_LOG"]))
         blob_dirs = os.environ["SKYWARD_BLOB_DIRS"].split(os.pathsep)
-        # Until it has started: distributed writes the pool's key to a temporary folder, which must go with the node.
-        tempfile.tempdir = blob_dirs[0]
+        tempfile.tempdir = None  # the nannies' own; temporary files of a worker are its user's
+        self._serves = False
         super().__init__(*args, **kwargs)
         # Every heartbeat estimates sizes by samples, which must not come from what user code has seeded.
         cast("Any", dask.sizeof).random = random.Random()
@@ -70,7 +70,7 @@ class LaneWorker(Worker):
         os.register_at_fork(after_in_child=self._leave_connections)
 
     async def _register_with_scheduler(self) -> None:
-        if tempfile.tempdir is not None:  # the first time; the scheduler may not be there, and calls do not need it
+        if not self._serves:  # the first time; the scheduler may not be there, and calls do not need it
             self._serve_lane()
         while True:
             # Dask's own dials one address for half a minute; the scheduler may be at another by then.
@@ -82,10 +82,10 @@ class LaneWorker(Worker):
                 await SYSTEM_CLOCK.sleep(_REGISTER_AGAIN_S)
 
     def _serve_lane(self) -> None:
-        """Take calls, and leave the temporary folder to user code."""
+        """Take calls."""
+        self._serves = True
         host, _, port = self._lane_address.rpartition(":")
         tls = cast("ssl.SSLContext", self.security.get_listen_args("worker")["ssl_context"])
-        tempfile.tempdir = None  # the last of ours to need it was the key, a line above
         self.lane_loop.spawn(self.lane.serve(socket.create_server((host, int(port)), backlog=16), tls))
 
     async def handle_scheduler(self, comm: Comm) -> None:

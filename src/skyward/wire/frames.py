@@ -73,8 +73,14 @@ def _context(protocol: int, identity: TlsIdentity) -> ssl.SSLContext:
 
 @contextmanager
 def _in_memory(pem: str) -> Generator[str]:
-    """A name that the text can be read from once: a pipe's, which holds more than any PEM of ours."""
-    read, write = os.pipe()
+    """A name that the text can be read from."""
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create("pem"), "w", encoding="ascii") as file:
+            file.write(pem)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+        return
+    read, write = os.pipe()  # elsewhere than on Linux; it holds more than any PEM of ours
     try:
         with open(write, "w", encoding="ascii") as file:
             file.write(pem)

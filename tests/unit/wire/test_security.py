@@ -62,5 +62,5 @@ async def test_dask_refuses_another_pools_key() -> None:
 
 def test_a_key_of_another_certificate_is_refused() -> None:
     identity = issue()
-    with pytest.raises(OSError, match=r"(?i)key values mismatch|illegal seek"):
+    with pytest.raises(OSError, match=r"(?i)key[ _]values[ _]mismatch"):
         client_context(type(identity)(ca=identity.ca, cert=identity.cert, key=issue().key))
