@@ -99,11 +99,21 @@ def die_on(rank: int) -> None:
     threading.Event().wait()
 
 
+def kill_own_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_own_node() -> None:
+    """All that runs on it ends with its supervisor."""
+    next(p for p in psutil.Process().parents() if "skyward.node.supervisor" in p.cmdline()).kill()
+    threading.Event().wait()
+
+
 @sky.compute
 @ring()
-def die_on_and_be_missed(rank: int) -> None:
+def die_on_and_be_missed(rank: int, die: Callable[[], None] = kill_own_process) -> None:
     if joined()[0].rank == rank:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     vars(sys)["before_me"].recv(1)
     raise ConnectionError(f"rank {joined()[0].rank} misses the one before it")
 
@@ -118,17 +128,6 @@ def fail_on_and_be_died_for(rank: int) -> None:
         vars(sys)["before_me"].recv(1)
         os.kill(os.getpid(), signal.SIGABRT)
     threading.Event().wait()
-
-
-@sky.compute
-@ring()
-def lose_the_node_of(rank: int) -> None:
-    """All that runs on it ends with its supervisor."""
-    if joined()[0].rank == rank:
-        next(p for p in psutil.Process().parents() if "skyward.node.supervisor" in p.cmdline()).kill()
-        threading.Event().wait()
-    vars(sys)["before_me"].recv(1)
-    raise ConnectionError(f"rank {joined()[0].rank} misses the one before it")
 
 
 @sky.compute
@@ -247,7 +246,7 @@ def test_inside_another_call_it_is_a_gang_of_one(pool: sky.ComputePool) -> None:
 def test_a_lost_node_ends_the_others_with_its_cause_and_the_next_gang_has_one_in_its_place() -> None:
     with sky.ComputePool(provider=sky.Local(), nodes=NODES, concurrency=CONCURRENCY, display="quiet") as pool:
         with pytest.raises(WorkerLostError) as caught:
-            soon(lambda: lose_the_node_of(2) @ pool)
+            soon(lambda: die_on_and_be_missed(2, kill_own_node) @ pool)
         assert (caught.value.node, caught.value.worker) in {(1, 0), (1, 1)}
         assert soon(lambda: inside() @ pool) == EXPECTED
 

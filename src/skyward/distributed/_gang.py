@@ -188,8 +188,8 @@ def _meet(session: Session) -> Gang:
         port=session.port,
         gpus=session.gpus,
     )
-    said = [json.dumps(asdict(mine))]
-    return Gang(rank=call.rank, peers=tuple(map(_peer, call.meet(said[0]) if call.meet else said)))
+    peers = (mine,) if call.meet is None else tuple(map(_peer, call.meet(json.dumps(asdict(mine)))))
+    return Gang(rank=call.rank, peers=peers)
 
 
 def _gang_call() -> CallContext:

@@ -14,7 +14,16 @@ from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, im
 from skyward.errors import ConfigurationError
 from skyward.runtime import FreshProcessNeeded, node_address, visible_gpus
 
-__all__ = ["BACKENDS", "TorchFramework", "TorchSession", "chosen_backend", "device_index", "torch", "variables"]
+__all__ = [
+    "BACKENDS",
+    "TorchFramework",
+    "TorchSession",
+    "chosen_backend",
+    "device_index",
+    "torch",
+    "usable_gpus",
+    "variables",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,7 +90,7 @@ class TorchSession:
         if own_rank() == 0:
             self._listener = socket.create_server((node_address(), 0), backlog=1024)
         self.port = self._listener.getsockname()[1] if self._listener else 0
-        self.gpus = _usable_gpus(self._torch)
+        self.gpus = usable_gpus(self._torch)
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
@@ -153,7 +162,7 @@ def _interface(address: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
 
 
-def _usable_gpus(torch: Any) -> tuple[str, ...]:
+def usable_gpus(torch: Any) -> tuple[str, ...]:
     """By UUID: nodes may be on one machine, where each would call the first one ``0``."""
     if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
         return ()

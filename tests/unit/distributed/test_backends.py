@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from skyward import distributed
 from skyward.distributed._gang import Gang, Peer
 from skyward.distributed._tensorflow import cluster
-from skyward.distributed._torch import chosen_backend, device_index, variables
+from skyward.distributed._torch import chosen_backend, device_index, usable_gpus, variables
 from skyward.errors import ConfigurationError
 
 PARTS = ("MIG-c7384736-a75d-5afc-978f-d2f1294409fd", "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d")
@@ -43,6 +44,24 @@ def peer(node: int, local_rank: int, *gpus: str, port: int = 0) -> Peer:
 )
 def test_nccl_is_chosen_where_every_rank_has_a_whole_gpu_of_its_own(peers: list[Peer], backend: str) -> None:
     assert chosen_backend(peers) == backend
+
+
+@pytest.mark.parametrize(
+    "visible, names",
+    [("", ("GPU-a", "GPU-b")), ("0,1", ("GPU-a", "GPU-b")), (PARTS[0], (PARTS[0],))],
+    ids=["all", "some", "a part"],
+)
+def test_gpus_are_told_apart_whatever_number_a_node_gives_them(
+    monkeypatch: pytest.MonkeyPatch, visible: str, names: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    properties = [SimpleNamespace(uuid=uuid) for uuid in ("GPU-a", "GPU-b")]
+    cuda = SimpleNamespace(
+        is_available=lambda: True, device_count=lambda: len(properties), get_device_properties=properties.__getitem__
+    )
+    torch = SimpleNamespace(cuda=cuda, distributed=SimpleNamespace(is_nccl_available=lambda: True))
+
+    assert usable_gpus(torch) == names
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,26 @@ def release(devices: NodeDevices) -> None:
     asyncio.run(devices.release())
 
 
+def kill_after(devices: NodeDevices) -> None:
+    """Prepare them in a process that is killed then, if it was not before, and has left what it made."""
+    if (pid := os.fork()) == 0:
+        try:
+            prepare(devices)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def the_next_undoes_it(gpus: FakeGpus) -> None:
+    assert layout(gpus) == [(True, ["3g.40gb", "3g.40gb"])]
+    later = node(gpus, config_for(h100("1g.10gb")))
+
+    assert len(prepare(later)) == 7
+    release(later)
+
+    assert layout(gpus) == [WHOLE]
+
+
 def environments(config: NodeConfig, devices: tuple[Device, ...]) -> list[str]:
     """``CUDA_VISIBLE_DEVICES`` of every worker."""
     plan = NodePlan(config=config, ready=node_ready(config.workers), nanny_ports=(), devices=devices)
@@ -348,17 +368,9 @@ class TestUndoing:
 
     def test_what_a_killed_node_left_is_undone_by_the_next(self, fake: Fake) -> None:
         gpus = fake(FakeGpu())
-        if (pid := os.fork()) == 0:
-            prepare(node(gpus, config_for(h100("3g.40gb"))))
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(pid, 0)
-        assert layout(gpus) == [(True, ["3g.40gb", "3g.40gb"])]
-        later = node(gpus, config_for(h100("1g.10gb")))
+        kill_after(node(gpus, config_for(h100("3g.40gb"))))
 
-        assert len(prepare(later)) == 7
-        release(later)
-
-        assert layout(gpus) == [WHOLE]
+        the_next_undoes_it(gpus)
 
     def test_a_command_that_cannot_be_run_does_not_keep_the_node_from_ending(self, fake: Fake) -> None:
         gpus = fake(FakeGpu())
@@ -386,16 +398,9 @@ class TestUndoing:
                 os.kill(os.getpid(), signal.SIGKILL)
             return answer
 
-        if (pid := os.fork()) == 0:
-            prepare(NodeDevices(config_for(h100("3g.40gb")), driver=NvidiaDriver(run, gpus.nvml), environ={}))
-        os.waitpid(pid, 0)
-        assert layout(gpus) == [(True, ["3g.40gb", "3g.40gb"])]
-        later = node(gpus, config_for(h100("1g.10gb")))
+        kill_after(NodeDevices(config_for(h100("3g.40gb")), driver=NvidiaDriver(run, gpus.nvml), environ={}))
 
-        assert len(prepare(later)) == 7
-        release(later)
-
-        assert layout(gpus) == [WHOLE]
+        the_next_undoes_it(gpus)
 
     def test_what_was_left_before_the_system_started_again_is_nobodys(self, fake: Fake, tmp_path: Path) -> None:
         gpus = fake(FakeGpu(mig=True, pending=True))

@@ -27,8 +27,11 @@ def test_the_control_needs_a_temporary_file() -> None:
         security.get_connection_args("client")
 
 
-def test_connections_of_our_own_are_set_up_in_memory() -> None:
+@pytest.mark.parametrize("linux", [True, False], ids=["Linux", "elsewhere"])
+def test_connections_of_our_own_are_set_up_in_memory(*, linux: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     identity = issue()
+    if not linux:
+        monkeypatch.delattr("os.memfd_create")
     for context in (client_context(identity), server_context(identity)):
         assert context.minimum_version is ssl.TLSVersion.TLSv1_3
         assert context.verify_mode is ssl.CERT_REQUIRED
