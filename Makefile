@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo demo-ssh test test-ml test-matrix check conformance bench docs clean
+.PHONY: help demo demo-ssh test test-ml test-matrix check conformance bench dist docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,6 +18,7 @@ test_needs := -e '.[all]' --group test
 check_needs := -e '.[all]' --group test --group check
 bench_needs := -e '.[all]' --group bench
 docs_needs := -e . --group docs
+dist_needs := --group dist
 ml_needs := -e '.[all]' --group test --group ml
 
 # joblib and scikit-learn in pairs, old with old and new with new, and what is tested with each.
@@ -60,6 +61,11 @@ conformance: $(VENV)/test.installed ## joblib's and scikit-learn's own tests, he
 
 bench: $(BENCH)/bench.installed ## the numbers in the docs; ROWS="gather idle" or QUICK=1: fewer, only printed
 	$(BENCH)/bin/python -m benchmarks $(if $(QUICK),--quick) $(ROWS)
+
+dist: $(VENV)/dist.installed ## the wheel and the sdist, built and checked, in dist
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
 
 docs: $(VENV)/docs.installed ## the site, in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build

@@ -115,4 +115,4 @@ def _require_sklearn() -> None:
     try:
         importlib.import_module("sklearn")
     except ImportError as error:
-        raise ImportError("scikit-learn is missing here: pip install 'skyward[sklearn]'") from error
+        raise ImportError("scikit-learn is missing here: pip install 'skyward-fleet[sklearn]'") from error

@@ -9,12 +9,13 @@ from skyward.cli._doctor import doctor
 from skyward.cli._logs import logs
 from skyward.cli._offers import offers
 from skyward.cli._pools import down, ls, sweep
+from skyward.spec.pins import DISTRIBUTION
 
 __all__ = ["main"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="skyward")
+@click.version_option(package_name=DISTRIBUTION, prog_name="skyward")
 def main() -> None:
     """Machines of Skyward's pools, seen from outside.
 

@@ -24,6 +24,7 @@ from skyward.providers.base import Provider
 from skyward.providers.registry import OWN, PROVIDERS, Checkable, Finding, make_provider
 from skyward.providers.ssh import SSH
 from skyward.provision.ledger import Ledger
+from skyward.spec.pins import DISTRIBUTION
 from skyward.spec.request import parse_request
 
 __all__ = ["doctor"]
@@ -68,7 +69,7 @@ def doctor(
 def _versions() -> Iterator[Finding]:
     yield Finding(what="python", state="ok", found=platform.python_version())
     try:
-        distribution = importlib.metadata.distribution("skyward")
+        distribution = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         yield Finding(what="skyward", state="warn", found="not installed as a package", fix="install it with pip")
         return

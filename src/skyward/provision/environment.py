@@ -152,7 +152,7 @@ def _failure(build: _Build, step: str, why: str) -> BootstrapError:
 
 
 def _copy_code(build: _Build) -> None:
-    """Skyward comes from the client, never from an index: the name there belongs to another project."""
+    """Copy Skyward from the client, never from an index: both ends of a connection must run the same code."""
     site = next((build.root / "lib").glob("python3.*/site-packages"))
     for folder in code_folders():
         shutil.copytree(folder, site / folder.name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)

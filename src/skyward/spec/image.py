@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from skyward.errors import ConfigurationError
 from skyward.spec._checks import refusal, text, texts, whole_number
 from skyward.spec.env import EnvVars
-from skyward.spec.pins import engine_pins
+from skyward.spec.pins import DISTRIBUTION, engine_pins
 from skyward.spec.script import DEFAULT_ROOT, render_bootstrap
 from skyward.spec.wheel import own_wheel
 
@@ -166,10 +166,10 @@ def _requirements(value: object) -> tuple[str, ...]:
         if _PLAIN_REQUIREMENT.match(requirement):  # else an address or a path, which only an installer can judge
             _check_requirement(f"pip[{i}]", requirement)
         name = _NAME.match(requirement)
-        if name is not None and canonicalize_name(name[0]) == "skyward":
+        if name is not None and canonicalize_name(name[0]) in {DISTRIBUTION, "skyward"}:
             raise ConfigurationError(
-                f"pip[{i}] must not be {requirement!r}: nodes get the Skyward that runs here, and on the public index "
-                "the name belongs to another project. Name packages that it works with, such as joblib, by themselves"
+                f"pip[{i}] must not be {requirement!r}: nodes get the Skyward that runs here. List packages that "
+                "it works with, such as joblib, by their own names"
             )
     return requirements
 

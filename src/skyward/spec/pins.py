@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["ENGINE_PACKAGES", "engine_pins"]
+__all__ = ["DISTRIBUTION", "ENGINE_PACKAGES", "engine_pins"]
+
+DISTRIBUTION = "skyward-fleet"
+"""Name of the distribution that holds Skyward's packages; on the public index, ``skyward`` is another project."""
 
 ENGINE_PACKAGES = ("cloudpickle", "dask", "distributed", "msgpack", "tornado")
 """What both ends of a connection must have in the same version; skyward's own requirements are pinned too."""
@@ -19,7 +22,7 @@ def engine_pins() -> tuple[str, ...]:
     from packaging.utils import canonicalize_name
 
     try:
-        declared = [Requirement(line) for line in requires("skyward") or ()]
+        declared = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
     except PackageNotFoundError:
         declared = []
     needed = [r.name for r in declared if r.marker is None or r.marker.evaluate({"extra": ""})]

@@ -1,6 +1,6 @@
 """Skyward's own code as one wheel, made from the files that this process runs.
 
-It is what nodes get: the name on the public package index belongs to another project.
+Nodes receive this wheel, never a release from a package index: both ends of a connection must run the same code.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+from skyward.spec.pins import DISTRIBUTION
 
 __all__ = ["OwnWheel", "code_folders", "own_wheel"]
 
@@ -73,13 +75,13 @@ def _metadata(contents: Mapping[str, bytes]) -> dict[str, bytes]:
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        installed = distribution("skyward")
+        installed = distribution(DISTRIBUTION)
     except PackageNotFoundError:  # run from its sources
         version, requires = "0", list[str]()
     else:
         version, requires = installed.version, installed.requires or []
-    folder = f"skyward-{version}.dist-info"
-    metadata = ["Metadata-Version: 2.1", "Name: skyward", f"Version: {version}"]
+    folder = f"{DISTRIBUTION.replace('-', '_')}-{version}.dist-info"
+    metadata = ["Metadata-Version: 2.1", f"Name: {DISTRIBUTION}", f"Version: {version}"]
     metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
     tags = ["Wheel-Version: 1.0", "Generator: skyward", "Root-Is-Purelib: true", "Tag: py3-none-any"]
     ours = {f"{folder}/METADATA": _lines(metadata), f"{folder}/WHEEL": _lines(tags)}

@@ -111,7 +111,7 @@ def test_a_request_does_not_depend_on_the_folder_that_is_current_later(project: 
     assert image.find_links == (f"{project}/wheels", "file:///w", "https://w/")
 
 
-@pytest.mark.parametrize("requirement", ["skyward", "Skyward[sklearn]>=0.1"])
+@pytest.mark.parametrize("requirement", ["skyward", "Skyward[sklearn]>=0.1", "skyward_fleet"])
 def test_skyward_itself_is_no_requirement(requirement: str) -> None:
     with pytest.raises(ConfigurationError, match=r"pip\[0\] must not be .*nodes get the Skyward that runs here"):
         Image(pip=[requirement])

@@ -219,7 +219,7 @@ def new_session(*, profile: str | None = None, region: str | None = None) -> Any
         import boto3.session
         import botocore.session
     except ImportError as error:
-        raise ConfigurationError("AWS() needs boto3: pip install 'skyward[aws]'") from error
+        raise ConfigurationError("AWS() needs boto3: pip install 'skyward-fleet[aws]'") from error
     core: Any = botocore.session.Session()
     core.register_component("data_loader", _loader())
     session: Any = boto3.session.Session(botocore_session=core, profile_name=profile, region_name=region)
