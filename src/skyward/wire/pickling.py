@@ -36,6 +36,7 @@ __all__ = [
     "pack",
     "pack_arguments",
     "pack_error",
+    "text_of",
     "travels_by_reference",
     "unpack",
     "unpack_error",
@@ -139,8 +140,8 @@ def pack_error(error: BaseException) -> PackedError:
     """Prepare an exception for its way back. Never raises."""
     return PackedError(
         type_name=f"{type(error).__module__}.{type(error).__qualname__}",
-        message=_text_of(error),
-        traceback="".join(traceback.format_exception(error)),
+        message=text_of(error),
+        traceback=_traceback_of(error),
         pickled=_pickle_error(error),
     )
 
@@ -155,7 +156,7 @@ def unpack_error(packed: PackedError, *, where: str) -> BaseException:
     if packed.pickled:
         try:
             error = pickle.loads(packed.pickled)
-        except Exception as unpickling:  # any class may do anything here; the text below still tells all
+        except (Exception, SystemExit) as unpickling:  # any class may do anything here; the text below still tells all
             where = f"{where}; rebuilding it here failed with {type(unpickling).__name__}: {unpickling}"
     if not isinstance(error, Exception):
         error = RemoteError(
@@ -168,6 +169,14 @@ def unpack_error(packed: PackedError, *, where: str) -> BaseException:
     if isinstance(error, ModuleNotFoundError):
         error.add_note(f"if a package has it, name that in the pool's environment: Image(pip=[{error.name!r}])")
     return error
+
+
+def text_of(error: BaseException) -> str:
+    """Return the exception's text. Never raises."""
+    try:
+        return str(error)
+    except BaseException as broken:  # user code may do anything here
+        return f"<its __str__ raised {type(broken).__name__}>"
 
 
 # Classes and functions of packages, by id, which went by name before: to find that out costs more than all else of a
@@ -278,25 +287,42 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f".{name}", value) for name, value in getattr(obj, "__dict__", {}).items())
 
 
-def _text_of(error: BaseException) -> str:
+def _traceback_of(error: BaseException) -> str:
     try:
-        return str(error)
-    except Exception as broken:
-        return f"<its __str__ raised {type(broken).__name__}>"
+        return "".join(traceback.format_exception(error))
+    except BaseException as broken:  # as above: it formats the exception's causes too
+        return f"<formatting the traceback raised {type(broken).__name__}>"
 
 
 def _pickle_error(error: BaseException) -> bytes:
-    """Empty where it cannot be rebuilt; tried here, since a class's ``__init__`` may not take what ``args`` holds."""
+    """Pickle an exception so that it comes back as it is; return ``b""`` where it cannot be rebuilt.
+
+    Rebuilding is tried here: a class's ``__init__`` may not take what ``args`` holds, or may format it once more. The
+    first way that gives the same text is taken, otherwise the first that gives the same class.
+    """
     if not isinstance(error, Exception):
         return b""
+    shown, second_best = _shown(error), b""
     for candidate in (_AsItSays(error), error, _Rebuilt(error)):
         try:
             data = _dumps(candidate)
-            if type(pickle.loads(data)) is type(error):
-                return data
-        except Exception:
+            rebuilt = pickle.loads(data)
+        except BaseException:  # a class that calls sys.exit() must not end the worker
             log.debug("cannot rebuild %s from its %s", type(error), type(candidate), exc_info=True)
-    return b""
+            continue
+        if type(rebuilt) is type(error):
+            if _shown(rebuilt) == shown:
+                return data
+            second_best = second_best or data
+    return second_best
+
+
+def _shown(error: BaseException) -> tuple[str, str]:
+    try:
+        arguments = repr(error.args)
+    except BaseException as broken:  # as above
+        arguments = type(broken).__name__
+    return text_of(error), arguments
 
 
 class _AsItSays:

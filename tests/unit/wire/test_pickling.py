@@ -22,6 +22,29 @@ class FinickyError(Exception):
         self.code = code
 
 
+class FormattingError(Exception):
+    def __init__(self, x: int) -> None:
+        super().__init__(f"bad {x}")
+
+
+class ListingError(Exception):
+    def __init__(self, *names: str) -> None:
+        super().__init__("missing:", *names)
+
+    def __str__(self) -> str:
+        return "some are missing"
+
+
+class ExitingError(Exception):
+    def __init__(self, code: int = 3) -> None:
+        if not isinstance(code, int):
+            sys.exit(code)
+        super().__init__(f"code {code}")
+
+    def __str__(self) -> str:
+        sys.exit(4)
+
+
 class UnbuildableError(Exception):
     def __init__(self) -> None:
         super().__init__()
@@ -90,6 +113,24 @@ def test_an_exception_whose_init_takes_other_arguments_comes_back_as_itself() ->
     assert type(error) is FinickyError
     assert error.code == 3
     assert str(error) == "code 3"
+
+
+def test_the_text_of_an_exception_whose_init_formats_its_argument_is_not_doubled() -> None:
+    error = unpack_error(pack_error(raised(FormattingError(1))), where="node 0, worker 0")
+    assert type(error) is FormattingError
+    assert str(error) == "bad 1"
+
+
+def test_the_arguments_of_an_exception_whose_init_adds_some_are_not_doubled() -> None:
+    error = unpack_error(pack_error(raised(ListingError("a"))), where="node 0, worker 0")
+    assert type(error) is ListingError
+    assert error.args == ("missing:", "a")
+
+
+def test_an_exception_that_exits_when_it_is_rebuilt_or_shown_ends_nobody() -> None:
+    packed = pack_error(raised(ExitingError()))
+    assert packed.message == "<its __str__ raised SystemExit>"
+    assert type(unpack_error(packed, where="node 0, worker 0")) is ExitingError
 
 
 @pytest.mark.parametrize(
