@@ -143,13 +143,17 @@ class Cluster:
             items = [item for item in items if item[0] in (Kind.LINES, Kind.EVENT)]
         finished: list[tuple[int, float]] = []
         for item in items:
-            match item[0]:
-                case Kind.RESULTS:
-                    finished += self._succeed(lane.worker_id, item)
-                case Kind.RESULT:
-                    finished.append(self._finish(lane.worker_id, item[1], item[2]))
-                case _:
-                    self._note(lane, item)
+            try:
+                match item[0]:
+                    case Kind.RESULTS:
+                        finished += self._succeed(lane.worker_id, item)
+                    case Kind.RESULT:
+                        finished.append(self._finish(lane.worker_id, item[1], item[2]))
+                    case _:
+                        self._note(lane, item)
+            except Exception as error:  # the items behind it are other calls'
+                log.exception("an item of kind %s from worker %s could not be handled", item[0], lane.worker_id)
+                finished += self._spoil(item, error)
         if finished:
             now = self._loop.time()
             self._acting.perform(self._dispatch.finished(finished, now))
@@ -197,6 +201,12 @@ class Cluster:
         if (call := self._calls.get(call_id)) is not None:
             self._acting.complete(call, call.arriving().outcome(wire, worker_id))
         return call_id, float(wire[0])
+
+    def _spoil(self, item: Item, error: Exception) -> Iterator[tuple[int, float]]:
+        """Fail the call whose result could not be put together: nothing more comes of it."""
+        if item[0] == Kind.RESULT and (call := self._calls.get(item[1])) is not None:
+            self._acting.complete(call, RawOutcome(error=error))
+            yield call.id, 0.0
 
     def _hear(self, call_id: int, text: str) -> None:
         call = self._calls.get(call_id)

@@ -26,13 +26,21 @@ class Incoming:
 
     _parts: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
     _lines: Reassembler = field(default_factory=Reassembler)
+    _no_memory: OSError | MemoryError | None = None
 
     def add_chunk(self, item: Item) -> None:
-        """A piece of a large result."""
+        """Store a piece of a large result. Without memory for the result, drop this piece and all that follow."""
+        if self._no_memory is not None:
+            return
         _, _, index, part_bytes, offset, data = item
         part = self._parts.get(index)
-        if part is None:
-            part = self._parts[index] = _own_memory(part_bytes)
+        try:
+            if part is None:
+                part = self._parts[index] = _own_memory(part_bytes)
+        except (OSError, MemoryError) as error:
+            self._parts.clear()
+            self._no_memory = error
+            return
         part[offset : offset + len(data)] = data
 
     def outcome(self, wire: Sequence[Any], worker: WorkerId) -> RawOutcome:
@@ -42,6 +50,9 @@ class Incoming:
             type_name, message, traceback, pickled = outcome.error
             error = PackedError(type_name=type_name, message=message, traceback=traceback, pickled=pickled)
             return RawOutcome(error=error, seconds=outcome.seconds, worker=worker)
+        if self._no_memory is not None:
+            too_large = _too_large(sum(outcome.part_bytes), worker, self._no_memory)
+            return RawOutcome(error=too_large, seconds=outcome.seconds, worker=worker)
         parts = [self._parts[index] for index in range(len(outcome.part_bytes))]
         data = outcome.data or parts.pop(0)
         return RawOutcome(data=data, buffers=tuple(parts), seconds=outcome.seconds, worker=worker)
@@ -65,6 +76,14 @@ def _own_memory(size: int) -> memoryview:
         with suppress(OSError):  # this kernel has none
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
+
+
+def _too_large(size: int, worker: WorkerId, cause: OSError | MemoryError) -> MemoryError:
+    return MemoryError(
+        f"the result of a call that ran on node {worker.node}, worker {worker.worker} has {size / 1e6:,.0f} MB, and this "
+        f"process has no memory for it ({cause}): raise its memory limit, drop earlier results, or have the call return "
+        "less, for example by writing to a volume"
+    )
 
 
 def _event(data: bytes, instance_id: str) -> SkywardEvent:

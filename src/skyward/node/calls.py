@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,12 @@ from skyward.node.mapped import MappedBlobs
 from skyward.node.xid import DOUBT_S, is_doubtful
 from skyward.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.wire.messages import CallHeader, Kind, Outcome, Payload
-from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_error, unpack
+from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_error, text_of, unpack
 from skyward.wire.session import CHUNK_BYTES, Item
 
 __all__ = ["CallRunner", "Outlet", "ReceivedCall"]
+
+log = logging.getLogger("skyward.node.calls")
 
 _ALONE = CallContext()
 _NOTHING = nullcontext()
@@ -208,7 +211,20 @@ class CallRunner:
             return call
 
     def _run(self, call: ReceivedCall) -> None:
+        """Run a call and queue what comes of it. Never raises: the thread is needed for the next call."""
         started = time.perf_counter()
+        try:
+            self._run_and_answer(call, started)
+        except BaseException as broken:  # no memory for the answer, say; an answer without a pickle needs little
+            log.exception("the answer of call %d could not be sent", call.id)
+            message = f"the call's result or exception could not be sent: {type(broken).__name__}: {text_of(broken)}"
+            error = (f"{type(broken).__module__}.{type(broken).__qualname__}", message, "", b"")
+            outcome = Outcome(seconds=time.perf_counter() - started, error=error)
+            with suppress(Exception):  # the loop is closed: the process ends
+                self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])
+                self._outlet.flush_soon()
+
+    def _run_and_answer(self, call: ReceivedCall, started: float) -> None:
         try:
             result = self._execute(call)
         except _MissingBlobsError as missing:

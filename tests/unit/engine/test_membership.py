@@ -18,7 +18,7 @@ from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.transport.access import LocalAccess
-from skyward.wire.messages import Kind
+from skyward.wire.messages import Kind, Outcome
 
 
 class HandLane:
@@ -231,3 +231,13 @@ async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage)
     done, _ = await asyncio.wait([idle], timeout=0.1)
     idle.cancel()
     assert not done
+
+
+async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_arrive(stage: Stage) -> None:
+    await stage.attach(0)
+    broken, good = call(1), call(2)
+    stage.cluster.enter([broken, good])
+    pieces_missing = [Kind.RESULT, 1, Outcome(seconds=0.1, part_bytes=(3,)).to_wire()]
+    stage.cluster.lane_items(stage.lane(0), [pieces_missing, [Kind.RESULTS, [2], [0.1], [b"pickle"]]])
+    assert isinstance(broken.sink.outcomes[0].error, KeyError)
+    assert good.sink.outcomes[0].data == b"pickle"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.receiving import Incoming
 from skyward.events import Error, LogLine
@@ -24,6 +26,15 @@ def test_a_large_pickle_is_the_first_part() -> None:
     raw = incoming.outcome(Outcome(seconds=0.0, part_bytes=(3,)).to_wire(), WorkerId(0, 1))
     assert bytes(raw.data) == b"abc"
     assert raw.buffers == ()
+
+
+def test_a_result_without_memory_for_it_is_a_memory_error_and_its_other_pieces_are_dropped() -> None:
+    incoming = Incoming()
+    for part, size in enumerate((3, 1 << 48, 3)):
+        incoming.add_chunk([Kind.CHUNK, 1, part, size, 0, b"abc"])
+    raw = incoming.outcome(Outcome(seconds=0.5, data=b"", part_bytes=(3, 1 << 48, 3)).to_wire(), WorkerId(0, 1))
+    with pytest.raises(MemoryError, match="281,474,977 MB"):
+        raw.value()
 
 
 def test_an_emitted_event_arrives_as_itself() -> None:
