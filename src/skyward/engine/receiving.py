@@ -80,9 +80,9 @@ def _own_memory(size: int) -> memoryview:
 
 def _too_large(size: int, worker: WorkerId, cause: OSError | MemoryError) -> MemoryError:
     return MemoryError(
-        f"the result of a call that ran on node {worker.node}, worker {worker.worker} has {size / 1e6:,.0f} MB, and this "
-        f"process has no memory for it ({cause}): raise its memory limit, drop earlier results, or have the call return "
-        "less, for example by writing to a volume"
+        f"the result of a call that ran on node {worker.node}, worker {worker.worker} has {size / 1e6:,.0f} MB, "
+        f"and this process has no memory for it ({cause}): raise its memory limit, drop earlier results, or have "
+        "the call return less, for example by writing to a volume"
     )
 
 

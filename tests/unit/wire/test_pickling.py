@@ -42,7 +42,7 @@ class ExitingError(Exception):
         super().__init__(f"code {code}")
 
     def __str__(self) -> str:
-        sys.exit(4)
+        raise SystemExit(4)
 
 
 class UnbuildableError(Exception):
