@@ -35,6 +35,7 @@ def _start_fork_server() -> None:
     def fork(_path: bytes, argv: Sequence[str], kept: Sequence[int]) -> int:
         pid = os.fork()
         if pid == 0:
+            starting.spawnv_passfds = stock  # workers are forks of this process: their children are programs
             _serve_forks(argv[-1], kept)
         return pid
 
@@ -54,8 +55,9 @@ def _serve_forks(code: str, kept: Sequence[int]) -> NoReturn:
     try:
         name_process("forkserver")
         _close_all_but({0, 1, 2, *kept})
-        # It was forked while this one was locked, and user code may want a fork server of its own.
+        # Both are those of the process this was forked from, the first one locked; user code may want its own.
         cast("Any", forkserver)._forkserver.__init__()  # noqa: SLF001
+        cast("Any", resource_tracker)._resource_tracker.__init__()  # noqa: SLF001
         exec(code)  # noqa: S102  # "from multiprocessing.forkserver import main; main(…)"
     except SystemExit:
         status = 0

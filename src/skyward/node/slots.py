@@ -20,6 +20,7 @@ from distributed.comm.core import CommClosedError
 
 from skyward.node._program import Program
 from skyward.node.control import Report, Start, WorkerExit, WorkerRunning, WorkerStale
+from skyward.node.multiprocess import allow_multiprocessing
 from skyward.node.plan import NodePlan
 from skyward.node.processes import exit_reason, kill_session, name_process
 from skyward.node.worker import LaneWorker
@@ -42,7 +43,9 @@ def start_worker(**kwargs: Any) -> LaneWorker:
     if files := os.environ.get("SKYWARD_FILES"):
         os.chdir(files)
         sys.path.insert(0, files)
-    return LaneWorker(**kwargs)
+    worker = LaneWorker(**kwargs)
+    allow_multiprocessing()
+    return worker
 
 
 def worker_exit(worker: int, incarnation: str, exit_code: int, memory_limit_bytes: int | None) -> WorkerExit:
