@@ -21,13 +21,25 @@ EAGER_S: Final = 0.0005
 
 _GROWTH = 1.5
 _LONGEST_PAUSE = 10
+_BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+"""Linux's clock that goes on while the machine is suspended; elsewhere the wall clock does, which may be set."""
 
 
 class Clock(Protocol):
-    """Time, as code that waits sees it."""
+    """Time in two readings, which differ once the machine has slept: one for waiting, one for money and limits."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Return the seconds since some fixed moment that this machine was awake; never goes back.
+
+        For pauses, deadlines and silence: the other side of a conversation must not seem late after a sleep.
+        """
+        ...
+
+    def elapsed(self) -> float:
+        """Return the seconds since some fixed moment, asleep or awake.
+
+        For costs, budgets, timeouts, ages: rented machines run on while this one sleeps.
+        """
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -41,6 +53,10 @@ class SystemClock:
     def monotonic(self) -> float:
         """See :meth:`Clock.monotonic`."""
         return time.monotonic()
+
+    def elapsed(self) -> float:
+        """See :meth:`Clock.elapsed`."""
+        return time.time() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
 
     async def sleep(self, seconds: float) -> None:
         """See :meth:`Clock.sleep`."""

@@ -177,7 +177,7 @@ class Display:
         self._unsubscribe = None
         self._screen.close()
         if self._started:
-            lived_s = self._clock.monotonic() - (self._first_s or 0.0)
+            lived_s = self._clock.elapsed() - (self._first_s or 0.0)
             self._say(self._started, _summary(self._started, lived_s, self._stopped, self._cost), _Tone.STEP)
 
     def _show(self, event: ev.SkywardEvent) -> None:
@@ -205,7 +205,7 @@ class Display:
 
     def _remember(self, event: ev.SkywardEvent) -> None:
         if self._first_s is None:
-            self._first_s = self._clock.monotonic()
+            self._first_s = self._clock.elapsed()
         match event:
             case ev.InstanceProvisioned():
                 self._nodes[event.instance_id] = event.node

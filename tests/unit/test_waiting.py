@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
-from skyward._waiting import NotYet, wait_until
+from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import UnreachableError
 from skyward.testing.clock import FakeClock
 
@@ -115,3 +116,10 @@ def test_probe_that_hangs_is_cancelled_and_reported() -> None:
     with pytest.raises(UnreachableError, match="last observed: no answer within"):
         asyncio.run(wait_until(hang, deadline_s=0.01, interval_s=0.01, what="an API"))
     assert cancelled
+
+
+def test_elapsed_time_is_that_of_a_clock_that_runs_while_the_machine_is_suspended() -> None:
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_REALTIME)
+    before, told, after = time.clock_gettime(clock), SYSTEM_CLOCK.elapsed(), time.clock_gettime(clock)
+
+    assert before <= told <= after

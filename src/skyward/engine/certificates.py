@@ -9,12 +9,19 @@ from skyward.wire.frames import TlsIdentity
 __all__ = ["issue"]
 
 _NAME = "skyward-pool"
-_CLOCK_SKEW = dt.timedelta(hours=1)
-_LIFETIME = dt.timedelta(days=30)
+_CLOCK_SKEW = dt.timedelta(days=1)
+"""So far a node's clock may be behind or ahead of this machine's."""
+_MARGIN = dt.timedelta(days=365)
+"""Besides a node's ``timeout``: a pool outlives its first nodes when they are replaced."""
+_LONGEST = dt.timedelta(days=100 * 365)
 
 
-def issue() -> TlsIdentity:
-    """A fresh P-256 key and its self-signed certificate. Nothing is written anywhere."""
+def issue(timeout_s: float = 0.0) -> TlsIdentity:
+    """Make a fresh P-256 key and its self-signed certificate. Nothing is written anywhere.
+
+    Args:
+        timeout_s: the hard cap on the life of the pool's nodes; the certificate is valid for longer.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,6 +30,7 @@ def issue() -> TlsIdentity:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
     now = dt.datetime.now(dt.UTC)
+    lifetime = dt.timedelta(seconds=min(timeout_s, _LONGEST.total_seconds())) + _MARGIN + _CLOCK_SKEW
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -30,7 +38,7 @@ def issue() -> TlsIdentity:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + _LIFETIME)
+        .not_valid_after(now + lifetime)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )

@@ -112,7 +112,7 @@ class Elastic:
             wanted=len(wanted),
             workers_per_node=self._workers_per_node,
             nodes=tuple(nodes),
-            cost=self._fleet.cost(SYSTEM_CLOCK.monotonic()).total,
+            cost=self._fleet.cost(SYSTEM_CLOCK.elapsed()).total,
         )
 
     async def scheduler(self) -> SchedulerInfo:

@@ -207,7 +207,7 @@ class RunningPool:
             self._spending.report()
 
     async def _bring_up(self) -> None:
-        tls = await asyncio.to_thread(issue)
+        tls = await asyncio.to_thread(issue, self._request.timeout_s)
         fleet = self._fleet = Fleet(
             self._provider,
             self._request,

@@ -26,7 +26,7 @@ class Spending:
         max_cost: USD that it may cost; None is no limit.
         publish: hears what it costs; must not block.
         on_spent: called once, when the pool has to be ended for not to cost more.
-        clock: the one that the costs are read by.
+        clock: its ``elapsed`` reading is the one that the costs are read by.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Spending:
 
     def tell_final(self) -> None:
         """Tell what it cost in all."""
-        self._publish(self._cost(self._clock.monotonic()).final())
+        self._publish(self._cost(self._clock.elapsed()).final())
 
     async def _report(self) -> None:
         while True:
-            self._publish(self._cost(self._clock.monotonic()).update())
+            self._publish(self._cost(self._clock.elapsed()).update())
             await self._clock.sleep(_REPORT_S)
 
     async def _watch(self, budget: Budget) -> None:
         while True:
-            now = self._clock.monotonic()
+            now = self._clock.elapsed()
             usages = self._cost(now).usages
             left_s = budget.seconds_left(usages, now)
             if left_s <= 0:

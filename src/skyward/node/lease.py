@@ -1,4 +1,4 @@
-"""How long a node may live: pure, the clock is the caller's."""
+"""How long a node may live: pure, the clocks are the caller's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ _SILENT_S = 15.0
 
 
 class Lease:
-    """Decides when a node has to end. Every time is in seconds of one monotonic clock, given by the caller.
+    """Decides when a node has to end, from two readings of a :class:`~skyward._waiting.Clock` that the caller gives.
+
+    ``now`` is a ``monotonic`` reading: a machine that has slept has not heard its client meanwhile, and must not take
+    that for silence. ``age_s`` is the node's age by ``elapsed`` readings: the cap counts time asleep too.
 
     Three limits run: ``timeout_s`` from boot whatever happens; ``lease_s`` while no client is connected (its end of
     the connection was closed, so it is gone); ``away_s`` while one is silent (asleep, or no network). A connection that
@@ -21,7 +24,6 @@ class Lease:
         self._timeout_s = timeout_s
         self._lease_s = lease_s
         self._away_s = away_s
-        self._booted = now
         self._heard = now
         self._clients = 0
         self._given_up = False
@@ -44,9 +46,9 @@ class Lease:
         if not self._given_up:
             self._heard = now
 
-    def end_reason(self, now: float) -> str | None:
+    def end_reason(self, now: float, age_s: float) -> str | None:
         """Why the node has to end now, or None."""
-        if self.timed_out(now):
+        if self.timed_out(age_s):
             return f"its timeout of {self._timeout_s:g} s is over"
         silence_s = now - self._heard
         is_away = self._clients > 0 or self._given_up
@@ -56,13 +58,13 @@ class Lease:
             return f"the client has been silent for {self._away_s:g} s (away)"
         return None
 
-    def timed_out(self, now: float) -> bool:
+    def timed_out(self, age_s: float) -> bool:
         """Whether the node's hard cap is reached."""
-        return now - self._booted >= self._timeout_s
+        return age_s >= self._timeout_s
 
-    def due_warning_s(self, now: float) -> float | None:
+    def due_warning_s(self, age_s: float) -> float | None:
         """Seconds left of the timeout, once: when a tenth of it is left. Else None."""
-        left_s = self._booted + self._timeout_s - now
+        left_s = self._timeout_s - age_s
         if self._warned or left_s > self._timeout_s * _WARNING_SHARE:
             return None
         self._warned = True

@@ -13,12 +13,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
-from skyward._waiting import NotYet, wait_until
+from skyward._waiting import SYSTEM_CLOCK, Clock, NotYet, wait_until
 from skyward.errors import SkywardError, UnreachableError
 from skyward.node.blobs import BlobPort
 from skyward.node.children import Child, Zygote
@@ -72,12 +71,15 @@ class Supervisor:
 
     Args:
         config: what the client asked for.
+        clock: the time, for the lease and the timeout.
     """
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._config = config
+        self._clock = clock
+        self._booted = self._clock.elapsed()
         self._lease = Lease(
-            timeout_s=config.timeout_s, lease_s=config.lease_s, away_s=config.away_s, now=time.monotonic()
+            timeout_s=config.timeout_s, lease_s=config.lease_s, away_s=config.away_s, now=self._clock.monotonic()
         )
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._identity = config.identity
@@ -115,7 +117,7 @@ class Supervisor:
             reason = self._ending.result() if self._ending.done() else "a task of its supervisor failed"
         finally:
             log.info("ending: %s", reason)
-            self._server.broadcast(Ending(reason=reason, timed_out=self._lease.timed_out(time.monotonic())))
+            self._server.broadcast(Ending(reason=reason, timed_out=self._lease.timed_out(self._age_s)))
             for task in tasks:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -132,6 +134,11 @@ class Supervisor:
             if isinstance(outcome, Exception):
                 raise outcome
 
+    @property
+    def _age_s(self) -> float:
+        """Seconds since the node's start, asleep or awake."""
+        return self._clock.elapsed() - self._booted
+
     def end(self, reason: str) -> None:
         """End everything; the first reason counts. Idempotent."""
         if not self._ending.done():
@@ -139,11 +146,11 @@ class Supervisor:
 
     def joined(self) -> None:
         """See :class:`~skyward.node.server.ControlHandler`."""
-        self._lease.joined(time.monotonic())
+        self._lease.joined(self._clock.monotonic())
 
     def left(self) -> None:
         """See :class:`~skyward.node.server.ControlHandler`."""
-        self._lease.left(time.monotonic())
+        self._lease.left(self._clock.monotonic())
 
     def state(self) -> list[Report]:
         """See :class:`~skyward.node.server.ControlHandler`."""
@@ -153,7 +160,7 @@ class Supervisor:
 
     def told(self, command: Command, reply: Callable[[Report], None]) -> None:
         """See :class:`~skyward.node.server.ControlHandler`."""
-        self._lease.heard(time.monotonic())
+        self._lease.heard(self._clock.monotonic())
         match command:
             case Ping(n=n):
                 reply(Pong(n=n))
@@ -203,10 +210,9 @@ class Supervisor:
 
     async def _watch(self) -> None:
         while not self._ending.done():
-            now = time.monotonic()
-            if reason := self._lease.end_reason(now):
+            if reason := self._lease.end_reason(self._clock.monotonic(), self._age_s):
                 self.end(reason)
-            if (left_s := self._lease.due_warning_s(now)) is not None:
+            if (left_s := self._lease.due_warning_s(self._age_s)) is not None:
                 self._server.broadcast(TimeoutWarning(seconds_left=left_s))
             reap_orphans(self._own_pids())
             await asyncio.wait((self._ending,), timeout=_TICK_S)

@@ -1,4 +1,4 @@
-"""Keeping a pool below the sum that it may cost. Pure: the clock is the caller's."""
+"""Keeping a pool below the sum that it may cost. Pure: times are the caller's, ``elapsed`` readings of one clock."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["CostReport", "Usage"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """One machine's time on the meter. Times are readings, in seconds, of one clock.
+    """One machine's time on the meter. Times are ``elapsed`` readings, in seconds, of one clock.
 
     Attributes:
         launched_at: when it was asked for.

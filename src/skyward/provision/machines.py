@@ -136,13 +136,13 @@ class Machines:
         has = [machine.instance.offer for machine in beside]
         choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
         batches = self._budget.afford(
-            choice.batches, self._usages, self._clock.monotonic(), provider=self._provider.name
+            choice.batches, self._usages, self._clock.elapsed(), provider=self._provider.name
         )
         for note in (choice.note, *(batch.offers[0].note for batch in batches)):
             self._notice(note)
         self._publish(InfraCreated(batches[0].offers[0].region))
         launched: list[Machine] = []
-        coming = [*expected_usages(batches, self._clock.monotonic())]
+        coming = [*expected_usages(batches, self._clock.elapsed())]
         self._coming.append(coming)
         try:
             for index, batch in enumerate(batches, 1):
@@ -159,14 +159,14 @@ class Machines:
 
         It is what is left of the pool's ``timeout`` at that age, or what ``max_cost`` allows where that is less.
         """
-        return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(self._usages, self._clock.monotonic()))
+        return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(self._usages, self._clock.elapsed()))
 
     def _lasts_s(self, nodes: int, later: Sequence[Batch], instead: list[Usage], offer: Offer) -> float:
         """How long so many machines of an offer may live; 0 if ``max_cost`` does not allow them, or cannot be kept.
 
         They come ``instead`` of what was expected.
         """
-        now = self._clock.monotonic()
+        now = self._clock.elapsed()
         others = [machine.usage for machine in self.all]
         others += chain.from_iterable(each for each in self._coming if each is not instead)
         usages = [*others, *expected_usages([Batch(nodes=nodes, offers=(offer,)), *later], now)]
@@ -220,7 +220,7 @@ class Machines:
                 await self._clock.sleep(_AGAIN_S)
 
     async def _note_ended(self, machines: Sequence[Machine]) -> None:
-        now = self._clock.monotonic()
+        now = self._clock.elapsed()
         try:
             await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in machines])
         except LedgerError as error:  # they are gone: it is only not written down
@@ -263,7 +263,7 @@ class Machines:
         """Launch what is really to be had of ``offers``, best first."""
         keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
         await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offers[0]))
-        began = self._clock.monotonic()
+        began = self._clock.elapsed()
         shortest_s = max(1.0, min(map(lasts_s, offers)))
         order = LaunchOrder(pool_id=self._pool_id, keys=tuple(keys), timeout_s=shortest_s, allowance=lasts_s)
         try:

@@ -96,7 +96,7 @@ class Starter:
         config = _config(node, self._request, size, self._pool_id, self._tls)
         config = replace(config, own_machine=self._provider.name in OWN)
         # One that was made for this pool counts from its launch, by which its own time-to-live was armed.
-        age_s = self._clock.monotonic() - machine.usage.launched_at if node.instance.power_off else 0.0
+        age_s = self._clock.elapsed() - machine.usage.launched_at if node.instance.power_off else 0.0
         await node.start(replace(config, timeout_s=self._machines.timeout_s(age_s=age_s)))
         self._publish(BootstrapCompleted(node.instance.id))
 

@@ -48,7 +48,7 @@ class Grants:
     async def to(self, access: Access) -> Sequence[GrantedVolume]:
         """What a machine is told. Raises as :func:`grant_volumes`."""
         here = isinstance(access, LocalAccess)
-        fresh = SYSTEM_CLOCK.monotonic() - self._granted_at < _FRESH_S
+        fresh = SYSTEM_CLOCK.elapsed() - self._granted_at < _FRESH_S
         if not fresh or here is not self._here:
             await self._ask(here=here)
         return self._granted
@@ -58,7 +58,7 @@ class Grants:
         self._granted = await grant_volumes(
             self._provider, request.volumes, lifetime_s=request.timeout_s + _MARGIN_S, here=here
         )
-        self._granted_at, self._here = SYSTEM_CLOCK.monotonic(), here
+        self._granted_at, self._here = SYSTEM_CLOCK.elapsed(), here
 
 
 async def deliver_volumes(

@@ -17,10 +17,15 @@ class FakeClock:
     def __init__(self, now: float = 0.0) -> None:
         self.slept_s: list[float] = []
         self._now = now
+        self._suspended_s = 0.0
 
     def monotonic(self) -> float:
         """The seconds slept and advanced so far."""
         return self._now
+
+    def elapsed(self) -> float:
+        """The same, and the seconds for which the machine was suspended."""
+        return self._now + self._suspended_s
 
     async def sleep(self, seconds: float) -> None:
         """Move on by ``seconds`` at once, letting others run."""
@@ -31,3 +36,7 @@ class FakeClock:
     def advance(self, seconds: float) -> None:
         """Move on by ``seconds``."""
         self._now += seconds
+
+    def suspend(self, seconds: float) -> None:
+        """Have the machine sleep for ``seconds``, of which :meth:`monotonic` counts none."""
+        self._suspended_s += seconds

@@ -54,6 +54,7 @@ def simulated_time() -> Generator[None]:
         patch.setattr(skyward.engine.membership, "Lane", SimulatedLane)
         patch.setattr(skyward.wire.link._Gate, "available", False)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         patch.setattr(SystemClock, "monotonic", SimulatedClock.monotonic)
+        patch.setattr(SystemClock, "elapsed", SimulatedClock.monotonic)
         patch.setattr(skyward.engine.cluster, "_REBALANCE_S", _REBALANCE_S)  # else nine tenths of all that happens
         yield
 

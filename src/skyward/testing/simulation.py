@@ -29,6 +29,10 @@ class SimulatedClock(SystemClock):
         """See :meth:`skyward._waiting.Clock.monotonic`."""
         return asyncio.get_running_loop().time()
 
+    def elapsed(self) -> float:
+        """See :meth:`skyward._waiting.Clock.elapsed`."""
+        return self.monotonic()
+
 
 class _Selector(selectors.SelectSelector):
     """Waits for nothing but the next timer, for which it moves the time on."""

@@ -231,6 +231,45 @@ async def test_the_pool_is_ended_once_and_in_time_although_its_rate_changes() ->
     assert 0.85 < cost(now + ENDING_S).total <= 1.0
 
 
+async def test_the_pool_is_ended_at_the_next_look_after_its_client_has_slept_too_long() -> None:
+    clock, ended, events = FakeClock(), list[BudgetError](), list[SkywardEvent]()
+
+    def cost(now: float) -> CostReport:
+        return CostReport(usages=(usage(0.0),), now=now)
+
+    watching = Spending(cost, max_cost=1.0, publish=events.append, on_spent=ended.append, clock=clock)
+    watching.watch()
+    await asyncio.sleep(0)
+    clock.suspend(8 * 3600.0)
+    async with asyncio.timeout(10):
+        while not ended:  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0)
+    watching.close()
+    watching.tell_final()
+
+    assert clock.monotonic() <= 10
+    assert ended[0].cost >= 8 * 3.6
+    assert isinstance(events[-1], CostFinal)
+    assert events[-1].total_seconds >= 8 * 3600
+
+
+async def test_a_fleet_whose_client_has_slept_buys_and_caps_by_what_it_has_really_cost(tmp_path: Path) -> None:
+    stage = FleetStage(ledger=Ledger(tmp_path / "ledger.db"), provider=FakeProvider([SPOT]))
+    fleet = stage.fleet(nodes=1, max_cost=36.0, timeout=100 * 3600.0)
+    await fleet.start()
+    capped_s = fleet._machines.timeout_s()
+    stage.clock.suspend(8 * 3600.0)
+    left_s = fleet._machines.timeout_s()
+    cost = fleet.cost(stage.clock.elapsed()).total
+    stage.clock.suspend(3 * 3600.0)
+    with pytest.raises(BudgetError):
+        await fleet.launch([1])
+    await fleet.stop()
+
+    assert cost == pytest.approx(8 * 3.6)
+    assert left_s == pytest.approx(capped_s - 8 * 3600)
+
+
 async def test_a_pool_tells_what_it_costs_every_half_minute() -> None:
     clock, events = FakeClock(), list[SkywardEvent]()
     telling = Spending(

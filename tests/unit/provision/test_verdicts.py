@@ -113,7 +113,7 @@ def test_a_node_that_is_given_up_has_ended(lease_s: float, away_s: float) -> Non
         lease = Lease(timeout_s=1e9, lease_s=lease_s, away_s=away_s, now=0)
         lease.joined(0)
         lease.left(left_s)
-        assert lease.end_reason(limit_s)
+        assert lease.end_reason(limit_s, age_s=limit_s)
 
 
 # --- the provider's word ----------------------------------------------------------------------------------------------

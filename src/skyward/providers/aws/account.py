@@ -33,7 +33,7 @@ class Launched:
         key: its ledger key.
         pool_id: its pool.
         offer: what was got.
-        at: when, on the monotonic clock.
+        at: when, an ``elapsed`` reading of the system clock.
     """
 
     key: str
@@ -142,7 +142,7 @@ class Account:
     def age_s(self, instance_id: str) -> float:
         """How long ago this process launched it; infinite if it did not."""
         launched = self.launched.get(instance_id)
-        return float("inf") if launched is None else SYSTEM_CLOCK.monotonic() - launched.at
+        return float("inf") if launched is None else SYSTEM_CLOCK.elapsed() - launched.at
 
     def kept(self, name: str, longest_s: float) -> Kept:
         """Answers of this account's region that are kept on disk."""

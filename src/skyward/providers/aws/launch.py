@@ -252,7 +252,7 @@ class Launch:
     def _book(self, key: str, instance_id: str, offer: Offer) -> None:
         self._made[key] = Made(id=instance_id, key=key, offer=offer)
         self._unsure.discard(key)
-        now = SYSTEM_CLOCK.monotonic()
+        now = SYSTEM_CLOCK.elapsed()
         self._account.launched[instance_id] = Launched(key=key, pool_id=self._order.pool_id, offer=offer, at=now)
 
     def _read_errors(self, rows: Iterable[Mapping[str, Any]], candidates: Sequence[Candidate]) -> list[SkywardError]:
