@@ -135,9 +135,7 @@ class Machines:
         offers = await self._provider.offers(self._request)
         has = [machine.instance.offer for machine in beside]
         choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
-        batches = self._budget.afford(
-            choice.batches, self._usages, self._clock.elapsed(), provider=self._provider.name
-        )
+        batches = self._budget.afford(choice.batches, self._usages, self._clock.elapsed(), provider=self._provider.name)
         for note in (choice.note, *(batch.offers[0].note for batch in batches)):
             self._notice(note)
         self._publish(InfraCreated(batches[0].offers[0].region))
