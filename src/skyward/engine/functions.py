@@ -16,7 +16,8 @@ from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleT
 from typing import Any, Final, cast
 
 from skyward.engine.packing import PackedFunction
-from skyward.wire.pickling import PLAIN_TYPES, travels_by_reference
+from skyward.wire.modules import search_path_state
+from skyward.wire.pickling import PLAIN_TYPES, naming_state, travels_by_reference
 
 __all__ = ["FunctionCache"]
 
@@ -30,38 +31,69 @@ class FunctionCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[FunctionType, tuple[list[_Seen], PackedFunction]] = {}
+        self._known: dict[FunctionType, _Known] = {}
 
     def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction]) -> PackedFunction:
         """``fn`` as it was pickled last, if it is the same still; else as ``pack`` does it now."""
         if type(fn) is not FunctionType:
             return pack()
         known = self._known.get(fn)
-        if known is not None and all(seen.is_unchanged() for seen in known[0]):
-            return known[1]
+        if known is not None and known.is_unchanged():
+            return known.packed
         seen = _look(fn)
         packed = pack()
         if seen is not None and packed.lasting:
             with self._lock:
-                self._known[fn] = seen, packed
+                self._known[fn] = _Known(seen, packed)
                 if len(self._known) > _KEPT:  # they keep what they refer to: functions made anew for each call must go
                     del self._known[next(iter(self._known))]
         return packed
 
 
-class _Seen:
-    """A function and all that it referred to."""
+class _Known:
+    """A pickle, and everything that it depends on."""
 
-    __slots__ = ("_fn", "_names", "parts")
+    __slots__ = ("_naming", "_search_path", "_seen", "packed")
+
+    def __init__(self, seen: list[_Seen], packed: PackedFunction) -> None:
+        self._seen = seen
+        self.packed = packed
+        self._naming = naming_state()
+        self._search_path = search_path_state() if packed.imports_absent else None
+
+    def is_unchanged(self) -> bool:
+        for seen in self._seen:
+            if not seen.is_unchanged():
+                return False
+        if self._search_path is not None and self._search_path != search_path_state():
+            return False
+        return self._naming == naming_state()
+
+
+class _Seen:
+    """A function and all that it referred to.
+
+    Attributes:
+        parts: values that go into its pickle and may refer to more.
+    """
+
+    __slots__ = ("_annotations", "_fn", "_globals", "_names", "parts")
 
     def __init__(self, fn: FunctionType) -> None:
         self._fn = fn
-        self._names = tuple(_names(fn.__code__))
+        self._globals = tuple(_names(fn.__code__))
+        self._names = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
+        self._annotations = dict(fn.__annotations__)
         self.parts = self._parts()
 
     def is_unchanged(self) -> bool:
-        parts = self._parts()
-        return len(parts) == len(self.parts) and all(map(is_, parts, self.parts))
+        parts, fn = self._parts(), self._fn
+        return (
+            len(parts) == len(self.parts)
+            and all(map(is_, parts, self.parts))
+            and (fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__) == self._names
+            and fn.__annotations__ == self._annotations
+        )
 
     def _parts(self) -> list[object]:
         fn, module = self._fn, self._fn.__globals__
@@ -72,7 +104,7 @@ class _Seen:
             *chain.from_iterable(fn.__dict__.items()),
         ]
         parts += [_content(cell) for cell in fn.__closure__ or ()]
-        parts += [module.get(name, _ABSENT) for name in self._names]
+        parts += [module.get(name, _ABSENT) for name in self._globals]
         return parts
 
 
@@ -109,7 +141,7 @@ def _is_fixed(value: object) -> bool:
         return False  # a method of an object that may change
     if not isinstance(value, type | ModuleType | BuiltinFunctionType | FunctionType) or not travels_by_reference(value):
         return False
-    return isinstance(value, ModuleType) or _named(value) is value
+    return value.__name__ in sys.modules if isinstance(value, ModuleType) else _named(value) is value
 
 
 def _named(value: type | BuiltinFunctionType | FunctionType) -> object:

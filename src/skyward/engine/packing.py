@@ -40,12 +40,14 @@ class PackedFunction:
         label: its name, for messages.
         wrapped: what travels.
         lasting: whether only what the function refers to could make its pickle another one.
+        imports_absent: whether it imports modules that are not found here, or not yet.
     """
 
     id: str
     label: str
     wrapped: Wrapped
     lasting: bool = True
+    imports_absent: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -124,7 +126,13 @@ def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo) -> PackedFunction
     for blob in wrapped.blobs:
         digest.update(blob.id.encode())
     lasting = packed.self_contained and not wrapped.blobs
-    return PackedFunction(id=digest.hexdigest(length=16), label=label, wrapped=wrapped, lasting=lasting)
+    return PackedFunction(
+        id=digest.hexdigest(length=16),
+        label=label,
+        wrapped=wrapped,
+        lasting=lasting,
+        imports_absent=packed.imports_absent,
+    )
 
 
 def _pack_arguments(call: Invocation, label: str) -> Packed:

@@ -36,9 +36,11 @@ __all__ = [
     "OWN_PACKAGES",
     "ModuleSource",
     "SourceFinder",
+    "any_absent",
     "came_along",
     "imported_by",
     "is_installed_at",
+    "search_path_state",
     "sources_of",
     "with_sources",
 ]
@@ -105,6 +107,16 @@ def with_sources(data: bytes, buffers: Sequence[memoryview], names: Iterable[str
     if not sources:
         return data
     return pickle.dumps(_Accompanied(sources, data, buffers), protocol=5, buffer_callback=lambda _: False)
+
+
+def any_absent(names: Iterable[str]) -> bool:
+    """Return whether the top-level package of one of these modules is not found here, and so may appear later."""
+    return any(map(_shelf().is_absent, names))
+
+
+def search_path_state() -> tuple[object, ...]:
+    """Return a value that changes when a top-level module appears in a folder of ``sys.path`` or goes from one."""
+    return tuple((folder, _mtime_ns(folder)) for folder in sys.path)
 
 
 def came_along(module: ModuleType) -> bool:
@@ -203,11 +215,13 @@ def _finder() -> SourceFinder:
 
 
 class _Shelf:
-    """Sources by name, read again where their file changed."""
+    """Sources by name. Files are read each time: their size and times do not show every change."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[int, int] | None, ModuleSource]] = {}
-        self._installed = set(_NEVER_THE_USERS)
+        self._known: dict[str, ModuleSource] = {}
+        self._installed: set[str] = set()
+        self._path: list[str] = []
+        self._last_edition_ns = 0
 
     def source(self, name: str) -> ModuleSource | None:
         """What to send for this module now; None if it is not the user's."""
@@ -216,23 +230,27 @@ class _Shelf:
             return None
         if isinstance(spec.loader, _Loader):
             return spec.loader.source
-        stamp = _stamp(spec)
-        old_stamp, old = self._known.get(name, (None, None))
-        if old is not None and stamp is not None and stamp == old_stamp and old.origin == spec.origin:
-            return old
         text = _text(spec)
         if text is None:
             return None
         is_package = spec.submodule_search_locations is not None
         origin = spec.origin or next(iter(_folders(spec)), name)
+        old = self._known.get(name)
         if old is None or (old.text, old.origin, old.is_package) != (text, origin, is_package):
-            now = time.time_ns()
-            old = ModuleSource(name=name, text=text, is_package=is_package, origin=origin, edition_ns=now)
-        self._known[name] = (stamp, old)
+            # Later than every earlier edition, even if the clock was set back: workers keep the latest one.
+            self._last_edition_ns = max(time.time_ns(), self._last_edition_ns + 1)
+            edition_ns = self._last_edition_ns
+            old = ModuleSource(name=name, text=text, is_package=is_package, origin=origin, edition_ns=edition_ns)
+        self._known[name] = old
         return old
 
+    def is_absent(self, name: str) -> bool:
+        """Return whether the top-level package of ``name`` is not found here."""
+        package = name.partition(".")[0]
+        return not self._is_known_as_installed(package) and _spec_of(package) is None
+
     def _is_the_users(self, package: str) -> bool:
-        if package in self._installed:
+        if self._is_known_as_installed(package):
             return False
         spec = _spec_of(package)
         if spec is None:  # not yet, maybe
@@ -242,17 +260,22 @@ class _Shelf:
         self._installed.add(package)
         return False
 
+    def _is_known_as_installed(self, package: str) -> bool:
+        if self._path != sys.path:  # another folder may come first now
+            self._installed, self._path = set(_NEVER_THE_USERS), list(sys.path)
+        return package in self._installed
+
 
 @functools.cache
 def _shelf() -> _Shelf:
     return _Shelf()
 
 
-def _stamp(spec: ModuleSpec) -> tuple[int, int] | None:
-    if not spec.origin or not os.path.isfile(spec.origin):
-        return None
-    status = os.stat(spec.origin)
-    return status.st_mtime_ns, status.st_size
+def _mtime_ns(path: str) -> int:
+    try:
+        return os.stat(path or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _text(spec: ModuleSpec) -> str | None:

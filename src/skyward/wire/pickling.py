@@ -24,7 +24,7 @@ from typing import Any, Final, cast
 import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
-from skyward.wire.modules import OWN_PACKAGES, came_along, imported_by, is_installed_at, with_sources
+from skyward.wire.modules import OWN_PACKAGES, any_absent, came_along, imported_by, is_installed_at, with_sources
 
 log = logging.getLogger("skyward.wire")
 
@@ -33,6 +33,7 @@ __all__ = [
     "PLAIN_TYPES",
     "Packed",
     "PackedError",
+    "naming_state",
     "pack",
     "pack_arguments",
     "pack_error",
@@ -57,11 +58,13 @@ class Packed:
         data: the pickle.
         buffers: its out-of-band buffers, flat, in the pickle's order, each of :data:`LARGE_BYTES` or more.
         self_contained: whether it brings no sources along, whose files may change.
+        imports_absent: whether a function in it imports modules that are not found here, or not yet.
     """
 
     data: bytes
     buffers: tuple[memoryview, ...] = ()
     self_contained: bool = True
+    imports_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,8 @@ def pack(obj: object, *, what: str) -> Packed:
         path, part, cause = _blame(obj, what, error)
         message = f"{path} cannot be pickled: {cause} (its type is {type(part).__module__}.{type(part).__qualname__})"
         raise SerializationError(message) from error
-    return Packed(data=data, buffers=tuple(buffers), self_contained=data is bare)
+    absent = any_absent(imported) if imported else False
+    return Packed(data=data, buffers=tuple(buffers), self_contained=data is bare, imports_absent=absent)
 
 
 def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], label: str) -> Packed:
@@ -129,6 +133,11 @@ def travels_by_reference(value: type | ModuleType | Callable[..., Any]) -> bool:
         return False
     _send_by_value_if_the_users(package)
     return package not in cloudpickle.list_registry_pickle_by_value()
+
+
+def naming_state() -> tuple[object, ...]:
+    """Return a value that changes when other things may be pickled by name than before."""
+    return len(sys.modules), cloudpickle.list_registry_pickle_by_value()
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
@@ -246,12 +255,17 @@ def _dumps_with_imports(
         return file.getvalue(), pickler.imported
 
 
-@functools.cache
+# Packages by name that were looked at, each as the module object that it was then.
+_judged: dict[str, ModuleType] = {}
+
+
 def _send_by_value_if_the_users(package: str) -> None:
     module = sys.modules.get(package)
-    if module is None or package in OWN_PACKAGES or package == "__main__" or _is_installed(module):
+    if module is None or module is _judged.get(package):
         return
-    cloudpickle.register_pickle_by_value(module)
+    if package not in OWN_PACKAGES and package != "__main__" and not _is_installed(module):
+        cloudpickle.register_pickle_by_value(module)
+    _judged[package] = module
 
 
 def _is_installed(module: ModuleType) -> bool:

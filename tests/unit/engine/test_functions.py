@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import colorsys
 import functools
 import statistics
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -190,3 +194,57 @@ def test_functions_of_many_threads_are_kept_and_dropped_without_an_error() -> No
     finally:
         sys.setswitchinterval(interval)
     assert len(cache._known) <= 256
+
+
+def test_an_attribute_of_a_module_that_cannot_be_imported_is_seen(module: dict[str, Any], send: Any) -> None:
+    settings = module["settings"] = ModuleType("sky_settings")
+    settings.rate = 1  # type: ignore[attr-defined]
+    exec("def rate(x): return settings.rate * x", module)
+    assert run(send(module["rate"]), 5) == 5
+    settings.rate = 2  # type: ignore[attr-defined]
+    assert run(send(module["rate"]), 5) == 10
+
+
+@pytest.mark.parametrize("name", ["__name__", "__qualname__", "__module__", "__doc__"])
+def test_a_changed_name_is_seen(module: dict[str, Any], send: Any, name: str) -> None:
+    send(module["direct"])
+    setattr(module["direct"], name, "another")
+    sent = unpack(send(module["direct"]).wrapped.payload.data)
+    assert getattr(sent, name) == "another"
+
+
+def test_a_changed_annotation_is_seen(module: dict[str, Any], send: Any) -> None:
+    send(module["direct"])
+    module["direct"].__annotations__["x"] = int
+    assert unpack(send(module["direct"]).wrapped.payload.data).__annotations__ == {"x": int}
+
+
+def test_a_module_that_is_registered_to_travel_by_value_does_so_from_then_on(
+    module: dict[str, Any], send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module["colorsys"] = colorsys
+    exec("def grey(x): return colorsys.ONE_THIRD", module)
+    send(module["grey"])
+    cloudpickle.register_pickle_by_value(colorsys)
+    try:
+        monkeypatch.setattr(colorsys, "ONE_THIRD", 0.3)
+        packed = send(module["grey"])
+    finally:
+        cloudpickle.unregister_pickle_by_value(colorsys)
+    monkeypatch.undo()
+    assert run(packed, 0) == 0.3
+
+
+def test_a_module_that_could_not_be_found_at_first_travels_once_it_can(
+    send: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fn(_: object) -> Any:
+        import sky_appears  # pyright: ignore[reportMissingImports]
+
+        return sky_appears.VALUE
+
+    fn.__module__ = "__main__"
+    monkeypatch.syspath_prepend(tmp_path)
+    assert send(fn) is send(fn)
+    (tmp_path / "sky_appears.py").write_text("VALUE = 1")
+    assert b"VALUE = 1" in send(fn).wrapped.payload.data

@@ -5,6 +5,7 @@ import linecache
 import os
 import pickle
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -213,6 +214,35 @@ def test_changed_code_is_picked_up_by_the_next_function(project: Path, elsewhere
     assert pack(plain_import, what="it").data == again
     elsewhere()
     assert [unpack(data)() for data in (ten, two, again)] == [20, 4, 20]
+
+
+def test_an_edit_that_keeps_size_and_times_is_seen(project: Path) -> None:
+    path = project / "sky_deeper.py"
+    for factor in (10, 20, 30):
+        path.write_text(f"FACTOR = {factor}\n")
+        os.utime(path, ns=(1, 1))
+        assert [source.text for source in sources_of(["sky_deeper"])] == [f"FACTOR = {factor}\n"]
+
+
+def test_a_later_edition_counts_as_later_although_the_clock_was_set_back(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editions: list[int] = []
+    for now in (2**62 + 5, 2**62 + 5, 2**62):
+        monkeypatch.setattr(time, "time_ns", lambda now=now: now)
+        (project / "sky_deeper.py").write_text(f"FACTOR = {len(editions)}\n")
+        editions += [source.edition_ns for source in sources_of(["sky_deeper"])]
+    assert editions == [2**62 + 5, 2**62 + 6, 2**62 + 7]
+
+
+def test_a_module_that_hides_an_installed_one_since_travels(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not sources_of(["tblib.pickling_support"])
+    (project / "first" / "tblib").mkdir(parents=True)
+    (project / "first" / "tblib" / "__init__.py").write_text("MINE = 1\n")
+    monkeypatch.syspath_prepend(project / "first")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tblib"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert [source.text for source in sources_of(["tblib"])] == ["MINE = 1\n"]
 
 
 def test_an_older_edition_does_not_replace_a_newer_one(finder: SourceFinder) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copyreg
 import importlib
+import importlib.util
 import subprocess
 import sys
 import threading
@@ -168,6 +169,27 @@ def test_the_users_own_modules_travel_by_value(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "my_helpers.py").unlink()
     importlib.invalidate_caches()
     assert unpack(packed.data)(5) == 15
+
+
+def test_a_module_that_was_used_before_it_could_be_imported_travels_by_value_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sky_made_later.py"
+    path.write_text("FACTOR = 4\ndef scale(x):\n    return FACTOR * x\n")
+    spec = importlib.util.spec_from_file_location("sky_made_later", path)
+    assert spec is not None
+    assert spec.loader is not None
+    early = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(early)
+    pack(early.scale, what="it")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    later = importlib.import_module("sky_made_later")
+    packed = pack(later.scale, what="it")
+    monkeypatch.delitem(sys.modules, "sky_made_later")
+    path.unlink()
+    importlib.invalidate_caches()
+    assert unpack(packed.data)(5) == 20
 
 
 def test_installed_modules_travel_by_reference() -> None:
