@@ -137,7 +137,7 @@ def travels_by_reference(value: type | ModuleType | Callable[..., Any]) -> bool:
 
 def naming_state() -> tuple[object, ...]:
     """Return a value that changes when other things may be pickled by name than before."""
-    return len(sys.modules), cloudpickle.list_registry_pickle_by_value()
+    return len(sys.modules), cast("set[str]", cloudpickle.list_registry_pickle_by_value())
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
