@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from skyward._waiting import PROMPT_S
 from skyward.events import SkywardEvent, use_callback
+from skyward.node.forks import call_in_this_process
 from skyward.node.logs import CallOutput
 from skyward.node.mapped import MappedBlobs
 from skyward.node.xid import DOUBT_S, is_doubtful
@@ -260,7 +261,7 @@ class CallRunner:
                 args, kwargs = unpack(call.data)
             else:
                 args, kwargs = self._load(call.payload)
-            return pack(function(*args, **kwargs), what=f"the result of {label}")
+            return pack(call_in_this_process(function, args, kwargs), what=f"the result of {label}")
 
     def _context(self, call: ReceivedCall) -> CallContext:
         header = call.header or CallHeader()

@@ -12,7 +12,8 @@ import socket
 import ssl
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -26,6 +27,7 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK, wait_until
+from skyward.node.forks import call_in_this_process
 from skyward.node.lane import LaneServer
 
 __all__ = ["LaneWorker"]
@@ -58,6 +60,8 @@ class LaneWorker(Worker):
         tempfile.tempdir = None  # the nannies' own; temporary files of a worker are its user's
         self._serves = False
         super().__init__(*args, **kwargs)
+        for name in ("default", "actor"):
+            self.executors[name] = _TaskThreads(1, thread_name_prefix=f"Dask-{name.title()}-Threads")
         # Every heartbeat estimates sizes by samples, which must not come from what user code has seeded.
         cast("Any", dask.sizeof).random = random.Random()
         self.lane_loop = LoopThread()
@@ -157,6 +161,13 @@ class LaneWorker(Worker):
 
     def start_http_server(self, *_args: Any, **_kwargs: Any) -> None:
         """Serve no HTTP: distributed's pages have no authentication."""
+
+
+class _TaskThreads(ThreadPoolExecutor):
+    """Dask's threads for tasks; children that a task forks end with it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return cast("Future[Any]", super().submit(call_in_this_process, fn, args, kwargs))
 
 
 def _port_of(descriptor: int) -> int:

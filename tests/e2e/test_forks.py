@@ -1,0 +1,57 @@
+"""Processes that calls fork, and processes that a client forks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import skyward as sky
+
+ENDS = {"return": 0, "exit": 0, "exit 3": 3, "exit with a message": 1, "raise": 1}
+DEADLINE_S = 60
+
+
+@pytest.fixture(scope="module")
+def pool(start_callbacks: Callable[[sky.ComputePool], None]) -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(provider=sky.Local(), display="quiet") as pool:
+        start_callbacks(pool)
+        yield pool
+
+
+def fork(how: str) -> int:
+    """Fork a child that ends the given way; return its exit status."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    match how:
+        case "exit":
+            sys.exit()
+        case "exit 3":
+            sys.exit(3)
+        case "exit with a message":
+            sys.exit("no more")
+        case "raise":
+            raise LookupError(how)
+        case _:
+            return -1
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_child_that_a_call_forked_ends_where_the_call_ends(pool: sky.ComputePool, how: str) -> None:
+    assert pool.submit(fork, how).result(DEADLINE_S) == ENDS[how]
+    assert pool.submit(abs, -1).result(DEADLINE_S) == 1
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_child_that_a_dask_task_forked_ends_where_the_task_ends(pool: sky.ComputePool, status: int) -> None:
+    def task() -> int:
+        child = os.fork()
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return sys.exit(status) if status else status
+
+    with pool.dask_client() as client:
+        assert client.submit(task, pure=False).result(DEADLINE_S) == status
