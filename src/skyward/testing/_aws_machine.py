@@ -31,7 +31,7 @@ __all__ = [
 METADATA_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """Where AWS's own libraries look for another metadata service."""
 
-_TIMER = re.compile(r"--on-active=(\d+)\b.*\bshutdown\b")
+_TIMER = re.compile(r"^(?:sh -c )?life=(\d+)$.*--on-active=.*\bshutdown\b", re.DOTALL | re.MULTILINE)
 POWER_OFF_PATH: Final = "/power-off"
 _SHUTDOWN = re.compile(r"\bshutdown\b.*\s\+(\d+)")
 _TOKEN_TTL = "HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS"  # noqa: S105 - a header's name

@@ -13,9 +13,25 @@ __all__ = ["LARGEST_BYTES", "user_data"]
 LARGEST_BYTES = 16 * 1024
 """What EC2 takes, before it is encoded."""
 
-_SECONDS_PER_MINUTE = 60
 _GRACE_S = 120.0
 """The node ends by itself first: it says so, and writes back what is to be kept."""
+
+# So early systemd takes a timer, but `shutdown` finds nobody to tell; a timer leaves logins alone to the end.
+_SCRIPT = """\
+life=@seconds
+kept=/var/lib/cloud/instance/skyward-ends-at
+now=$(date +%s)
+ends=$(cat "$kept" 2>/dev/null)
+case $ends in
+"" | *[!0-9]*) ends=$((now + life)) ;;
+esac
+left=$((ends - now))
+[ "$left" -le "$life" ] || left=$life
+[ "$left" -ge 1 ] || left=1
+systemd-run --no-block --unit=skyward-time-to-live --timer-property=DefaultDependencies=no \\
+    --on-active="$left" shutdown -h now || shutdown -h "+$(((left + 59) / 60))"
+echo "$ends" >"$kept.new" && mv "$kept.new" "$kept" && sync
+"""
 
 
 def user_data(*, host_key: KeyPair, user_key: str, time_to_live_s: float) -> str:
@@ -24,8 +40,8 @@ def user_data(*, host_key: KeyPair, user_key: str, time_to_live_s: float) -> str
     Args:
         host_key: what the machine is to prove itself by; it has no other.
         user_key: the public key that it lets in.
-        time_to_live_s: after so long, and two minutes for the node to end by itself, it shuts itself down, whatever
-            else fails; armed first.
+        time_to_live_s: so long after its first boot, and two minutes for the node to end by itself, it shuts itself
+            down, whatever else fails and however often it was rebooted; armed first.
     """
     config = {
         "bootcmd": [["sh", "-c", _time_to_live(time_to_live_s)]],
@@ -43,8 +59,11 @@ def user_data(*, host_key: KeyPair, user_key: str, time_to_live_s: float) -> str
 
 
 def _time_to_live(seconds: float) -> str:
-    """So early systemd takes a timer, but `shutdown` finds nobody to tell; a timer leaves logins alone to the end."""
-    seconds += _GRACE_S
-    whole, minutes = math.ceil(seconds), math.ceil(seconds / _SECONDS_PER_MINUTE)
-    timer = "systemd-run --no-block --unit=skyward-time-to-live --timer-property=DefaultDependencies=no"
-    return f"{timer} --on-active={whole} shutdown -h now || shutdown -h +{minutes}"
+    """Return the shell script that arms the end, at every boot.
+
+    The moment is chosen at the first boot and kept in cloud-init's folder of this very instance, so that a reboot puts
+    nothing off. It is the machine's own clock that counts, not the client's; and if that was set back meanwhile, no
+    boot arms more than the whole time. A machine that cannot keep the moment arms the whole time at each boot.
+    """
+    whole = math.ceil(seconds + _GRACE_S)
+    return _SCRIPT.replace("@seconds", str(whole))

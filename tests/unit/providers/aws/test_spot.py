@@ -273,6 +273,6 @@ GRACE_S = 120
 def time_to_live_s(call: Any) -> int:
     parameters = dict(call.parameters)
     (told,) = [value for name, value in parameters.items() if name.endswith("UserData")]
-    found = re.search(r"on-active=(\d+)", base64.b64decode(told).decode())
+    found = re.search(r"life=(\d+)", base64.b64decode(told).decode())
     assert found is not None
     return int(found[1]) - GRACE_S
