@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         use_callback,
     )
     from skyward.executor import PoolExecutor
+    from skyward.market import offers
     from skyward.multipool import MultiPool
     from skyward.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather
     from skyward.pool import ComputePool
@@ -167,6 +168,7 @@ __all__ = [
     "integrations",
     "is_nvidia",
     "is_trainium",
+    "offers",
     "select_instance",
     "shard",
     "use_callback",
@@ -228,6 +230,7 @@ _HOMES = {
         "use_callback",
     ),
     "skyward.executor": ("PoolExecutor",),
+    "skyward.market": ("offers",),
     "skyward.multipool": ("MultiPool",),
     "skyward.pending": ("ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"),
     "skyward.pool": ("ComputePool",),
@@ -253,7 +256,8 @@ def __getattr__(name: str) -> Any:
             value = globals()[name] = getattr(importlib.import_module(home), name)
             return value
     if name in _NOT_YET:
-        raise AttributeError(f"skyward.{name} is not in this version yet; sky.Local() runs a pool on this machine")
+        # Not an AttributeError, whose text `from skyward import …` would replace with its own.
+        raise ImportError(f"skyward.{name} is not in this version yet; sky.Local() runs a pool on this machine")
     raise AttributeError(f"module 'skyward' has no attribute {name!r}")
 
 

@@ -14,6 +14,8 @@ from skyward.events import Callback, E, SkywardEvent, deliver, flatten
 __all__ = ["EventBus"]
 
 _logger = logging.getLogger("skyward")
+_EMITTED_CHAIN = 32
+_handled = threading.local()  # the delivery that the current event thread is busy with
 
 
 class EventBus:
@@ -35,7 +37,24 @@ class EventBus:
         if self._thread is None:
             self._start()
         if not self._closed:
-            self._queue.put(_Delivery(event, also))
+            self._queue.put(_Delivery(self, event, also))
+
+    def publish_emitted(self, event: SkywardEvent, received_by: tuple[Callback, ...]) -> None:
+        """Queue an event that was emitted anywhere in this process for the subscribers not in ``received_by``.
+
+        A subscriber's own ``emit`` stays on its bus, and a chain of them ends after :data:`_EMITTED_CHAIN`: else two
+        pools whose subscribers answer each event with another one would never come to rest.
+        """
+        source: _Delivery | None = getattr(_handled, "delivery", None)
+        depth = source.depth + 1 if source else 0
+        if source and source.bus is not self:
+            return
+        if depth > _EMITTED_CHAIN:
+            _logger.warning("callbacks keep emitting %s events; dropped one", type(event).__name__)
+        elif not self._closed:
+            if self._thread is None:
+                self._start()
+            self._queue.put(_Delivery(self, event, received_by=received_by, depth=depth))
 
     @overload
     def subscribe(self, event_type: None, callback: Callback) -> Callable[[], None]: ...
@@ -80,13 +99,18 @@ class EventBus:
 
     def _run(self) -> None:
         while delivery := self._queue.get():
-            deliver(delivery.event, (*self._subscriptions, *delivery.also))
+            _handled.delivery = delivery
+            subscribed = (each for each in self._subscriptions if each.callback not in delivery.received_by)
+            deliver(delivery.event, (*subscribed, *delivery.also))
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
+    bus: EventBus
     event: SkywardEvent
-    also: tuple[Callback, ...]
+    also: tuple[Callback, ...] = ()
+    received_by: tuple[Callback, ...] = ()
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

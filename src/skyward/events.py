@@ -53,6 +53,7 @@ __all__ = [
     "deliver",
     "emit",
     "flatten",
+    "forward_emitted",
     "use_callback",
 ]
 
@@ -62,19 +63,19 @@ ProviderName: TypeAlias = Literal["aws", "digitalocean", "local", "runpod", "ssh
 """The providers' names, as events, ledger and documentation write them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InfraCreating:
     """The pool begins to make what its instances need: keys, networks, certificates."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InfraCreated:
     """What the instances need exists in ``region``, which is empty where it has no meaning."""
 
     region: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InstanceLaunching:
     """``count`` instances are being asked for."""
 
@@ -83,7 +84,7 @@ class InstanceLaunching:
     provider: ProviderName
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InstanceProvisioned:
     """An instance runs.
 
@@ -104,14 +105,14 @@ class InstanceProvisioned:
     price_spot: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BootstrapStarting:
     """A node's environment is about to be prepared."""
 
     instance_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BootstrapProgress:
     """Preparing a node reached a step: ``uv``, ``apt``, ``deps``, ``skyward``, ``server`` or ``volumes``."""
 
@@ -119,14 +120,14 @@ class BootstrapProgress:
     step: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BootstrapCompleted:
     """A node is prepared."""
 
     instance_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoolStarted:
     """The pool takes calls, on ``workers`` workers of ``nodes`` nodes."""
 
@@ -134,7 +135,7 @@ class PoolStarted:
     workers: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuMetrics:
     """One GPU's part of :class:`Metrics`.
 
@@ -152,7 +153,7 @@ class GpuMetrics:
     temperature: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Metrics:
     """How busy a node is.
 
@@ -193,7 +194,7 @@ class Metrics:
         return self.gpu_utilization
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogLine:
     """A line that a call printed.
 
@@ -208,7 +209,7 @@ class LogLine:
     timestamp: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Progress:
     """A piece of work, such as a ``gather`` or a joblib call, got further.
 
@@ -225,7 +226,7 @@ class Progress:
     total: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerLost:
     """A worker process ended without being asked to; its calls go elsewhere and it is replaced.
 
@@ -239,7 +240,7 @@ class WorkerLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerReplaced:
     """A lost worker's replacement takes calls."""
 
@@ -248,7 +249,7 @@ class WorkerReplaced:
     instance_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeUnreachable:
     """The client cannot reach a node for now. Calls there go on; it is waited for."""
 
@@ -257,7 +258,7 @@ class NodeUnreachable:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeReachable:
     """A node that could not be reached for ``seconds`` is back; results from there follow."""
 
@@ -266,7 +267,7 @@ class NodeReachable:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InstancePreempted:
     """The provider takes a spot machine back: in ``seconds_left`` it ends. Its calls go on until then.
 
@@ -278,7 +279,7 @@ class InstancePreempted:
     seconds_left: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TimeoutApproaching:
     """A tenth of a node's ``timeout`` is left: in ``seconds_left`` it ends, calls or not."""
 
@@ -286,26 +287,26 @@ class TimeoutApproaching:
     seconds_left: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class InstanceStopping:
     """An instance is being terminated."""
 
     instance_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoolStopping:
     """The pool takes no more calls and ends its nodes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoolStopped:
     """Every node is gone; ``calls`` calls have ended, failed ones included. The pool's last event."""
 
     calls: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostUpdate:
     """What the pool has cost since its first instance was asked for, and what those now running cost."""
 
@@ -316,7 +317,7 @@ class CostUpdate:
     ondemand_count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostFinal:
     """What the pool cost, from asking for its first instance to the end of the last.
 
@@ -333,7 +334,7 @@ class CostFinal:
     savings_vs_ondemand: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Notice:
     """Something worth knowing that is no error, such as what was bought instead of what was asked for.
 
@@ -346,7 +347,7 @@ class Notice:
     instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Error:
     """Something went wrong that the pool survives, or that ends it; the exception, if any, is raised elsewhere.
 
@@ -393,6 +394,8 @@ Callback: TypeAlias = Callable[[SkywardEvent], SkywardEvent | None]
 E = TypeVar("E", bound=SkywardEvent)
 
 _CHAIN_LIMIT = 32
+# Of the open pools. A list, not a context variable: threads that emit may be older than the pool.
+_forwards: list[Callable[[SkywardEvent, tuple[Callback, ...]], None]] = []
 _callbacks: ContextVar[tuple[Callback, ...]] = ContextVar("skyward_callbacks", default=())
 
 
@@ -405,11 +408,29 @@ def compose(*callbacks: Callback) -> Callback:
 
 
 def emit(event: SkywardEvent) -> None:
-    """Hand ``event`` to every callback in force here, in this thread, before returning.
+    """Hand ``event`` to every callback in force here, in this thread, before returning, and to all open pools.
 
-    In a call on a node the event goes to the client, to the pool's callbacks.
+    An open pool hands it to its own callbacks in its event thread; each callback receives it once. In a callback of a
+    pool, only that pool receives it. In a call on a node the event goes to the client, to the pool's callbacks.
     """
-    deliver(event, current_callbacks())
+    callbacks = current_callbacks()
+    deliver(event, callbacks)
+    for forward in tuple(_forwards):
+        forward(event, callbacks)
+
+
+def forward_emitted(forward: Callable[[SkywardEvent, tuple[Callback, ...]], None]) -> Callable[[], None]:
+    """Call ``forward`` with every event emitted from now on, and with the callbacks that have received it.
+
+    Returns a function that ends this; calling it again does nothing.
+    """
+    _forwards.append(forward)
+
+    def stop() -> None:
+        if forward in _forwards:
+            _forwards.remove(forward)
+
+    return stop
 
 
 @contextmanager

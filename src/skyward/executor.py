@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, overload
 
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.pending import ComputeFunction, invocation_of
+from skyward.pending import ComputeFunction, PendingCompute, invocation_of
 from skyward.submission import CallFuture, Invocation, TaskSubmitter
 
 __all__ = ["CallsByFunction", "PoolExecutor"]
@@ -30,11 +30,13 @@ class CallsByFunction(ABC):
     def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]: ...
 
     @overload
+    def submit(self, fn: PendingCompute[R], /) -> CallFuture[R]: ...
+    @overload
     def submit(self, fn: ComputeFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]: ...
     @overload
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]: ...
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
-        """Queue ``fn(*args, **kwargs)`` for any worker.
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+        """Queue ``fn(*args, **kwargs)``, or a pending call such as ``f(1)``, for any worker.
 
         Raises:
             PoolStateError: the pool is not open, or the executor was shut down.

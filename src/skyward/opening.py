@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import threading
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from contextvars import ContextVar
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Self
 
 from skyward._exits import arm, at_exit, disarm, hold, release, uninterrupted, wait_for
@@ -61,6 +62,7 @@ class Opens(ABC):
             self._entered = True
         self._opener = threading.current_thread()
         _open.append(self)  # from the first, so that whatever comes in between, it is closed at exit
+        _register_with_joblib()
         try:
             hold()
             self._closing.callback(release)
@@ -131,6 +133,20 @@ class Opens(ABC):
             self.__exit__(None, None, None)
         except Exception:
             _logger.exception("a pool could not be closed as the interpreter exits")
+
+
+def _register_with_joblib() -> None:
+    """Make joblib's name ``"skyward"`` known, now or when joblib is imported; without joblib, load nothing."""
+    import wrapt
+
+    wrapt.register_post_import_hook(_import_backend, "joblib")
+
+
+def _import_backend(_: ModuleType) -> None:
+    try:
+        importlib.import_module("skyward_joblib")
+    except ImportError as error:  # an older joblib: the program may have no use for the backend
+        _logger.debug("joblib's backend is not registered: %s", error)
 
 
 def innermost() -> Opens | None:

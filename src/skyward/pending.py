@@ -341,13 +341,17 @@ def checked_call(pending: PendingCompute[R]) -> PendingCompute[R]:
 
 
 def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:
-    """One call of a plain function, or of a :class:`ComputeFunction` with its options, ready to be submitted.
+    """Make a submission of a plain function, of a :class:`ComputeFunction`, or of a pending call, which has its own.
 
     Raises:
-        ConfigurationError: ``fn`` is not callable, or an argument is a pool.
+        ConfigurationError: ``fn`` is not callable, an argument is a pool, or a pending call was given arguments.
     """
     if isinstance(fn, PendingCompute):
-        raise ConfigurationError("submit takes a function and its arguments: pool.submit(f, 1), or f(1) >> pool")
+        if args or kwargs:
+            raise ConfigurationError(f"{_name_of(fn.fn)} has its arguments already: submit(f(1)) or submit(f, 1)")
+        return fn.invocation()
+    if isinstance(fn, PendingBatch):
+        raise ConfigurationError("submit takes one call: write `batch >> pool`, or submit its calls one by one")
     if isinstance(getattr(fn, "__func__", fn), ComputeFunction):
         return fn(*args, **kwargs).invocation()
     _refuse_pools(_name_of(fn), args, kwargs)

@@ -14,7 +14,7 @@ from skyward.display import open_display, parse_display
 from skyward.engine.futures import Batch, RemoteFuture
 from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.events import Callback, E, SkywardEvent, current_callbacks
+from skyward.events import Callback, E, SkywardEvent, current_callbacks, forward_emitted
 from skyward.executor import CallsByFunction, PoolExecutor
 from skyward.opening import Opens, innermost
 from skyward.pending import PendingBatch, PendingCompute, Ts, checked_call
@@ -129,6 +129,7 @@ class ComputePool(CallsByFunction, Scales, Opens):
         outer = current_callbacks()
         for event_type, callback in [*self._subscriptions, *((None, callback) for callback in outer)]:
             bus.subscribe(cast("type[SkywardEvent]", event_type), callback)
+        stack.callback(forward_emitted(self._publish_emitted))
         running = RunningPool(
             pool_id=f"sky-{uuid.uuid4().hex[:10]}",
             provider=self._provider,
@@ -223,6 +224,10 @@ class ComputePool(CallsByFunction, Scales, Opens):
         """See :meth:`skyward.submission.TaskSubmitter.publish`."""
         if self._bus is not None:
             self._bus.publish(event)
+
+    def _publish_emitted(self, event: SkywardEvent, received_by: tuple[Callback, ...]) -> None:
+        if self._bus is not None:
+            self._bus.publish_emitted(event, received_by)
 
     @property
     def _ready(self) -> RunningPool:

@@ -45,7 +45,7 @@ T2 = TypeVar("T2")
 T3 = TypeVar("T3")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # not slotted: vars(instance_info()) works
 class InstanceInfo:
     """Where this code runs.
 
@@ -60,6 +60,7 @@ class InstanceInfo:
         job_id: the pool's id.
         worker: index of this worker on its node, 0-based.
         workers_per_node: workers on each node.
+        total_accelerators: accelerators of all those nodes together, MIG partitions counted one by one.
     """
 
     node: int
@@ -71,6 +72,7 @@ class InstanceInfo:
     job_id: str
     worker: int
     workers_per_node: int
+    total_accelerators: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,7 @@ def instance_info() -> InstanceInfo:
         job_id=place["pool_id"],
         worker=place["worker"],
         workers_per_node=place["workers_per_node"],
+        total_accelerators=place["node_accelerators"] * (call.nodes or place["total_nodes"]),
     )
 
 

@@ -56,6 +56,16 @@ class Scales(ABC):
         return self._ready.scale(checked_nodes(nodes), checked_ranks("drop", drop))
 
     @property
+    def total_slots(self) -> int:
+        """Number of calls that run at once on the wanted nodes: nodes times workers per node.
+
+        Raises:
+            PoolStateError: the pool is not open.
+        """
+        status = self.status
+        return status.wanted * status.workers_per_node
+
+    @property
     def scheduler(self) -> SchedulerInfo:
         """The address and the certificates of the Dask scheduler under the pool, for Dask clients.
 

@@ -28,6 +28,7 @@ async def submitted(executor: sky.PoolExecutor) -> None:
     assert_type(executor.map(length, ["a"]), Iterator[int])
     assert_type(executor.map(plain, ["a"], chunksize=2), Iterator[bytes])
     assert_type(anywhere.submit(plain, "a").result(), bytes)
+    assert_type(executor.submit(length("a")), sky.CallFuture[int])
     executor.submit(length, 1)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import skyward as sky
 from skyward.cli import main
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
@@ -109,6 +110,16 @@ def test_offers_are_listed_cheapest_first_with_prices_and_zones(ec2: LocalEC2) -
     assert listed[0]["type"] == "g4dn.xlarge"
     assert listed[0]["zones"]
     assert all(zone.startswith("us-east-1") for zone in listed[0]["zones"])
+
+
+def test_python_gets_the_same_types_in_the_same_order(ec2: LocalEC2) -> None:
+    listed = answer("offers", "--accelerator", "T4", *at(ec2))["offers"]
+
+    found = sky.offers(sky.AWS(endpoint_url=ec2.endpoint_url), accelerator="T4")
+
+    assert [spec.name for spec in found] == [each["type"] for each in listed]
+    assert [spec.price_spot for spec in found] == [each["spot_per_hour"] for each in listed]
+    assert sky.select_instance(found, accelerator="T4", cpu=16).cpu >= 16
 
 
 def test_the_table_says_the_same(ec2: LocalEC2) -> None:

@@ -7,6 +7,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -51,6 +52,70 @@ class Recorder:
 
 def failing(event: SkywardEvent) -> None:
     raise LookupError("callback is broken")
+
+
+class TestEmittedEvents:
+    """``emit`` in this process reaches open pools; their buses stand for them here."""
+
+    @pytest.fixture
+    def buses(self) -> Iterator[tuple[EventBus, EventBus]]:
+        buses = EventBus(), EventBus()
+        stops = [events.forward_emitted(bus.publish_emitted) for bus in buses]
+        yield buses
+        for bus, stop in zip(buses, stops, strict=True):
+            stop()
+            bus.close(5)
+
+    def test_reach_every_open_pool(self, buses: tuple[EventBus, EventBus]) -> None:
+        recorders = [Recorder() for _ in buses]
+        for bus, recorder in zip(buses, recorders, strict=True):
+            bus.subscribe(LogLine, recorder)
+
+        emit(line("here"))
+        emit(PoolStopping())
+        for bus in buses:
+            bus.close(5)
+
+        assert [recorder.heard for recorder in recorders] == [[line("here")], [line("here")]]
+
+    def test_reach_a_callback_once_that_is_in_force_here_and_in_a_pool(self, buses: tuple[EventBus, EventBus]) -> None:
+        recorder = Recorder()
+        buses[0].subscribe(None, recorder)
+
+        with use_callback(recorder):
+            emit(line("once"))
+        buses[0].close(5)
+
+        assert recorder.heard == [line("once")]
+
+    def test_of_callbacks_that_answer_each_other_come_to_an_end(self, buses: tuple[EventBus, EventBus]) -> None:
+        ends = [threading.Event(), threading.Event()]
+        counts = [0, 0]
+
+        def answer(index: int, _: SkywardEvent) -> None:
+            counts[index] += 1
+            emit(line("again"))
+            if counts[index] == 33:
+                ends[index].set()
+
+        for index, bus in enumerate(buses):
+            bus.subscribe(None, partial(answer, index))
+        emit(line("first"))
+        assert all(end.wait(10) for end in ends)
+        for bus in buses:
+            bus.close(5)
+
+        assert counts == [33, 33]
+
+    def test_no_longer_reach_a_pool_that_has_closed(self) -> None:
+        heard: list[object] = []
+        stop = events.forward_emitted(lambda event, _: heard.append(event))
+        stop()
+        stop()
+
+        emit(line("late"))
+
+        assert heard == []
 
 
 @pytest.fixture
@@ -110,11 +175,14 @@ def test_events_survive_pickling(event: SkywardEvent) -> None:
     assert pickle.loads(pickle.dumps(event)) == event
 
 
-def test_every_event_is_frozen_slotted_and_exported() -> None:
+def test_every_event_is_frozen_and_exported() -> None:
     for kind in get_args(SkywardEvent):
         assert kind.__dataclass_params__.frozen
-        assert "__slots__" in vars(kind)
         assert kind.__name__ in events.__all__
+
+
+def test_vars_of_an_event_are_its_fields() -> None:
+    assert vars(BootstrapProgress("i-1", "uv")) == {"instance_id": "i-1", "step": "uv"}
 
 
 # Callbacks

@@ -178,6 +178,14 @@ class TestPoolExecutor(ExecutorContract):
         with PoolExecutor(submitter) as executor:
             yield executor
 
+    def test_takes_a_pending_call(self, executor: PoolExecutor) -> None:
+        pending = compute(pow)(2, 5)
+        assert executor.submit(pending).result() == 32
+        with pytest.raises(ConfigurationError, match=r"pow has its arguments already: submit\(f\(1\)\)"):
+            executor.submit(pending, 1)
+        with pytest.raises(ConfigurationError, match="submit takes one call: write `batch >> pool`"):
+            executor.submit(pending & pending)
+
     def test_takes_compute_functions(self, executor: PoolExecutor) -> None:
         @compute
         def double(number: int) -> int:

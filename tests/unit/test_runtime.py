@@ -45,6 +45,7 @@ def set_place(patch: pytest.MonkeyPatch, *, node: int = 1, worker: int = 0, acce
         "head_addr": "127.0.0.9",
         "accelerators": list(accelerators),
         "memory_limit_bytes": 1 << 30,
+        "node_accelerators": 2 * len(accelerators),
     }
     patch.setenv("SKYWARD_WORKER", json.dumps(place))
 
@@ -94,7 +95,8 @@ class TestPlace:
         with enter_call(CallContext(world=6, rank=2, seed=0, head_port=4711)):
             info = instance_info()
 
-        assert info == InstanceInfo(1, 3, False, ["H100", "H100"], "127.0.0.9", 4711, "pool-7", 0, 2)
+        assert info == InstanceInfo(1, 3, False, ["H100", "H100"], "127.0.0.9", 4711, "pool-7", 0, 2, 12)
+        assert vars(info)["total_accelerators"] == 12
 
     @pytest.mark.parametrize("node, worker, head", [(0, 0, True), (0, 1, False), (1, 0, False)])
     def test_only_worker_0_of_node_0_is_head(

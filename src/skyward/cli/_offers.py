@@ -12,6 +12,7 @@ import click
 from skyward.cli._answer import FAILED, Answer, Say, answers
 from skyward.cli._providers import RENTED, place_options, settings_of
 from skyward.errors import SkywardError
+from skyward.market import priced
 from skyward.providers.base import Offer
 from skyward.providers.registry import Zoned, make_provider
 from skyward.spec.instance import InstanceSpec
@@ -20,7 +21,7 @@ from skyward.spec.request import PoolRequest, parse_request
 __all__ = ["offers"]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """One machine type of one provider.
 
@@ -127,15 +128,16 @@ async def _ask(name: str, settings: Mapping[str, Any], request: PoolRequest, *, 
 
 
 def _row(provider: str, found: Sequence[Offer], zones: Mapping[str, float | None]) -> _Row:
-    first, notes = found[0], dict.fromkeys(each.note for each in found if each.note)
-    row = _Row(provider=provider, region=first.region, spec=first.spec, zones=zones, note="; ".join(notes))
-    row.on_demand = first.on_demand_price_per_hour
-    for each in found:
-        if each.spot:
-            row.spot = each.price_per_hour
-        else:
-            row.on_demand = each.price_per_hour
-    return row
+    spec, notes = priced(found), dict.fromkeys(each.note for each in found if each.note)
+    return _Row(
+        provider=provider,
+        region=found[0].region,
+        spec=spec,
+        spot=spec.price_spot,
+        on_demand=spec.price_on_demand,
+        zones=zones,
+        note="; ".join(notes),
+    )
 
 
 def _cells(row: _Row) -> tuple[str, ...]:

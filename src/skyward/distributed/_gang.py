@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import ParamSpec, Protocol, TypeVar
 
+from skyward.distributed._environment import environment
 from skyward.errors import ConfigurationError
 from skyward.runtime import CallContext, FreshProcessNeeded, current_call, node_address, node_rank
 
@@ -160,6 +161,7 @@ def _run(framework: Framework, fn: Callable[[], R]) -> R:
     session = framework.session()
     gang = _meet(session)
     with ExitStack() as stack:
+        stack.enter_context(environment({"NODE_RANK": str(gang.mine.node)}))  # Lightning reads it
         stack.enter_context(session.join(gang))
         try:
             return _begun(fn)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
+from skyward.distributed._environment import environment
 from skyward.distributed._gang import Gang, decorator, imported, own_rank, unused_port
 from skyward.runtime import FreshProcessNeeded, current_call, node_address
 
@@ -67,6 +68,10 @@ class JaxSession:
         _forget_devices()
         _listen_at(gang.mine.address)
         coordinator = f"{gang.first.address}:{gang.first.port}"
+        with environment(variables(gang)):
+            yield from self._initialized(gang, coordinator)
+
+    def _initialized(self, gang: Gang, coordinator: str) -> Generator[None]:
         self._jax.distributed.initialize(
             coordinator_address=coordinator,
             num_processes=gang.world,
@@ -85,6 +90,15 @@ class JaxSession:
         """Some ranks may evaluate or save long after others have returned; jax ends them all after five minutes."""
         name = "shutdown_timeout_seconds"  # which older versions lack
         return {name: _AS_LONG_AS_IT_TAKES_S} if name in signature(self._jax.distributed.initialize).parameters else {}
+
+
+def variables(gang: Gang) -> dict[str, str]:
+    """Return the environment from which ``jax.distributed.initialize()`` and launchers read a worker's position."""
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"{gang.first.address}:{gang.first.port}",
+        "JAX_NUM_PROCESSES": str(gang.world),
+        "JAX_PROCESS_ID": str(gang.rank),
+    }
 
 
 def _forget_devices() -> None:

@@ -150,6 +150,7 @@ class WorkerPlace:
         address: the node's own.
         accelerators: names of what this worker may use, one for each device.
         memory_limit_bytes: the worker's share of the node's memory.
+        node_accelerators: accelerators of the whole node.
     """
 
     pool_id: str
@@ -162,6 +163,7 @@ class WorkerPlace:
     address: str
     accelerators: tuple[str, ...]
     memory_limit_bytes: int
+    node_accelerators: int = 0
 
     def to_json(self) -> str:
         """The variable's text."""

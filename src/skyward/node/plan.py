@@ -87,6 +87,7 @@ class NodePlan:
             address=config.address,
             accelerators=tuple(device.name for device in self.devices_of(worker)),
             memory_limit_bytes=self.memory_limit_bytes,
+            node_accelerators=len(self.devices),
         )
 
     def worker_env(self, worker: int, order: Start) -> dict[str, str]:

@@ -12,6 +12,7 @@ import pytest
 
 from skyward import distributed
 from skyward.distributed._gang import Gang, Peer
+from skyward.distributed._jax import variables as jax_variables
 from skyward.distributed._tensorflow import cluster
 from skyward.distributed._torch import chosen_backend, device_index, usable_gpus, variables
 from skyward.errors import ConfigurationError
@@ -84,6 +85,14 @@ def test_torchs_variables_are_those_of_torchrun() -> None:
         "GROUP_RANK": "1",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "21",
+    }
+
+
+def test_jaxs_variables_are_those_that_it_reads_itself() -> None:
+    assert jax_variables(GANG) == {
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.1:21",
+        "JAX_NUM_PROCESSES": "3",
+        "JAX_PROCESS_ID": "2",
     }
 
 
