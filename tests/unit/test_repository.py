@@ -180,6 +180,13 @@ def test_every_public_name_appears_in_the_docs(module: str) -> None:
     assert [name for name in names if not documented(name)] == []
 
 
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+    names = importlib.import_module("skyward").__all__
+
+    assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
+
+
 def test_every_event_appears_in_the_docs_with_its_fields() -> None:
     events = importlib.import_module("skyward.events")
 

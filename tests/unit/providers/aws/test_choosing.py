@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +104,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 def smallest(types: tuple[MachineType, ...], asked: dict[str, Any]) -> MachineType:
     return fewest_accelerators(candidates(types, parse_request(**asked), region="us-east-1"))[0]
+
+
+def test_the_docs_name_the_accelerators_that_can_be_rented() -> None:
+    page = (Path(__file__).parents[4] / "docs/accelerators.md").read_text(encoding="utf-8")
+    listed = page.partition("`AWS()` rents ")[2].partition(", each in some regions")[0]
+
+    assert sorted(re.split(r",\s|\sand\s", listed)) == sorted(FAMILIES)
 
 
 @pytest.mark.parametrize(("asked", "name"), CHOSEN, ids=str)
