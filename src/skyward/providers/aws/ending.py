@@ -11,7 +11,7 @@ from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import SkywardError, TerminationError, UnreachableError
 from skyward.providers.aws.account import Account, in_parts
 from skyward.providers.aws.errors import Kind, is_kind
-from skyward.providers.aws.network import aged_pools, group_ids
+from skyward.providers.aws.network import group_ids
 from skyward.providers.aws.records import Record
 from skyward.providers.aws.tags import KEY_TAG, LIVE_STATES, POOL_TAG, filters
 
@@ -24,7 +24,6 @@ _MOST_IDS: Final = 1000
 _LOOK_S: Final = 0.25
 _AGAIN_S: Final = 0.2
 _BY_PRODUCTS_S: Final = 60.0
-_YOUNG_S: Final = 3600.0
 _STRIKES: Final = 3
 """So often what nobody will ever be allowed is asked for, before that is said."""
 _logger = logging.getLogger("skyward")
@@ -49,8 +48,6 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
         account.launched.pop(instance_id, None)
     for pool_id in sorted(ending.pools):
         await remove_by_products(account, pool_id)
-    if ending.forgotten:
-        await _remove_orphans(account)
 
 
 class _Ending:
@@ -59,7 +56,6 @@ class _Ending:
     Attributes:
         left: those that are not gone.
         pools: whose they are.
-        forgotten: whether of some nobody knows whose they were.
         refused: why some could not be ended, by id.
     """
 
@@ -68,7 +64,6 @@ class _Ending:
         self.pools = {account.launched[each].pool_id for each in instance_ids if each in account.launched}
         self.refused: dict[str, SkywardError] = {}
         self._account = account
-        self.forgotten = False
         self._asked: set[str] = set()
         self._taken_at: dict[str, float] = {}
         self._strikes = 0
@@ -80,7 +75,6 @@ class _Ending:
         except SkywardError as error:
             return self._struck(error)
         self.pools.update(record.pool_id for record in found.values() if record.pool_id)
-        self.forgotten |= any(each not in found and each not in self._account.launched for each in self.left)
         self.left = [each for each in self.left if self._may_live(each, found.get(each))]
         doomed = [
             each for each in self.left if (each not in self._taken_at if each not in found else not found[each].ending)
@@ -188,17 +182,6 @@ async def remove_by_products(account: Account, pool_id: str) -> None:
             await wait_until(removed, deadline_s=_BY_PRODUCTS_S, interval_s=_AGAIN_S, what="by-products to be removed")
         except UnreachableError as error:
             _logger.warning("aws %s: a security group of pool %s is left: %s", account.region, pool_id, error)
-
-
-async def _remove_orphans(account: Account) -> None:
-    """What was made for pools whose machines ended without us, too long ago to be listed; a young one gets some yet."""
-    try:
-        pools = await aged_pools(account.api, least_s=_YOUNG_S)
-    except SkywardError as error:
-        _logger.debug("cannot look for what other pools have left: %s", error)
-        return
-    for pool_id in pools:
-        await remove_by_products(account, pool_id)
 
 
 async def _terminate(account: Account, instance_ids: Sequence[str]) -> dict[str, SkywardError]:

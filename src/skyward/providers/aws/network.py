@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from typing import Any, Final
 from skyward.errors import ConfigurationError, SkywardError, UnreachableError
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.errors import Kind, is_kind
-from skyward.providers.aws.tags import CREATED_TAG, POOL_TAG, filters, pool_tags, read_tags, tag_specification
+from skyward.providers.aws.tags import POOL_TAG, filters, pool_tags, tag_specification
 
-__all__ = ["CLIENT_CIDR_VARIABLE", "Subnet", "aged_pools", "client_cidr", "ensure_group", "find_subnets", "group_ids"]
+__all__ = ["CLIENT_CIDR_VARIABLE", "Subnet", "client_cidr", "ensure_group", "find_subnets", "group_ids"]
 
 CLIENT_CIDR_VARIABLE: Final = "SKYWARD_CLIENT_CIDR"
 """Environment variable: the addresses from which this machine reaches others, such as ``203.0.113.7/32``."""
@@ -126,14 +125,6 @@ async def group_ids(api: Api, pool_id: str) -> Sequence[str]:
     return [group["GroupId"] for group in found]
 
 
-async def aged_pools(api: Api, *, least_s: float) -> Sequence[str]:
-    """Pools whose security group was made at least so long ago."""
-    wanted = filters({"tag-key": [POOL_TAG]})
-    found = await api.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", Filters=wanted)
-    tags = [read_tags(group) for group in found]
-    return [each[POOL_TAG] for each in tags if _age_s(each) >= least_s]
-
-
 async def _find_group(api: Api, pool_id: str, vpc: str) -> str | None:
     wanted = filters({"vpc-id": [vpc], "group-name": [_group_name(pool_id)]})
     found = await api.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", Filters=wanted)
@@ -148,7 +139,7 @@ async def _make_group(api: Api, pool_id: str, vpc: str) -> str:
             GroupName=_group_name(pool_id),
             Description=f"Skyward pool {pool_id}",
             VpcId=vpc,
-            TagSpecifications=[tag_specification("security-group", _tags(pool_id))],
+            TagSpecifications=[tag_specification("security-group", pool_tags(pool_id))],
         )
     except SkywardError as error:
         if not is_kind(error, Kind.EXISTS):  # a call that was interrupted may have made it
@@ -158,17 +149,6 @@ async def _make_group(api: Api, pool_id: str, vpc: str) -> str:
             raise UnreachableError(f"the security group {_group_name(pool_id)} was made, but is not listed") from error
         return found
     return str(made["GroupId"])
-
-
-def _tags(pool_id: str) -> dict[str, str]:
-    return {**pool_tags(pool_id), CREATED_TAG: str(int(time.time()))}
-
-
-def _age_s(tags: Mapping[str, str]) -> float:
-    try:
-        return time.time() - float(tags[CREATED_TAG])
-    except (KeyError, ValueError):
-        return 0.0
 
 
 def _group_name(pool_id: str) -> str:

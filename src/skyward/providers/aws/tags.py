@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 __all__ = [
-    "CREATED_TAG",
     "HOST_KEY_TAG",
     "KEY_TAG",
     "LIVE_STATES",
@@ -22,8 +21,6 @@ POOL_TAG: Final = "skyward:pool"
 """On everything that was made for a pool: the pool's id."""
 KEY_TAG: Final = "skyward:key"
 """On a machine: its ledger key."""
-CREATED_TAG: Final = "skyward:created"
-"""On a security group: when it was made, in seconds since 1970."""
 HOST_KEY_TAG: Final = "skyward:host-key"
 """On a machine: the public key that it proves itself by."""
 LIVE_STATES: Final = ("pending", "running", "stopping", "stopped", "shutting-down")

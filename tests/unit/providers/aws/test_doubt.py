@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from skyward.providers.aws.api import Api, Credentials
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import LaunchOrder
+from skyward.provision.ledger import Ledger, Purchase
+from skyward.provision.owner import Owner
+from skyward.provision.sweep import Sweep
 from skyward.spec.request import parse_request
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 
@@ -133,3 +138,33 @@ def test_newer_credentials_are_no_answer_to_a_lack_of_permission(ec2: LocalEC2, 
 
     asyncio.run(scenario())
     assert ec2.actions.count("DescribeVpcs") == 2
+
+
+def test_another_clients_group_is_never_taken(ec2: LocalEC2) -> None:
+    """However old it is: its pool may have lost its machines, and be launching others into it at this moment."""
+    tags = {"skyward:pool": "other", "Name": "skyward-other", "skyward:created": str(int(time.time()) - 7200)}
+    ec2.client("ec2").create_security_group(
+        GroupName="skyward-other",
+        Description="Skyward pool other",
+        TagSpecifications=[
+            {"ResourceType": "security-group", "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+        ],
+    )
+
+    asyncio.run(AWS(endpoint_url=ec2.endpoint_url).terminate(["i-00000000000000000"]))  # nobody knows whose it was
+
+    assert ec2.left() == {"groups": ["skyward-other"]}
+
+
+def test_the_group_of_a_pool_whose_machines_are_long_gone_is_swept(ec2: LocalEC2, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    settings = {"endpoint_url": ec2.endpoint_url}
+    (instance_id,) = asyncio.run(launch(AWS(**settings), LaunchOrder(pool_id="pool", keys=("k",), timeout_s=60)))
+    dead = replace(Owner.this_process(), pid=1 << 22, started="never")
+    ledger.reserve({"k": 0}, Purchase(pool_id="pool", provider="aws", settings=settings), owner=dead)
+    ec2.client("ec2").terminate_instances(InstanceIds=[instance_id])
+
+    report = asyncio.run(Sweep(ledger).run())
+
+    assert [entry.key for entry in report.forgotten] == ["k"]
+    assert ec2.left() == {}
