@@ -78,8 +78,7 @@ class CallsByFunction(ABC):
         items = list(zip(*iterables, strict=False))
         if chunksize == 1:
             return _results(self._submit_all([invocation_of(fn, item, {}) for item in items]), deadline_s)
-        chunks = _results(self._submit_all(_chunked(fn, items, chunksize)), deadline_s)
-        return (result for chunk in chunks for result in chunk)
+        return _flattened(_results(self._submit_all(_chunked(fn, items, chunksize)), deadline_s))
 
 
 class PoolExecutor(CallsByFunction, Executor):
@@ -130,14 +129,28 @@ class PoolExecutor(CallsByFunction, Executor):
 
 
 def _results(futures: list[CallFuture[Any]], deadline_s: float | None) -> Iterator[Any]:
+    """Yield the results in order. Nothing here refers to a result once it is yielded: it lives as its caller wants."""
     futures.reverse()
     try:
         while futures:
-            yield futures[-1].result(None if deadline_s is None else deadline_s - time.monotonic())
-            futures.pop()
+            yield _take_result(futures, deadline_s)
     finally:
         for future in futures:
             future.cancel()
+
+
+def _take_result(futures: list[CallFuture[Any]], deadline_s: float | None) -> Any:
+    """Wait for the last future, and drop it once it is done: a future keeps its result alive."""
+    result = futures[-1].result(None if deadline_s is None else deadline_s - time.monotonic())
+    futures.pop()
+    return result
+
+
+def _flattened(chunks: Iterator[list[Any]]) -> Iterator[Any]:
+    for chunk in chunks:
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()
 
 
 def _chunked(fn: Callable[..., Any], items: list[tuple[Any, ...]], size: int) -> list[Invocation]:

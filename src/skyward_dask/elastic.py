@@ -134,7 +134,7 @@ class ElasticCluster(FollowingCluster):
             minimum_memory: the least memory of all workers together, such as ``"64 GiB"``.
             maximum_memory: the most memory of all workers together.
             interval: how often to look.
-            wait_count: how many looks in a row must find a node superfluous before it goes.
+            wait_count: how many looks in a row must find a node superfluous before it goes; 0 and 1 are the same.
             target_duration: how long the work at hand should take.
             **kwargs: for ``Adaptive``.
 
@@ -150,9 +150,7 @@ class ElasticCluster(FollowingCluster):
             minimum=bounds.minimum,
             maximum=bounds.maximum,
             interval=_duration("interval", interval),
-            wait_count=_at_least_one(
-                "wait_count", setting("adaptive.wait-count") if wait_count is None else wait_count
-            ),
+            wait_count=worker_count("wait_count", setting("adaptive.wait-count") if wait_count is None else wait_count),
             target_duration=_duration("target_duration", target_duration),
             **kwargs,
         )
@@ -241,9 +239,3 @@ class ElasticCluster(FollowingCluster):
 def _duration(name: str, value: object) -> float:
     """What was given, else the setting; in seconds."""
     return seconds(name, setting(f"adaptive.{name.replace('_', '-')}") if value is None else value)
-
-
-def _at_least_one(name: str, value: object) -> int:
-    if worker_count(name, value) < 1:
-        raise ConfigurationError(f"{name} must be a whole number ≥ 1, got {value!r}")
-    return worker_count(name, value)

@@ -21,6 +21,7 @@ from tornado.ioloop import IOLoop, PeriodicCallback
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.submission import SchedulerInfo
 from skyward_dask import direct
+from skyward_dask.by_address import admit_by_address
 from skyward_dask.holding import Fleet, PoolHolding
 from skyward_dask.settings import seconds
 from skyward_dask.versions import check_versions
@@ -142,6 +143,7 @@ class FollowingCluster(Cluster):
     async def _connect(self) -> None:
         await self._join(await asyncio.to_thread(self._scheduler))
         await self._check()
+        admit_by_address(self)
         self._following = asyncio.create_task(self._follow())
 
     def _scheduler(self) -> SchedulerInfo:
@@ -167,7 +169,7 @@ class FollowingCluster(Cluster):
         if await asyncio.to_thread(self.pool.forward, own) == own:
             return
         direct.refuse_past_tunnel(self)
-        if dask.config.get("distributed.client.direct-to-workers"):
+        if dask.config.get("distributed.client.direct-to-workers", default=None):
             raise ConfigurationError(f"distributed.client.direct-to-workers {direct.REASON}")
 
     async def _follow(self) -> None:

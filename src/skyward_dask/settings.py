@@ -16,16 +16,23 @@ __all__ = ["load_defaults", "seconds", "setting"]
 
 
 @cache
-def load_defaults() -> None:
-    """Tell Dask the defaults; what its user has set wins over them. Idempotent."""
+def _defaults() -> dict[str, Any]:
     text = files("skyward_dask").joinpath("skyward.yaml").read_text(encoding="utf-8")
-    dask.config.update_defaults(yaml.safe_load(text))
+    defaults: dict[str, Any] = yaml.safe_load(text)
+    return defaults
+
+
+@cache
+def load_defaults() -> None:
+    """Register the defaults with Dask; a user's own values win over them. Idempotent."""
+    dask.config.update_defaults(_defaults())
 
 
 def setting(name: str) -> Any:
-    """The value of ``skyward.<name>``."""
+    """Return the value of ``skyward.<name>``; its default where Dask's configuration was cleared or replaced."""
     load_defaults()
-    return dask.config.get(f"skyward.{name}")
+    key = f"skyward.{name}"
+    return dask.config.get(key, default=dask.config.get(key, config=_defaults()))
 
 
 def seconds(parameter: str, value: object) -> float:

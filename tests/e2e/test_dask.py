@@ -14,6 +14,7 @@ from distributed import Client, Status
 
 import skyward as sky
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.node.survey import memory_bytes
 from skyward_dask import SkywardCluster
 
 PATIENCE_S = 60.0
@@ -104,6 +105,10 @@ class TestBorrowed:
             dask = client.run(where)
             assert {name for name, _ in dask.values()} == {"node0-worker0", "node1-worker0"}
             assert {pid for _, pid in dask.values()} == set(slow_pid(0) @ pool)
+
+    def test_nodes_of_one_machine_divide_its_memory(self, cluster):
+        limits = [worker["memory_limit"] for worker in cluster.scheduler_info["workers"].values()]
+        assert limits == [memory_bytes() // 2] * 2
 
     def test_names_agree(self, cluster):
         assert cluster.plan == cluster.requested == cluster.observed == {"node0-worker0", "node1-worker0"}

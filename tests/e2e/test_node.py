@@ -40,7 +40,7 @@ from skyward.node.control import (
 )
 from skyward.node.metrics import NodeMetrics
 from skyward.node.processes import kill_all
-from skyward.node.survey import make_plan
+from skyward.node.survey import free_ports, make_plan, port_count
 from skyward.provision.control import ControlClient
 from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
@@ -290,7 +290,7 @@ def eat_memory() -> int:
 async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -> None:
     earlier = [process.pid for process in psutil.Process().children()]  # Python's resource tracker, for one
     os.mkdir(config.workdir)
-    plan = make_plan(config, control_port=0, blob_port=0)
+    plan = make_plan(config, control_port=0, blob_port=0, ports=free_ports(config.address, port_count(config)))
     plan = replace(plan, ready=replace(plan.ready, memory_bytes=2 * 400 * MIB))
     heard: asyncio.Queue[Message] = asyncio.Queue()
     programs = ("skyward.node.scheduler", "skyward.node.nannies")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack
@@ -42,6 +44,11 @@ def invert(number: int) -> float:
     return 1 / number
 
 
+class Bulky:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 @pytest.fixture
 def submitter() -> Iterator[InProcessSubmitter]:
     with InProcessSubmitter(workers=2) as submitter:
@@ -72,6 +79,14 @@ class ExecutorContract:
         assert isinstance(future.exception(), KeyError)
         with pytest.raises(KeyError, match="gone"):
             future.result()
+
+    @pytest.mark.parametrize("chunksize", [1, 3])
+    def test_map_keeps_no_result_alive_that_it_has_given(self, executor: Executor, chunksize: int) -> None:
+        results = executor.map(Bulky, range(6), chunksize=chunksize)
+        given = [weakref.ref(next(results)) for _ in range(3)]
+        gc.collect()
+        assert [reference() for reference in given] == [None] * 3
+        assert [result.number for result in results] == [3, 4, 5]
 
     def test_an_exception_that_is_returned_is_a_value(self, executor: Executor) -> None:
         assert isinstance(executor.submit(ValueError, "value").result(), ValueError)

@@ -44,6 +44,9 @@ class NodeConfig:
         watch: where the machine is told that it will be taken back; None where nobody tells it.
         power_off: command that ends the machine, and its bill, once everything on it has ended; empty for none.
         volumes: what was made available on it, to be written back and released; secret.
+        sharers: how many nodes share the machine's memory and cores, this one included.
+        least_cpu: cores that were asked for, which the node claims although its equal share is less.
+        least_memory_bytes: memory that was asked for, claimed in the same way.
     """
 
     pool_id: str
@@ -70,6 +73,9 @@ class NodeConfig:
     watch: PreemptionWatch | None = None
     power_off: tuple[str, ...] = ()
     volumes: tuple[GrantedVolume, ...] = field(default=(), repr=False)
+    sharers: int = 1
+    least_cpu: int = 0
+    least_memory_bytes: int = 0
 
     @property
     def identity(self) -> TlsIdentity:
@@ -102,12 +108,12 @@ class NodeReady:
         call_ports: free ports of this node, handed out one per broadcast (``InstanceInfo.head_port``).
         blob_dir: folder in memory for large arguments, made by the supervisor, mode 0700.
         blob_dir_disk: folder on disk for those that do not fit.
-        blob_budget_bytes: how much may lie in ``blob_dir``: a quarter of the node's memory.
+        blob_budget_bytes: how much may lie in ``blob_dir``: a quarter of ``memory_bytes``.
         pid: the supervisor's process id.
         python: the node's Python version.
         packages: versions of the packages that both ends of Dask must have alike.
-        cpu_count: usable cores.
-        memory_bytes: physical memory, or the cgroup's limit.
+        cpu_count: usable cores; the node's share of them where nodes share a machine.
+        memory_bytes: physical memory, or the cgroup's limit; the node's share where nodes share a machine.
     """
 
     control: str

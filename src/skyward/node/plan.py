@@ -54,6 +54,8 @@ class NodePlan:
             # Dask's monitor takes CUDA_VISIBLE_DEVICES apart, and its process ends where a part of a GPU says less
             # of itself than a whole one.
             ours |= {"DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False"}
+        if self.config.sharers > 1:  # a loop inside a call counts the machine's cores otherwise
+            ours |= {"LOKY_MAX_CPU_COUNT": str(self.ready.cpu_count)}
         return ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
 
     def devices_of(self, worker: int) -> tuple[Device, ...]:

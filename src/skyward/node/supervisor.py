@@ -52,7 +52,7 @@ from skyward.node.plan import NodePlan
 from skyward.node.preemption import PreemptionWatcher
 from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, kill_all, reap_orphans
 from skyward.node.server import ControlServer
-from skyward.node.survey import make_plan
+from skyward.node.survey import claim_ports, make_plan, port_count
 from skyward.transport.access import TAGS_FILE
 
 __all__ = ["Supervisor", "main"]
@@ -99,15 +99,18 @@ class Supervisor:
         """Bring the node up, announce it, and return when everything of it has ended."""
         devices = await self._devices.prepare()
         try:
-            await self._live(announce, devices)
+            with claim_ports(self._config.address, port_count(self._config)) as ports:
+                await self._live(announce, devices, ports)
         finally:
             await self._devices.release()
 
-    async def _live(self, announce: Callable[[NodeReady], None], devices: tuple[Device, ...]) -> None:
+    async def _live(
+        self, announce: Callable[[NodeReady], None], devices: tuple[Device, ...], ports: tuple[int, ...]
+    ) -> None:
         address = self._config.address
         port = await self._server.listen(address, self._identity)
         blob_port = await self._blobs.listen(address)
-        plan = make_plan(self._config, control_port=port, blob_port=blob_port, devices=devices)
+        plan = make_plan(self._config, control_port=port, blob_port=blob_port, ports=ports, devices=devices)
         self._blobs.folders = (plan.ready.blob_dir, plan.ready.blob_dir_disk)
         tasks = [asyncio.create_task(work) for work in self._work(plan)]
         reason = "it failed"

@@ -1,13 +1,11 @@
-"""This machine as a provider: every node is a folder, a loopback address and the processes that carry its id."""
+"""This machine as a provider: every node is a folder, ports of its own and the processes that carry its id."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import uuid
@@ -34,6 +32,9 @@ INSTANCE_VARIABLE = "SKYWARD_INSTANCE"
 _KILL_DEADLINE_S = 15.0
 _GIB = 1 << 30
 
+_ADDRESS = "127.0.0.1"
+"""Address of every node: the only loopback address that interfaces list. LightGBM, for one, uses no other."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tags:
@@ -57,8 +58,10 @@ class _Gpu:
 class Local:
     """Nodes on this machine, for nothing: processes of yours, apart from each other and ended with the pool.
 
-    Nodes share the machine's cores, memory and accelerators. Nothing is mounted or installed system-wide. Each node
-    has a folder below this user's state folder; when the node has ended only its logs are left there.
+    A pool's nodes divide the machine's cores and memory equally, but each has at least what ``cpu=`` and ``memory=``
+    ask for; accelerators are shared. A node keeps the share it started with when the pool grows or shrinks. Nothing is
+    mounted or installed system-wide. Each node has a folder below this user's state folder; when the node has ended
+    only its logs are left there.
     """
 
     @property
@@ -75,7 +78,7 @@ class Local:
         return [await asyncio.to_thread(_check, request)]
 
     async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
-        """Make a folder (0700) and choose a loopback address for each node."""
+        """Make a folder (0700) for each node."""
         return await asyncio.to_thread(_launch, offers[0], order)
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
@@ -212,24 +215,12 @@ def _make(key: str, order: LaunchOrder) -> _Tags:
         instance_id=instance_id,
         pool_id=order.pool_id,
         key=key,
-        address=_loopback_address(instance_id),
+        address=_ADDRESS,
         created_at=time.time(),
         timeout_s=order.timeout_s,
     )
     (folder / TAGS_FILE).write_text(json.dumps(asdict(tags)), encoding="utf-8")
     return tags
-
-
-def _loopback_address(instance_id: str) -> str:
-    """An address of the instance's own; 127.0.0.1 where the system answers to no other (macOS)."""
-    second, third, fourth = hashlib.blake2b(instance_id.encode(), digest_size=3).digest()
-    address = f"127.{1 + second % 254}.{third}.{1 + fourth % 254}"
-    with socket.socket() as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return "127.0.0.1"
-    return address
 
 
 def _find(instance_id: str) -> Path | None:
@@ -255,7 +246,7 @@ def _describe(instance_id: str) -> Instance:
     offer = _offer(_this_machine())
     if folder is not None and (tags := _read(folder)) is not None:
         return _instance(tags, offer)
-    access = None if folder is None else LocalAccess(address="127.0.0.1", workdir=str(folder))
+    access = None if folder is None else LocalAccess(address=_ADDRESS, workdir=str(folder))
     return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=offer, access=access)
 
 

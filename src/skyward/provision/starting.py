@@ -24,9 +24,12 @@ from skyward.provision.lifecycle import HEAD
 from skyward.provision.machines import Machine, Machines
 from skyward.provision.nodes import NodeHandle, NodeListener
 from skyward.spec.request import PoolRequest
+from skyward.transport.access import LocalAccess
 from skyward.wire.frames import TlsIdentity
 
 __all__ = ["OpenNode", "Starter"]
+
+_GIB = 1 << 30
 
 OpenNode = Callable[[Instance, int, NodeListener], NodeHandle]
 """Makes the handle of a running machine; tests give another."""
@@ -94,7 +97,7 @@ class Starter:
         assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
         config = _config(node, self._request, size, self._pool_id, self._tls)
-        config = replace(config, own_machine=self._provider.name in OWN)
+        config = replace(config, own_machine=self._provider.name in OWN, **_share(node, self._request, size))
         # One that was made for this pool counts from its launch, by which its own time-to-live was armed.
         age_s = self._clock.elapsed() - machine.usage.launched_at if node.instance.power_off else 0.0
         await node.start(replace(config, timeout_s=self._machines.timeout_s(age_s=age_s)))
@@ -139,6 +142,18 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
         power_off=node.instance.power_off,
         volumes=node.volumes,
     )
+
+
+def _share(node: NodeHandle, request: PoolRequest, size: int) -> dict[str, int]:
+    """Divide this machine among the nodes that share it: all of the pool's are local, or none is."""
+    if not isinstance(node.access, LocalAccess):
+        return {}
+    wish = request.wish
+    return {
+        "sharers": size,
+        "least_cpu": wish.cpu or 0,
+        "least_memory_bytes": int((wish.memory_gib or 0) * _GIB),
+    }
 
 
 def _accelerator_names(request: PoolRequest) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def plan(tmp_path: Path) -> Iterator[NodePlan]:
     """Of a node that nobody starts."""
     folder = str(tmp_path)
     config = node_config(instance_id=f"unit-{os.getpid()}", workdir=folder, env={"PYTHONPATH": folder})
-    plan = make_plan(config, control_port=4711, blob_port=4712)
+    plan = make_plan(config, control_port=4711, blob_port=4712, ports=range(4713, 4813))
     yield plan
     for folder in {plan.ready.blob_dir, plan.ready.blob_dir_disk}:
         Path(folder).rmdir()

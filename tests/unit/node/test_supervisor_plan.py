@@ -12,13 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from skyward.node import survey
 from skyward.node.config import NodeConfig, WorkerPlace
 from skyward.node.control import Start
 from skyward.node.gpus import Device
 from skyward.node.plan import NodePlan
 from skyward.node.processes import exit_reason, kill_all, kill_session
 from skyward.node.slots import worker_exit
-from skyward.node.survey import free_ports, make_folders, make_plan
+from skyward.node.survey import claim_ports, cpu_count, free_ports, make_folders, make_plan, memory_bytes, share_of
 
 ADDRESS = "127.83.1.10"
 
@@ -44,7 +45,9 @@ def config(tmp_path: Path) -> NodeConfig:
 
 @pytest.fixture
 def plan(config: NodeConfig) -> Iterator[NodePlan]:
-    plan = make_plan(config, control_port=4711, blob_port=4712, devices=(Device(name="A100", shown_as="0"),))
+    plan = make_plan(
+        config, control_port=4711, blob_port=4712, ports=range(4713, 4813), devices=(Device(name="A100", shown_as="0"),)
+    )
     yield plan
     for folder in {plan.ready.blob_dir, plan.ready.blob_dir_disk}:
         Path(folder).rmdir()
@@ -67,7 +70,9 @@ def test_every_port_of_a_plan_is_another_one(plan: NodePlan) -> None:
 
 def test_node_without_a_scheduler_names_none(config: NodeConfig) -> None:
     values = json.loads(config.to_json()) | {"head": False}
-    plan = make_plan(NodeConfig.from_json(json.dumps(values)), control_port=4711, blob_port=4712)
+    plan = make_plan(
+        NodeConfig.from_json(json.dumps(values)), control_port=4711, blob_port=4712, ports=range(4713, 4813)
+    )
     Path(plan.ready.blob_dir).rmdir()
 
     assert plan.ready.scheduler == ""
@@ -76,6 +81,51 @@ def test_node_without_a_scheduler_names_none(config: NodeConfig) -> None:
 def test_free_ports_can_be_bound() -> None:
     for port in free_ports(ADDRESS, 3):
         socket.create_server((ADDRESS, port)).close()
+
+
+def test_claimed_ports_can_be_bound_and_are_nobody_elses_while_the_claim_holds() -> None:
+    with claim_ports(ADDRESS, 40) as first, claim_ports(ADDRESS, 100) as second:
+        assert len({*first, *second}) == 140
+        for port in (*first, *second):
+            socket.create_server((ADDRESS, port)).close()
+
+
+def test_no_outgoing_connection_takes_a_claimed_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ephemeral = tmp_path / "ip_local_port_range"
+    ephemeral.write_text("20000\t60000\n")
+    monkeypatch.setattr(survey, "_EPHEMERAL_RANGE", ephemeral)
+
+    with claim_ports(ADDRESS, 5000) as ports:
+        assert not [port for port in ports if 20_000 <= port <= 60_000]
+
+
+def test_where_all_ports_are_ephemeral_the_claim_takes_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ephemeral = tmp_path / "ip_local_port_range"
+    ephemeral.write_text("1024\t65535\n")
+    monkeypatch.setattr(survey, "_EPHEMERAL_RANGE", ephemeral)
+
+    with claim_ports(ADDRESS, 40) as ports:
+        assert len(set(ports)) == 40
+
+
+@pytest.mark.parametrize(
+    ("sharers", "least", "share"),
+    [(1, 0, 8), (2, 0, 4), (3, 0, 2), (2, 6, 6), (2, 2, 4), (2, 20, 8), (20, 0, 1)],
+)
+def test_nodes_on_one_machine_divide_what_it_has(sharers: int, least: int, share: int) -> None:
+    assert share_of(8, sharers=sharers, least=least) == share
+
+
+def test_a_node_that_shares_its_machine_claims_its_part_only(config: NodeConfig) -> None:
+    values = json.loads(config.to_json()) | {"sharers": 2, "instance_id": f"{config.instance_id}-shared"}
+    half = make_plan(NodeConfig.from_json(json.dumps(values)), control_port=1, blob_port=2, ports=range(3, 103))
+    Path(half.ready.blob_dir).rmdir()
+
+    assert half.ready.memory_bytes == memory_bytes() // 2
+    assert half.memory_limit_bytes == memory_bytes() // 2 // 3
+    cores = max(1, cpu_count() // 2)
+    assert half.process_env()["OMP_NUM_THREADS"] == str(max(1, cores // 3))
+    assert half.process_env()["LOKY_MAX_CPU_COUNT"] == str(cores)
 
 
 def test_blob_folders_are_private_and_may_be_there_already(plan: NodePlan) -> None:

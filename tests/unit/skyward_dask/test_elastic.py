@@ -168,6 +168,9 @@ class TestWithTheWork:
         cluster.adapt(Always, maximum=6, **QUICKLY)
         until(lambda: cluster.observed == names(0, 1, 2))
 
+    def test_no_wait_is_a_wait_count_of_zero(self, cluster):
+        assert cluster.adapt(**(QUICKLY | {"wait_count": 0})).wait_count == 0
+
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
@@ -177,7 +180,7 @@ class TestWithTheWork:
             ({"minimum_cores": 9, "maximum": 4}, "minimum must not be above maximum"),
             ({"minimum": 2, "maximum_memory": "1 GiB"}, "minimum must not be above maximum"),
             ({"interval": "often"}, "interval must be a duration above zero"),
-            ({"wait_count": 0}, "wait_count must be a whole number ≥ 1, got 0"),
+            ({"wait_count": -1}, "wait_count must be a whole number ≥ 0, got -1"),
             ({"target_duration": -3}, "target_duration must be a duration above zero"),
         ],
     )

@@ -51,6 +51,23 @@ def test_loading_them_twice_changes_nothing():
     assert len(dask.config.defaults) == before
 
 
+@pytest.fixture
+def cleared():
+    load_defaults()
+    before = dict(dask.config.config)
+    dask.config.config.clear()
+    yield
+    dask.config.config.clear()
+    dask.config.config.update(before)
+
+
+def test_defaults_hold_although_dasks_configuration_was_cleared(cleared):
+    assert setting("adaptive.wait-count") == 12
+    assert setting("name") is None
+    with dask.config.set({"skyward.adaptive.wait-count": 7}):
+        assert (setting("adaptive.wait-count"), setting("adaptive.interval")) == (7, "10s")
+
+
 def test_every_default_is_explained():
     text = files("skyward_dask").joinpath("skyward.yaml").read_text()
     defaults = yaml.safe_load(text)["skyward"]
