@@ -7,7 +7,7 @@ only. They stay in memory.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 from distributed import Security, Status
@@ -40,7 +40,7 @@ class _Connector(TLSConnector):
     async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Comm:  # noqa: FBT001, FBT002 - Dask's
         if connection_args.get("ssl_context") is None and (security := _security_of(self.prefix + address)):
             connection_args |= security.get_connection_args("client")
-        return await super().connect(address, deserialize=deserialize, **connection_args)
+        return cast("Comm", await super().connect(address, deserialize=deserialize, **connection_args))
 
 
 class _Backend(TLSBackend):
