@@ -64,7 +64,9 @@ def down(*, pools: Sequence[str]) -> Answer:
 
 
 @click.command()
-@click.option("--all", "others", is_flag=True, help="Also of owners on other machines, which may live.")
+@click.option(
+    "--all", "others", is_flag=True, help="Also of owners on other machines or in other containers, which may live."
+)
 @click.option("--unknown", is_flag=True, help="Also machines with Skyward's tag that this ledger does not know.")
 @click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Look at this host too; may be repeated.")
 @click.option("--provider", "providers", type=RENTED, multiple=True, help="Look at this provider too; may be repeated.")
@@ -119,7 +121,8 @@ def _show(report: SweepReport, say: Say) -> None:
     for reason in report.unasked:
         say.line(f"not looked for unknown machines: {reason}")
     for pool, alive in dict.fromkeys((entry.purchase.pool_id, _alive(entry)) for entry in report.spared):
-        say.line(f"spared   {pool}: its owner {'lives' if alive else 'is elsewhere and may live; --all ends it'}")
+        elsewhere = "is on another machine or in another container and may live; --all ends it"
+        say.line(f"spared   {pool}: its owner {'lives' if alive else elsewhere}")
     say.line(f"{len(report.ended)} ended, {len(report.forgotten)} were gone already, {len(report.left)} left")
     if any(not each.ended and not each.reason for each in report.unknown):
         say.line("Unknown machines may be another computer's; `skyward sweep --unknown` ends them.")

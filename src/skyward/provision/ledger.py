@@ -20,7 +20,6 @@ from skyward.provision.owner import Owner
 
 __all__ = ["Ledger", "LedgerEntry", "Purchase"]
 
-_VERSION = 2
 _WAIT_S = 10.0
 _KEPT_S = 30 * 24 * 3600.0
 """How long what has ended is remembered."""
@@ -47,10 +46,17 @@ _SECOND = (
     "ALTER TABLE entries ADD COLUMN owner_host TEXT",
     "CREATE TABLE ended_pools (pool_id TEXT PRIMARY KEY, at REAL NOT NULL) STRICT",
 )
+_THIRD = (
+    "ALTER TABLE entries ADD COLUMN owner_machine TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE entries ADD COLUMN owner_boot TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE entries ADD COLUMN owner_namespace TEXT NOT NULL DEFAULT ''",
+)
+_VERSIONS = ((_FIRST,), _SECOND, _THIRD)
+"""Statements that make each version of the file of the one before."""
 _RESERVE = """
 INSERT INTO entries (key, node, created_at, pool_id, provider, settings, region, machine, spot, price_per_hour,
-                     owner_pid, owner_started, owner_host)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                     owner_pid, owner_started, owner_host, owner_machine, owner_boot, owner_namespace)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _RECORD = "UPDATE entries SET instance_id = ?, region = ?, machine = ?, spot = ?, price_per_hour = ? WHERE key = ?"
 _SELECT = """
@@ -168,7 +174,8 @@ class Ledger:
                 raise PoolStateError(f"pool {purchase.pool_id} was ended with `skyward down`: it gets no more machines")
             database.execute("DELETE FROM entries WHERE closed_at < ?", (now - _KEPT_S,))
             database.execute("DELETE FROM ended_pools WHERE at < ?", (now - _KEPT_S,))
-            rows = [(key, node, now, *bought, by.pid, by.started, by.host) for key, node in nodes.items()]
+            asked_by = (by.pid, by.started, by.host, by.machine, by.boot, by.namespace)
+            rows = [(key, node, now, *bought, *asked_by) for key, node in nodes.items()]
             database.executemany(_RESERVE, rows)
 
     def record(self, instances: Iterable[Instance]) -> None:
@@ -211,15 +218,15 @@ class Ledger:
 
     def _migrate(self, database: sqlite3.Connection) -> None:
         (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version > _VERSION:
+        if version > len(_VERSIONS):
             raise LedgerError(
                 f"the ledger {self.path} is of a later version of Skyward; update Skyward, or move the file away"
             )
-        if version < _VERSION:  # the first version did not number itself
-            database.execute(_FIRST)
-            for statement in _SECOND:
-                database.execute(statement)
-            database.execute(f"PRAGMA user_version = {_VERSION}")
+        for number, statements in enumerate(_VERSIONS, start=1):
+            if number > version:
+                for statement in statements:  # the first does nothing where it was made: that version had no number
+                    database.execute(statement)
+                database.execute(f"PRAGMA user_version = {number}")
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection, None, None]:
@@ -238,7 +245,14 @@ class Ledger:
 def _entry(row: sqlite3.Row) -> LedgerEntry:
     owner = None
     if row["owner_pid"] is not None:
-        owner = Owner(pid=row["owner_pid"], started=row["owner_started"], host=row["owner_host"])
+        owner = Owner(
+            pid=row["owner_pid"],
+            started=row["owner_started"],
+            host=row["owner_host"],
+            machine=row["owner_machine"],
+            boot=row["owner_boot"],
+            namespace=row["owner_namespace"],
+        )
     return LedgerEntry(
         key=row["key"],
         node=row["node"],

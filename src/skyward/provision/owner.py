@@ -1,43 +1,82 @@
-"""Who a pool belongs to: the client's process, and whether it still lives."""
+"""Owner of a pool: the client's process, and whether it still lives."""
 
 from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = ["Owner"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MACHINE_ID = Path("/etc/machine-id")
+_NAMESPACE = "/proc/self/ns/pid"
+_FIRST_NAMESPACE = "pid:[4026531836]"
+"""PID namespace of a Linux machine outside all containers; the number is the kernel's constant."""
 _START_FIELD = 19
 """Of what follows the name in ``/proc/PID/stat``: clock ticks from boot to the process's start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process, told apart from every later one that gets the same number.
+    """A process, told apart from every later one with the same number, here and in other containers.
 
     Attributes:
         pid: its number.
         started: when it started, as text that is only compared. It does not move when the system's clock is set.
-        host: name of the machine it runs on.
+        host: name of the machine it runs on. Containers and machines may share it.
+        machine: id of that machine's installation; empty where it has none.
+        boot: id of the machine's boot; empty where it has none.
+        namespace: PID namespace in which the number counts; empty where there are none.
     """
 
     pid: int
     started: str
     host: str
+    machine: str = ""
+    boot: str = ""
+    namespace: str = ""
 
     @classmethod
     def this_process(cls) -> Owner:
         """The process that asks."""
-        return cls(pid=os.getpid(), started=_started(os.getpid()) or "", host=socket.gethostname())
+        namespace = ""
+        with suppress(OSError):
+            namespace = os.readlink(_NAMESPACE)
+        return cls(
+            pid=os.getpid(),
+            started=_started(os.getpid()) or "",
+            host=socket.gethostname(),
+            machine=_text_of(_MACHINE_ID),
+            boot=_text_of(_BOOT_ID),
+            namespace=namespace,
+        )
 
-    def lives(self) -> bool | None:
-        """Whether it still runs; a zombie does not. None for another machine's, which nobody here can tell."""
-        if self.host != socket.gethostname():
+    def lives(self, here: Owner | None = None) -> bool | None:
+        """Whether it still runs; a zombie does not. None where that cannot be seen from here.
+
+        Not to be seen are processes of other machines and of other containers, whose numbers mean others here. After a
+        reboot of the same machine it is known to have ended, unless it ran in a container.
+
+        Args:
+            here: a process of the place from which to judge; None is this process.
+        """
+        here = here or Owner.this_process()
+        if (self.host, self.namespace) != (here.host, here.namespace):
             return None
+        if self.boot != here.boot:
+            same_machine = self.namespace == _FIRST_NAMESPACE and bool(self.machine) and self.machine == here.machine
+            return False if same_machine else None
         return _started(self.pid) == self.started
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def _started(pid: int) -> str | None:
@@ -51,6 +90,6 @@ def _started(pid: int) -> str | None:
         if not _BOOT_ID.exists():
             return f"{process.create_time():.2f}"
         _, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-        return f"{_BOOT_ID.read_text().strip()}/{rest.split()[_START_FIELD]}"
+        return rest.split()[_START_FIELD]
     except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
         return None
