@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -256,16 +258,91 @@ def test_warnings_of_a_call_arrive(pool: sky.ComputePool, heard: Callable[[], li
     assert any("UserWarning: mind the gap" in line for line in heard())
 
 
-def test_output_of_a_subprocess_is_kept_in_the_workers_log(pool: sky.ComputePool) -> None:
+# --- what passes Python by --------------------------------------------------------------------------------------------
+
+
+def test_output_that_passes_python_by_arrives_in_order_and_is_kept_in_the_workers_log(
+    pool: sky.ComputePool, heard: Callable[[], list[str]]
+) -> None:
     @sky.compute
-    def start() -> str:
-        subprocess.run([sys.executable, "-c", "import os; os.write(1, b'from a child\\n')"], check=True)
-        os.write(2, b"past Python\n")
+    def speak() -> str:
+        print("python")
+        subprocess.run(["echo", "subprocess"], check=True)
+        print("python", 2, file=sys.stderr)
+        os.system("echo shell; echo error >&2")
+        os.write(1, b"descriptor 1\n")
+        os.write(2, b"descriptor 2\n")
+        ctypes.CDLL(None).puts(b"C")
+        print("python", 3)
+        child = os.fork()
+        if not child:
+            print("forked")
+            os._exit(0)
+        os.waitpid(child, 0)
+        with multiprocessing.get_context("fork").Pool(1) as workers:
+            workers.map(print, ["by a process of a Pool"])
+        subprocess.run(["echo", "to sys.stdout"], stdout=sys.stdout, check=True)
+        print("python", 4, os.isatty(1), sys.stdout.isatty())
+        os.write(1, b"no end")
         return os.environ["SKYWARD_WORKER_LOG"]
 
-    log_file = Path(start() >> pool)
+    log_file = Path(speak() >> pool)
+    captured = ["subprocess", "shell", "error", "descriptor 1", "descriptor 2", "C", "forked"]
+    captured += ["by a process of a Pool", "to sys.stdout"]
+    expected = ["python", *captured, "no end"]
+    for at, line in ((2, "python 2"), (8, "python 3"), (12, "python 4 False False")):
+        expected.insert(at, line)
+    assert heard() == expected
     assert log_file.name in {"worker-0.log", "worker-1.log"}
-    assert {"from a child", "past Python"} <= set(log_file.read_text().splitlines())
+    assert set(captured) <= set(log_file.read_text().splitlines())
+
+
+def test_a_subprocess_is_heard_while_it_still_runs(
+    pool: sky.ComputePool, everything: Listener, heard: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    program = f"echo waiting; while ! test -e {tmp_path / 'go'}; do sleep 0.01; done"
+    running = pool.submit(subprocess.run, ["sh", "-c", program])
+    deadline = time.monotonic() + PATIENCE_S
+    while "waiting" not in everything.lines and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running.done()
+    (tmp_path / "go").touch()
+    running.result(PATIENCE_S)
+    assert heard() == ["waiting"]
+
+
+def test_a_loud_subprocess_is_heard_whole(pool: sky.ComputePool, heard: Callable[[], list[str]]) -> None:
+    pool.submit(subprocess.run, ["seq", "20000"]).result()
+    assert heard() == [str(number) for number in range(1, 20_001)]
+
+
+def test_a_callback_hears_the_subprocesses_of_its_calls_only(
+    pool: sky.ComputePool, heard: Callable[[], list[str]]
+) -> None:
+    listener = Listener()
+    pool.submit(os.system, "echo before").result()
+    with sky.use_callback(listener):
+        pool.submit(os.system, "echo inside").result()
+    pool.submit(os.system, "echo after").result()
+    assert heard() == ["before", "inside", "after"]
+    assert listener.lines == ["inside"]
+
+
+def test_the_last_words_of_a_worker_that_crashed_arrive_once(
+    pool: sky.ComputePool, everything: Listener, heard: Callable[[], list[str]]
+) -> None:
+    @sky.compute(retries=0)
+    def crash() -> None:
+        os.write(1, b"about to crash\n")
+        ctypes.string_at(0)
+
+    with pytest.raises(sky.WorkerLostError, match="SIGSEGV"):
+        crash() >> pool
+    lines = heard()
+    assert lines[:2] == ["about to crash", "Fatal Python error: Segmentation fault"]
+    assert any("in crash" in line for line in lines)
+    lost = [isinstance(event, sky.WorkerLost) for event in everything.events]
+    assert lost.index(True) > len(lines) - 1
 
 
 def test_events_emitted_in_a_call_reach_the_pools_callbacks(

@@ -164,7 +164,11 @@ class Cluster:
             case Kind.CHUNK:
                 if (call := self._calls.get(item[1])) is not None:
                     call.arriving().add_chunk(item)
-            case Kind.LINES | Kind.EVENT:
+            case Kind.LINES:
+                slot = self._slots[lane.worker_id]
+                slot.log_end = max(slot.log_end, item[3])
+                self._publish(lane, item)
+            case Kind.EVENT:
                 self._publish(lane, item)
             case Kind.REVOKED:
                 self._acting.give_back(item[1])

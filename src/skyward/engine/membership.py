@@ -86,6 +86,9 @@ class Membership:
         """A node says something; what concerns its workers follows."""
         match message:
             case WorkerExit():
+                slot = self.slots.get(WorkerId(node.rank, message.worker))
+                if slot is not None and slot.lane.incarnation == message.incarnation:
+                    slot.exit_report = message
                 self.exited(WorkerId(node.rank, message.worker), message.incarnation, message.reason)
             case WorkerRunning():
                 self.started(WorkerId(node.rank, message.worker))
@@ -201,6 +204,8 @@ class Membership:
         if not slot.alive:
             return
         slot.alive = False
+        for line in slot.last_lines():
+            self._bus.publish(line)
         reason = slot.exit_reason or "its process is gone"
         if slot.ended_for:
             reason = f"{slot.ended_for} ({reason})"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from skyward._waiting import SYSTEM_CLOCK, wait_until
@@ -17,6 +18,9 @@ from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.engine.packing import PackedFunction
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError, WorkerLostError
+from skyward.events import LogLine
+from skyward.node.control import WorkerExit
+from skyward.node.logs import LineAssembler
 from skyward.provision.nodes import NodeHandle
 from skyward.transport.access import LocalAccess
 from skyward.wire.messages import CallHeader, Kind, Payload
@@ -48,6 +52,8 @@ class Slot:
         exit_reason: why it ended, once its supervisor has said so.
         ended_for: why we have it end; empty if we do not.
         unsent: ids of calls given to it whose blobs are still on their way.
+        log_end: offset in its log up to which captured output has arrived.
+        exit_report: the supervisor's report that it ended.
     """
 
     def __init__(self, lane: Lane, node: AttachedNode) -> None:
@@ -59,6 +65,8 @@ class Slot:
         self.exit_reason = ""
         self.ended_for = ""
         self.unsent: set[int] = set()
+        self.log_end = 0
+        self.exit_report: WorkerExit | None = None
         self._failed_starts = 0
 
     def __str__(self) -> str:
@@ -77,8 +85,18 @@ class Slot:
     def up(self) -> None:
         """A new process answered."""
         self.alive, self.exit_reason, self.ended_for, self._failed_starts = True, "", "", 0
+        self.log_end, self.exit_report = 0, None
         if not self.ready.done():
             self.ready.set_result(None)
+
+    def last_lines(self) -> Iterator[LogLine]:
+        """Yield the lines that the process left behind when it ended, without those that have arrived."""
+        if self.exit_report is None:
+            return
+        text = self.exit_report.last_words[max(0, self.log_end - self.exit_report.last_words_at) :]
+        assembler = LineAssembler("stdout", time.time)
+        for piece in assembler.feed(text.encode("latin-1")) + assembler.finish():
+            yield LogLine(self.id.node, self.node.handle.instance.id, piece.text, piece.timestamp)
 
     def start_failed(self, reason: str) -> str | None:
         """The process ended before it ever answered; returns why there is no hope left, after a few of them."""

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from skyward._waiting import PROMPT_S
 from skyward.events import SkywardEvent, use_callback
 from skyward.node.forks import call_in_this_process
-from skyward.node.logs import CallOutput
 from skyward.node.mapped import MappedBlobs
+from skyward.node.output import CallOutput
 from skyward.node.xid import DOUBT_S, is_doubtful
 from skyward.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.wire.messages import CallHeader, Kind, Outcome, Payload
@@ -185,6 +185,7 @@ class CallRunner:
         began = time.perf_counter()
         self._outlet.wait(limit_s, eager=self._eager)
         self._waiting = False
+        self._output.collect()  # it was written between calls
         # Someone makes one short call after the other.
         self._eager = len(self._queue) == 1 and time.perf_counter() - began < PROMPT_S
         if not self._queue:

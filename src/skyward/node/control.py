@@ -122,6 +122,8 @@ class WorkerExit:
         signal: number of the signal that ended it, or None.
         reason: both in plain English.
         memory_limit_bytes: the limit, when exceeding it was the reason; else None.
+        last_words: end of the output that it may not have sent, such as the traceback of a crash; bytes as Latin-1.
+        last_words_at: their offset in its log.
     """
 
     worker: int
@@ -130,6 +132,8 @@ class WorkerExit:
     signal: int | None
     reason: str
     memory_limit_bytes: int | None
+    last_words: str = ""
+    last_words_at: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import ssl
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -18,10 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skyward._waiting import wait_until
+from skyward._waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
 from skyward.node.calls import CallRunner, ReceivedCall
-from skyward.node.logs import CallOutput, LogPiece
+from skyward.node.capture import WorkerLog
+from skyward.node.logs import LogPiece
+from skyward.node.output import CallOutput
 from skyward.wire.connection import Connection
 from skyward.wire.link import Link
 from skyward.wire.messages import CallHeader, Kind, Payload
@@ -32,6 +35,10 @@ __all__ = ["LaneServer"]
 log = logging.getLogger("skyward.node.lane")
 
 _KEPT_LINES_BOUND = 64 << 20
+_COLLECT_S = 0.1
+_COLLECT_PIECES = 16
+_PACE_S = 0.005
+_LONGEST_PAUSE_S = 1.0
 _FAREWELL_S = 0.5
 _GREETING_S = 10.0
 
@@ -46,13 +53,15 @@ class LaneServer:
     Args:
         incarnation: identity of this process; the client resumes only with the one it knew.
         blob_dirs: folders where large arguments lie, by their content id.
+        log: the worker's log, from which captured output is taken; None to capture none.
     """
 
-    def __init__(self, *, incarnation: str, blob_dirs: Sequence[Path]) -> None:
-        self.output = CallOutput(self._send_printed)
+    def __init__(self, *, incarnation: str, blob_dirs: Sequence[Path], log: WorkerLog | None = None) -> None:
+        self.output = CallOutput(self._send_printed, log=log, keep_pace=self._keep_pace)
         self.runner = CallRunner(self, self.output, blob_dirs)
         self._incarnation = incarnation
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._client = ""
         self._link = Link(Session(), self._take)
         self._linked = False
@@ -69,6 +78,28 @@ class LaneServer:
         while True:
             sock, _ = await self._loop.sock_accept(listening)
             self._spawn(self._converse(Connection(sock, tls, server_side=True)))
+
+    async def watch_output(self) -> None:
+        """Send captured output while it comes, until cancelled; a call's last lines are taken when it ends."""
+        while True:
+            await SYSTEM_CLOCK.sleep(_COLLECT_S)
+            try:
+                self._collect_some()
+            except OSError:  # the log's disk has trouble, which may pass
+                log.exception("captured output could not be read")
+
+    def _collect_some(self) -> None:
+        if not self._linked:  # it waits in the log
+            return
+        self.output.mark(self._has_arrived)
+        pieces = _COLLECT_PIECES
+        while pieces and self.kept_bytes <= _KEPT_LINES_BOUND and self.output.collect_piece():
+            pieces -= 1
+            self._link.flush()
+
+    def _has_arrived(self) -> bool:
+        self._link.flush()
+        return not self.kept_bytes
 
     def close(self) -> None:
         """Hang up, and end the thread that runs calls after the one that runs now. Idempotent."""
@@ -198,7 +229,18 @@ class LaneServer:
     async def _all_seen(self) -> bool | None:
         return self._link.session.drained or None
 
-    def _send_printed(self, call_id: int, pieces: Sequence[LogPiece]) -> None:
+    def _keep_pace(self) -> None:
+        """Have a thread that prints wait while the client is behind; never the event loop's, which sends.
+
+        It waits a second at most: a finalizer may print in a thread that holds what the event loop waits for.
+        """
+        if self.kept_bytes <= _KEPT_LINES_BOUND or threading.get_ident() == self._loop_thread:
+            return
+        until = time.monotonic() + _LONGEST_PAUSE_S
+        while self._linked and self.kept_bytes > _KEPT_LINES_BOUND and time.monotonic() < until:
+            threading.Event().wait(_PACE_S)
+
+    def _send_printed(self, call_id: int, pieces: Sequence[LogPiece], log_end: int = 0, /) -> None:
         if not self._linked and self.kept_bytes > _KEPT_LINES_BOUND:
             self._dropped_lines += len(pieces)
             return
@@ -209,7 +251,7 @@ class LaneServer:
             note = f"… {self._dropped_lines} lines were dropped while the client was away"
             lines.insert(0, ["stderr", note, False, time.time(), -1])
             self._dropped_lines = 0
-        self.push([Kind.LINES, call_id, lines], sum(len(line[1]) for line in lines) + 64)
+        self.push([Kind.LINES, call_id, lines, log_end], sum(len(line[1]) for line in lines) + 64)
         self.flush_soon()
 
 

@@ -46,6 +46,14 @@ class NodePlan:
         """Folder of the workers' own directories; it goes when the node ends."""
         return str(Path(self.config.workdir, "workers"))
 
+    def worker_log(self, worker: int) -> str:
+        """Log file of worker number ``worker``."""
+        return str(Path(self.config.workdir, f"worker-{worker}.log"))
+
+    def worker_mark(self, worker: int) -> str:
+        """File that says how much of the worker's log has arrived at the client; see :mod:`skyward.node.capture`."""
+        return str(Path(self.ready.blob_dir, f"worker-{worker}.mark"))
+
     def process_env(self) -> dict[str, str]:
         """What every process of the node has in its environment, beside what the supervisor inherited."""
         threads = str(max(1, self.ready.cpu_count // self.config.workers))
@@ -94,14 +102,14 @@ class NodePlan:
 
     def worker_env(self, worker: int, order: Start) -> dict[str, str]:
         """What worker number ``worker`` has besides."""
-        config = self.config
         return (
             self._visible_devices(worker)
             | self._files()
             | {
                 "SKYWARD_WORKER": self.place(worker, order).to_json(),
                 "SKYWARD_LANE": self.ready.lanes[worker],
-                "SKYWARD_WORKER_LOG": str(Path(config.workdir, f"worker-{worker}.log")),
+                "SKYWARD_WORKER_LOG": self.worker_log(worker),
+                "SKYWARD_WORKER_MARK": self.worker_mark(worker),
                 "SKYWARD_BLOB_DIRS": os.pathsep.join((self.ready.blob_dir, self.ready.blob_dir_disk)),
             }
         )

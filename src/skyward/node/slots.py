@@ -10,6 +10,8 @@ import sys
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import dask.config as dask_config
@@ -19,6 +21,7 @@ from distributed import Nanny, Status
 from distributed.comm.core import CommClosedError
 
 from skyward.node._program import Program
+from skyward.node.capture import take_last_words
 from skyward.node.control import Report, Start, WorkerExit, WorkerRunning, WorkerStale
 from skyward.node.multiprocess import allow_multiprocessing
 from skyward.node.plan import NodePlan
@@ -146,7 +149,9 @@ class SlotNanny(Nanny):
         if self._pid is not None:
             # A forked child would hold the port that the next incarnation needs.
             kill_session(self._pid)
-        self._report(worker_exit(self._slot, self._incarnation, exitcode, limit))
+        left = take_last_words(Path(self._plan.worker_log(self._slot)), Path(self._plan.worker_mark(self._slot)))
+        ended = worker_exit(self._slot, self._incarnation, exitcode, limit)
+        self._report(replace(ended, last_words=left.data.decode("latin-1"), last_words_at=left.at))
         super()._on_worker_exit_sync(exitcode)
 
 

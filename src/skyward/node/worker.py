@@ -27,6 +27,7 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK, wait_until
+from skyward.node.capture import WorkerLog
 from skyward.node.forks import call_in_this_process
 from skyward.node.lane import LaneServer
 
@@ -55,7 +56,8 @@ class LaneWorker(Worker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _own_log(Path(os.environ["SKYWARD_WORKER_LOG"]))
+        worker_log = WorkerLog(Path(os.environ["SKYWARD_WORKER_LOG"]), Path(os.environ["SKYWARD_WORKER_MARK"]))
+        worker_log.redirect()
         blob_dirs = os.environ["SKYWARD_BLOB_DIRS"].split(os.pathsep)
         tempfile.tempdir = None  # the nannies' own; temporary files of a worker are its user's
         self._serves = False
@@ -65,7 +67,7 @@ class LaneWorker(Worker):
         # Every heartbeat estimates sizes by samples, which must not come from what user code has seeded.
         cast("Any", dask.sizeof).random = random.Random()
         self.lane_loop = LoopThread()
-        self.lane = self.lane_loop.call(_make_lane([Path(folder) for folder in blob_dirs]))
+        self.lane = self.lane_loop.call(_make_lane([Path(folder) for folder in blob_dirs], worker_log))
         self.lane.output.install()
         self._lane_address = os.environ["SKYWARD_LANE"]
         self.handlers["follow"] = self._follow
@@ -91,6 +93,7 @@ class LaneWorker(Worker):
         host, _, port = self._lane_address.rpartition(":")
         tls = cast("ssl.SSLContext", self.security.get_listen_args("worker")["ssl_context"])
         self.lane_loop.spawn(self.lane.serve(socket.create_server((host, int(port)), backlog=16), tls))
+        self.lane_loop.spawn(self.lane.watch_output())
 
     async def handle_scheduler(self, comm: Comm) -> None:
         """Hear the scheduler until its connection is lost, then find the next one."""
@@ -176,13 +179,5 @@ def _port_of(descriptor: int) -> int:
         return seen.getsockname()[1] if seen.family == socket.AF_INET else 0
 
 
-def _own_log(path: Path) -> None:
-    """Send what does not pass through ``sys.stdout`` (C code, subprocesses, tracebacks of crashes) to the log file."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-
-
-async def _make_lane(blob_dirs: Sequence[Path]) -> LaneServer:
-    return LaneServer(incarnation=os.environ["SKYWARD_INCARNATION"], blob_dirs=blob_dirs)
+async def _make_lane(blob_dirs: Sequence[Path], worker_log: WorkerLog) -> LaneServer:
+    return LaneServer(incarnation=os.environ["SKYWARD_INCARNATION"], blob_dirs=blob_dirs, log=worker_log)

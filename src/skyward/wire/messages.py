@@ -32,7 +32,10 @@ class Kind(enum.IntEnum):
     RESULTS = 17
     """To the client: ``[RESULTS, [call_id, …], [seconds, …], [pickle, …]]``: small results of calls that succeeded."""
     LINES = 13
-    """To the client: ``[LINES, call_id, [[stream, text, partial, timestamp, writer], …]]``; call 0 is no call's."""
+    """To the client: ``[LINES, call_id, [[stream, text, partial, timestamp, writer], …], log_end]``; call 0 is none.
+
+    All output captured before the offset ``log_end`` of the worker's log has been sent up to now; 0 says nothing.
+    """
     EVENT = 14
     """To the client: ``[EVENT, call_id, pickle]``: an event that user code emitted."""
     REVOKED = 15

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+import skyward.node.lane
 from skyward.engine.certificates import issue
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.lane import Lane
 from skyward.node.lane import LaneServer
+from skyward.wire.connection import Connection
 from skyward.wire.frames import client_context, server_context
-from skyward.wire.session import Item
+from skyward.wire.link import Link
+from skyward.wire.session import Item, Session
 
 
 class Owner:
@@ -87,3 +90,46 @@ async def test_a_lane_outlasts_every_way_in_which_a_dial_can_fail(incarnations: 
             await lane.close()
     again = ["lost", "up", "linked", "unlinked"]
     assert owner.events == ["up", "linked", "unlinked"] + again * (incarnations - 1)
+
+
+async def test_who_prints_waits_for_a_client_that_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound, line, count = 1 << 20, "x" * 65_536 + "\n", 100
+    monkeypatch.setattr(skyward.node.lane, "_KEPT_LINES_BOUND", bound)
+    identity, most, got = issue(), 0, 0
+    server = LaneServer(incarnation="1", blob_dirs=[tmp_path])
+
+    def call() -> None:
+        nonlocal most
+        with server.output.of_call(1):
+            for _ in range(count):
+                sink = server.output.current()
+                assert sink is not None
+                sink.write("stdout", line)
+                server.flush()
+                most = max(most, server.kept_bytes)
+
+    def take(items: Sequence[Item]) -> None:
+        nonlocal got
+        got += sum(len(item[2]) for item in items)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = asyncio.ensure_future(server.serve(listening, server_context(identity)))
+        sock = socket.create_connection(listening.getsockname())
+        sock.settimeout(0)
+        client, link = Connection(sock, client_context(identity)), Link(Session(), take)
+        async with asyncio.timeout(30):
+            await client.handshake()
+            await client.exchange(["client", 0])
+            await client.first_message()
+            calling = asyncio.ensure_future(asyncio.to_thread(call))
+            while server.kept_bytes <= bound:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+            reading = asyncio.ensure_future(link.run(client))
+            await calling
+            while got < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        for task in (reading, serving):
+            task.cancel()
+        await asyncio.gather(reading, serving, return_exceptions=True)
+        server.close()
+    assert most <= 2 * bound

@@ -17,6 +17,8 @@ from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
+from skyward.events import LogLine, WorkerLost
+from skyward.node.control import WorkerExit
 from skyward.transport.access import LocalAccess
 from skyward.wire.messages import Kind, Outcome
 
@@ -61,7 +63,8 @@ class Stage:
     """A cluster of two nodes with one worker each."""
 
     def __init__(self, folder: str) -> None:
-        self.bus = SimpleNamespace(publish=lambda *_: None)
+        self.events: list[Any] = []
+        self.bus = SimpleNamespace(publish=lambda event, *_: self.events.append(event))
         self.cluster = Cluster(None, self.bus, workers_per_node=1)  # type: ignore[arg-type]
         self.members = self.cluster.members
         self._folder = folder
@@ -241,3 +244,31 @@ async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_a
     stage.cluster.lane_items(stage.lane(0), [pieces_missing, [Kind.RESULTS, [2], [0.1], [b"pickle"]]])
     assert isinstance(broken.sink.outcomes[0].error, KeyError)
     assert good.sink.outcomes[0].data == b"pickle"
+
+
+@pytest.mark.parametrize(
+    ("log_end", "expected"), [(0, ["seen", "größer", "Fatal"]), (105, ["größer", "Fatal"]), (999, [])]
+)
+async def test_a_crashed_workers_last_words_are_published_without_those_that_came(
+    stage: Stage, log_end: int, expected: list[str]
+) -> None:
+    handle = await stage.attach(0)
+    lane = stage.lane(0)
+    words = "seen\ngrößer\nFatal".encode().decode("latin-1")
+    stage.cluster.lane_items(lane, [[Kind.LINES, 0, [["stdout", "before", False, 1.0, 0]], log_end]])
+    stage.cluster.lane_linked(lane, linked=False)
+    ended = WorkerExit(
+        worker=0,
+        incarnation="first",
+        exit_code=None,
+        signal=11,
+        reason="crashed",
+        memory_limit_bytes=None,
+        last_words=words,
+        last_words_at=100,
+    )
+    stage.members.heard(handle, ended)
+
+    lines = [event.line for event in stage.events if isinstance(event, LogLine)]
+    assert lines == ["before", *expected]
+    assert isinstance(stage.events[-1], WorkerLost)

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from skyward.node.logs import PIECE_CHARS, CallOutput, LineAssembler, LogPiece, OutputRouter, Reassembler
+from skyward.node.logs import PIECE_CHARS, LineAssembler, LogPiece, Reassembler
+from skyward.node.output import CallOutput
+from skyward.node.streams import OutputRouter
 
 
 class Clock:
@@ -180,7 +182,7 @@ class Deliveries:
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def __call__(self, call_id: int, pieces: Sequence[LogPiece]) -> None:
+    def __call__(self, call_id: int, pieces: Sequence[LogPiece], _log_end: int = 0, /) -> None:
         self.seen += [(call_id, piece.stream, piece.text) for piece in pieces]
 
     def texts(self, call_id: int) -> list[str]:
@@ -294,9 +296,9 @@ class TestRouting:
     def test_a_forked_process_writes_to_the_log(self) -> None:
         program = """if True:
             import os, sys
-            from skyward.node.logs import CallOutput
+            from skyward.node.output import CallOutput
             log, sent = sys.stdout, []
-            output = CallOutput(lambda call_id, pieces: sent.extend(piece.text for piece in pieces))
+            output = CallOutput(lambda call_id, pieces, log_end: sent.extend(piece.text for piece in pieces))
             output.install()
             with output.of_call(1):
                 child = os.fork()
@@ -312,7 +314,7 @@ class TestRouting:
     def test_a_finalizer_may_print_inside_a_print(self) -> None:
         seen: list[str] = []
 
-        def deliver(_call_id: int, pieces: Sequence[LogPiece]) -> None:
+        def deliver(_call_id: int, pieces: Sequence[LogPiece], _log_end: int = 0, /) -> None:
             seen.extend(texts(pieces))
             if len(seen) == 1:
                 router.write("from a finalizer\n")

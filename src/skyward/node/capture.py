@@ -1,0 +1,216 @@
+"""Capture of a worker's descriptors 1 and 2: they lead to its log, and the worker reads back what others wrote there.
+
+A file instead of a pipe: its writers never block, so C code that prints while it holds the GIL cannot lock up the
+process, and the last words of a process that crashed are still there (docs/decisions/015).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import io
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, cast
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = ["LAST_WORDS_BYTES", "LastWords", "WorkerLog", "take_last_words"]
+
+LAST_WORDS_BYTES = 8 << 10
+"""Longest report of last words. Six times as long in JSON, where it must stay below asyncio's limit of a line."""
+
+_PIECE_BYTES = 256 << 10
+_LINE_BUFFERED = 1  # _IOLBF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWords:
+    """Output that a worker left behind.
+
+    Attributes:
+        data: the bytes, the last :data:`LAST_WORDS_BYTES` of them.
+        at: their offset in the worker's log.
+    """
+
+    data: bytes
+    at: int
+
+
+class WorkerLog:
+    """A worker's log file, of which the worker's own part is told from captured output.
+
+    The own part, such as Dask's messages, is written through :attr:`own`. Everything else that is appended is captured:
+    it came through descriptors 1 and 2 of the worker or of the processes that it started.
+
+    Attributes:
+        lock: held while captured output is handed on. Holders never wait for anybody.
+        position: offset up to which captured output was handed on.
+        own: text stream for the worker's own messages, unbuffered.
+
+    Args:
+        path: the log; created if missing, appended to otherwise.
+        mark: file for an offset in the log: nothing before it counts as last words.
+    """
+
+    def __init__(self, path: Path, mark: Path) -> None:
+        self.lock = threading.RLock()  # a finalizer that prints may run while its thread holds it
+        self._appending = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._marking = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._pid = os.getpid()
+        self._feeding = False
+        self._own_parts: list[tuple[int, int]] = []
+        self.position = self._whole = self.size
+        self._marked = -1
+        self.mark()
+        self.own: TextIO = io.TextIOWrapper(
+            cast("io.BufferedWriter", _OwnPart(self)), encoding="utf-8", errors="backslashreplace", write_through=True
+        )
+
+    @property
+    def size(self) -> int:
+        """The log's present size in bytes."""
+        return os.lseek(self._reading, 0, os.SEEK_END)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether anything was appended that has not been handed on. Takes half a microsecond."""
+        return self.size != self.position
+
+    def redirect(self) -> None:
+        """Send descriptors 1 and 2 to the log, and what is logged in this process to its own part."""
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+        _have_handlers_write_to(self.own)
+        for stream in (sys.__stdout__, sys.__stderr__):
+            if isinstance(stream, io.TextIOWrapper):  # forked children print through these
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        faulthandler.enable(2, all_threads=False)
+        if sys.platform == "linux":  # C's own buffer would keep lines back until it is full
+            libc = ctypes.CDLL(None)
+            libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
+
+    def append(self, data: ReadableBuffer) -> int:
+        """Write to the own part; return how many bytes."""
+        if os.getpid() != self._pid:  # a forked child, where the lock may be held for ever
+            return os.write(self._appending, data)
+        with self.lock:
+            count = os.write(self._appending, data)
+            end = os.lseek(self._appending, 0, os.SEEK_CUR)  # appending leaves it behind what was written
+            self._own_parts.append((end - count, end))
+            if self._marked == end - count:
+                self._whole = end
+                self.mark()
+        return count
+
+    def hand_on(self, feed: Callable[[bytes, int], None]) -> bool:
+        """Pass the next piece of captured output on; return whether to ask again.
+
+        Args:
+            feed: takes bytes, and the offset up to which they, and all before them, are whole lines.
+        """
+        with self.lock:
+            if self._feeding:
+                return False
+            self._feeding = True
+            try:
+                self._hand_on(feed)
+            finally:
+                self._feeding = False
+        return self.has_more
+
+    def end_line(self) -> int:
+        """Count an unfinished line as whole, since it was sent as if it was; return the offset of its end."""
+        self._whole = self.position
+        return self._whole
+
+    def mark(self) -> None:
+        """Note that all captured output up to the last whole line has arrived: it will not count as last words."""
+        if self._marked != self._whole:
+            self._marked = self._whole
+            os.pwrite(self._marking, self._whole.to_bytes(8, "little"), 0)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether :meth:`mark` has nothing to note."""
+        return self._marked == self._whole
+
+    def close(self) -> None:
+        """Close the files, but for descriptors 1 and 2."""
+        for descriptor in (self._appending, self._reading, self._marking):
+            os.close(descriptor)
+
+    def _hand_on(self, feed: Callable[[bytes, int], None]) -> None:
+        start = self.position
+        data = os.pread(self._reading, _PIECE_BYTES, start)
+        end = start + len(data) if data else self.size  # shorter than before: somebody truncated it
+        own = [part for part in self._own_parts if part[0] < end]
+        pieces = list(_between(own, start, data))
+        self._whole = _whole_until(pieces, own, self._whole)
+        if captured := b"".join(piece for _, piece in pieces):
+            feed(captured, self._whole)
+        self._own_parts = [part for part in self._own_parts if part[1] > end]
+        self.position = end
+
+
+class _OwnPart(io.RawIOBase):
+    def __init__(self, log: WorkerLog) -> None:
+        self._log = log
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        return self._log.append(data)
+
+    def writable(self) -> bool:
+        return True
+
+
+def take_last_words(log: Path, mark: Path) -> LastWords:
+    """Return what a worker that has ended left behind, once: output that it had no time to hand on."""
+    with suppress(OSError), mark.open("r+b") as marking, log.open("rb") as reading:
+        end = reading.seek(0, os.SEEK_END)
+        start = max(int.from_bytes(marking.read(8), "little"), end - LAST_WORDS_BYTES)
+        reading.seek(start)
+        marking.seek(0)
+        marking.write(end.to_bytes(8, "little"))
+        return LastWords(data=reading.read(max(0, end - start)), at=start)
+    return LastWords(data=b"", at=0)
+
+
+def _between(own: Iterable[tuple[int, int]], start: int, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the parts of ``data`` that are not the worker's own, each with its offset in the log."""
+    at = start
+    for begin, end in chain(own, [(start + len(data), start + len(data))]):
+        if begin > at:
+            yield at, data[at - start : begin - start]
+        at = max(at, end)
+
+
+def _whole_until(pieces: Iterable[tuple[int, bytes]], own: Iterable[tuple[int, int]], whole: int) -> int:
+    for at, piece in pieces:
+        if line_end := 1 + max(piece.rfind(b"\n"), piece.rfind(b"\r")):
+            whole = at + line_end
+    for begin, end in own:
+        whole = end if begin == whole else whole
+    return whole
+
+
+def _have_handlers_write_to(stream: TextIO) -> None:
+    """Replace the interpreter's streams in the handlers that were made when Dask was imported."""
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            if isinstance(handler, logging.StreamHandler):
+                handler = cast("logging.StreamHandler[TextIO]", handler)
+                if handler.stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+                    handler.setStream(stream)
