@@ -120,3 +120,7 @@ class _Subscription:
 
     def __call__(self, event: SkywardEvent) -> SkywardEvent | None:
         return self.callback(event) if isinstance(event, self.event_type) else None
+
+    def __repr__(self) -> str:
+        """Return the callback's, which is what messages are about."""
+        return repr(self.callback)

@@ -77,11 +77,26 @@ class InfraCreated:
 
 @dataclass(frozen=True)
 class InstanceLaunching:
-    """``count`` instances are being asked for."""
+    """``count`` instances are being asked for.
+
+    Attributes:
+        region: where; empty where it has no meaning.
+        spot: whether on the spot market; None where there are no markets.
+        price_per_hour: USD for one of them; 0.0 is free, None is unknown.
+        workers_per_node: worker processes on each.
+        cpu_per_worker: cores asked for, for each worker; None is any number.
+        memory_gib_per_worker: main memory asked for, for each worker; None is any amount.
+    """
 
     count: int
     instance_type: str
     provider: ProviderName
+    region: str = ""
+    spot: bool | None = None
+    price_per_hour: float | None = None
+    workers_per_node: int = 1
+    cpu_per_worker: int | None = None
+    memory_gib_per_worker: float | None = None
 
 
 @dataclass(frozen=True)

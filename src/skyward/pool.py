@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -10,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from skyward._event_bus import EventBus
 from skyward._loop import acquire_loop
-from skyward.display import open_display, parse_display
+from skyward.display import PoolTag, open_display, parse_display
 from skyward.engine.futures import Batch, RemoteFuture
 from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
@@ -31,6 +32,8 @@ from skyward.submission import ArgumentMemo, CallFuture, Invocation
 __all__ = ["ComputePool", "current_pool"]
 
 R = TypeVar("R")
+
+_pools_made = itertools.count()
 
 
 class ComputePool(CallsByFunction, Scales, Opens):
@@ -116,6 +119,7 @@ class ComputePool(CallsByFunction, Scales, Opens):
         self._subscriptions: list[tuple[type[Any] | None, Callback]] = [(None, on_event)] if on_event else []
         self._running: RunningPool | None = None
         self._bus: EventBus | None = None
+        self._made = next(_pools_made)
 
     def _open(self, stack: ExitStack) -> None:
         loop = acquire_loop()
@@ -123,7 +127,7 @@ class ComputePool(CallsByFunction, Scales, Opens):
         bus = self._bus = EventBus()
         stack.callback(self._forget)
         stack.callback(bus.close)
-        display = open_display(self._display, bus)
+        display = open_display(self._display, bus, tag=PoolTag(provider=self._provider.name, made=self._made))
         stack.callback(display.close)
         stack.callback(bus.close)  # the display wants to hear everything before it closes; closing twice is harmless
         outer = current_callbacks()
@@ -169,7 +173,7 @@ class ComputePool(CallsByFunction, Scales, Opens):
     def run(self, pending: PendingCompute[R]) -> R:
         """Run one call on any worker and return its result: ``pending >> pool``."""
         batch = self._ready.submit_batch([checked_call(pending).invocation()])
-        self._ready.wait(batch, "call", all_of_them=False)
+        self._ready.wait(batch, all_of_them=False)
         return batch.result(0)
 
     def run_batch(self, batch: PendingBatch[*Ts]) -> tuple[*Ts]:
@@ -191,7 +195,7 @@ class ComputePool(CallsByFunction, Scales, Opens):
         return PoolExecutor(self)
 
     def _results(self, batch: Batch, *, return_exceptions: bool) -> tuple[Any, ...]:
-        self._ready.wait(batch, f"{len(batch)} calls", all_of_them=return_exceptions)
+        self._ready.wait(batch, all_of_them=return_exceptions)
         if return_exceptions:
             return tuple(_outcome_of(batch, index) for index in range(len(batch)))
         if batch.failed is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
@@ -191,6 +192,8 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
 
 def _name_of_first_task(batch: Any) -> str:
     function = batch.items[0][0]
+    while isinstance(function, partial):
+        function = function.func
     return getattr(function, "__name__", type(function).__name__)
 
 

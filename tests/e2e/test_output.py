@@ -6,6 +6,7 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -461,22 +462,28 @@ def test_an_error_in_the_block_of_a_quiet_pool_shows_its_traceback_alone() -> No
     assert done.stderr.endswith("LookupError: mine\n")
 
 
+def sources(lines: list[str]) -> set[str]:
+    """Where the lines come from; each begins with the time of day."""
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
+    return {line[9:].partition(" │ ")[0].strip() for line in lines}
+
+
 def test_in_a_pipe_the_log_is_plain_lines_and_standard_output_is_the_scripts_own() -> None:
     done = run_script(display="log", inside="print('result')")
     assert (done.returncode, done.stdout) == (0, "result\n")
     assert set(done.stderr) & CONTROL_CHARACTERS == set()
     lines = done.stderr.splitlines()
-    assert {line.partition(" │ ")[0].strip() for line in lines} == {"pool", "node 0"}
-    assert sorted(line for line in lines if "grüße" in line) == [f"node 0  │ grüße {n}" for n in range(4)]
+    assert sources(lines) == {"pool", "node 0"}
+    assert sorted(line[9:] for line in lines if "grüße" in line) == [f"node 0  │ grüße {n}" for n in range(4)]
     assert sum("bar 100%" in line for line in lines) == 4
     assert "closed after" in lines[-1]
-    assert "calls: 4" in lines[-1]
+    assert "4 calls" in lines[-1]
 
 
 def test_an_error_in_the_block_is_logged_around_and_shown_once() -> None:
     done = run_script(display="log", inside="raise LookupError('mine')")
     shown, _, trace = done.stderr.partition("Traceback (most recent call last):")
-    assert {line.partition(" │ ")[0].strip() for line in shown.splitlines()} == {"pool", "node 0"}
+    assert sources(shown.splitlines()) == {"pool", "node 0"}
     assert "closed after" in shown
     assert trace.count("Error") == 1
     assert trace.endswith("LookupError: mine\n")

@@ -160,22 +160,22 @@ class RunningPool:
         """See :meth:`skyward.engine.elastic.Elastic.forward`."""
         return self._loop.call(self.elastic.forward(address))
 
-    def wait(self, batch: Batch, label: str, *, all_of_them: bool) -> None:
+    def wait(self, batch: Batch, *, all_of_them: bool) -> None:
         """Wait for a batch; the first failure ends the wait and drops the rest, unless ``all_of_them`` are wanted.
 
         Ctrl-C ends what runs: its workers are replaced, the pool stays usable.
         """
         try:
             if not batch.wait(_PROGRESS_AFTER_S) or all_of_them:
-                self._follow(batch, label, all_of_them=all_of_them)
+                self._follow(batch, all_of_them=all_of_them)
         except BaseException:
             self.cancel(batch.calls)
             raise
         if batch.remaining:
             self.cancel(batch.calls, kill=False)
 
-    def _follow(self, batch: Batch, label: str, *, all_of_them: bool) -> None:
-        total = len(batch)
+    def _follow(self, batch: Batch, *, all_of_them: bool) -> None:
+        label, total = _label_of(batch), len(batch)
         self._bus.publish(Progress(label, total - batch.remaining, total))
         try:
             while not batch.wait(_PROGRESS_INTERVAL_S) or (all_of_them and batch.remaining):
@@ -296,6 +296,12 @@ class RunningPool:
             self._cluster.members.heard(node, message)
         if (event := _event_of(node, message)) is not None:
             self._bus.publish(event)
+
+
+def _label_of(batch: Batch) -> str:
+    """Return the name of the function that all calls of a batch run; ``calls`` where there are several."""
+    labels = {call.parcel.label for call in batch.calls}
+    return labels.pop() if len(labels) == 1 else "calls"
 
 
 def _event_of(node: NodeHandle, message: Message | LinkDown | LinkUp) -> SkywardEvent | None:

@@ -241,7 +241,7 @@ class Machines:
     async def _buy(self, batch: Batch, ranks: Sequence[int], lasts_s: Callable[[Offer], float]) -> Sequence[Machine]:
         """Launch machines of a batch, as often as it takes and its strategy says."""
         asked = batch.offers[0]
-        self._publish(InstanceLaunching(len(ranks), asked.spec.name, self._provider_name))
+        self._publish(self._launching(len(ranks), asked))
         for left in range(batch.retries, -1, -1):
             try:
                 launched = await to_its_end(self._create(batch.offers, ranks, lasts_s))
@@ -278,6 +278,20 @@ class Machines:
                 "this is a fault of the provider's adapter, please report it"
             )
         return made
+
+    def _launching(self, count: int, offer: Offer) -> InstanceLaunching:
+        request = self._request
+        return InstanceLaunching(
+            count,
+            offer.spec.name,
+            self._provider_name,
+            region=offer.region,
+            spot=offer.spot,
+            price_per_hour=offer.price_per_hour,
+            workers_per_node=request.workers_per_node,
+            cpu_per_worker=request.cpu,
+            memory_gib_per_worker=request.memory_gib,
+        )
 
     def _notice(self, message: str) -> None:
         """Tell the user, once."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from skyward._event_bus import EventBus
-from skyward.display import open_display
+from skyward.display import PoolTag, open_display
 from skyward.events import Callback, SkywardEvent
 from skyward.testing.clock import FakeClock
 
@@ -46,7 +46,7 @@ class InlineBus(EventBus):
 
 
 class Show:
-    """A display on a stream, and the clock it sees.
+    """A display on a stream, and the clock it sees, on which the epoch began 100 seconds ago.
 
     Attributes:
         clock: the time.
@@ -54,10 +54,17 @@ class Show:
         display: the display.
     """
 
-    def __init__(self, kind: str, stream: io.TextIOBase) -> None:
+    def __init__(self, kind: str, stream: io.TextIOBase, tag: PoolTag | None = None) -> None:
         self.clock = FakeClock(100.0)
         self.bus = InlineBus()
-        self.display: Any = open_display(kind, self.bus, stream, clock=self.clock)  # type: ignore[arg-type]
+        self.display: Any = open_display(
+            kind,
+            self.bus,
+            stream,  # type: ignore[arg-type]
+            tag=tag,
+            clock=self.clock,
+            wall=self.clock.monotonic,
+        )
 
     def __call__(self, *events: SkywardEvent, after_s: float = 0.0) -> None:
         """Events happen, so many seconds later."""
@@ -67,9 +74,9 @@ class Show:
 
 
 @contextmanager
-def shown(kind: str, stream: io.TextIOBase) -> Generator[Show]:
-    """A display that is closed at the end."""
-    show = Show(kind, stream)
+def shown(kind: str, stream: io.TextIOBase, tag: PoolTag | None = None) -> Generator[Show]:
+    """Open a display, and close it at the end."""
+    show = Show(kind, stream, tag)
     try:
         yield show
     finally:

@@ -1,0 +1,194 @@
+"""Screens of a display: plain lines for files and pipes, colours and drawings that change for terminals."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from skyward._waiting import Clock
+from skyward.display.escapes import cleaned, harmless
+from skyward.display.lines import Line, PoolTag, Tone
+from skyward.display.load import FleetLoad
+from skyward.display.surface import REDRAW_EVERY_S, Surface
+from skyward.display.words import Work
+
+__all__ = ["LiveScreen", "PlainScreen", "Screen"]
+
+_PLAIN_PROGRESS_EVERY_S: Final = 10.0
+_BAR_WIDTH: Final = 30
+_FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_NODE_COLOURS: Final = ("cyan", "magenta", "green", "blue", "bright_cyan", "bright_magenta", "bright_green")
+_IN_ASCII: Final = str.maketrans({"\N{MULTIPLICATION SIGN}": "x", "°": ""})
+
+
+class Screen(Protocol):
+    """Place for lines. All methods are called from one thread at a time."""
+
+    def line(self, line: Line) -> None:
+        """Add a line."""
+        ...
+
+    def phase(self, line: Line | None) -> None:
+        """Name the present phase, in a line that changes where there can be one; None: there is none."""
+        ...
+
+    def status(self, works: Sequence[Work]) -> None:
+        """Show how far ``works`` are."""
+        ...
+
+    @property
+    def shows_load(self) -> bool:
+        """Whether load and cost are being drawn, so that no line is needed for them."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing but the lines."""
+        ...
+
+
+class _Layout:
+    """Columns of a line: the time, its source, its text."""
+
+    def __init__(self, surface: Surface, tag: PoolTag, wall: Callable[[], float]) -> None:
+        self._surface = surface
+        self._tag = tag
+        self._wall = wall
+
+    @property
+    def pool(self) -> str:
+        """The pool's name, if there are others."""
+        return harmless(self._surface.name_of(self._tag))
+
+    def columns(self, line: Line) -> Sequence[str]:
+        """Return time, source and text of a line as they are written, in the stream's own characters."""
+        source = " ".join(filter(None, (self.pool, line.source if line.source != "pool" or not self.pool else "")))
+        width = self._surface.source_width = max(self._surface.source_width, len(source))
+        now = time.strftime("%H:%M:%S", time.localtime(self._wall()))
+        text = line.text if self._surface.stream.unicode else line.text.translate(_IN_ASCII)
+        return now, f"{source:<{width}}", text
+
+
+class PlainScreen:
+    """Plain lines, for files and pipes."""
+
+    shows_load = False
+
+    def __init__(self, surface: Surface, tag: PoolTag, *, clock: Clock, wall: Callable[[], float]) -> None:
+        self._surface = surface
+        self._layout = _Layout(surface, tag, wall)
+        self._clock = clock
+        self._next_progress_s = 0.0
+
+    def line(self, line: Line) -> None:
+        """See :meth:`Screen.line`."""
+        now, source, text = self._layout.columns(line)
+        self._surface.add_line(f"{now} {source} {self._surface.stream.rule} {cleaned(text, colours=False)}")
+
+    def phase(self, line: Line | None) -> None:
+        """See :meth:`Screen.phase`."""
+        if line:
+            self.line(line)
+
+    def status(self, works: Sequence[Work]) -> None:
+        """See :meth:`Screen.status`: a line now and then."""
+        now_s = self._clock.monotonic()
+        begun = [work for work in works if work.done]
+        if not begun or now_s < self._next_progress_s:
+            return
+        self._next_progress_s = now_s + _PLAIN_PROGRESS_EVERY_S
+        for work in begun:
+            self.line(Line(source="pool", text=work.ongoing(now_s), tone=Tone.STEP))
+
+    def close(self) -> None:
+        """See :meth:`Screen.close`."""
+
+
+class LiveScreen:
+    """Coloured lines; below them, while there is anything to wait for, a spinner, bars and a table of the nodes."""
+
+    def __init__(
+        self, surface: Surface, tag: PoolTag, load: FleetLoad, *, clock: Clock, wall: Callable[[], float]
+    ) -> None:
+        self._surface = surface
+        self._layout = _Layout(surface, tag, wall)
+        self._load = load
+        self._clock = clock
+        self._blocks, self._frames = ("█░", _FRAMES) if surface.stream.unicode else ("#-", "-\\|/")
+        self._phase = ""
+        self._works: tuple[Work, ...] = ()
+
+    @property
+    def shows_load(self) -> bool:
+        """See :attr:`Screen.shows_load`."""
+        return bool(self._phase or self._works)
+
+    def line(self, line: Line) -> None:
+        """See :meth:`Screen.line`."""
+        from rich.text import Text
+
+        now, source, text = self._layout.columns(line)
+        colour = "bold" if line.node is None else _NODE_COLOURS[line.node % len(_NODE_COLOURS)]
+        shown = Text.from_ansi(cleaned(text, colours=True)) if line.tone is Tone.OUTPUT else Text(text, line.tone.value)
+        rule = f" {self._surface.stream.rule} "
+        self._surface.add_line(self._styled(Text.assemble((now, "dim"), " ", (source, colour), rule, shown)))
+
+    def phase(self, line: Line | None) -> None:
+        """See :meth:`Screen.phase`."""
+        self._phase = f"{line.source}: {line.text}" if line else ""
+
+    def status(self, works: Sequence[Work]) -> None:
+        """See :meth:`Screen.status`."""
+        self._works = tuple(works)
+        if self.shows_load:
+            self._surface.show(self._render)
+        else:
+            self._surface.hide(self._render)
+
+    def close(self) -> None:
+        """See :meth:`Screen.close`."""
+        self._phase, self._works = "", ()
+        self._surface.hide(self._render)
+
+    def _styled(self, content: object, width: int | None = None) -> str:
+        """Return content of rich's in the colours that the terminal has; without a width nothing is wrapped."""
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), force_terminal=True, width=width)
+        with console.capture() as capture:
+            console.print(content, soft_wrap=width is None, end="")
+        return capture.get()
+
+    def _render(self, width: int) -> list[str]:
+        """Return the drawing; called several times a second, by several threads."""
+        from rich.text import Text
+
+        now_s = self._clock.monotonic()
+        frame = self._frames[int(now_s / REDRAW_EVERY_S) % len(self._frames)]
+        works = [f"{self._bar(work)}{work.ongoing(now_s)}" for work in self._works]
+        texts = [Text(line) for line in ([f"{frame} {self._phase}"] if self._phase else []) + works]
+        for text in texts:
+            text.truncate(width)
+        return [*(text.plain for text in texts), *self._load_lines(width)]
+
+    def _load_lines(self, width: int) -> list[str]:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        for first, *others in self._load.rows():
+            table.add_row(*(Text(cell, "dim", no_wrap=True) for cell in (self._prefixed(first), *others)))
+        footer = [Text(self._prefixed(line), "dim", no_wrap=True) for line in self._load.footer(self._clock.elapsed())]
+        parts = [*([table] if table.row_count else []), *footer]
+        return self._styled(Group(*parts), width).splitlines() if parts else []
+
+    def _prefixed(self, cell: str) -> str:
+        return f"{self._layout.pool} {cell}".lstrip()
+
+    def _bar(self, work: Work) -> str:
+        if not work.total or work.total == 1:
+            return ""
+        full = _BAR_WIDTH * work.done // work.total
+        return self._blocks[0] * full + self._blocks[1] * (_BAR_WIDTH - full) + " "
