@@ -185,7 +185,7 @@ def test_the_machine_of_a_killed_client_ends_its_bill_by_itself(start: Start, tm
     assert processes_of([machine["InstanceId"]]) == []
 
 
-@sky.compute(retries=0)
+@sky.compute(retries=1)
 def work(number: int, notes: str, victim: str) -> int:
     """Takes a moment, but has no end on the victim, if it is one of the first."""
     instance = os.environ["SKYWARD_INSTANCE"]

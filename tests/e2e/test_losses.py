@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
+import mmap
 import os
 import random
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
 import joblib
@@ -188,6 +192,29 @@ class TestPoison:
         results = sky.gather(*[maybe_die(n) for n in range(60)], return_exceptions=True) >> pool
         assert isinstance(results[30], WorkerLostError)
         assert [r for n, r in enumerate(results) if n != 30] == [n for n in range(60) if n != 30]
+
+    def test_short_calls_without_retries_run_once_and_few_are_lost_with_their_worker(self, tmp_path: Path) -> None:
+        @sky.compute(retries=0)
+        def note(number: int, path: str) -> int:
+            counts = getattr(builtins, "counts", None)
+            if counts is None:  # once per process: a call that opens a file is long enough for all results to leave
+                with open(path, "r+b") as file:
+                    counts = builtins.counts = mmap.mmap(file.fileno(), 0)  # type: ignore[attr-defined]
+            counts[number] += 1
+            if number == 200:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return number
+
+        notes = tmp_path / "notes"
+        notes.write_bytes(bytes(400))
+        with open_pool(nodes=1, concurrency=1) as pool:
+            results = sky.gather(*[note(n, str(notes)) for n in range(400)], return_exceptions=True) >> pool
+        lost = [number for number, result in enumerate(results) if result != number]
+        assert all(isinstance(results[number], WorkerLostError) for number in lost)
+        assert 200 in lost
+        assert len(lost) <= 5, "calls that had not begun run in the next process"
+        assert notes.read_bytes() == bytes([1]) * 400, "each ran once"
+        assert re.search(r"lost its worker once.*may have begun.*retries=0", str(results[200]))
 
     def test_a_crash_in_native_code_is_a_lost_worker(self, pool: sky.ComputePool) -> None:
         @sky.compute(retries=0)

@@ -39,7 +39,8 @@ class CallState:
         retries: how many losses of its worker it survives.
         pinned: the only worker that may run it.
         together: whether it runs together with others, and so not again once it has begun.
-        losses: how many it had.
+        losses: how many workers were lost on which it may have begun.
+        position: number among the calls sent to its worker's place, counted from 1; 0 while it has not left the client.
     """
 
     id: int
@@ -48,9 +49,15 @@ class CallState:
     pinned: WorkerId | None = None
     together: bool = False
     losses: int = 0
+    position: int = 0
     cancelled: bool = False
     worker: WorkerId | None = None
     expected_s: float = math.inf
+
+    @property
+    def final(self) -> bool:
+        """Whether the call may not run again once it has begun."""
+        return self.together or self.losses >= self.retries
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +155,16 @@ class Dispatch:
         self._workers.setdefault(worker_id, _Worker(worker_id))
 
     def drain(self, worker_id: WorkerId, *, comes_back: bool = False) -> list[Action]:
-        """The worker is to go: it gets no more calls but its own, and gives back what it has not begun.
+        """Take a worker out of use: it gets only calls pinned to it, and gives back those that it has not begun.
 
-        Where it ``comes_back``, those that only it may run wait for that.
+        Where it ``comes_back``, pinned calls wait for that.
         """
         worker = self._workers.get(worker_id)
         if worker is None:
             return []
         worker.draining, worker.holding = True, comes_back
         self._sort(worker)
-        movable = [call.id for call in worker.in_flight.values() if call.pinned is None]
+        movable = [call.id for call in worker.in_flight.values() if comes_back or call.pinned is None]
         return [Revoke(worker_id, movable)] if movable else []
 
     def drained(self, worker_id: WorkerId, *, waiting: bool = False) -> bool:
@@ -176,19 +183,11 @@ class Dispatch:
         self._sort(worker)
         return self._assign(now)
 
-    def worker_lost(
-        self,
-        worker_id: WorkerId,
-        reason: str,
-        now: float,
-        *,
-        unsent: frozenset[int] = frozenset(),
-        blameless: bool = False,
-    ) -> list[Action]:
-        """A worker died with all it held; calls in ``unsent`` had not left the client.
+    def worker_lost(self, worker_id: WorkerId, reason: str, now: float, *, begun: int | None = None) -> list[Action]:
+        """Move the calls of a worker that died; each that may have begun uses up a retry, whatever the reason.
 
-        Calls run in order, so only the first unfinished one may be to blame: it alone is charged with the loss, unless
-        the worker was lost for reasons that are known to be no call's (``blameless``).
+        A call may have begun if it was sent, unless its position is above ``begun``, the position of the last call that
+        the worker began; None if that is unknown. A call that ran may be among them, if its result was lost.
         """
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -197,15 +196,15 @@ class Dispatch:
         held, worker.in_flight, worker.load_s = list(worker.in_flight.values()), {}, 0.0
         self._sort(worker)
         actions: list[Action] = []
-        begun = next((call for call in held if call.id not in unsent), None)
-        suspect = None if blameless else begun
         for call in reversed(held):
-            call.worker = None
+            may_have_begun = call.position > 0 and (begun is None or call.position <= begun)
+            call.worker, call.position = None, 0
             if call.cancelled:
                 self._calls.pop(call.id, None)
                 continue
-            call.losses += call is suspect
-            if call.losses > call.retries or (call is begun and call.together):
+            exhausted = may_have_begun and call.final
+            call.losses += may_have_begun
+            if exhausted:
                 actions.append(self._give_up(call, worker_id, reason))
             else:
                 self._enqueue(call, front=True)
@@ -340,7 +339,7 @@ class Dispatch:
 
     def _take_back(self, call: CallState) -> None:
         worker = self._workers.get(call.worker) if call.worker is not None else None
-        call.worker = None
+        call.worker, call.position = None, 0
         if worker is None or worker.in_flight.pop(call.id, None) is None:
             return
         worker.load_s = worker.load_s - call.expected_s if worker.in_flight and call.expected_s < math.inf else 0.0

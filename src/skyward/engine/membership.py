@@ -144,7 +144,7 @@ class Membership:
         self._exchange.leave(rank)
         for slot in self._slots_of(rank):
             slot.give_up(reason)
-            self._leave(slot, reason, blameless=rank == 0)
+            self._leave(slot, reason)
         self._leaving -= {rank}
         if for_good:
             gone = self._of(rank)
@@ -173,7 +173,7 @@ class Membership:
             slot.lane.nudge()
 
     def exited(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
-        """The node's supervisor saw a worker end."""
+        """Note the end of a worker, as its node's supervisor reports it."""
         slot = self.slots.get(worker_id)
         if slot is None:
             return
@@ -252,28 +252,25 @@ class Membership:
 
         await wait_until(killed, deadline_s=math.inf, interval_s=_KILL_AGAIN_S, what=f"{slot} to be replaced")
 
-    def _lost(self, slot: Slot, reason: str, *, blameless: bool = False) -> None:
+    def _lost(self, slot: Slot, reason: str) -> None:
         self._calls.leave(slot.id)
         leaving = slot.id.node in self._leaving
         # else it went as it was meant to
         if (slot.id in self.places and not leaving) or not self._dispatch.drained(slot.id):
             self._bus.publish(WorkerLost(slot.id.node, slot.id.worker, slot.node.handle.instance.id, reason))
-        unsent = frozenset(slot.unsent)
         slot.unsent.clear()
-        blameless = blameless or leaving
-        self.acting.perform(
-            self._dispatch.worker_lost(slot.id, reason, self._loop.time(), unsent=unsent, blameless=blameless)
-        )
+        begun = slot.exit_report.begun if slot.exit_report is not None else None
+        self.acting.perform(self._dispatch.worker_lost(slot.id, reason, self._loop.time(), begun=begun))
 
-    def _leave(self, slot: Slot, reason: str, *, blameless: bool) -> None:
+    def _leave(self, slot: Slot, reason: str) -> None:
         """The slot itself is no more."""
         if slot.alive:
             slot.alive = False
-            self._lost(slot, reason, blameless=blameless)
+            self._lost(slot, reason)
         self.slots.pop(slot.id, None)
         self.acting.spawn(slot.lane.close())
 
     def _give_up(self, slot: Slot, reason: str) -> None:
-        self._leave(slot, reason, blameless=False)
+        self._leave(slot, reason)
         self._take_places([slot.id])
         self.acting.perform(self._dispatch.worker_gone(slot.id, reason, self._loop.time()))

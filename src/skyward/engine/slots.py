@@ -67,6 +67,8 @@ class Slot:
         self.unsent: set[int] = set()
         self.log_end = 0
         self.exit_report: WorkerExit | None = None
+        self._positions = itertools.count(1)  # never starts again: no position has two meanings
+        self._positions = itertools.count(1)  # never starts again: no position has two meanings
         self._failed_starts = 0
 
     def __str__(self) -> str:
@@ -115,12 +117,15 @@ class Slot:
 
     def push(self, calls: Iterable[LiveCall]) -> None:
         """Send calls whose blobs, if they need any, lie on the node. Those beside each other travel as one item."""
-        for (function_id, plain), run in groupby(calls, _can_travel_together):
+        for (function_id, plain, final), run in groupby(calls, _can_travel_together):
             group = list(run)
             self._introduce(group[0].parcel.function)
+            for call in group:
+                call.position = next(self._positions)
             if plain:
                 ids, pickles = [call.id for call in group], [call.parcel.data for call in group]
-                self.lane.push([Kind.CALLS, function_id, ids, pickles], sum(map(len, pickles)) + 64)
+                item = [Kind.CALLS, function_id, group[0].position, final, ids, pickles]
+                self.lane.push(item, sum(map(len, pickles)) + 64)
             else:
                 for call in group:
                     self._push_special(call)
@@ -136,8 +141,8 @@ class Slot:
     def _push_special(self, call: LiveCall) -> None:
         payload = call.parcel.arguments or Payload(data=call.parcel.data)
         header = call.header or CallHeader()
-        item = [Kind.SPECIAL, call.parcel.function.id, call.id, payload.to_wire(), header.to_wire()]
-        self.lane.push(item, len(payload.data) + 128)
+        place = [call.parcel.function.id, call.position, call.final, call.id]
+        self.lane.push([Kind.SPECIAL, *place, payload.to_wire(), header.to_wire()], len(payload.data) + 128)
 
     def hold_present(self, call: LiveCall) -> bool:
         """Whether the call's blobs lie on the node; they stay there until it is over."""
@@ -188,9 +193,9 @@ class Slot:
         return self.node.handle.linked or call.shipping is not token or None
 
 
-def _can_travel_together(call: LiveCall) -> tuple[str, bool]:
-    """Calls of one function do, unless there is something special about them."""
-    return call.parcel.function.id, call.parcel.arguments is None and call.header is None
+def _can_travel_together(call: LiveCall) -> tuple[str, bool, bool]:
+    """Key of the calls that share an item: function, whether there is nothing special, whether they may run again."""
+    return call.parcel.function.id, call.parcel.arguments is None and call.header is None, call.final
 
 
 def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostError:
@@ -202,14 +207,15 @@ def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostErr
             f"{_as_one_of_a_gang(call)} lost its worker on node {node}, worker {worker}: {action.reason}. "
             f"Its log on the node: {log_path}"
         )
-    elif slot is None or losses <= action.call.retries:
-        message = f"{call.parcel.label} has nowhere left to run: {action.reason}"
-    else:
+    elif losses > call.retries:
         times = f"{losses} times, the last one" if losses > 1 else "once,"
         message = (
-            f"{call.parcel.label} lost its worker {times} on node {node}, worker {worker}: {action.reason}. "
-            f"Its log on the node: {log_path}"
+            f"{call.parcel.label} lost its worker {times} on node {node}, worker {worker}: {action.reason}. It may "
+            f"have begun there, and with retries={call.retries} is not run again; raise it if another run is safe."
         )
+        message += f" Its log on the node: {log_path}" if log_path else ""
+    else:
+        message = f"{call.parcel.label} has nowhere left to run: {action.reason}"
     return WorkerLostError(message, node=node, worker=worker, reason=action.reason, log_path=log_path)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,10 +41,22 @@ _PAUSE_S = 0.05
 
 @dataclass(slots=True, eq=False)
 class ReceivedCall:
-    """A call that waits here. ``data`` is its arguments' pickle, unless ``payload`` says where they are."""
+    """Call that waits on this worker.
+
+    Attributes:
+        id: unique in the pool.
+        function_id: the function's id.
+        position: number among the calls sent to this worker's place.
+        final: whether it may not run again, so that its result must leave this process before another call ends it.
+        data: pickle of the arguments, unless ``payload`` says where they are.
+        payload: the arguments, if they are large.
+        header: see :class:`CallHeader`.
+    """
 
     id: int
     function_id: str
+    position: int
+    final: bool
     data: bytes
     payload: Payload | None = None
     header: CallHeader | None = None
@@ -96,10 +110,14 @@ class CallRunner:
         outlet: takes what goes back.
         output: collects what calls print.
         blob_dirs: folders where large arguments lie, by their content id.
+        begun: holds the position of the last call begun; its first element is set before a call runs.
     """
 
-    def __init__(self, outlet: Outlet, output: CallOutput, blob_dirs: Sequence[Path]) -> None:
+    def __init__(
+        self, outlet: Outlet, output: CallOutput, blob_dirs: Sequence[Path], begun: MutableSequence[int] | memoryview
+    ) -> None:
         self.running = 0
+        self._begun = begun
         self._outlet = outlet
         self._output = output
         self._blobs = MappedBlobs(blob_dirs)
@@ -132,6 +150,12 @@ class CallRunner:
             if dropped:
                 self._queue = deque(call for call in self._queue if call.id not in unwanted)
         return dropped
+
+    def end_process(self, call_id: int) -> None:
+        """Kill this process if it runs this call. The next call cannot begin meanwhile."""
+        with self._lock:
+            if self.running == call_id:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def met(self, call_id: int, texts: Sequence[str]) -> None:
         """The others of a call's gang have told their part, too."""
@@ -167,10 +191,17 @@ class CallRunner:
                     if self._results:  # they do not wait for what comes next
                         self._outlet.flush_soon()
                     self._run(call)
+                    self._settle(call)
                     continue
                 self.hand_over_results()
                 self._outlet.flush()
                 self._wait()
+
+    def _settle(self, call: ReceivedCall) -> None:
+        """Send the result of a final call before the next call runs: that one may end this process."""
+        if call.final:
+            self.hand_over_results()
+            self._outlet.flush()
 
     def _emit(self, event: SkywardEvent) -> None:
         self._outlet.push([Kind.EVENT, self.running, pack(event, what="the event").data])
@@ -210,6 +241,7 @@ class CallRunner:
                 return None
             call = self._queue.popleft()
             self.running = call.id
+            self._begun[0] = call.position
             return call
 
     def _run(self, call: ReceivedCall) -> None:

@@ -124,6 +124,7 @@ class WorkerExit:
         memory_limit_bytes: the limit, when exceeding it was the reason; else None.
         last_words: end of the output that it may not have sent, such as the traceback of a crash; bytes as Latin-1.
         last_words_at: their offset in its log.
+        begun: position of the last call that the process began, 0 if it began none; None when unknown.
     """
 
     worker: int
@@ -134,6 +135,7 @@ class WorkerExit:
     memory_limit_bytes: int | None
     last_words: str = ""
     last_words_at: int = 0
+    begun: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

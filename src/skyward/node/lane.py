@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import ssl
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,11 +53,19 @@ class LaneServer:
         incarnation: identity of this process; the client resumes only with the one it knew.
         blob_dirs: folders where large arguments lie, by their content id.
         log: the worker's log, from which captured output is taken; None to capture none.
+        begun: see :class:`~skyward.node.calls.CallRunner`.
     """
 
-    def __init__(self, *, incarnation: str, blob_dirs: Sequence[Path], log: WorkerLog | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        blob_dirs: Sequence[Path],
+        log: WorkerLog | None = None,
+        begun: MutableSequence[int] | memoryview | None = None,
+    ) -> None:
         self.output = CallOutput(self._send_printed, log=log, keep_pace=self._keep_pace)
-        self.runner = CallRunner(self, self.output, blob_dirs)
+        self.runner = CallRunner(self, self.output, blob_dirs, [0] if begun is None else begun)
         self._incarnation = incarnation
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -190,12 +197,13 @@ class LaneServer:
         for item in items:
             match item[0]:
                 case Kind.CALLS:
-                    _, function_id, call_ids, pickles = item
-                    calls += [ReceivedCall(i, function_id, data) for i, data in zip(call_ids, pickles, strict=True)]
+                    _, function_id, first, final, call_ids, pickles = item
+                    for position, (i, data) in enumerate(zip(call_ids, pickles, strict=True), first):
+                        calls.append(ReceivedCall(i, function_id, position, final, data))
                 case Kind.SPECIAL:
-                    _, function_id, call_id, payload, header = item
+                    _, function_id, position, final, call_id, payload, header = item
                     payload, header = Payload.from_wire(payload), CallHeader.from_wire(header)
-                    calls.append(ReceivedCall(call_id, function_id, b"", payload, header))
+                    calls.append(ReceivedCall(call_id, function_id, position, final, b"", payload, header))
                 case Kind.MET:
                     self.runner.met(item[1], item[2])
                 case Kind.FUNCTION:
@@ -223,8 +231,7 @@ class LaneServer:
         self._flush_now()
         with suppress(UnreachableError):
             await wait_until(self._all_seen, deadline_s=_FAREWELL_S, interval_s=0.005, what="the client to catch up")
-        if self.runner.running == call_id:
-            os.kill(os.getpid(), signal.SIGKILL)
+        self.runner.end_process(call_id)
 
     async def _all_seen(self) -> bool | None:
         return self._link.session.drained or None

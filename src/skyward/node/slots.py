@@ -21,6 +21,7 @@ from distributed import Nanny, Status
 from distributed.comm.core import CommClosedError
 
 from skyward.node._program import Program
+from skyward.node.begun import make_mark, take_mark
 from skyward.node.capture import take_last_words
 from skyward.node.control import Report, Start, WorkerExit, WorkerRunning, WorkerStale
 from skyward.node.multiprocess import allow_multiprocessing
@@ -75,6 +76,7 @@ class SlotNanny(Nanny):
         self._report = report
         self._worker_address = plan.ready.workers[worker]
         self._incarnation = ""
+        self._begun_mark = ""
         self._pid: int | None = None
         self._plan = plan
         config = plan.config
@@ -130,6 +132,8 @@ class SlotNanny(Nanny):
             return await super().instantiate()
         self._incarnation = self.env["SKYWARD_INCARNATION"] = uuid.uuid4().hex
         self._pid = None
+        self.env["SKYWARD_BEGUN"] = self._begun_mark = str(Path(self._plan.ready.blob_dir, f"begun-{self._incarnation}"))
+        make_mark(self._begun_mark)
         status = await super().instantiate()
         if self.process is not None and self.process.pid is not None:
             self._pid = self.process.pid
@@ -151,7 +155,11 @@ class SlotNanny(Nanny):
             kill_session(self._pid)
         left = take_last_words(Path(self._plan.worker_log(self._slot)), Path(self._plan.worker_mark(self._slot)))
         ended = worker_exit(self._slot, self._incarnation, exitcode, limit)
-        self._report(replace(ended, last_words=left.data.decode("latin-1"), last_words_at=left.at))
+        self._report(
+            replace(
+                ended, last_words=left.data.decode("latin-1"), last_words_at=left.at, begun=take_mark(self._begun_mark)
+            )
+        )
         super()._on_worker_exit_sync(exitcode)
 
 

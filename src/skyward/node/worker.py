@@ -27,6 +27,7 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK, wait_until
+from skyward.node.begun import open_mark
 from skyward.node.capture import WorkerLog
 from skyward.node.forks import call_in_this_process
 from skyward.node.lane import LaneServer
@@ -180,4 +181,9 @@ def _port_of(descriptor: int) -> int:
 
 
 async def _make_lane(blob_dirs: Sequence[Path], worker_log: WorkerLog) -> LaneServer:
-    return LaneServer(incarnation=os.environ["SKYWARD_INCARNATION"], blob_dirs=blob_dirs, log=worker_log)
+    return LaneServer(
+        incarnation=os.environ["SKYWARD_INCARNATION"],
+        blob_dirs=blob_dirs,
+        log=worker_log,
+        begun=open_mark(os.environ["SKYWARD_BEGUN"]),
+    )

@@ -219,6 +219,7 @@ class _Supervisor:
                     signal=None,
                     reason=reason,
                     memory_limit_bytes=None,
+                    begun=process.begun,
                 )
             )
             await SYSTEM_CLOCK.sleep(_RESTART_S)

@@ -112,8 +112,8 @@ class SimulatedLane(Lane):
 class _Runner(CallRunner):
     """Runs calls on the event loop."""
 
-    def __init__(self, server: LaneServer, work: Callable[[bytes], Awaitable[Any]]) -> None:
-        super().__init__(server, server.output, ())
+    def __init__(self, server: _Server, work: Callable[[bytes], Awaitable[Any]]) -> None:
+        super().__init__(server, server.output, (), server.begun)
         self._work = work
         self._present: asyncio.Task[None] | None = None
 
@@ -152,6 +152,7 @@ class _Runner(CallRunner):
             self._outlet.flush_soon()
         else:
             self._send(call.id, pack(result, what="a result"), asyncio.get_running_loop().time() - began)
+        self._settle(call)
         self._begin_next()
 
 
@@ -160,6 +161,7 @@ class _Server(LaneServer):
 
     def __init__(self, worker: SimulatedWorker, work: Work) -> None:
         super().__init__(incarnation=worker.incarnation, blob_dirs=())
+        self.begun = [0]
         self._worker = worker
         self.runner = _Runner(self, lambda data: work(data, worker))
 
@@ -195,6 +197,11 @@ class SimulatedWorker:
     def alive(self) -> bool:
         """Whether it still runs."""
         return not self.died.done()
+
+    @property
+    def begun(self) -> int:
+        """Position of the last call that it began."""
+        return self._server.begun[0]
 
     def serve(self, connection: SimulatedConnection) -> None:
         """Take a connection from the client."""

@@ -16,13 +16,16 @@ class Kind(enum.IntEnum):
     FUNCTION = 1
     """To the worker: ``[FUNCTION, function_id, payload, label]``; once per lane, before its first call."""
     CALLS = 2
-    """To the worker: ``[CALLS, function_id, [call_id, …], [pickle, …]]``: calls with small arguments."""
+    """To the worker: ``[CALLS, function_id, position, final, [call_id, …], [pickle, …]]``: calls with small arguments.
+
+    ``position`` is that of the first one among all calls sent there; ``final`` ones do not run again once begun.
+    """
     CANCEL = 3
     """To the worker: ``[CANCEL, [call_id, …]]``; those that wait are dropped, one that runs ends with its worker."""
     REVOKE = 4
     """To the worker: ``[REVOKE, [call_id, …]]``; those that wait are given back."""
     SPECIAL = 5
-    """To the worker: ``[SPECIAL, function_id, call_id, payload, header]``: it has blobs, or is one of a broadcast."""
+    """To the worker: ``[SPECIAL, function_id, position, final, call_id, payload, header]``: any other call."""
     MET = 6
     """To the worker: ``[MET, call_id, [text, …]]``: what the calls of a gang have told each other, by rank."""
     CHUNK = 11

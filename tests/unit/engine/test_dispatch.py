@@ -25,12 +25,23 @@ class Table:
         return [CallState(id=next(self.ids), kind=kind, **options) for _ in range(count)]  # type: ignore[arg-type]
 
     def submit(self, calls: Sequence[CallState]) -> list[Action]:
-        return self.dispatch.submit(calls, self.now)
+        return number(self.dispatch.submit(calls, self.now))
 
     def learn(self, kind: str, seconds: float) -> None:
         (call,) = self.calls(1, kind)
         self.submit([call])
         self.dispatch.finished([(call.id, seconds)], self.now)
+
+
+_positions = itertools.count(1)
+
+
+def number(actions: list[Action]) -> list[Action]:
+    """As a slot does with the calls that it sends."""
+    for action in actions:
+        for call in action.calls if isinstance(action, Send) else ():
+            call.position = next(_positions)
+    return actions
 
 
 def sent(actions: Sequence[Action]) -> dict[WorkerId, list[int]]:
@@ -90,22 +101,41 @@ def test_a_pinned_call_waits_for_its_worker_and_does_not_hold_up_others() -> Non
     assert sent(table.dispatch.worker_up(B, 0.0)) == {B: [pinned.id]}
 
 
-def test_lost_worker_requeues_its_calls_in_order_and_charges_the_first_only() -> None:
+def test_lost_worker_requeues_its_calls_in_order_and_charges_those_that_it_began() -> None:
     table = Table(A)
     table.learn("f", 0.0001)
     calls = table.calls(5)
     table.submit(calls)
-    assert table.dispatch.worker_lost(A, "killed", 0.0) == []
+    assert table.dispatch.worker_lost(A, "killed", 0.0, begun=calls[0].position) == []
     assert [call.losses for call in calls] == [1, 0, 0, 0, 0]
     assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [calls[0].id]}, "a suspect runs alone"
     assert sent(table.dispatch.finished([(calls[0].id, 0.0001)], 0.0)) == {A: [call.id for call in calls[1:]]}
 
 
+def test_a_call_whose_result_was_lost_with_its_worker_is_not_run_again() -> None:
+    table = Table(A)
+    table.learn("f", 0.0001)
+    calls = table.calls(5, retries=0)
+    table.submit(calls)
+    actions = table.dispatch.worker_lost(A, "killed", 0.0, begun=calls[2].position)
+    assert {action.call for action in actions if isinstance(action, GiveUp)} == set(calls[:3])
+    assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [call.id for call in calls[3:]]}
+
+
+def test_where_nobody_knows_what_a_worker_began_all_that_was_sent_may_have_begun() -> None:
+    table = Table(A)
+    table.learn("f", 0.0001)
+    calls = table.calls(3, retries=0)
+    table.submit(calls)
+    actions = table.dispatch.worker_lost(A, "its node is gone", 0.0)
+    assert {action.call for action in actions if isinstance(action, GiveUp)} == set(calls)
+
+
 def test_a_call_that_had_not_left_the_client_is_not_charged() -> None:
     table = Table(A)
-    (call,) = table.calls(1)
-    table.submit([call])
-    table.dispatch.worker_lost(A, "killed", 0.0, unsent=frozenset({call.id}))
+    (call,) = table.calls(1, retries=0)
+    table.dispatch.submit([call], 0.0)
+    assert table.dispatch.worker_lost(A, "killed", 0.0) == []
     assert call.losses == 0
 
 
@@ -120,11 +150,11 @@ def test_poison_is_given_up_after_its_retries_and_its_neighbours_survive() -> No
         actions = []
         for call_id in running:
             if call_id == poison.id:
-                actions += table.dispatch.worker_lost(A, "killed by signal 9", 0.0)
+                actions += table.dispatch.worker_lost(A, "killed by signal 9", 0.0, begun=poison.position)
                 given_up += [action for action in actions if isinstance(action, GiveUp)]
-                actions += table.dispatch.worker_up(A, 0.0)
+                actions += number(table.dispatch.worker_up(A, 0.0))
                 break
-            actions += table.dispatch.finished([(call_id, 0.0001)], 0.0)
+            actions += number(table.dispatch.finished([(call_id, 0.0001)], 0.0))
     assert [action.call for action in given_up] == [poison]
     assert given_up[0].reason == "killed by signal 9"
     assert poison.losses == 3
@@ -265,6 +295,19 @@ def test_a_worker_that_comes_back_does_its_own_calls_then() -> None:
     assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [own.id]}
 
 
+def test_a_worker_that_comes_back_gives_back_even_its_own_calls_unless_they_have_begun() -> None:
+    table = Table(A)
+    table.learn("f", 0.001)
+    running, own = table.calls(2, pinned=A)
+    table.submit([running, own])
+    assert table.dispatch.drain(A, comes_back=True) == [Revoke(A, [running.id, own.id])]
+    assert sent(table.dispatch.given_back([own.id], 0.0)) == {}
+    assert sent(table.dispatch.finished([(running.id, 0.001)], 0.0)) == {}
+    assert table.dispatch.drained(A)
+    table.dispatch.worker_lost(A, "renewed", 0.0)
+    assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [own.id]}
+
+
 def test_a_retired_worker_that_was_replaced_gets_its_own_calls_only() -> None:
     table = Table(A)
     table.dispatch.drain(A)
@@ -272,14 +315,6 @@ def test_a_retired_worker_that_was_replaced_gets_its_own_calls_only() -> None:
     (own,) = table.calls(1, pinned=A)
     table.submit([own, *table.calls(2)])
     assert sent(table.dispatch.worker_up(A, 0.0, retired=True)) == {A: [own.id]}
-
-
-def test_a_blameless_loss_is_charged_to_no_call() -> None:
-    table = Table(A)
-    (call,) = table.calls(1, retries=0)
-    table.submit([call])
-    assert table.dispatch.worker_lost(A, "its node is gone", 0.0, blameless=True) == []
-    assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [call.id]}
 
 
 def test_calls_wait_for_an_expected_worker_even_where_one_was_given_up() -> None:

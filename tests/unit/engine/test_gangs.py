@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from skyward.engine.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
 from skyward.engine.gangs import Gang
 
@@ -48,12 +46,12 @@ class TestGang:
 
 
 class TestDispatch:
-    @pytest.mark.parametrize("blameless", [False, True])
-    def test_a_call_of_a_gang_that_had_begun_is_never_run_again(self, *, blameless: bool) -> None:
+    def test_a_call_of_a_gang_that_had_begun_is_never_run_again(self) -> None:
         first, second = ranks(2)
         dispatch = busy(first, second)
+        first.position = 1
 
-        actions = dispatch.worker_lost(A, "killed", 1.0, blameless=blameless)
+        actions = dispatch.worker_lost(A, "killed", 1.0)
 
         assert actions == [GiveUp(first, A, "killed")]
         assert dispatch.unfinished == 1
@@ -62,7 +60,7 @@ class TestDispatch:
         first, second = ranks(2)
         dispatch = busy(first, second)
 
-        assert dispatch.worker_lost(A, "killed", 1.0, unsent=frozenset({first.id})) == []
+        assert dispatch.worker_lost(A, "killed", 1.0) == []
         assert dispatch.worker_up(A, 2.0) == [Send(A, [first])]
 
     def test_a_worker_that_has_a_call_of_a_gang_has_no_other_one(self) -> None:

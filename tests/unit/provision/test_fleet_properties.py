@@ -255,6 +255,8 @@ class Books:
                 self.violations.append(
                     f"call {ticket.number} runs on {worker.incarnation}, and did on {earlier.incarnation}, which lives"
                 )
+        if len(ticket.ran_on) >= 1 + ticket.call.retries:
+            self.violations.append(f"call {ticket.number}, with retries={ticket.call.retries}, runs once too often")
         answered = ticket.future.done() and not ticket.cancelled and not self.closing
         if answered and worker.host not in forgotten:
             self.violations.append(f"call {ticket.number} runs on {worker.incarnation} although it is answered")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyward.engine.spending import Spending
-from skyward.errors import BudgetError, CapacityError
+from skyward.errors import BudgetError, CapacityError, WorkerLostError
 from skyward.events import Error, Notice, WorkerLost
 from skyward.node.control import Preempting, PreemptionLikely
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
@@ -144,19 +144,41 @@ def test_the_next_machine_is_ordered_at_once_and_starts_when_the_calls_are_done(
     live(tmp_path, scenario)
 
 
-def test_what_is_not_done_in_time_runs_elsewhere_at_no_cost_of_a_retry(tmp_path: Path) -> None:
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_not_done_in_time_runs_elsewhere_if_it_has_a_retry_left(
+    tmp_path: Path, rank: int, retries: int
+) -> None:
     async def scenario(stage: Stage) -> None:
-        await stage.occupy(seconds=100, retries=0)
-        stage.pool.preempt(stage.node(1), 10)
+        await stage.occupy(seconds=100, retries=retries)
+        stage.pool.preempt(stage.node(rank), 10)
         await stage.until_done()
 
-        assert [ticket.future.result(0) for ticket in stage.pool.tickets] == [0, 1]
-        assert sorted(len(ticket.ran_on) for ticket in stage.pool.tickets) == [1, 2]
+        errors = [ticket.future.exception(0) for ticket in stage.pool.tickets]
+        assert sum(isinstance(error, WorkerLostError) for error in errors) == 1 - retries
+        assert sorted(len(ticket.ran_on) for ticket in stage.pool.tickets) == [1, 1 + retries]
 
     live(tmp_path, scenario)
 
 
-def test_a_worker_that_dies_on_a_machine_that_is_taken_costs_no_retry_and_the_next_gets_no_calls(
+def test_what_has_not_begun_on_a_machine_that_is_taken_runs_elsewhere_for_free(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.pool.submit(Call(seconds=0.001))  # such calls are short: several of them share a worker
+        await stage.until_done()
+        for seconds in (100.0, *[0.001] * 9):
+            stage.pool.submit(Call(seconds=seconds, retries=0))
+        await asyncio.sleep(0.1)
+        stage.pool.preempt(stage.node(0), 10)
+        await stage.until_done()
+
+        first, *others = stage.pool.tickets[1:]
+        assert isinstance(first.future.exception(0), WorkerLostError)
+        assert [ticket.future.result(0) for ticket in others] == list(range(2, 11))
+
+    live(tmp_path, scenario, nodes=1)
+
+
+def test_a_worker_that_dies_on_a_machine_that_is_taken_ends_what_it_ran_and_the_next_gets_no_calls(
     tmp_path: Path,
 ) -> None:
     async def scenario(stage: Stage) -> None:
@@ -170,7 +192,9 @@ def test_a_worker_that_dies_on_a_machine_that_is_taken_costs_no_retry_and_the_ne
         taken.kill_process(0)
         await stage.until_done()
 
-        assert [ticket.future.result(0) for ticket in stage.pool.tickets] == list(range(8))
+        results = [ticket.future.exception(0) or ticket.future.result(0) for ticket in stage.pool.tickets]
+        (lost,) = [result for result in results if isinstance(result, WorkerLostError)]
+        assert [result for result in results if result is not lost] == [n for n in range(8) if n != results.index(lost)]
         assert len([worker for _, worker in stage.began if worker.host == taken.instance.id]) == 2
 
     live(tmp_path, scenario, workers=2)
