@@ -234,6 +234,7 @@ async def test_killed_worker_comes_back_as_another_incarnation_at_its_port(confi
             signal=9,
             reason="killed by signal 9 (SIGKILL)",
             memory_limit_bytes=None,
+            begun=0,
         )
         assert second.address == first.address
         assert second.incarnation != first.incarnation

@@ -191,7 +191,6 @@ class CallRunner:
                     if self._results:  # they do not wait for what comes next
                         self._outlet.flush_soon()
                     self._run(call)
-                    self._settle(call)
                     continue
                 self.hand_over_results()
                 self._outlet.flush()
@@ -249,6 +248,7 @@ class CallRunner:
         started = time.perf_counter()
         try:
             self._run_and_answer(call, started)
+            self._settle(call)
         except BaseException as broken:  # no memory for the answer, say; an answer without a pickle needs little
             log.exception("the answer of call %d could not be sent", call.id)
             message = f"the call's result or exception could not be sent: {type(broken).__name__}: {text_of(broken)}"
@@ -284,7 +284,8 @@ class CallRunner:
         self._send(call.id, result, time.perf_counter() - started)
 
     def _execute(self, call: ReceivedCall) -> Packed:
-        with self._output.of_call(call.id), enter_call(self._context(call)) if call.header else _NOTHING:
+        context = enter_call(_context_of(call.header, partial(self._meet, call.id))) if call.header else _NOTHING
+        with self._output.of_call(call.id), context:
             label, function = self._functions[call.function_id]
             if isinstance(function, Payload):
                 function = self._load(function)
@@ -295,18 +296,6 @@ class CallRunner:
             else:
                 args, kwargs = self._load(call.payload)
             return pack(call_in_this_process(function, args, kwargs), what=f"the result of {label}")
-
-    def _context(self, call: ReceivedCall) -> CallContext:
-        header = call.header or CallHeader()
-        return CallContext(
-            world=header.world,
-            rank=header.rank,
-            seed=header.seed,
-            head_port=header.head_port,
-            nodes=header.nodes,
-            local_rank=header.local_rank,
-            meet=partial(self._meet, call.id) if header.gang else None,
-        )
 
     def _meet(self, call_id: int, text: str) -> Sequence[str]:
         """Wait for the others; should one of them never come, this process is ended from outside."""
@@ -355,3 +344,15 @@ class CallRunner:
             raise _MissingBlobsError([str(gone)]) from None
         data = views.pop(0) if payload.data_blob else payload.data
         return unpack(data, views)
+
+
+def _context_of(header: CallHeader, meet: Callable[[str], Sequence[str]]) -> CallContext:
+    return CallContext(
+        world=header.world,
+        rank=header.rank,
+        seed=header.seed,
+        head_port=header.head_port,
+        nodes=header.nodes,
+        local_rank=header.local_rank,
+        meet=meet if header.gang else None,
+    )
