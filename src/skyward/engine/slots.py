@@ -68,7 +68,6 @@ class Slot:
         self.log_end = 0
         self.exit_report: WorkerExit | None = None
         self._positions = itertools.count(1)  # never starts again: no position has two meanings
-        self._positions = itertools.count(1)  # never starts again: no position has two meanings
         self._failed_starts = 0
 
     def __str__(self) -> str:

@@ -132,7 +132,9 @@ class SlotNanny(Nanny):
             return await super().instantiate()
         self._incarnation = self.env["SKYWARD_INCARNATION"] = uuid.uuid4().hex
         self._pid = None
-        self.env["SKYWARD_BEGUN"] = self._begun_mark = str(Path(self._plan.ready.blob_dir, f"begun-{self._incarnation}"))
+        self.env["SKYWARD_BEGUN"] = self._begun_mark = str(
+            Path(self._plan.ready.blob_dir, f"begun-{self._incarnation}")
+        )
         make_mark(self._begun_mark)
         status = await super().instantiate()
         if self.process is not None and self.process.pid is not None:
