@@ -599,17 +599,14 @@ def test_another_process_finds_what_was_launched_and_ends_it_with_what_came_with
     assert not ec2.left()
 
 
-def test_the_group_of_machines_that_nobody_remembers_goes_once_it_is_old(
-    ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pools_group_goes_when_it_is_tidied_and_no_others(ec2: LocalEC2) -> None:
     (instance,) = use(ec2, lambda provider: launch(provider, LaunchOrder(pool_id="old", keys=("k",), timeout_s=60)))
     living = use(ec2, lambda provider: launch(provider, LaunchOrder(pool_id="alive", keys=("k",), timeout_s=60)))
     ec2.client("ec2").terminate_instances(InstanceIds=[instance.id])
 
     use(ec2, lambda provider: provider.terminate(["i-00000000000000000"]))
     assert sorted(ec2.left()["groups"]) == ["skyward-alive", "skyward-old"]
-    monkeypatch.setattr("skyward.providers.aws.ending._YOUNG_S", 0.0)
-    use(ec2, lambda provider: provider.terminate(["i-00000000000000000"]))
+    use(ec2, lambda provider: asyncio.gather(provider.tidy("old"), provider.tidy("alive")))
     assert ec2.left()["groups"] == ["skyward-alive"]
     assert ec2.left()["instances"] == [living[0].id]
 
