@@ -17,7 +17,24 @@ PIECE_CHARS = 256 * 1024
 StreamName = Literal["stdout", "stderr"]
 
 _PROGRESS_INTERVAL_S = 1.0
-_LINE_ENDS = re.compile(r"\r\n|\n|\r")
+_LONGEST_SEQUENCE = 4096
+_MOST_ROWS = 200
+_UP, _DOWN = "\x1bU", "\x1bD"
+"""Stand for movements, in text of which all other sequences but colours were removed."""
+_BREAKS = re.compile(r"\r\n|\n|\r|\x08+|(?:\x1bU)+|\x1bD")
+_SUSPECT = re.compile(r"[\x1b\x80-\x9f]")
+_SEQUENCES = re.compile(
+    r"""
+    (?:\x1b\[|\x9b)(?P<numbers>[0-?]*)[ -/]*(?P<final>[@-~])                    # colours, movements, erasures
+    | (?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\r\n]*(?:\x07|\x1b\\|\x9c|(?=[\r\n]))     # titles, links
+    | \x1b[\ -/]*(?P<plain>[0-~])                                               # everything else of its kind
+    | \x1b
+    """,
+    re.VERBOSE,
+)
+_CUT_SEQUENCE = re.compile(r"(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\x9c\r\n]*\x1b?|[ -/]*)|\x9b[0-?]*[ -/]*)\Z")
+_COLOURS = re.compile(r"\x1b\[[\d;:]*m")
+_CELLS = re.compile(r"\x1b\[[\d;:]*m|.", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +59,10 @@ class LogPiece:
 class LineAssembler:
     r"""Makes lines of what one thread of a call writes to one stream. Pure; not thread-safe.
 
-    ``\r\n`` is one line end. Text that ``\r`` overwrites is a progress bar's state: at most one per second becomes a
-    line, and so does the last one. Bytes are read as UTF-8, what is not UTF-8 is shown as an escape.
+    ``\r\n`` is one line end. Text that is overwritten, after ``\r``, ``\b`` or a cursor movement, is a progress bar's
+    state: at most one per second becomes a line, and so does the last one. A block of lines that is drawn repeatedly
+    is a state as a whole. Colours (SGR) are kept, other control sequences are dropped. Bytes are read as UTF-8, what is
+    not UTF-8 is shown as an escape.
 
     Args:
         stream: name for the pieces.
@@ -59,35 +78,55 @@ class LineAssembler:
         self._parts: list[str] = []
         self._chars = 0
         self._split = False
-        self._carriage = False
+        self._carry = ""
         self._overwritten = False
         self._held_state = ""
+        self._held_rows: list[str] = []
+        self._rows_above = 0
+        self._block_due = False
+        self._in_block = False
+        self._moving = False
         self._state_shown_at = float("-inf")
 
     def feed(self, data: str | bytes) -> list[LogPiece]:
         """Take what was written; return the lines it completes."""
         text = self._decoder.decode(data) if isinstance(data, bytes) else data
-        if self._carriage:  # only what follows tells an overwritten state from a line end
-            text = "\r" + text
-        self._carriage = text.endswith("\r")
+        text, self._carry = self._carry + text, ""
+        if _SUSPECT.search(text):
+            if (cut := _CUT_SEQUENCE.search(text)) and len(cut[0]) < _LONGEST_SEQUENCE:
+                text, self._carry = text[: cut.start()], cut[0]
+            text = _SEQUENCES.sub(_meaning, text)
+        if text.endswith("\r"):  # only what follows tells an overwritten state from a line end
+            text, self._carry = text[:-1], "\r" + self._carry
         pieces: list[LogPiece] = []
         start = 0
-        for end in _LINE_ENDS.finditer(text, 0, len(text) - self._carriage):
-            pieces += self._append(text[start : end.start()])
-            pieces += self._end_line() if "\n" in end[0] else self._end_state()
-            start = end.end()
-        pieces += self._append(text[start : len(text) - self._carriage])
-        return pieces
+        for found in _BREAKS.finditer(text):
+            pieces += self._append(text[start : found.start()])
+            pieces += self._break(found[0])
+            start = found.end()
+        return pieces + self._append(text[start:])
 
     def finish(self) -> list[LogPiece]:
         """Return what is left, as if its line had ended here. The assembler can be used again."""
         pieces = self._append(self._decoder.decode(b"", final=True))
-        self._carriage = False
-        return pieces + (self._end_line() if self._parts or self._held_state else [])
+        self._carry, self._rows_above = "", 0
+        return pieces + (self._end_line() if self._parts or self._held_state or self._held_rows else [])
+
+    def _break(self, how: str) -> list[LogPiece]:
+        if how == "\r":
+            return self._end_state()
+        if how.startswith("\b"):
+            return self._erase(len(how))
+        if how.startswith(_UP):
+            return self._move_up(len(how) // len(_UP))
+        if self._rows_above:
+            return self._end_row()
+        return self._end_line() if how != _DOWN else []
 
     def _append(self, text: str) -> list[LogPiece]:
         if not text:
             return []
+        self._moving = False
         self._parts.append(text)
         self._chars += len(text)
         if self._chars <= PIECE_CHARS:
@@ -98,25 +137,67 @@ class LineAssembler:
         return [self._piece(line[at : at + PIECE_CHARS], partial=True) for at in range(0, rest, PIECE_CHARS)]
 
     def _end_line(self) -> list[LogPiece]:
+        rows = [self._piece(row) for row in self._held_rows]
         text, held, overwritten = self._take(), self._held_state, self._overwritten
         self._held_state, self._overwritten, self._split = "", False, False
-        if overwritten and not text:
-            return [self._piece(held)] if held else []
-        return [self._piece(text)]
+        self._held_rows, self._block_due, self._in_block = [], False, False
+        if overwritten and not _COLOURS.sub("", text):
+            return rows + ([self._piece(held)] if held else [])
+        return [*rows, self._piece(text)]
 
     def _end_state(self) -> list[LogPiece]:
         if self._split:
             return self._end_line()
         self._overwritten = True
         text = self._take()
-        if not text.strip():
+        if not _COLOURS.sub("", text).strip():
             return []
-        now = self._clock()
-        if 0 <= now - self._state_shown_at < _PROGRESS_INTERVAL_S:
+        # Of a block, the drawing that follows is shown as a whole, unless this line alone goes on.
+        if not self._block_due and not self._is_due(drawings=2 if self._in_block else 1):
             self._held_state = text
             return []
-        self._held_state, self._state_shown_at = "", now
+        self._held_state, self._block_due = "", False
         return [self._piece(text)]
+
+    def _end_row(self) -> list[LogPiece]:
+        """End a line of a block that is drawn again."""
+        self._rows_above -= 1
+        if self._split:
+            return self._end_line()
+        text, self._held_state = self._take(), ""
+        if self._block_due:
+            return [self._piece(text)]
+        self._held_rows = [*self._held_rows[1 - _MOST_ROWS :], text]
+        return []
+
+    def _move_up(self, rows: int) -> list[LogPiece]:
+        pieces = self._end_state()
+        self._rows_above = min(self._rows_above + rows, _MOST_ROWS)
+        if not self._moving:  # the first of several movements begins the next drawing
+            self._moving, self._held_rows, self._held_state = True, [], ""
+            self._in_block, self._block_due = True, self._is_due()
+        return pieces
+
+    def _erase(self, cells: int) -> list[LogPiece]:
+        line = "".join(self._parts)
+        pieces = self._end_state()
+        found = _CELLS.findall(line)
+        for at in range(len(found) - 1, -1, -1):
+            if not cells:
+                break
+            if not found[at].startswith("\x1b"):
+                del found[at]
+                cells -= 1
+        left = "".join(found)
+        return pieces + self._append(left)
+
+    def _is_due(self, drawings: int = 1) -> bool:
+        """Whether no state was shown for so many intervals; one is shown now, then."""
+        now = self._clock()
+        due = not 0 <= now - self._state_shown_at < drawings * _PROGRESS_INTERVAL_S
+        if due:
+            self._state_shown_at = now
+        return due
 
     def _take(self) -> str:
         text = "".join(self._parts)
@@ -127,6 +208,27 @@ class LineAssembler:
         if not text.isascii():  # lone surrogates have no UTF-8 form
             text = text.encode("utf-8", "backslashreplace").decode()
         return LogPiece(text=text, partial=partial, stream=self._stream, timestamp=self._clock(), writer=self._writer)
+
+
+def _meaning(sequence: re.Match[str]) -> str:
+    """Return the part of a control sequence that matters for lines: colours, movements in a simpler form."""
+    numbers, final = sequence["numbers"], sequence["final"]
+    count = min(int(numbers), _MOST_ROWS) if numbers and numbers.isdecimal() else 1
+    match final or sequence["plain"]:
+        case "m" if final and _COLOURS.fullmatch(f"\x1b[{numbers}m"):
+            return f"\x1b[{numbers}m"
+        case "A" | "F" if final:
+            return _UP * count
+        case "B" | "E" if final:
+            return _DOWN * count
+        case "D" if final:
+            return "\b" * count
+        case "G" | "H" if final:
+            return "\r"
+        case "M" if not final:
+            return _UP
+        case _:
+            return ""
 
 
 class Reassembler:

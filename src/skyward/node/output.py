@@ -12,7 +12,7 @@ from typing import Protocol
 
 from skyward.node.capture import WorkerLog
 from skyward.node.logs import LineAssembler, LogPiece, StreamName
-from skyward.node.streams import OutputRouter, Sink
+from skyward.node.router import OutputRouter, Sink
 from skyward.runtime import runs_dask_task
 
 __all__ = ["CallOutput", "Deliver"]

@@ -14,7 +14,7 @@ import pytest
 from skyward.node.capture import LAST_WORDS_BYTES, WorkerLog, take_last_words
 from skyward.node.logs import LogPiece, Reassembler
 from skyward.node.output import CallOutput
-from skyward.node.streams import OutputRouter
+from skyward.node.router import OutputRouter
 
 
 class Worker:

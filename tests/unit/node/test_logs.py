@@ -18,7 +18,7 @@ import pytest
 
 from skyward.node.logs import PIECE_CHARS, LineAssembler, LogPiece, Reassembler
 from skyward.node.output import CallOutput
-from skyward.node.streams import OutputRouter
+from skyward.node.router import OutputRouter
 
 
 class Clock:
@@ -132,6 +132,103 @@ class TestProgress:
         clock.now -= 3600
 
         assert texts(assembler.feed("\r3%")) == ["2%"]
+
+
+class TestControlSequences:
+    @pytest.mark.parametrize(
+        ("writes", "lines"),
+        [
+            (["\x1b[31mred\x1b[0m and \x1b[38;5;12mblue\x1b[m\n"], ["\x1b[31mred\x1b[0m and \x1b[38;5;12mblue\x1b[m"]),
+            (["\x1b[?25lhidden\x1b[2K\x1b[1;5r\x1b[>4;2m cursor\x1b[?25h\n"], ["hidden cursor"]),
+            (["\x1b]0;a title\x07text\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\\n"], ["textlink"]),
+            (["\x1bPdevice\x1b\\\x1b(B\x1b=\x1b7text\x1b8\n"], ["text"]),
+            (["\x1b]no end\nnext\n"], ["", "next"]),
+            (["\x9b31mred\x9b0m\n"], ["\x1b[31mred\x1b[0m"]),
+            (["end\x1b[3"], ["end"]),
+            (["a\x1b[1Gb\n"], ["a", "b"]),
+            (["one\x1b[Btwo\n"], ["onetwo"]),
+            (["bell \a stays\n"], ["bell \a stays"]),
+            ([b"\x1b[1m\xc3", b"\xbc\x1b[0m\n"], ["\x1b[1mü\x1b[0m"]),
+        ],
+        ids=repr,
+    )
+    def test_but_colours_are_dropped(self, assembler: LineAssembler, writes: list[Any], lines: list[str]) -> None:
+        assert feed_all(assembler, *writes) == lines
+
+    @pytest.mark.parametrize("at", range(1, 40))
+    def test_may_be_cut_anywhere(self, assembler: LineAssembler, at: int) -> None:
+        text = "\x1b[32mgreen\x1b[0m\x1b]0;title\x1b\\\x1b(B text\x1b[2K\r\n"
+
+        assert feed_all(assembler, text[:at], text[at:]) == ["\x1b[32mgreen\x1b[0m text"]
+
+    def test_that_never_end_are_not_kept_for_ever(self, assembler: LineAssembler) -> None:
+        text = "\x1b]" + "x" * 10_000
+
+        assert feed_all(assembler, text, "y\n") == ["x" * 10_000 + "y"]
+
+
+class TestBackspace:
+    @pytest.mark.parametrize(
+        ("writes", "lines"),
+        [
+            (["\b\babc\n"], ["abc"]),
+            (["1%\b\b2%\b\b3%\b\b4%\n"], ["1%", "4%"]),
+            (["Epoch 1: 10%", "\b\b\b", "20%", "\b\b\b", "30%\n"], ["Epoch 1: 10%", "Epoch 1: 30%"]),
+            (["1/9", "\b\b\b\r", "2/9", "\b\b\b\r", "3/9\n"], ["1/9", "3/9"]),
+            (["ab\x1b[1mc\x1b[0m\b\bX\n"], ["ab\x1b[1mc\x1b[0m", "a\x1b[1m\x1b[0mX"]),
+            (["abc\x1b[2DX\n"], ["abc", "aX"]),
+        ],
+        ids=repr,
+    )
+    def test_edits_the_line(self, assembler: LineAssembler, writes: list[str], lines: list[str]) -> None:
+        assert feed_all(assembler, *writes) == lines
+
+    def test_gives_at_most_one_line_a_second(self, assembler: LineAssembler, clock: Clock) -> None:
+        pieces = assembler.feed("working ")
+        for turn in range(300):
+            pieces += assembler.feed(f"{'|/-'[turn % 3]}\b")
+            clock.now += 0.01
+        pieces += assembler.feed("done\n")
+
+        assert texts(pieces)[-1] == "working done"
+        assert len(pieces) <= 5
+
+
+class TestBlocks:
+    def test_of_two_bars_do_not_flood(self, assembler: LineAssembler, clock: Clock) -> None:
+        pieces = assembler.feed("\router 0")
+        for step in range(100):
+            pieces += assembler.feed(f"\n\rinner {step}\x1b[A\router {step // 10}")
+            clock.now += 0.03
+        pieces += assembler.feed("\n\n") + assembler.finish()
+
+        lines = texts(pieces)
+        assert lines[:2] == ["outer 0", "inner 0"]
+        assert lines[-1] == "outer 9"
+        assert len(lines) <= 12
+
+    def test_that_are_drawn_again_are_shown_whole_once_a_second(self, assembler: LineAssembler, clock: Clock) -> None:
+        def drawing(step: int) -> str:
+            return "\n".join(f"bar {name} {step}" for name in "abc")
+
+        pieces = assembler.feed(drawing(0))
+        for step in range(1, 80):
+            clock.now += 0.03
+            pieces += assembler.feed("\r\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2K" + drawing(step))
+        pieces += assembler.feed("\nafter\n")
+
+        lines = texts(pieces)
+        assert lines[:3] == ["bar a 0", "bar b 0", "bar c 0"]
+        assert lines[-4:] == ["bar a 79", "bar b 79", "bar c 79", "after"]
+        middle = lines[3:-4]
+        assert len(middle) == 6
+        assert [len({line.split()[2] for line in middle[at : at + 3]}) for at in (0, 3)] == [1, 1]
+
+    def test_end_with_their_call(self, assembler: LineAssembler) -> None:
+        pieces = assembler.feed("a 0\nb 0\x1b[A\ra 1\nb 1\x1b[A\ra 2\nb 2")
+
+        assert texts(pieces + assembler.finish())[-2:] == ["a 2", "b 2"]
+        assert feed_all(assembler, "next\n") == ["next"]
 
 
 class TestLongLines:
