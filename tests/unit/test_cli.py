@@ -269,6 +269,34 @@ def test_logs_of_a_node_that_has_ended_are_still_there_on_this_machine(logged: l
     assert len(shown) == 2 * 4, "nothing is unfinished any more, and there is nothing to follow"
 
 
+HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J\x1b[Aat 10%\rat 99% \x9b5n\x00end"
+
+
+def test_logs_are_shown_without_control_sequences_and_read_as_they_are(logged: list[Instance]) -> None:
+    (folder_of(logged[0]) / "worker-0.log").write_text(f"{HOSTILE}\n", encoding="utf-8", newline="")
+
+    shown = run("logs", "sky-1", "--node", "0", "--worker", "0").output
+    (read,) = answer("logs", "sky-1", "--node", "0", "--worker", "0")["logs"]
+
+    assert shown == "node 0 worker-0 | at 99% \\x00end\n"
+    assert read["lines"] == [HOSTILE]
+
+
+def test_logs_keep_colours_on_a_terminal(logged: list[Instance], tmp_path: Path) -> None:
+    (folder_of(logged[0]) / "worker-0.log").write_text("\x1b[31mred\x1b[0m \x1b[2Jtext\n")
+    command = [sys.executable, "-m", "skyward", "logs", "sky-1", "--node", "0", "--worker", "0"]
+    terminal, its_end = os.openpty()
+    try:
+        done = subprocess.run(command, stdout=its_end, check=False, timeout=60)
+        shown = os.read(terminal, 4096)
+    finally:
+        os.close(terminal)
+        os.close(its_end)
+
+    assert done.returncode == 0
+    assert shown == b"node 0 worker-0 | \x1b[31mred\x1b[0m text\x1b[0m\r\n"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,6 +13,7 @@ import click
 from skyward._waiting import SYSTEM_CLOCK
 from skyward.cli._answer import FAILED, Answer, answers
 from skyward.cli._pools import known_pool
+from skyward.display.escapes import cleaned, harmless
 from skyward.errors import SkywardError
 from skyward.provision.ledger import Ledger, LedgerEntry
 from skyward.provision.nodelogs import LogFile, NodeLogs, open_logs
@@ -102,8 +104,11 @@ class _Reader:
         if not self._aloud:
             read["lines"] += news
         for line in news if self._aloud else ():
-            click.echo(f"node {file.node} {file.name} | {line}")
+            # A node's words must not move the cursor, set the title or answer for the user's terminal.
+            text = cleaned(line, colours=sys.stdout.isatty())
+            click.echo(f"node {file.node} {harmless(file.name)} | {text}")
 
     def _fail(self, error: Exception) -> None:
         self.errors.append(str(error))
-        click.echo(f"Error: {error}", err=True)
+        text = "\n".join(cleaned(line, colours=False) for line in str(error).split("\n"))
+        click.echo(f"Error: {text}", err=True)
