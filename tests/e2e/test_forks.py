@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import stamina
 
 import skyward as sky
 
@@ -55,3 +59,35 @@ def test_a_child_that_a_dask_task_forked_ends_where_the_task_ends(pool: sky.Comp
 
     with pool.dask_client() as client:
         assert client.submit(task, pure=False).result(DEADLINE_S) == status
+
+
+CLIENT = """
+import os, signal, sys
+import skyward as sky
+
+with sky.ComputePool(provider=sky.Local(), lease=10, away=600, display="quiet") as pool:
+    assert pool.submit(abs, -1).result() == 1
+    if not os.fork():
+        os.read(0, 1)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def nodes_of(state: Path) -> list[str]:
+    """Nodes of pools with this state folder that have not ended."""
+    return [str(path) for path in (state / "skyward" / "local").glob("*/*/instance.json")]
+
+
+def test_a_forked_child_does_not_keep_the_nodes_of_a_killed_client(tmp_path: Path) -> None:
+    env = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    held, holds = os.pipe()
+    try:
+        client = subprocess.Popen([sys.executable, "-c", CLIENT], env=env, stdin=held)
+        assert client.wait(DEADLINE_S) == -signal.SIGKILL
+        for attempt in stamina.retry_context(on=AssertionError, timeout=DEADLINE_S, attempts=None, wait_max=0.5):
+            with attempt:
+                assert nodes_of(tmp_path) == []
+    finally:
+        os.close(holds)  # the child ends
+        os.close(held)

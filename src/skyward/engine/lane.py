@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from skyward._forked import keep_from_forks
 from skyward._waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
 from skyward.wire.connection import Connection
@@ -135,7 +136,7 @@ class Lane:
 
     async def _dial(self) -> Connection | None:
         host, _, port = self._address.rpartition(":")
-        sock = socket.socket()
+        sock = keep_from_forks(socket.socket())
         connection = Connection(sock, self._tls)
         try:
             async with asyncio.timeout(_DIAL_TIMEOUT_S):

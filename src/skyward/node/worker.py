@@ -25,6 +25,7 @@ from distributed.batched import BatchedSend
 from distributed.comm.core import Comm
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 
+from skyward._forked import abandon
 from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK, wait_until
 from skyward.node.begun import open_mark
@@ -161,7 +162,7 @@ class LaneWorker(Worker):
         for descriptor in map(int, os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ()):
             with suppress(OSError):
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _port_of(descriptor) in ports:
-                    os.close(descriptor)
+                    abandon(descriptor)
 
     def start_http_server(self, *_args: Any, **_kwargs: Any) -> None:
         """Serve no HTTP: distributed's pages have no authentication."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import ssl
 from collections.abc import Callable
 from typing import TypeAlias
 
+from skyward._forked import keep_from_forks
 from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.node.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
@@ -131,11 +133,21 @@ class ControlClient:
 
     async def _try(self) -> _Streams | NotYet:
         try:
-            return await asyncio.open_connection(self._host, int(self._port), ssl=self._context)
+            return await self._connect()
         except ssl.SSLCertVerificationError as error:
             raise AuthenticationError(f"the node at {self._address} is not of this pool: {error}") from error
         except OSError as error:
             return NotYet(str(error))
+
+    async def _connect(self) -> _Streams:
+        sock = keep_from_forks(socket.socket())
+        try:
+            sock.settimeout(0)
+            await asyncio.get_running_loop().sock_connect(sock, (self._host, int(self._port)))
+            return await asyncio.open_connection(sock=sock, ssl=self._context, server_hostname=self._host)
+        except BaseException:
+            sock.close()
+            raise
 
     async def _stay_connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from skyward._forked import keep_from_forks
+
 __all__ = ["Dialled", "dial_command", "dial_tcp"]
 
 _ADDRESS_TIMEOUT_S: Final = 10.0
@@ -54,7 +56,7 @@ def dial_tcp(host: str, port: int, *, deadline: float, stopped: threading.Event)
         raise socket.gaierror(socket.EAI_NONAME, f"no host can be called {host!r}") from error
     failure: OSError = TimeoutError("it has no address")
     for family, kind, protocol, _, address in sorted(found, key=lambda info: info[0] != socket.AF_INET):
-        sock = socket.socket(family, kind, protocol)
+        sock = keep_from_forks(socket.socket(family, kind, protocol))
         try:
             _connect(sock, address, min(deadline, time.monotonic() + _ADDRESS_TIMEOUT_S), stopped)
         except OSError as error:
@@ -89,7 +91,7 @@ def dial_command(command: str) -> Dialled:
     Raises:
         OSError: no process can be started.
     """
-    ours, theirs = socket.socketpair()
+    ours, theirs = map(keep_from_forks, socket.socketpair())
     complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `hang_up`
     with theirs:
         try:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from skyward._forked import keep_from_forks
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.transport._paramiko import Client, StaleConnectionError, open_channel
 from skyward.transport._pump import Pump, Step
@@ -114,7 +115,7 @@ class Link:
                 raise _closed_error(self.target)
             listener = self._listeners.get((host, port))
             if listener is None:
-                listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+                listener = keep_from_forks(socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG))
                 listener.settimeout(0)
                 self._listeners[host, port] = listener
                 self.pump.request(lambda: self._watch(listener, host, port))
@@ -136,7 +137,7 @@ class Link:
             UnreachableError: there is none.
             Exception: what connecting to the machine itself raises of.
         """
-        ours, theirs = socket.socketpair()
+        ours, theirs = map(keep_from_forks, socket.socketpair())
         opening = self.perform(lambda client: self._tunnel(client, theirs, host, port))
         try:
             while not concurrent.futures.wait([opening], _POLL_S).done:
@@ -198,6 +199,7 @@ class Link:
             # This process has too many files open.
             log.debug("a connection to port %s of %s cannot be accepted yet: %s", port, self.target, error)
             return Step.BLOCKED
+        keep_from_forks(sock)
         self._openings.take().add_done_callback(lambda _: self._open(sock, host, port))
         return Step.DONE
 

@@ -1,0 +1,41 @@
+"""Sockets that stay with the process that opened them: forked children do not keep them open.
+
+A node takes an open connection for a living client. A child that outlives its parent, such as a data loader's worker or
+a daemon, would hold the connection open, and the node would wait for ``away`` instead of ``lease``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+
+__all__ = ["abandon", "keep_from_forks"]
+
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def keep_from_forks(sock: socket.socket) -> socket.socket:
+    """Let go of ``sock`` in every child forked from now on; return it. Programs that are started never have it."""
+    _sockets.add(sock)
+    return sock
+
+
+def abandon(*descriptors: int) -> None:
+    """In a forked child: let go of inherited descriptors, which refer to nothing from now on.
+
+    They are not closed: objects here still hold their numbers, and would close whatever gets them next.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+
+
+def _abandon_all() -> None:
+    if descriptors := [sock.fileno() for sock in _sockets if sock.fileno() >= 0]:
+        abandon(*descriptors)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
