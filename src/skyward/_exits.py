@@ -1,10 +1,16 @@
-"""How a process that has machines ends: signals unwind it like Ctrl-C, and its exit closes what is still open."""
+"""How a process that has machines ends: signals unwind it like Ctrl-C, and its exit closes what is still open.
+
+SIGTERM and SIGHUP unwind the main thread where Python can be told so, which is in the main thread only. Where pools are
+opened in other threads, and for SIGQUIT always, a thread closes all pools, and the signal has its usual effect then.
+"""
 
 from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread  # its own hook at exit has to be there before ours, so that ours is called before it
+import faulthandler
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Generator
@@ -15,6 +21,7 @@ from typing import Any
 __all__ = ["arm", "at_exit", "disarm", "hold", "release", "uninterrupted", "wait_for"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_WATCHED = (*_SIGNALS, signal.SIGQUIT)
 _ABOVE = 128
 """What a shell adds to the number of the signal that ended a process."""
 
@@ -24,23 +31,92 @@ class _Held:
 
     lock = threading.Lock()
     pools = 0
+    watch: _Watch | None = None
 
 
-def hold() -> None:
+class _Watch:
+    """A thread that closes all pools when a signal comes that would end the process, and lets it end the process then.
+
+    Python's own handlers can be set in the main thread only, and wait for it. Those of faulthandler can be set in any
+    thread, and write to a file at once: here a pipe, one for each signal.
+
+    Args:
+        close: closes all pools.
+    """
+
+    def __init__(self, close: Callable[[], object]) -> None:
+        self._close = close
+        self._pipes = {number: os.pipe() for number in _WATCHED}
+        self._stopped, self._stop = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="skyward-signals", daemon=True)
+        self._thread.start()
+
+    def extend(self) -> None:
+        """Watch every signal that has its default effect."""
+        for number in _with_default_effect():
+            faulthandler.unregister(number)  # else a handler that has replaced this one meanwhile is not replaced
+            faulthandler.register(number, file=self._pipes[number][1], all_threads=False)
+
+    def stop(self) -> None:
+        """Let signals have their effect again. Waits for the thread, unless called in it."""
+        self.forget()
+        os.close(self._stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def forget(self) -> None:
+        """Undo :meth:`extend`, but for signals with a handler of the application's by now."""
+        for number in _with_default_effect():
+            faulthandler.unregister(number)
+
+    def leave(self) -> None:
+        """In a forked child: nobody watches here, and the pipes lead to the parent."""
+        self.forget()
+        os.close(self._stop)
+        self._close_pipes()
+
+    def _run(self) -> None:
+        readers = {pipe[0]: number for number, pipe in self._pipes.items()}
+        ready, _, _ = select.select([*readers, self._stopped], (), ())
+        number = readers.get(ready[0])
+        if number is not None:
+            self._close()
+            faulthandler.unregister(number)
+            os.kill(os.getpid(), number)
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for descriptor in (self._stopped, *(end for pipe in self._pipes.values() for end in pipe)):
+            os.close(descriptor)
+
+
+def hold(close: Callable[[], object] = lambda: None) -> None:
     """A pool is about to open. From now on SIGTERM and SIGHUP unwind the main thread with ``SystemExit``.
 
-    Only signals that have their default effect do, and only if this is called in the main thread, or :func:`arm` was.
-    Matched by one :func:`release`.
+    They do if this is called in the main thread, or :func:`arm` was. Else, and on SIGQUIT, ``close`` is called in
+    another thread, and the signal ends the process after it. Handlers of the application's own stay. Matched by one
+    :func:`release`.
+
+    Args:
+        close: closes all pools there are. That of the first one counts.
     """
+    arm()
     with _Held.lock:
         _Held.pools += 1
-    arm()
+        if _Held.watch is None:
+            _Held.watch = _Watch(close)
+        _Held.watch.extend()
 
 
 def release() -> None:
     """A pool is closed. After the last one signals do again what they did before."""
     with _Held.lock:
         _Held.pools -= 1
+        watch = None if _Held.pools else _Held.watch
+        if watch is not None:
+            _Held.watch = None
+    if watch is not None:
+        watch.stop()
     disarm()
 
 
@@ -118,10 +194,17 @@ def _restore() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
+def _with_default_effect() -> list[signal.Signals]:
+    return [number for number in _WATCHED if signal.getsignal(number) is signal.SIG_DFL]
+
+
 def _forget() -> None:
     """In a forked child: pools are its parent's, and so is what signals do."""
     _Held.lock = threading.Lock()
     _Held.pools = 0
+    if _Held.watch is not None:
+        _Held.watch.leave()
+        _Held.watch = None
     _restore()
 
 

@@ -64,7 +64,7 @@ class Opens(ABC):
         _open.append(self)  # from the first, so that whatever comes in between, it is closed at exit
         _register_with_joblib()
         try:
-            hold()
+            hold(_close_all_now)
             self._closing.callback(release)
             self._open(self._closing)
             self._make_current()
@@ -129,10 +129,14 @@ class Opens(ABC):
     def close_at_exit(self) -> None:
         """The interpreter exits: end the machines, once the thread that opened the pool had its time to."""
         wait_for(self._opener)
+        self.close_logged("the interpreter exits")
+
+    def close_logged(self, why: str) -> None:
+        """End the machines, in whatever thread; log an error instead of raising it."""
         try:
             self.__exit__(None, None, None)
         except Exception:
-            _logger.exception("a pool could not be closed as the interpreter exits")
+            _logger.exception("a pool could not be closed as %s", why)
 
 
 def _register_with_joblib() -> None:
@@ -166,6 +170,11 @@ def _leave_all_to_parent() -> None:
 def _close_all() -> None:
     for pool in list(reversed(_open)):
         pool.close_at_exit()
+
+
+def _close_all_now() -> None:
+    for pool in list(reversed(_open)):
+        pool.close_logged("a signal ends the process")
 
 
 if hasattr(os, "register_at_fork"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -55,6 +56,19 @@ threading.Thread(target=work).start()
 """,
         0,
     ),
+    "SIGTERM while a thread has it open": (
+        """
+def work():
+    with pool:
+        send("SIGTERM")
+        time.sleep(60)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+""",
+        -15,
+    ),
+    "SIGQUIT in the block": ("with pool:\n    send('SIGQUIT')\n    time.sleep(60)", -3),
     "three times Ctrl-C while it closes": (
         """
 pool.__enter__()
@@ -121,6 +135,7 @@ def test_nothing_is_left_when_a_program_ends_with(name: str, state: Path) -> Non
 
 
 def restore_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from skyward._exits import arm, disarm, hold, release, uninterrupted
 
-SIGNALS = [signal.SIGTERM, signal.SIGHUP]
+SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 
 SETUP = """
 import os, signal, sys, threading
@@ -49,6 +50,7 @@ def run(program: str) -> tuple[int, list[str]]:
 
 
 def restore_signals() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
@@ -96,7 +98,7 @@ def test_a_handler_set_while_a_pool_is_open_stays(defaults: None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     release()
 
-    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN, signal.SIG_DFL]
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN, signal.SIG_DFL, signal.SIG_DFL]
 
 
 def test_another_thread_leaves_signals_alone_unless_the_main_thread_has_armed_them(defaults: None) -> None:
@@ -179,3 +181,80 @@ def test_at_exit_threads_can_still_be_started_and_executors_still_work() -> None
         at_exit(lambda: print("later"))
     """
     assert run(program) == (0, ["later", "closed"])
+
+
+IN_A_THREAD = """
+import time
+def close():
+    print("closing", flush=True)
+    release()
+
+def work():
+    hold(close)
+    {body}
+    time.sleep(60)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_pools_of_another_thread_are_closed_before_a_signal_ends_the_process(name: str) -> None:
+    status = -getattr(signal, name)
+    assert run(IN_A_THREAD.format(body=f"send('{name}')")) == (status, ["closing"])
+
+
+def test_sigquit_closes_pools_of_the_main_thread_too() -> None:
+    program = """
+        import time
+        def close():
+            print("closing", flush=True)
+            release()
+        hold(close)
+        send("SIGQUIT")
+        time.sleep(60)
+    """
+    assert run(program) == (-signal.SIGQUIT, ["closing"])
+
+
+@pytest.mark.parametrize(
+    ("after", "status"),
+    [
+        ("release()", -signal.SIGTERM),
+        ("release(); hold(close); release()", -signal.SIGTERM),
+        ("arm(); release(); disarm(); hold(close); release()", -signal.SIGTERM),
+    ],
+)
+def test_after_the_last_pool_of_another_thread_signals_do_what_they_always_did(after: str, status: int) -> None:
+    assert run(IN_A_THREAD.format(body=f"{after}; send('SIGTERM')")) == (status, [])
+
+
+def test_a_forked_child_does_not_close_the_pools_of_its_parents_thread() -> None:
+    body = """
+    child = os.fork()
+    if not child:
+        send("SIGTERM")
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    release()
+    os._exit(0)
+    """
+    assert run(IN_A_THREAD.format(body=body.strip())) == (0, ["-15"])
+
+
+def test_the_applications_handlers_count_in_other_threads_too() -> None:
+    program = """
+        signal.signal(signal.SIGTERM, lambda *_: print("mine", flush=True))
+        thread = threading.Thread(target=hold)
+        thread.start()
+        thread.join()
+        signal.signal(signal.SIGQUIT, lambda *_: print("mine", flush=True))
+        send("SIGTERM")
+        send("SIGQUIT")
+        release()
+        send("SIGTERM")
+        send("SIGQUIT")
+    """
+    assert run(program) == (0, ["mine"] * 4)
