@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 from skyward.engine.packing import PackedFunction
 from skyward.wire.modules import search_path_state
+from skyward.wire.origins import found_under_its_name
 from skyward.wire.pickling import PLAIN_TYPES, naming_state, travels_by_reference
 
 __all__ = ["FunctionCache"]
@@ -141,15 +142,7 @@ def _is_fixed(value: object) -> bool:
         return False  # a method of an object that may change
     if not isinstance(value, type | ModuleType | BuiltinFunctionType | FunctionType) or not travels_by_reference(value):
         return False
-    return value.__name__ in sys.modules if isinstance(value, ModuleType) else _named(value) is value
-
-
-def _named(value: type | BuiltinFunctionType | FunctionType) -> object:
-    """What is found under its name: not itself where it has taken over another one's, as wrappers do."""
-    found: object = sys.modules.get(value.__module__ or "builtins")
-    for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found
+    return value.__name__ in sys.modules if isinstance(value, ModuleType) else found_under_its_name(value)
 
 
 def _names(code: CodeType) -> Iterator[str]:

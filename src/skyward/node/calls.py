@@ -24,7 +24,7 @@ from skyward.node.output import CallOutput
 from skyward.node.xid import DOUBT_S, is_doubtful
 from skyward.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.wire.messages import CallHeader, Kind, Outcome, Payload
-from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_error, text_of, unpack
+from skyward.wire.pickling import LARGE_BYTES, Packed, pack_error, pack_result, text_of, unpack_call
 from skyward.wire.session import CHUNK_BYTES, Item
 
 __all__ = ["CallRunner", "Outlet", "ReceivedCall"]
@@ -203,7 +203,7 @@ class CallRunner:
             self._outlet.flush()
 
     def _emit(self, event: SkywardEvent) -> None:
-        self._outlet.push([Kind.EVENT, self.running, pack(event, what="the event").data])
+        self._outlet.push([Kind.EVENT, self.running, pack_result(event, what="the event").data])
         self._outlet.flush_soon()
 
     def _wait(self) -> None:
@@ -292,10 +292,10 @@ class CallRunner:
                 self._functions[call.function_id] = label, function
             if call.payload is None:
                 self._blobs.let_go()
-                args, kwargs = unpack(call.data)
+                args, kwargs = unpack_call(call.data)
             else:
                 args, kwargs = self._load(call.payload)
-            return pack(call_in_this_process(function, args, kwargs), what=f"the result of {label}")
+            return pack_result(call_in_this_process(function, args, kwargs), what=f"the result of {label}")
 
     def _meet(self, call_id: int, text: str) -> Sequence[str]:
         """Wait for the others; should one of them never come, this process is ended from outside."""
@@ -343,7 +343,7 @@ class CallRunner:
         except FileNotFoundError as gone:
             raise _MissingBlobsError([str(gone)]) from None
         data = views.pop(0) if payload.data_blob else payload.data
-        return unpack(data, views)
+        return unpack_call(data, views)
 
 
 def _context_of(header: CallHeader, meet: Callable[[str], Sequence[str]]) -> CallContext:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import SkywardEvent
 from skyward.submission import ArgumentMemo, CallFuture, Invocation
-from skyward.wire.pickling import Packed, pack, pack_error, unpack, unpack_error
+from skyward.wire.pickling import Packed, pack, pack_error, pack_result, unpack, unpack_call, unpack_error
 
 __all__ = ["InProcessSubmitter"]
 
@@ -104,14 +104,15 @@ def _run(packed: Packed, future: CallFuture[Any]) -> None:
 
 
 def _called(packed: Packed) -> Any:
-    fn, args, kwargs = _unpacked(packed)
+    fn, args, kwargs = unpack_call(packed.data, _writable(packed))
     return fn(*args, **kwargs)
 
 
 def _travelled(value: Any, *, what: str) -> Any:
-    return _unpacked(pack(value, what=what))
+    packed = pack_result(value, what=what)
+    return unpack(packed.data, _writable(packed))
 
 
-def _unpacked(packed: Packed) -> Any:
-    """Writable, and nobody else's: as on a worker."""
-    return unpack(packed.data, [bytearray(buffer) for buffer in packed.buffers])
+def _writable(packed: Packed) -> list[bytearray]:
+    """Buffers that are nobody else's, as on a worker."""
+    return [bytearray(buffer) for buffer in packed.buffers]

@@ -16,7 +16,7 @@ from skyward.node.lane import LaneServer
 from skyward.testing.simulation import SimulatedConnection
 from skyward.wire.connection import Connection
 from skyward.wire.messages import Kind, Outcome
-from skyward.wire.pickling import pack, pack_error
+from skyward.wire.pickling import pack_error, pack_result
 
 __all__ = ["SimulatedLane", "SimulatedNetwork", "SimulatedWorker", "Work"]
 
@@ -151,7 +151,7 @@ class _Runner(CallRunner):
             self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])
             self._outlet.flush_soon()
         else:
-            self._send(call.id, pack(result, what="a result"), asyncio.get_running_loop().time() - began)
+            self._send(call.id, pack_result(result, what="a result"), asyncio.get_running_loop().time() - began)
         self._settle(call)
         self._begin_next()
 

@@ -25,6 +25,14 @@ import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
 from skyward.wire.modules import OWN_PACKAGES, any_absent, came_along, imported_by, is_installed_at, with_sources
+from skyward.wire.origins import (
+    Definition,
+    goes_by_value,
+    reduced_for_call,
+    reduced_for_result,
+    reduced_to_name,
+    with_client,
+)
 
 log = logging.getLogger("skyward.wire")
 
@@ -37,9 +45,11 @@ __all__ = [
     "pack",
     "pack_arguments",
     "pack_error",
+    "pack_result",
     "text_of",
     "travels_by_reference",
     "unpack",
+    "unpack_call",
     "unpack_error",
 ]
 
@@ -85,11 +95,26 @@ class PackedError:
 
 
 def pack(obj: object, *, what: str) -> Packed:
-    """Pickle ``obj``; ``what`` names it in errors.
+    """Pickle ``obj``, which goes to a worker; ``what`` names it in errors.
 
     Raises:
         SerializationError: it cannot be pickled; the message names the offending part.
     """
+    return _pack(obj, what, is_result=False)
+
+
+def pack_result(obj: object, *, what: str) -> Packed:
+    """Pickle ``obj``, which goes from a worker to the client.
+
+    The client's own classes, functions and modules go by name, and are its own again there.
+
+    Raises:
+        SerializationError: as :func:`pack`.
+    """
+    return _pack(obj, what, is_result=True)
+
+
+def _pack(obj: object, what: str, *, is_result: bool) -> Packed:
     if type(obj) in PLAIN_TYPES:
         return Packed(data=pickle.dumps(obj, protocol=5))
     buffers: list[memoryview] = []
@@ -102,12 +127,12 @@ def pack(obj: object, *, what: str) -> Packed:
         return False
 
     try:
-        bare, imported = _dumps_with_imports(obj, keep_out)
+        bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result)
         data = with_sources(bare, buffers, imported) if imported else bare
     except SkywardError:
         raise
     except Exception as error:
-        path, part, cause = _blame(obj, what, error)
+        path, part, cause = _blame(obj, what, error, is_result=is_result)
         message = f"{path} cannot be pickled: {cause} (its type is {type(part).__module__}.{type(part).__qualname__})"
         raise SerializationError(message) from error
     absent = any_absent(imported) if imported else False
@@ -143,6 +168,15 @@ def naming_state() -> tuple[object, ...]:
 def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
     """Rebuild what :func:`pack` took; arrays share the memory of ``buffers`` and are writable where those are."""
     return pickle.loads(data, buffers=buffers)
+
+
+def unpack_call(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
+    """Rebuild a part of the client's call: what it brings by value goes back to the client as the client's own."""
+    with_client.receiving = True
+    try:
+        return unpack(data, buffers)
+    finally:
+        with_client.receiving = False
 
 
 def pack_error(error: BaseException) -> PackedError:
@@ -203,9 +237,11 @@ class _Pickler(cloudpickle.Pickler):
 
     Attributes:
         imported: names of modules that the functions which went by value import while they run.
+        is_result: whether it goes from a worker to the client.
     """
 
     imported: frozenset[str] = frozenset()
+    is_result = False
 
     def reducer_override(self, obj: Any) -> Any:
         if _by_name.get(id(obj)) is obj and _is_there_still(obj):
@@ -213,12 +249,25 @@ class _Pickler(cloudpickle.Pickler):
         name = obj.__name__ if isinstance(obj, ModuleType) else getattr(obj, "__module__", None)
         if isinstance(name, str) and isinstance(obj, type | ModuleType | Callable):
             _send_by_value_if_the_users(name.partition(".")[0])
-        reduced = cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
-        if type(cast("object", obj)) is FunctionType and reduced is not NotImplemented:
-            self.imported |= imported_by(cast("FunctionType", obj))
-        elif isinstance(obj, type) and issubclass(obj, Warning) and obj.__module__ != "builtins":
-            return (_warning, (obj.__module__, obj.__qualname__)) if reduced is NotImplemented else reduced
-        elif isinstance(obj, type | FunctionType) and reduced is NotImplemented:
+        definition = cast("object", obj)
+        if isinstance(definition, type) or type(definition) in (FunctionType, ModuleType):
+            return self._reduce_definition(cast("Definition", definition))
+        return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    def _reduce_definition(self, obj: Definition) -> Any:
+        if self.is_result and (named := reduced_to_name(obj)) is not None:
+            return named
+        if isinstance(obj, ModuleType):
+            reduced = cast("Any", self.dispatch_table)[ModuleType](obj)
+        else:
+            reduced = cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
+        if goes_by_value(obj, reduced):
+            if isinstance(obj, FunctionType):
+                self.imported |= imported_by(obj)
+            return reduced_for_result(obj, reduced) if self.is_result else reduced_for_call(obj, reduced)
+        if reduced is NotImplemented:
+            if isinstance(obj, type) and issubclass(obj, Warning) and obj.__module__ != "builtins":
+                return _warning, (obj.__module__, obj.__qualname__)
             _by_name[id(obj)] = obj
         return reduced
 
@@ -235,12 +284,8 @@ def _warning(module: str, name: str) -> type[Warning]:
         return type(name, (Warning,), {"__module__": module})
 
 
-def _dumps(obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
-    return _dumps_with_imports(obj, buffer_callback)[0]
-
-
 def _dumps_with_imports(
-    obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None
+    obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None, *, is_result: bool
 ) -> tuple[bytes, frozenset[str]]:
     if type(obj) in PLAIN_TYPES:
         return pickle.dumps(obj, protocol=5), frozenset()
@@ -251,6 +296,7 @@ def _dumps_with_imports(
         _by_value.update(by_value)
     with io.BytesIO() as file:
         pickler = _Pickler(file, protocol=5, buffer_callback=buffer_callback)
+        pickler.is_result = is_result
         pickler.dump(obj)
         return file.getvalue(), pickler.imported
 
@@ -275,14 +321,16 @@ def _is_installed(module: ModuleType) -> bool:
     return location is None or is_installed_at(location)
 
 
-def _blame(obj: object, path: str, error: Exception, depth: int = 4) -> tuple[str, object, Exception]:
+def _blame(
+    obj: object, path: str, error: Exception, *, is_result: bool, depth: int = 4
+) -> tuple[str, object, Exception]:
     """The smallest part of ``obj`` that fails to pickle by itself."""
     if depth:
         for name, child in _children(obj):
             try:
-                _dumps(child)
+                _dumps_with_imports(child, None, is_result=is_result)
             except Exception as inner:
-                return _blame(child, f"{path}{name}", inner, depth - 1)
+                return _blame(child, f"{path}{name}", inner, is_result=is_result, depth=depth - 1)
     return path, obj, error
 
 
@@ -319,7 +367,7 @@ def _pickle_error(error: BaseException) -> bytes:
     shown, second_best = _shown(error), b""
     for candidate in (_AsItSays(error), error, _Rebuilt(error)):
         try:
-            data = _dumps(candidate)
+            data, _ = _dumps_with_imports(candidate, None, is_result=True)
             rebuilt = pickle.loads(data)
         except BaseException:  # a class that calls sys.exit() must not end the worker
             log.debug("cannot rebuild %s from its %s", type(error), type(candidate), exc_info=True)

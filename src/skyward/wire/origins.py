@@ -1,0 +1,225 @@
+"""Identity of the classes, functions and modules that travel by value.
+
+A call brings definitions to its worker, whose copies follow changes that are made where they come from. On the way
+back, an object that came with a call under a name is sent as that name, and is the client's own there. Anything else
+goes back by value, and changes nothing that the client has already: what a call does to classes stays on its worker.
+
+cloudpickle gives every class an id, and reduces it to ``(make, arguments, state, None, None, set_state)`` with the id
+as the last argument but one. This module alone relies on that.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, Final, cast
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+import cloudpickle.cloudpickle as _cloudpickle
+
+from skyward.errors import SerializationError
+
+__all__ = [
+    "Definition",
+    "found_under_its_name",
+    "goes_by_value",
+    "reduced_for_call",
+    "reduced_for_result",
+    "reduced_to_name",
+    "with_client",
+]
+
+Definition = type[Any] | FunctionType | ModuleType
+Reduced = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """Where an object that was received by value comes from.
+
+    Attributes:
+        process: identity of the process that sent it.
+        module: name of its module there; empty if it is not found under its name there.
+        name: its qualified name in that module; empty if it is the module itself.
+        class_id: cloudpickle's id if it is a class, else empty.
+        of_client: whether it came with a call of the client, and so may go back as a name.
+    """
+
+    process: str
+    module: str
+    name: str
+    class_id: str
+    of_client: bool
+
+
+_origins: WeakKeyDictionary[Any, _Origin] = WeakKeyDictionary()
+_received: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
+_unfinished: WeakSet[type] = WeakSet()  # classes whose state is still to come
+_attributes: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()  # of received classes, as last received
+
+with_client: Final = threading.local()
+"""``receiving`` is set in a thread while it unpickles a part of a call: objects in it may go back as names."""
+
+
+def found_under_its_name(value: type | BuiltinFunctionType | FunctionType) -> bool:
+    """Return whether ``value`` is what its module has under its name; wrappers take over names of others."""
+    if "<locals>" in value.__qualname__:
+        return False
+    try:
+        module = sys.modules[value.__module__ or "builtins"]
+        return functools.reduce(getattr, value.__qualname__.split("."), cast("Any", module)) is value
+    except Exception:  # a module may do anything when it is asked for an attribute
+        return False
+
+
+def goes_by_value(value: Definition, reduced: Any) -> bool:
+    """Return whether cloudpickle reduced ``value`` to its definition, not to a name."""
+    match value:
+        case ModuleType():
+            return len(reduced[1]) > len(("name",))
+        case _:
+            return reduced is not NotImplemented and len(reduced) > len(("make", "arguments", "state", "", ""))
+
+
+def reduced_for_call(value: Definition, reduced: Reduced) -> Reduced:
+    """Have a definition keep its identity on its way to a worker.
+
+    Args:
+        value: what travels by value.
+        reduced: cloudpickle's reduction of it.
+    """
+    module, name = _name_of(value)
+    match value:
+        case type():
+            make, arguments, state, *_, set_state = reduced
+            maker = _make_called_class, (_process(), module, name, make, *arguments)
+            return (*maker, (_process(), set_state, state), None, None, _update_called_class)
+        case ModuleType():
+            return _make_module, (_process(), module, value.__name__), reduced[1][1], None, None, _fill_module
+        case _ if module:
+            return (_make_function, (_process(), module, name, reduced[0], *reduced[1]), *reduced[2:])
+        case _:
+            return reduced
+
+
+def reduced_for_result(value: Definition, reduced: Reduced) -> Reduced:
+    """Have a definition change nothing that is known already where a result goes; arguments as above."""
+    match value:
+        case type():
+            make, arguments, state, *_, set_state = reduced
+            return _make_class, (make, *arguments), (set_state, state), None, None, _complete_class
+        case ModuleType():
+            return _make_module, ("", "", value.__name__), reduced[1][1], None, None, _fill_module
+        case _:
+            return reduced
+
+
+def reduced_to_name(value: Definition) -> Reduced | None:
+    """Return the reduction to the name under which the client has ``value``; None if it did not come from there."""
+    origin = _origins.get(value)
+    if origin is None or not origin.of_client or not origin.module:
+        return None
+    return _at_home, (origin.process, origin.module, origin.name, origin.class_id)
+
+
+@functools.cache
+def _process() -> str:
+    return uuid.uuid4().hex
+
+
+def _name_of(value: Definition) -> tuple[str, str]:
+    """Module and qualified name under which this process finds ``value``; empty if it does not."""
+    if isinstance(value, ModuleType):
+        return (value.__name__ if sys.modules.get(value.__name__) is value else "", "")
+    return (value.__module__, value.__qualname__) if found_under_its_name(value) else ("", "")
+
+
+def _class_of(class_id: str) -> type | None:
+    return cast("Any", _cloudpickle)._DYNAMIC_CLASS_TRACKER_BY_ID.get(class_id)  # noqa: SLF001 - it has no public way
+
+
+def _remember(value: Any, process: str, module: str, name: str, class_id: str = "") -> None:
+    of_client = getattr(with_client, "receiving", False)
+    _origins[value] = _Origin(process=process, module=module, name=name, class_id=class_id, of_client=of_client)
+    if module:
+        _received[process, module, name] = value
+
+
+def _make_called_class(process: str, module: str, name: str, make: Callable[..., type], *arguments: Any) -> type:
+    cls, origin = _class_of(arguments[-2]), None
+    if cls is None:
+        cls = make(*arguments)
+        _unfinished.add(cls)
+    elif (origin := _origins.get(cls)) is None or origin.process != process:
+        return cls  # this process's own, or another one's
+    _remember(cls, process, module, name, arguments[-2])
+    return cls
+
+
+def _update_called_class(cls: type, sent: tuple[str, Callable[[type, Any], object], Any]) -> None:
+    process, set_state, state = sent
+    origin = _origins.get(cls)
+    if origin is None or origin.process != process or (process == _process() and cls not in _unfinished):
+        return
+    names = frozenset(cast("dict[str, Any]", state[0]))
+    for gone in _attributes.get(cls, frozenset[str]()) - names:
+        with suppress(AttributeError, TypeError):  # deleted in the call, or made by the metaclass
+            delattr(cls, gone)
+    set_state(cls, state)
+    _attributes[cls] = names
+    _unfinished.discard(cls)
+
+
+def _make_class(make: Callable[..., type], *arguments: Any) -> type:
+    cls = _class_of(arguments[-2])
+    if cls is None:
+        cls = make(*arguments)
+        _unfinished.add(cls)
+    return cls
+
+
+def _complete_class(cls: type, sent: tuple[Callable[[type, Any], object], Any]) -> None:
+    if cls in _unfinished:
+        set_state, state = sent
+        set_state(cls, state)
+        _unfinished.discard(cls)
+
+
+def _make_function(process: str, module: str, name: str, make: Callable[..., FunctionType], *arguments: Any) -> Any:
+    function = make(*arguments)
+    _remember(function, process, module, name)
+    return function
+
+
+def _make_module(process: str, module: str, name: str) -> ModuleType:
+    made = ModuleType(name)
+    if module:
+        _remember(made, process, module, "")
+    return made
+
+
+def _fill_module(module: ModuleType, names: dict[str, Any]) -> None:
+    vars(module).update(names)
+
+
+def _at_home(process: str, module: str, name: str, class_id: str) -> Any:
+    found = _class_of(class_id)
+    if found is None and process != _process():
+        found = _received.get((process, module, name))
+    if found is not None:
+        return found
+    try:
+        outer = sys.modules.get(module) or importlib.import_module(module)
+        return functools.reduce(getattr, name.split("."), cast("Any", outer)) if name else outer
+    except (ImportError, AttributeError) as error:
+        raise SerializationError(
+            f"the result refers to {module}.{name}, which went with the call but is not here any more ({error}): "
+            "keep it until the result is there"
+        ) from error

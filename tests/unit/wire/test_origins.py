@@ -1,0 +1,345 @@
+"""Results bring instances of the classes here, and change none of them. A process of its own stands for the worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import gc
+import importlib
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import cloudpickle
+import pytest
+
+from skyward.wire.pickling import pack, unpack, unpack_error
+
+WORKER = """
+import pickle, sys
+from skyward.wire.pickling import pack_error, pack_result, unpack_call
+calls, results = sys.stdin.buffer, sys.stdout.buffer
+while True:
+    fn, args = unpack_call(pickle.load(calls))
+    try:
+        answer = pack_result(fn(*args), what="the result").data
+    except Exception as error:
+        answer = pack_error(error)
+    pickle.dump(answer, results)
+    results.flush()
+"""
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def send(self, fn: Callable[..., Any], *args: object) -> bytes:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        pickle.dump(pack((fn, args), what="the call").data, self.process.stdin)
+        self.process.stdin.flush()
+        answer = pickle.load(self.process.stdout)
+        if isinstance(answer, bytes):
+            return answer
+        raise unpack_error(answer, where="the worker")
+
+    def call(self, fn: Callable[..., Any], *args: object) -> Any:
+        return unpack(self.send(fn, *args))
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    worker = Worker()
+    with worker.process:
+        yield worker
+        worker.process.kill()
+
+
+class Model:
+    hits = 0
+
+    def hit(self) -> int:
+        return len(LOG)
+
+    @staticmethod
+    def helper() -> int:
+        return len(LOG)
+
+
+LOG: list[int] = []
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+    def log(self) -> list[int]:
+        return LOG
+
+
+class Pair(NamedTuple):
+    x: int
+    y: int
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+    def log(self) -> list[int]:
+        return LOG
+
+
+class OddError(Exception):
+    hits = 0
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"number {number}")
+
+
+class Registered:
+    known: list[str] = []  # noqa: RUF012 - as users write it
+
+    def __init_subclass__(cls) -> None:
+        Registered.known.append(cls.__name__)
+
+
+class Plugin(Registered):
+    pass
+
+
+class Outer:
+    class Inner:
+        hits = 0
+
+
+def helper() -> list[int]:
+    return LOG
+
+
+def local_class() -> type:
+    class Local:
+        hits = 0
+
+        def log(self) -> list[int]:
+            return LOG
+
+    return Local
+
+
+def spoil(cls: Any) -> None:
+    cls.hits = 99
+    LOG.append(1)
+
+
+def spoilt_instance(cls: Any, *args: Any) -> Any:
+    spoil(cls)
+    return cls(*args)
+
+
+def spoilt_in_containers(cls: Any) -> Any:
+    spoil(cls)
+    return {"models": [cls(), (cls(), cls)], "pairs": {Pair(1, 2)}}
+
+
+def spoilt_error(cls: Any) -> Any:
+    spoil(cls)
+    raise cls(3)
+
+
+def identity(value: Any) -> Any:
+    return value
+
+
+def state(cls: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(cls).items() if name != "__abc_cache__"}
+
+
+LOCAL = local_class()
+
+
+@pytest.mark.parametrize(
+    ("cls", "args"),
+    [
+        (Model, ()),
+        (Point, (1,)),
+        (Pair, (1, 2)),
+        (Colour, (1,)),
+        (OddError, (1,)),
+        (Plugin, ()),
+        (Outer.Inner, ()),
+        (LOCAL, ()),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_a_call_does_to_a_class_stays_on_its_worker(worker: Worker, cls: type, args: tuple[Any, ...]) -> None:
+    before = state(cls)
+    for _ in range(2):
+        result = worker.call(spoilt_instance, cls, *args)
+        assert type(result) is cls
+    assert all(before[name] is value for name, value in state(cls).items())
+    assert before.keys() == state(cls).keys()
+    assert LOG == []
+
+
+def test_instances_in_containers_and_classes_themselves_are_those_here(worker: Worker) -> None:
+    result = worker.call(spoilt_in_containers, Model)
+    one, (other, cls) = result["models"]
+    assert type(one) is type(other) is cls is Model
+    assert Model.hits == 0
+    assert Model.hit.__globals__ is globals()
+    assert {type(pair) for pair in result["pairs"]} == {Pair}
+
+
+def test_what_a_call_does_to_the_class_of_its_exception_stays_on_its_worker(worker: Worker) -> None:
+    before = state(OddError)
+    with pytest.raises(OddError, match=r"^number 3"):
+        worker.call(spoilt_error, OddError)
+    assert all(before[name] is value for name, value in state(OddError).items())
+
+
+def test_an_enum_member_is_the_one_here(worker: Worker) -> None:
+    assert worker.call(identity, [Colour.RED])[0] is Colour.RED
+
+
+def test_subclasses_are_not_announced_again_by_results(worker: Worker) -> None:
+    assert isinstance(worker.call(identity, Plugin()), Plugin)
+    assert Registered.known == ["Plugin"]
+
+
+def test_functions_and_bound_methods_are_those_here(worker: Worker) -> None:
+    assert worker.call(identity, helper) is helper
+    assert worker.call(identity, Model.helper) is Model.helper
+    method = worker.call(identity, Model().hit)
+    assert method.__func__ is Model.hit
+    assert type(method.__self__) is Model
+
+
+def test_a_module_that_went_by_value_is_the_one_here(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sky_returned.py").write_text("FACTOR = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("sky_returned")
+    try:
+        assert worker.call(identity, module) is module
+    finally:
+        del sys.modules["sky_returned"]
+
+
+def test_modules_that_hold_each_other_travel(worker: Worker) -> None:
+    one, other = ModuleType("sky_one"), ModuleType("sky_other")
+    one.other, other.one, other.value = other, one, 5  # type: ignore[attr-defined]
+    result = worker.call(identity, one)
+    assert result.other.one is result
+    assert result.other.value == 5
+
+
+def subclass_of(cls: Any, value: int) -> Any:
+    return type("Sub", (cls,), {"value": value})()
+
+
+def kept(name: str, make: Callable[[], Any]) -> Any:
+    kept = sys.modules.setdefault(f"_kept_{name}", ModuleType(name))
+    if not hasattr(kept, "value"):
+        kept.value = make()  # type: ignore[attr-defined]
+    return kept.value
+
+
+def test_a_class_made_in_a_call_is_based_on_the_class_here(worker: Worker) -> None:
+    result = worker.call(subclass_of, Model, 7)
+    assert type(result).__bases__ == (Model,)
+    assert result.value == 7
+    assert Model.hits == 0
+
+
+def test_a_class_made_in_a_call_is_the_same_in_every_result(worker: Worker) -> None:
+    def make() -> Any:
+        return subclass_of(Model, 8)
+
+    first = worker.call(kept, "made", make)
+    type(first).value = 9
+    second = worker.call(kept, "made", make)
+    assert type(first) is type(second)
+    assert second.value == 9, "results change no class here"
+    assert worker.call(identity, first).value == 9
+
+
+def test_a_result_of_a_class_that_was_defined_anew_is_of_the_class_that_was_sent(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = worker.send(spoilt_instance, Model)
+    monkeypatch.setattr(sys.modules[__name__], "Model", type("Model", (), {"__module__": __name__}))
+    old = unpack(data)
+    monkeypatch.undo()
+    assert type(old) is Model
+
+
+def test_a_result_of_a_class_that_is_gone_is_of_the_one_with_its_name(worker: Worker) -> None:
+    names: dict[str, Any] = {"__name__": "sky_gone"}
+    module = sys.modules["sky_gone"] = ModuleType("sky_gone")
+    module.__dict__.update(names)
+    module.__file__ = "/sky_gone.py"
+    try:
+        exec("class Thing: pass", module.__dict__)
+        data = worker.send(spoilt_instance, module.Thing)
+        exec("class Thing: new = True", module.__dict__)
+        gc.collect()
+        assert unpack(data).new
+        del module.Thing
+        gc.collect()
+        with pytest.raises(Exception, match=r"sky_gone\.Thing, which went with the call but is not here any more"):
+            unpack(data)
+    finally:
+        del sys.modules["sky_gone"]
+
+
+def test_a_local_class_that_is_gone_here_comes_back_whole(worker: Worker) -> None:
+    data = worker.send(spoilt_instance, local_class())
+    gc.collect()
+    assert unpack(data).hits == 99
+
+
+def test_a_changed_class_is_seen_by_the_next_call(worker: Worker) -> None:
+    class Changing:
+        extra = 1
+
+        def value(self) -> int:
+            return 1
+
+    def look(thing: Any) -> Any:
+        return thing.value(), hasattr(thing, "extra")
+
+    assert worker.call(look, Changing()) == (1, True)
+    Changing.value = lambda self: 2  # type: ignore[method-assign]
+    del Changing.extra
+    assert worker.call(look, Changing()) == (2, False)
+
+
+def test_a_large_state_of_the_worker_does_not_come_back_with_an_instance(worker: Worker) -> None:
+    def grow(model: Any) -> Any:
+        type(model).hit.__globals__["LOG"].extend(range(100_000))
+        return model
+
+    assert len(worker.send(grow, Model())) < 1000
+
+
+def test_cloudpickle_reduces_classes_and_functions_as_is_relied_on() -> None:
+    pickler: Any = cloudpickle.Pickler(io.BytesIO())
+    cls = local_class()
+    for value in (cls, enum.Enum("Local", ["A"], module="nowhere")):
+        _, arguments, (names, _), *nothing, set_state = pickler.reducer_override(value)
+        assert cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[arguments[-2]] is value
+        assert isinstance(names, dict)
+        assert nothing == [None, None]
+        assert callable(set_state)
+    assert len(pickler.reducer_override(lambda: 1)) == 6
+    assert pickler.reducer_override(len) is NotImplemented
+    reduce_module = pickler.dispatch_table[ModuleType]
+    assert len(reduce_module(sys)[1]) == 1
+    assert reduce_module(ModuleType("nowhere"))[1][1]["__name__"] == "nowhere"
