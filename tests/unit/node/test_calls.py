@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skyward.node.calls import CallRunner, ReceivedCall
-from skyward.node.logs import CallOutput
+from skyward.node.output import CallOutput
 from skyward.wire.messages import Kind, Outcome, Payload
 from skyward.wire.pickling import LARGE_BYTES, pack
 from skyward.wire.session import Item
@@ -24,7 +24,7 @@ class Outlet:
     def __init__(self, fail: Callable[[], None] = lambda: None) -> None:
         self.items: list[Item] = []
         self.fail = fail
-        self.runner = CallRunner(self, CallOutput(lambda _, __: None), ())
+        self.runner = CallRunner(self, CallOutput(lambda *_: None), (), [0])
 
     def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
         del nbytes, bulk
@@ -45,7 +45,7 @@ class Outlet:
     def run(self, *functions: Callable[[], Any]) -> None:
         for number, function in enumerate(functions, start=1):
             self.runner.know(str(number), Payload(data=pack(function, what="it").data), "it")
-            self.runner.add([ReceivedCall(number, str(number), NO_ARGUMENTS)])
+            self.runner.add([ReceivedCall(number, str(number), number, False, NO_ARGUMENTS)])
         self.runner.work()
 
     def error(self, call_id: int) -> Any:
