@@ -50,6 +50,7 @@ __all__ = [
     "TimeoutApproaching",
     "WorkerLost",
     "WorkerReplaced",
+    "WorkerRestarting",
     "compose",
     "current_callbacks",
     "deliver",
@@ -200,11 +201,25 @@ class WorkerLost:
 
 @dataclass(frozen=True)
 class WorkerReplaced:
-    """A lost worker's replacement takes calls."""
+    """The replacement of a worker that was lost, or restarted, takes calls."""
 
     node: int
     worker: int
     instance_id: str
+
+
+@dataclass(frozen=True)
+class WorkerRestarting:
+    """A worker process was ended on purpose, such as with a cancelled call; :class:`WorkerReplaced` follows.
+
+    Attributes:
+        reason: why it was ended.
+    """
+
+    node: int
+    worker: int
+    instance_id: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -304,6 +319,7 @@ SkywardEvent: TypeAlias = (
     | Progress
     | WorkerLost
     | WorkerReplaced
+    | WorkerRestarting
     | NodeUnreachable
     | NodeReachable
     | InstancePreempted

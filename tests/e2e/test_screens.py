@@ -124,3 +124,39 @@ def test_lines_of_calls_and_of_the_program_share_no_line_of_a_pipe() -> None:
     assert (own[0], own[-1]) == ("opening ... ", "closed")
     # A line that is cut in two by lines of calls goes on below them.
     assert "".join(own[1:-1]) == "".join(f"own line {n}: wholewarned {n}" for n in range(8))
+
+
+def test_restarts_on_purpose_are_shown_as_such() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RESTARTS],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        encoding="utf-8",
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        check=False,
+    )
+    lines = [text for text in texts(done.stderr.splitlines()) if "worker " in text]
+    assert lines == [f"worker 0 restarted: {why}" for why in ("a cancelled call was ended", "Dask restarted it")]
+
+
+RESTARTS = """
+import threading, time
+import skyward as sky
+
+@sky.compute
+def sleep():
+    print("asleep")
+    time.sleep(600)
+
+asleep, replaced = threading.Event(), threading.Semaphore(0)
+with sky.ComputePool(provider=sky.Local()) as pool:
+    pool.on(sky.LogLine, lambda event: asleep.set())
+    pool.on(sky.WorkerReplaced, lambda event: replaced.release())
+    call = pool.submit(sleep)
+    assert asleep.wait(60)
+    pool.cancel_calls([call])
+    assert replaced.acquire(timeout=60)
+    with pool.dask_client() as client:
+        client.restart()
+    assert replaced.acquire(timeout=60)
+"""

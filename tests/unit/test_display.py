@@ -37,6 +37,7 @@ from skyward.events import (
     TimeoutApproaching,
     WorkerLost,
     WorkerReplaced,
+    WorkerRestarting,
 )
 from skyward.testing.displays import Show, Terminal, shown
 
@@ -194,6 +195,18 @@ def test_what_is_waited_for_after_the_last_bootstrap_is_said_once(kind: str) -> 
         "i-1     │ bootstrap done",
         "pool    │ waiting for the workers",
         "pool    │ open: 2 nodes, 2 workers",
+    ]
+
+
+def test_restart_on_purpose_is_one_line_and_no_loss() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(WorkerRestarting(0, 1, "i-0", "a cancelled call was ended"), WorkerReplaced(0, 1, "i-0"))
+        show(WorkerLost(0, 1, "i-0", "killed by signal 11 (SIGSEGV)"), WorkerReplaced(0, 1, "i-0"))
+    assert text_of(stream).splitlines() == [
+        "node 0  │ worker 1 restarted: a cancelled call was ended",
+        "node 0  │ worker 1 lost: killed by signal 11 (SIGSEGV)",
+        "node 0  │ worker 1 replaced",
     ]
 
 

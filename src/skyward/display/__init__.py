@@ -37,7 +37,6 @@ _STEPS: Final[dict[type[ev.SkywardEvent], str]] = {
 }
 _WARNINGS: Final[dict[type[ev.SkywardEvent], str]] = {
     ev.WorkerLost: "worker {e.worker} lost: {e.reason}",
-    ev.WorkerReplaced: "worker {e.worker} replaced",
     ev.NodeUnreachable: "cannot be reached; its calls go on, waiting for it: {e.reason}",
     ev.NodeReachable: "is back after {e.seconds:.0f} s",
     ev.Notice: "note: {e.message}",
@@ -113,6 +112,7 @@ class Display:
         self._load = FleetLoad()
         self._next_load_s: float | None = None
         self._first_s: float | None = None
+        self._restarting: dict[tuple[str, int], str] = {}
         self._bootstrapping = 0
         self._started: ev.PoolStarted | None = None
         self._stopped: ev.PoolStopped | None = None
@@ -151,6 +151,8 @@ class Display:
                 self._step(event, launch_words(event))
             case ev.PoolStarted():
                 self._step(event, f"open: {plural(event.nodes, 'node')}, {plural(event.workers, 'worker')}")
+            case ev.WorkerReplaced():
+                self._show_replacement(event)
             case ev.Error():
                 self._say(event, f"error: {event.message}", Tone.ERROR)
             case ev.InstancePreempted() | ev.TimeoutApproaching():
@@ -160,6 +162,13 @@ class Display:
         self._count_bootstraps(event)
         self._show_works()
         self._show_load()
+
+    def _show_replacement(self, event: ev.WorkerReplaced) -> None:
+        """Show one line for a restart on purpose, once it is over, in contrast to a loss."""
+        if reason := self._restarting.pop((event.instance_id, event.worker), ""):
+            self._say(event, f"worker {event.worker} restarted: {reason}", Tone.STEP)
+        else:
+            self._say(event, f"worker {event.worker} replaced", Tone.WARNING)
 
     def _show_by_table(self, event: ev.SkywardEvent) -> None:
         if template := _WARNINGS.get(type(event)):
@@ -188,6 +197,10 @@ class Display:
         match event:
             case ev.InstanceProvisioned():
                 self._nodes[event.instance_id] = event.node
+            case ev.WorkerRestarting():
+                self._restarting[event.instance_id, event.worker] = event.reason
+            case ev.WorkerLost():
+                self._restarting.pop((event.instance_id, event.worker), None)
             case ev.PoolStarted():
                 self._started = event
                 self._next_load_s = self._clock.monotonic() + _LOAD_EVERY_S

@@ -178,7 +178,7 @@ class Cluster:
             case Kind.MEET:
                 self._hear(*item[1:])
             case Kind.SPENT:
-                self.members.renew(lane.worker_id, lane.incarnation, "ended to begin anew")
+                self.members.renew(lane.worker_id, lane.incarnation, "a call needed a fresh process")
                 self._acting.begin_anew(item[1], item[2])
             case unknown:
                 log.error("unknown item %r from worker %s", unknown, lane.worker_id)

@@ -17,7 +17,7 @@ from skyward.engine.exchange import Exchange
 from skyward.engine.lane import Lane, LaneOwner
 from skyward.engine.performing import Performer
 from skyward.engine.slots import AttachedNode, Slot
-from skyward.events import WorkerLost, WorkerReplaced
+from skyward.events import WorkerReplaced
 from skyward.node.control import Message, WorkerExit, WorkerRunning, WorkerStale
 from skyward.provision.nodes import LinkDown, LinkUp, NodeHandle
 
@@ -190,7 +190,7 @@ class Membership:
     def stale(self, worker_id: WorkerId, incarnation: str) -> None:
         """A worker cannot join the new scheduler, which matters unless it goes anyway."""
         if worker_id in self.places:
-            self.renew(worker_id, incarnation, "ended to join the next scheduler")
+            self.renew(worker_id, incarnation, "it joins the next scheduler")
 
     def renew(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
         """Have a worker's process replaced once it has nothing to do."""
@@ -207,9 +207,8 @@ class Membership:
         for line in slot.last_lines():
             self._bus.publish(line)
         reason = slot.exit_reason or "its process is gone"
-        if slot.ended_for:
-            reason = f"{slot.ended_for} ({reason})"
-        self._lost(slot, reason)
+        why_ended = slot.why_ended(self._dispatch.call)
+        self._lost(slot, f"{why_ended} ({reason})" if why_ended else reason, why_ended)
 
     async def close(self) -> None:
         """Hang up. Idempotent."""
@@ -246,18 +245,18 @@ class Membership:
             """Its supervisor may hear of this process later than we do, and then finds nothing to kill yet."""
             if slot.lane.incarnation != incarnation or not slot.alive:
                 return True
-            slot.ended_for = reason
+            slot.end_for(reason)
             await slot.node.handle.kill_worker(slot.id.worker, incarnation)
             return None
 
         await wait_until(killed, deadline_s=math.inf, interval_s=_KILL_AGAIN_S, what=f"{slot} to be replaced")
 
-    def _lost(self, slot: Slot, reason: str) -> None:
+    def _lost(self, slot: Slot, reason: str, why_ended: str = "") -> None:
         self._calls.leave(slot.id)
         leaving = slot.id.node in self._leaving
         # else it went as it was meant to
         if (slot.id in self.places and not leaving) or not self._dispatch.drained(slot.id):
-            self._bus.publish(WorkerLost(slot.id.node, slot.id.worker, slot.node.handle.instance.id, reason))
+            self._bus.publish(slot.loss(reason, why_ended))
         slot.unsent.clear()
         begun = slot.exit_report.begun if slot.exit_report is not None else None
         self.acting.perform(self._dispatch.worker_lost(slot.id, reason, self._loop.time(), begun=begun))

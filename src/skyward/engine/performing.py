@@ -167,7 +167,7 @@ class Performer:
             slot.lane.push([Kind.CANCEL if isinstance(action, Cancel) else Kind.REVOKE, sent])
             slot.lane.flush()
         if sent and isinstance(action, Cancel):
-            slot.ended_for = "ended with a call that was cancelled"
+            slot.end_for("a cancelled call was ended", sent)
             self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, slot, sent, slot.lane.incarnation)
 
     def _insist(self, slot: Slot, call_ids: list[int], incarnation: str) -> None:

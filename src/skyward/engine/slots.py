@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from skyward._waiting import SYSTEM_CLOCK, wait_until
@@ -18,7 +18,7 @@ from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.engine.packing import PackedFunction
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError, WorkerLostError
-from skyward.events import LogLine
+from skyward.events import LogLine, WorkerLost, WorkerRestarting
 from skyward.node.control import WorkerExit
 from skyward.node.logs import LineAssembler
 from skyward.provision.nodes import NodeHandle
@@ -51,6 +51,7 @@ class Slot:
         alive: whether the process that holds our calls is alive, as far as we know.
         exit_reason: why it ended, once its supervisor has said so.
         ended_for: why we have it end; empty if we do not.
+        ended_with: ids of the calls that it is to end with; if all of them are over, it lives on.
         unsent: ids of calls given to it whose blobs are still on their way.
         log_end: offset in its log up to which captured output has arrived.
         exit_report: the supervisor's report that it ended.
@@ -64,6 +65,7 @@ class Slot:
         self.alive = False
         self.exit_reason = ""
         self.ended_for = ""
+        self.ended_with: set[int] = set()
         self.unsent: set[int] = set()
         self.log_end = 0
         self.exit_report: WorkerExit | None = None
@@ -87,8 +89,31 @@ class Slot:
         """A new process answered."""
         self.alive, self.exit_reason, self.ended_for, self._failed_starts = True, "", "", 0
         self.log_end, self.exit_report = 0, None
+        self.ended_with.clear()
         if not self.ready.done():
             self.ready.set_result(None)
+
+    def end_for(self, why: str, call_ids: Collection[int] = ()) -> None:
+        """Note why we have the process end; with calls, only if it is still running one of them."""
+        self.ended_for = why
+        self.ended_with = {*self.ended_with, *call_ids} if call_ids else set()
+
+    def why_ended(self, unfinished: Callable[[int], object]) -> str:
+        """Return why the process was ended on purpose; empty if it ended by itself.
+
+        Args:
+            unfinished: whether the call of that id is still the process's.
+        """
+        report = self.exit_report
+        if report is not None and (report.ended_for or not report.was_killed):
+            return report.ended_for
+        lives_on = self.ended_with and not any(map(unfinished, self.ended_with))
+        return "" if lives_on else self.ended_for
+
+    def loss(self, reason: str, why_ended: str) -> WorkerLost | WorkerRestarting:
+        """Return the event that the process has ended."""
+        place = self.id.node, self.id.worker, self.node.handle.instance.id
+        return WorkerRestarting(*place, why_ended) if why_ended else WorkerLost(*place, reason)
 
     def last_lines(self) -> Iterator[LogLine]:
         """Yield the lines that the process left behind when it ended, without those that have arrived."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from signal import SIGKILL
 from typing import Any, TypeAlias, cast
 
 from skyward.wire.frames import FrameError
@@ -122,6 +123,7 @@ class WorkerExit:
         signal: number of the signal that ended it, or None.
         reason: both in plain English.
         memory_limit_bytes: the limit, when exceeding it was the reason; else None.
+        ended_for: why the node ended it on purpose, in plain English; empty if it did not.
         last_words: end of the output that it may not have sent, such as the traceback of a crash; bytes as Latin-1.
         last_words_at: their offset in its log.
         begun: position of the last call that the process began, 0 if it began none; None when unknown.
@@ -133,9 +135,15 @@ class WorkerExit:
     signal: int | None
     reason: str
     memory_limit_bytes: int | None
+    ended_for: str = ""
     last_words: str = ""
     last_words_at: int = 0
     begun: int | None = None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it may have been killed from outside, not by itself nor for its memory."""
+        return self.exit_code is None and self.signal in (None, SIGKILL) and self.memory_limit_bytes is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

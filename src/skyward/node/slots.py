@@ -78,6 +78,7 @@ class SlotNanny(Nanny):
         self._incarnation = ""
         self._begun_mark = ""
         self._pid: int | None = None
+        self._ended_for = ""
         self._plan = plan
         config = plan.config
         super().__init__(
@@ -149,6 +150,14 @@ class SlotNanny(Nanny):
             )
         return status
 
+    async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:  # noqa: ASYNC109 - Dask's signature
+        """End the process, as Dask's ``restart`` has it; the report on its end says so."""
+        self._ended_for = "Dask restarted it"
+        try:
+            await super().kill(timeout=timeout, reason=reason)
+        finally:
+            self._ended_for = ""
+
     def _on_worker_exit_sync(self, exitcode: int) -> None:
         over_limit = self._pid is not None and self.memory_manager._last_terminated_pid == self._pid  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         limit = self.memory_manager.memory_limit if over_limit else None
@@ -159,7 +168,11 @@ class SlotNanny(Nanny):
         ended = worker_exit(self._slot, self._incarnation, exitcode, limit)
         self._report(
             replace(
-                ended, last_words=left.data.decode("latin-1"), last_words_at=left.at, begun=take_mark(self._begun_mark)
+                ended,
+                ended_for=self._ended_for,
+                last_words=left.data.decode("latin-1"),
+                last_words_at=left.at,
+                begun=take_mark(self._begun_mark),
             )
         )
         super()._on_worker_exit_sync(exitcode)

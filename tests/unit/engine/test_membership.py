@@ -17,7 +17,7 @@ from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
-from skyward.events import LogLine, WorkerLost
+from skyward.events import LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.node.control import WorkerExit
 from skyward.transport.access import LocalAccess
 from skyward.wire.messages import Kind, Outcome
@@ -271,3 +271,58 @@ async def test_a_crashed_workers_last_words_are_published_without_those_that_cam
     lines = [event.line for event in stage.events if isinstance(event, LogLine)]
     assert lines == ["before", *expected]
     assert isinstance(stage.events[-1], WorkerLost)
+
+
+def exit_of(incarnation: str, **how: Any) -> WorkerExit:
+    described = {"exit_code": None, "signal": None, "reason": "it ended", "memory_limit_bytes": None} | how
+    return WorkerExit(worker=0, incarnation=incarnation, **described)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "reason"),
+    [
+        ({"signal": 9}, WorkerRestarting, "a cancelled call was ended"),
+        ({}, WorkerRestarting, "a cancelled call was ended"),
+        ({"signal": 11}, WorkerLost, "it ended"),
+        ({"exit_code": 3}, WorkerLost, "it ended"),
+        ({"signal": 9, "memory_limit_bytes": 1}, WorkerLost, "it ended"),
+    ],
+)
+async def test_worker_that_is_ended_with_a_cancelled_call_is_restarted_not_lost(
+    stage: Stage, how: dict[str, Any], kind: type[Any], reason: str
+) -> None:
+    handle = await stage.attach(0)
+    running = call(1)
+    stage.cluster.enter([running])
+    stage.cluster.cancel([running], kill=True)
+    stage.cluster.lane_linked(stage.lane(0), linked=False)
+    stage.members.heard(handle, exit_of("first", **how))
+    assert stage.events == [kind(0, 0, "i0", reason)]
+
+
+async def test_worker_that_outlived_a_cancelled_call_is_lost_when_it_ends_later(stage: Stage) -> None:
+    handle = await stage.attach(0)
+    running = call(1)
+    stage.cluster.enter([running])
+    stage.cluster.cancel([running], kill=True)
+    stage.cluster.lane_items(stage.lane(0), [[Kind.RESULTS, [1], [0.1], [b"pickle"]]])
+    stage.cluster.lane_linked(stage.lane(0), linked=False)
+    stage.members.heard(handle, exit_of("first", signal=9))
+    assert stage.events == [WorkerLost(0, 0, "i0", "it ended")]
+
+
+async def test_worker_that_dask_restarts_is_restarted_not_lost(stage: Stage) -> None:
+    handle = await stage.attach(0)
+    stage.cluster.lane_linked(stage.lane(0), linked=False)
+    stage.members.heard(handle, exit_of("first", exit_code=0, ended_for="Dask restarted it"))
+    assert stage.events == [WorkerRestarting(0, 0, "i0", "Dask restarted it")]
+
+
+async def test_worker_whose_process_is_spent_is_restarted_not_lost(stage: Stage) -> None:
+    handle = await stage.attach(0)
+    stage.cluster.enter([call(1)])
+    await stage.renew(handle, 1, "second")
+    assert stage.events == [
+        WorkerRestarting(0, 0, "i0", "a call needed a fresh process"),
+        WorkerReplaced(0, 0, "i0"),
+    ]
