@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from functools import partial
 from typing import Any, overload
 
+from skyward._courier import PATIENCE_S, Courier
 from skyward.events import Callback, E, SkywardEvent, deliver, flatten
 
 __all__ = ["EventBus"]
@@ -23,21 +25,20 @@ class EventBus:
 
     Publishing never blocks and is allowed from any thread, event loops and the subscribers themselves included. The
     thread starts with the first event and ends with :meth:`close`.
+
+    A subscriber that is stuck with an event for longer than ``patience_s`` delays only that event: another thread goes
+    on with the events behind it for the other subscribers, and the stuck one's own events wait for it, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[_Delivery | None] = SimpleQueue()
+        self._courier = Courier("skyward-events", what="a callback for events", patience_s=patience_s)
         self._subscriptions: tuple[_Subscription, ...] = ()
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._busy: dict[int, deque[SkywardEvent]] = {}
 
     def publish(self, event: SkywardEvent, also: tuple[Callback, ...] = ()) -> None:
         """Queue ``event`` for the subscribers and for the callbacks ``also``; once closed, do nothing."""
-        if self._thread is None:
-            self._start()
-        if not self._closed:
-            self._queue.put(_Delivery(self, event, also))
+        self._queue(_Delivery(self, event, also))
 
     def publish_emitted(self, event: SkywardEvent, received_by: tuple[Callback, ...]) -> None:
         """Queue an event that was emitted anywhere in this process for the subscribers not in ``received_by``.
@@ -51,10 +52,8 @@ class EventBus:
             return
         if depth > _EMITTED_CHAIN:
             _logger.warning("callbacks keep emitting %s events; dropped one", type(event).__name__)
-        elif not self._closed:
-            if self._thread is None:
-                self._start()
-            self._queue.put(_Delivery(self, event, received_by=received_by, depth=depth))
+        else:
+            self._queue(_Delivery(self, event, received_by=received_by, depth=depth))
 
     @overload
     def subscribe(self, event_type: None, callback: Callback) -> Callable[[], None]: ...
@@ -81,27 +80,38 @@ class EventBus:
         A subscriber that is still busy after ``timeout_s`` is left behind, and the log says so. Called by a subscriber
         itself it does not wait.
         """
-        with self._lock:
-            self._closed = True
-            thread = self._thread
-        self._queue.put(None)
-        if thread is None or thread is threading.current_thread():
-            return
-        thread.join(timeout_s)
-        if thread.is_alive():
+        if not self._courier.close(timeout_s):
             _logger.warning("a callback is still busy %g s after its pool was closed; later events are lost", timeout_s)
 
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="skyward-events", daemon=True)
-                self._thread.start()
+    def _queue(self, delivery: _Delivery) -> None:
+        self._courier.run(partial(self._deliver, delivery))
 
-    def _run(self) -> None:
-        while delivery := self._queue.get():
-            _handled.delivery = delivery
-            subscribed = (each for each in self._subscriptions if each.callback not in delivery.received_by)
-            deliver(delivery.event, (*subscribed, *delivery.also))
+    def _deliver(self, delivery: _Delivery) -> None:
+        _handled.delivery = delivery
+        subscribed = (each for each in self._subscriptions if each.callback not in delivery.received_by)
+        callbacks = (*subscribed, *delivery.also)
+        deliver(delivery.event, tuple(partial(self._call_in_turn, callback) for callback in callbacks))
+
+    def _call_in_turn(self, callback: Callback, event: SkywardEvent) -> SkywardEvent | None:
+        """Call ``callback``; if another thread is in it still, that one hands it the event afterwards."""
+        with self._lock:
+            if (missed := self._busy.get(id(callback))) is not None:
+                missed.append(event)
+                return None
+            missed = self._busy[id(callback)] = deque()
+        try:
+            return callback(event)
+        finally:
+            self._catch_up(callback, missed)
+
+    def _catch_up(self, callback: Callback, missed: deque[SkywardEvent]) -> None:
+        while True:
+            with self._lock:
+                if not missed:
+                    del self._busy[id(callback)]
+                    return
+                event = missed.popleft()
+            deliver(event, (callback,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,9 +123,17 @@ class LoopThread:
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._wait_for_stop())
+                while not self._stop.is_set():
+                    self._run_on(runner)
         finally:
             self._ended = True
+
+    def _run_on(self, runner: asyncio.Runner) -> None:
+        """Run until told to stop, or until a callback raises what passes through asyncio: SystemExit, for example."""
+        try:
+            runner.run(self._wait_for_stop())
+        except BaseException:
+            _logger.exception("Skyward's event loop was interrupted, and goes on")
 
     async def _wait_for_stop(self) -> None:
         await self._stop.wait()

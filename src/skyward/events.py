@@ -12,6 +12,7 @@ breaks nothing.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -429,6 +430,9 @@ def deliver(event: SkywardEvent, callbacks: tuple[Callback, ...]) -> None:
 def _call(callback: Callback, event: SkywardEvent) -> object:
     try:
         return callback(event)
-    except (Exception, SystemExit):
+    except BaseException as error:
+        # Ctrl-C arrives in the main thread, and is for whoever works there.
+        if not isinstance(error, Exception | SystemExit) and threading.current_thread() is threading.main_thread():
+            raise
         _logger.exception("callback %r failed on %s", callback, type(event).__name__)
         return None

@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 from functools import partial
+from queue import SimpleQueue
 from typing import get_args
 
 import pytest
@@ -356,10 +357,12 @@ def test_one_subscription_of_two_equal_ones_ends_alone(bus: EventBus) -> None:
     assert recorder.heard == [line("x")]
 
 
-@pytest.mark.parametrize("error", [LookupError("callback is broken"), SystemExit("callback is broken")])
-def test_broken_subscriber_stops_nothing(bus: EventBus, error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [LookupError, SystemExit, KeyboardInterrupt])
+def test_broken_subscriber_stops_nothing(
+    bus: EventBus, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(event: SkywardEvent) -> None:
-        raise error
+        raise kind("callback is broken")
 
     recorder = Recorder()
     bus.subscribe(None, fail)
@@ -405,6 +408,28 @@ def test_blocked_subscriber_blocks_no_publisher_and_may_publish_and_subscribe(bu
     assert done.wait(5)
     bus.close()
     assert late.heard == [line("from a callback")]
+
+
+def test_stuck_subscriber_delays_no_other_and_gets_its_events_in_order() -> None:
+    bus = EventBus(patience_s=0.01)
+    release, others = threading.Event(), SimpleQueue[SkywardEvent]()
+    slow = Recorder()
+
+    def block(event: LogLine) -> None:
+        assert release.wait(20)
+        slow(event)
+
+    bus.subscribe(LogLine, block)
+    bus.subscribe(LogLine, others.put)
+    try:
+        for text in "abcdefgh":
+            bus.publish(line(text))
+        assert [others.get(timeout=20) for _ in "bcdefgh"] == [line(text) for text in "bcdefgh"]
+    finally:
+        release.set()
+        bus.close()
+    assert others.get(timeout=20) == line("a")
+    assert slow.heard == [line(text) for text in "abcdefgh"]
 
 
 def test_thread_starts_with_the_first_event_and_ends_with_close() -> None:

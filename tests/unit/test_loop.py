@@ -156,6 +156,27 @@ def test_spawned_coroutine_runs_and_its_failure_is_logged(
     assert "lost in the background" in caplog.text
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_loop_goes_on_after_what_passes_through_asyncio(
+    loop_thread: LoopThread, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = asyncio.Event()
+
+    async def outlast() -> str:
+        await left.wait()
+        return await name_of_thread()
+
+    def leave() -> None:
+        left.set()
+        raise error
+
+    waiting = asyncio.run_coroutine_threadsafe(outlast(), loop_thread.loop)
+    loop_thread.loop.call_soon_threadsafe(leave)
+    assert waiting.result(10) == "skyward-loop"
+    assert loop_thread.call(name_of_thread()) == "skyward-loop"
+    assert "goes on" in caplog.text
+
+
 def test_tasks_and_generators_are_cleaned_up_at_the_end() -> None:
     ended: list[str] = []
 

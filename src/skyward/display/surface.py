@@ -172,7 +172,7 @@ class Surface:
 
     def _keep_drawing(self, ended: threading.Event) -> None:
         while not ended.wait(REDRAW_EVERY_S):
-            with self.lock:
+            with self.lock, suppress(Exception):  # the next drawing may succeed
                 if not ended.is_set():
                     self._draw()
                     self.stream.flush()

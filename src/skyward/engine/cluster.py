@@ -19,6 +19,7 @@ from skyward.engine.membership import Membership
 from skyward.engine.receiving import Incoming
 from skyward.engine.slots import Slot
 from skyward.errors import PoolStateError, SkywardError
+from skyward.events import Error
 from skyward.provision.nodes import NodeHandle
 from skyward.wire.messages import Kind
 from skyward.wire.session import Item
@@ -158,6 +159,11 @@ class Cluster:
             now = self._loop.time()
             self._acting.perform(self._dispatch.finished(finished, now))
             self._eager = not self._calls and now < self._busy_since + PROMPT_S
+
+    def lane_failed(self, lane: Lane, why: str) -> None:
+        """See :class:`~skyward.engine.lane.LaneOwner`."""
+        slot = self._slot_of(lane)
+        self._bus.publish(Error(why, slot.node.handle.instance.id if slot is not None else ""))
 
     def _note(self, lane: Lane, item: Item) -> None:
         match item[0]:

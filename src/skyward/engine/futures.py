@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pickle import UnpicklingError
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -41,13 +42,19 @@ class RawOutcome:
             case None:
                 try:
                     return unpack(self.data, self.buffers)
+                except SystemExit as error:
+                    raise UnpicklingError(f"{self._rebuilding} ended with SystemExit: {error}") from error
                 except Exception as error:  # any class may do anything here
-                    error.add_note(f"while rebuilding the result of a call that ran on {self._where}")
+                    error.add_note(f"while {self._rebuilding}")
                     raise
             case PackedError() as packed:
                 raise unpack_error(packed, where=self._where)
             case error:
                 raise error
+
+    @property
+    def _rebuilding(self) -> str:
+        return f"rebuilding the result of a call that ran on {self._where}"
 
     @property
     def _where(self) -> str:

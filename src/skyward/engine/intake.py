@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, cast
 
+from skyward._courier import Courier
 from skyward._loop import LoopThread
 from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
@@ -54,7 +54,7 @@ class Intake:
         self._lock = threading.Lock()
         self._closed = False
         self._reason = ""
-        self._callbacks = _CallbackThread()
+        self._callbacks = Courier("skyward-callbacks", what="a done-callback of a call")
 
     def submit(self, parcels: Sequence[Parcel]) -> list[RemoteFuture]:
         """Queue calls, each for any worker."""
@@ -94,7 +94,8 @@ class Intake:
 
     def join(self) -> None:
         """Wait for callbacks that run, though not for ever. Not on the loop."""
-        self._callbacks.close(_CALLBACKS_TIMEOUT_S)
+        if not self._callbacks.close(_CALLBACKS_TIMEOUT_S):
+            log.warning("a done-callback is still busy %g s after its pool was closed", _CALLBACKS_TIMEOUT_S)
 
     def _with_future(self, parcel: Parcel, place: _Place | None = None) -> LiveCall:
         future = RemoteFuture(drop=self._drop, run_callback=self._run_callback)
@@ -201,32 +202,3 @@ def _bound(calls: list[LiveCall]) -> list[LiveCall]:
     if calls[0].together:
         Gang(calls)
     return calls
-
-
-class _CallbackThread:
-    """One thread that runs callbacks in order. It starts with the first of them."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def run(self, callback: Callable[[], object]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="skyward-callbacks", daemon=True)
-            self._thread.start()
-        self._queue.put(callback)
-
-    def close(self, timeout_s: float) -> None:
-        self._queue.put(None)
-        if self._thread is None or self._thread is threading.current_thread():
-            return
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            log.warning("a done-callback is still busy %g s after its pool was closed", timeout_s)
-
-    def _work(self) -> None:
-        while callback := self._queue.get():
-            try:
-                callback()
-            except Exception:
-                log.exception("a done-callback of a call raised")

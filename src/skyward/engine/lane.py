@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from skyward._forked import keep_from_forks
+from skyward._keeping import keep
 from skyward._waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
 from skyward.wire.connection import Connection
@@ -60,6 +61,10 @@ class LaneOwner(Protocol):
         """Something came."""
         ...
 
+    def lane_failed(self, lane: Lane, why: str) -> None:
+        """The lane failed in a way that no link explains, and was started again."""
+        ...
+
 
 class Lane:
     """A lane to one worker's fixed address.
@@ -85,7 +90,7 @@ class Lane:
         self._agreed = ("", "")
         self._link = self._new_link()
         self._pauses = _Pauses()
-        self._task = asyncio.ensure_future(self._serve())
+        self._task = asyncio.ensure_future(keep(self._serve, what=f"the lane to {address}", report=self._report))
 
     def push(self, item: Item, nbytes: int = 64) -> None:
         """Queue an item for the worker; :meth:`flush` sends it."""
@@ -116,7 +121,11 @@ class Lane:
     def _new_link(self) -> Link:
         return Link(Session(), lambda items: self._owner.lane_items(self, items))
 
+    def _report(self, why: str) -> None:
+        self._owner.lane_failed(self, why)
+
     async def _serve(self) -> None:
+        """Dial and carry items, again and again; returns only by being cancelled."""
         while True:
             connection = await wait_until(
                 self._dial,
@@ -135,12 +144,14 @@ class Lane:
                 self._owner.lane_linked(self, linked=False)
 
     async def _dial(self) -> Connection | None:
-        host, _, port = self._address.rpartition(":")
-        sock = keep_from_forks(socket.socket())
-        connection = Connection(sock, self._tls)
+        try:
+            connection = Connection(keep_from_forks(socket.socket()), self._tls)
+        except OSError as error:  # no descriptor is free at the moment
+            log.warning("%s cannot be dialled yet: %s", self._address, error)
+            return None
         try:
             async with asyncio.timeout(_DIAL_TIMEOUT_S):
-                await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+                await connection.connect(self._address)
                 await connection.handshake()
                 await self._greet(connection)
         except OSError as error:

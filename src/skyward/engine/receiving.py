@@ -89,7 +89,7 @@ def _too_large(size: int, worker: WorkerId, cause: OSError | MemoryError) -> Mem
 def _event(data: bytes, instance_id: str) -> SkywardEvent:
     try:
         return pickle.loads(data)
-    except Exception as error:  # a value in it may be of a class that is not here
+    except BaseException as error:  # a value in it may be of a class that is not here, or exit when it is rebuilt
         return Error(
             f"an event that a call emitted cannot be rebuilt here: {type(error).__name__}: {error}", instance_id
         )

@@ -37,6 +37,7 @@ from skyward.node.control import (
     MetricsReport,
     Preempting,
     PreemptionLikely,
+    SupervisorTrouble,
     TimeoutWarning,
     VolumeTrouble,
 )
@@ -320,6 +321,8 @@ def _event_of(node: NodeHandle, message: Message | LinkDown | LinkUp) -> Skyward
             return InstancePreempted(instance_id, node.rank, message.seconds_left)
         case PreemptionLikely():
             return Notice(f"the provider will probably take the machine of node {node.rank} back", instance_id)
+        case SupervisorTrouble():
+            return Error(f"the supervisor of node {node.rank}: {message.reason}", instance_id)
         case VolumeTrouble():
             return Error(f"changes of volumes are not written back: {message.reason}", instance_id)
         case _:

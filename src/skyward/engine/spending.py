@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from skyward._keeping import keep
 from skyward._waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import BudgetError
-from skyward.events import SkywardEvent
+from skyward.events import Error, SkywardEvent
 from skyward.provision.budget import Budget
 from skyward.provision.cost import CostReport
 
@@ -48,11 +49,12 @@ class Spending:
     def watch(self) -> None:
         """Look from now on whether the sum is about to be reached."""
         if self._budget is not None:
-            self._tasks.append(asyncio.ensure_future(self._watch(self._budget)))
+            budget = self._budget
+            self._begin("watching the costs", lambda: self._watch(budget))
 
     def report(self) -> None:
         """Tell from now on what it costs."""
-        self._tasks.append(asyncio.ensure_future(self._report()))
+        self._begin("reporting the costs", self._report)
 
     def close(self) -> None:
         """Look and tell no more, but for :meth:`tell_final`. Idempotent."""
@@ -62,6 +64,12 @@ class Spending:
     def tell_final(self) -> None:
         """Tell what it cost in all."""
         self._publish(self._cost(self._clock.elapsed()).final())
+
+    def _begin(self, what: str, live: Callable[[], Awaitable[None]]) -> None:
+        def report(why: str) -> None:
+            self._publish(Error(why))
+
+        self._tasks.append(asyncio.ensure_future(keep(live, what=what, report=report, clock=self._clock)))
 
     async def _report(self) -> None:
         while True:

@@ -85,7 +85,11 @@ async def _run(
 
 
 def _follow(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Message]) -> None:
-    for line in sys.stdin:
-        loop.call_soon_threadsafe(commands.put_nowait, from_frame(json.loads(line)))
-    # Nothing to tidy up: workers end with their nanny, and the node's folders are the supervisor's.
-    os._exit(0)
+    status = 1
+    try:
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(commands.put_nowait, from_frame(json.loads(line)))
+        status = 0
+    finally:  # a program that can be told nothing any more is started again
+        # Nothing to tidy up: workers end with their nanny, and the node's folders are the supervisor's.
+        os._exit(status)

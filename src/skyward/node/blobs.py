@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from skyward.node.control import Fetch, Fetched
 from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, server_context, write_frame
+from skyward.wire.listening import StreamPort, Streams
 
 __all__ = ["BlobPort"]
 
@@ -55,7 +56,7 @@ class BlobPort:
         self._patience_s = patience_s
         self._server_tls = server_context(identity)
         self._client_tls = client_context(identity)
-        self._server: asyncio.Server | None = None
+        self._port: StreamPort | None = None
         self._getting: set[asyncio.Task[None]] = set()
         self._giving: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
         self._on_their_way: set[str] = set()
@@ -63,11 +64,8 @@ class BlobPort:
 
     async def listen(self, address: str) -> int:
         """Bind a free port of ``address``; returns it. Peers without a certificate of the pool get no further."""
-        self._server = await asyncio.start_server(
-            self._serve, address, 0, ssl=self._server_tls, ssl_handshake_timeout=self._patience_s
-        )
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        self._port = StreamPort(address, self._server_tls, self._serve, admission_s=self._patience_s)
+        return self._port.number
 
     def fetch(self, order: Fetch, tell: Callable[[Fetched], None]) -> None:
         """Begin to get a blob; ``tell`` hears of its end. An order for what is on its way already changes nothing."""
@@ -81,8 +79,8 @@ class BlobPort:
     async def close(self) -> None:
         """Give up what is on its way, in both directions. Idempotent."""
         self._closed = True
-        if self._server is not None:
-            self._server.close()
+        if self._port is not None:
+            await self._port.close()
         for task in self._getting:
             task.cancel()
         for writer in self._giving.values():  # a cancelled handler is an error to asyncio's streams
@@ -166,7 +164,8 @@ class BlobPort:
 
     # --- giving -----------------------------------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, streams: Streams) -> None:
+        reader, writer = streams.reader, streams.writer
         task = asyncio.current_task()
         assert task is not None
         self._giving[task] = writer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import sys
@@ -19,6 +20,8 @@ from skyward.node.processes import exit_reason
 
 __all__ = ["Child", "Zygote"]
 
+log = logging.getLogger("skyward.node.children")
+
 
 class _EndedError(Exception):
     """The process ended, whatever its status: it should not have."""
@@ -29,7 +32,11 @@ async def _keep(name: str, live: Callable[[], Awaitable[str]], on_exit: Callable
         on=_EndedError, attempts=None, timeout=None, wait_initial=0.1, wait_max=2.0
     ):
         with attempt:
-            reason = await live()
+            try:
+                reason = await live()
+            except Exception as error:
+                log.exception("%s cannot be kept", name)
+                reason = f"cannot be kept: {error}"
             on_exit(reason)
             raise _EndedError(f"{name} {reason}")
 

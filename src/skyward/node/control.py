@@ -25,6 +25,7 @@ __all__ = [
     "SchedulerRunning",
     "Start",
     "Stop",
+    "SupervisorTrouble",
     "TimeoutWarning",
     "VolumeTrouble",
     "WorkerExit",
@@ -236,6 +237,13 @@ class VolumeTrouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorTrouble:
+    """Node to client: a part of the supervisor failed for this ``reason`` and was started again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """Node to client: the node is ending everything. The connection closes when it has.
 
@@ -261,6 +269,7 @@ Report: TypeAlias = (
     | MetricsReport
     | TimeoutWarning
     | VolumeTrouble
+    | SupervisorTrouble
     | Preempting
     | PreemptionLikely
     | Ending
@@ -284,6 +293,7 @@ _KINDS: dict[str, type[Message]] = {
     "metrics": MetricsReport,
     "warning": TimeoutWarning,
     "volumes": VolumeTrouble,
+    "trouble": SupervisorTrouble,
     "preempting": Preempting,
     "preemption_likely": PreemptionLikely,
     "ending": Ending,

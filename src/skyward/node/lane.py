@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Coroutine, MutableSequence, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from skyward.node.logs import LogPiece
 from skyward.node.output import CallOutput
 from skyward.wire.connection import Connection
 from skyward.wire.link import Link
+from skyward.wire.listening import Listener
 from skyward.wire.messages import CallHeader, Kind, Payload
 from skyward.wire.session import Item, Session
 
@@ -81,10 +82,13 @@ class LaneServer:
 
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext) -> None:
         """Take connections until cancelled."""
-        listening.settimeout(0)
-        while True:
-            sock, _ = await self._loop.sock_accept(listening)
-            self._spawn(self._converse(Connection(sock, tls, server_side=True)))
+
+        async def admit(sock: socket.socket) -> Connection:
+            connection = Connection(sock, tls, server_side=True)
+            await connection.handshake()
+            return connection
+
+        await Listener(listening, admit=admit, serve=self._converse, admission_s=_GREETING_S).run()
 
     async def watch_output(self) -> None:
         """Send captured output while it comes, until cancelled; a call's last lines are taken when it ends."""
@@ -151,31 +155,34 @@ class LaneServer:
 
     # --- the client -------------------------------------------------------------------------------------------------
 
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._keep_until_done(self._loop.create_task(work))
+
+    def _keep_until_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _converse(self, connection: Connection) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._keep_until_done(task)
         try:
             async with asyncio.timeout(_GREETING_S):
-                await connection.handshake()
                 client, seen = await connection.first_message()
                 await self._end_last_connection()
-                self._serving = asyncio.current_task()
+                self._serving = task
                 await self._greet(connection, client, seen)
             self._linked = True
             self._loop.call_soon(self.runner.wake)  # it waits for what comes over this connection then
             await self._link.run(connection, by_turns=True)
         except OSError as error:
             log.info("a connection was lost: %s", error)
-        except Exception:
+        except Exception:  # the peer speaks of another session: the next one starts anew
             log.exception("lane of client %s dropped", self._client)
             self._client = ""
         finally:
             connection.close()
-            if self._serving is asyncio.current_task():
+            if self._serving is task:
                 self._serving, self._linked = None, False
 
     async def _end_last_connection(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Collection, Iterator
@@ -19,12 +20,14 @@ __all__ = [
     "kill_all",
     "kill_session",
     "name_process",
+    "raise_descriptor_limit",
     "reap_orphans",
 ]
 
 SUPERVISOR_LOG = "supervisor.log"
 """In a node's folder, from the moment that its supervisor starts."""
 
+_DESCRIPTORS = 1 << 16
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -39,6 +42,14 @@ def name_process(role: str) -> None:
     """Have this process listed as ``sky-<role>``: forks share a command line. Does nothing but on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, f"sky-{role}".encode(), 0, 0, 0)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and those that it starts from now on, open as many files as the system allows, up to 65,536."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft not in {resource.RLIM_INFINITY, wanted} and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def exit_reason(exit_code: int) -> str:

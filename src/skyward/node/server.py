@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 from skyward.node.control import Command, Fetch, Kill, Ping, Report, Start, Stop, from_frame, to_frame
 from skyward.wire.frames import FrameError, TlsIdentity, read_frame, server_context, write_frame
+from skyward.wire.listening import StreamPort, Streams
 
 __all__ = ["ControlHandler", "ControlServer"]
 
 log = logging.getLogger("skyward.node.control")
 
-_HANDSHAKE_S = 10.0
+_FAREWELL_S = 10.0
 _BACKLOG_BYTES = 1 << 20
 
 
@@ -43,16 +44,13 @@ class ControlServer:
 
     def __init__(self, handler: ControlHandler) -> None:
         self._handler = handler
-        self._server: asyncio.Server | None = None
+        self._port: StreamPort | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def listen(self, address: str, identity: TlsIdentity) -> int:
         """Bind a free port of ``address``; returns it. Peers without a certificate of the pool get no further."""
-        self._server = await asyncio.start_server(
-            self._serve, address, 0, ssl=server_context(identity), ssl_handshake_timeout=_HANDSHAKE_S
-        )
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        self._port = StreamPort(address, server_context(identity), self._serve)
+        return self._port.number
 
     def broadcast(self, report: Report) -> None:
         """Tell every client."""
@@ -61,25 +59,26 @@ class ControlServer:
 
     async def close(self) -> None:
         """Send what is buffered, close every connection, stop listening. Nobody who is away is waited for long."""
-        if self._server is not None:
-            self._server.close()
+        if self._port is not None:
+            await self._port.close()
         for writer in tuple(self._writers):
             writer.close()
         try:
-            async with asyncio.timeout(_HANDSHAKE_S):
+            async with asyncio.timeout(_FAREWELL_S):
                 await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
         except TimeoutError:
             log.info("a client is away, and does not hear the end")
             for writer in tuple(self._writers):
                 writer.transport.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, streams: Streams) -> None:
+        writer = streams.writer
         self._writers.add(writer)
         self._handler.joined()
         try:
             for report in self._handler.state():
                 _send(writer, report)
-            await self._listen_to(reader, writer)
+            await self._listen_to(streams.reader, writer)
         except (OSError, asyncio.IncompleteReadError) as error:
             log.info("a client has left: %r", error)
         except FrameError:

@@ -13,10 +13,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
+from skyward._keeping import keep
 from skyward._waiting import SYSTEM_CLOCK, Clock, NotYet, wait_until
 from skyward.errors import SkywardError, UnreachableError
 from skyward.node.blobs import BlobPort
@@ -37,6 +38,7 @@ from skyward.node.control import (
     SchedulerRunning,
     Start,
     Stop,
+    SupervisorTrouble,
     TimeoutWarning,
     VolumeTrouble,
     WorkerExit,
@@ -50,7 +52,13 @@ from skyward.node.lease import Lease
 from skyward.node.metrics import open_sampler
 from skyward.node.plan import NodePlan
 from skyward.node.preemption import PreemptionWatcher
-from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, kill_all, reap_orphans
+from skyward.node.processes import (
+    SUPERVISOR_LOG,
+    become_subreaper,
+    kill_all,
+    raise_descriptor_limit,
+    reap_orphans,
+)
 from skyward.node.server import ControlServer
 from skyward.node.survey import claim_ports, make_plan, port_count
 from skyward.transport.access import TAGS_FILE
@@ -180,22 +188,35 @@ class Supervisor:
                 assert_never(command)
 
     def _work(self, plan: NodePlan) -> list[Coroutine[Any, Any, None]]:
+        """The supervisor's loops; whatever one of them fails for passes, or is not the node's end."""
+
+        def report(reason: str) -> None:
+            self._server.broadcast(SupervisorTrouble(reason=reason))
+
+        return [keep(live, what=what, report=report) for what, live in self._loops(plan).items()]
+
+    def _loops(self, plan: NodePlan) -> dict[str, Callable[[], Awaitable[None]]]:
         programs = [_SCHEDULER, _NANNIES] if self._config.head else [_NANNIES]
         self._zygote = zygote = Zygote(programs, plan, on_exit=self._on_zygote_exit)
         self._nannies = Child(_NANNIES, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_nannies_exit)
-        work: list[Coroutine[Any, Any, None]] = [zygote.keep(), self._nannies.keep(), self._watch(), self._guard()]
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "keeping the zygote": zygote.keep,
+            "keeping the nannies": self._nannies.keep,
+            "watching the lease": self._watch,
+            "watching the GPUs": self._guard,
+        }
         if self._config.head:
             scheduling = Child(
                 _SCHEDULER, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_scheduler_exit
             )
-            work.insert(0, scheduling.keep())
+            loops["keeping the scheduler"] = scheduling.keep
         if self._config.collect_metrics:
-            work.append(self._measure())
+            loops["measuring"] = self._measure
         if self._volumes.writable:
-            work.append(self._volumes.keep())
+            loops["keeping the volumes"] = self._volumes.keep
         if self._preemption is not None:
-            work.append(self._preemption.run())
-        return work
+            loops["watching for preemption"] = self._preemption.run
+        return loops
 
     def _taken_back(self, news: Report) -> None:
         if isinstance(news, Preempting):
@@ -341,6 +362,7 @@ def _detached(config: NodeConfig, answer: int) -> None:
         os.dup2(source, target)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     become_subreaper()
+    raise_descriptor_limit()
 
     def announce(ready: NodeReady) -> None:
         # Fails when the starting side has given up meanwhile: then the node ends.

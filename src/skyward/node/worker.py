@@ -26,12 +26,14 @@ from distributed.comm.core import Comm
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from skyward._forked import abandon
+from skyward._keeping import keep
 from skyward._loop import LoopThread
 from skyward._waiting import SYSTEM_CLOCK, wait_until
 from skyward.node.begun import open_mark
 from skyward.node.capture import WorkerLog
 from skyward.node.forks import call_in_this_process
 from skyward.node.lane import LaneServer
+from skyward.wire.listening import BACKLOG
 
 __all__ = ["LaneWorker"]
 
@@ -74,7 +76,7 @@ class LaneWorker(Worker):
         self._lane_address = os.environ["SKYWARD_LANE"]
         self.handlers["follow"] = self._follow
         self.executors["lane"] = ThreadPoolExecutor(1, thread_name_prefix="skyward-lane")
-        self.executors["lane"].submit(self.lane.runner.work)
+        self.executors["lane"].submit(self._run_calls)
         os.register_at_fork(after_in_child=self._leave_connections)
 
     async def _register_with_scheduler(self) -> None:
@@ -89,13 +91,22 @@ class LaneWorker(Worker):
                 log.info("the scheduler does not take this worker yet: %s", error)
                 await SYSTEM_CLOCK.sleep(_REGISTER_AGAIN_S)
 
+    def _run_calls(self) -> None:
+        """Run calls; if the thread itself fails, end this process: the nanny starts another, and the calls move."""
+        try:
+            self.lane.runner.work()
+        except BaseException:
+            log.critical("the thread that runs calls failed, and this worker ends with it", exc_info=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def _serve_lane(self) -> None:
         """Take calls."""
         self._serves = True
         host, _, port = self._lane_address.rpartition(":")
         tls = cast("ssl.SSLContext", self.security.get_listen_args("worker")["ssl_context"])
-        self.lane_loop.spawn(self.lane.serve(socket.create_server((host, int(port)), backlog=16), tls))
-        self.lane_loop.spawn(self.lane.watch_output())
+        listening = socket.create_server((host, int(port)), backlog=BACKLOG)
+        self.lane_loop.spawn(keep(lambda: self.lane.serve(listening, tls), what="accepting the lane"))
+        self.lane_loop.spawn(keep(self.lane.watch_output, what="reading the captured output"))
 
     async def handle_scheduler(self, comm: Comm) -> None:
         """Hear the scheduler until its connection is lost, then find the next one."""

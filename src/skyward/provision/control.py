@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from skyward._forked import keep_from_forks
+from skyward._keeping import keep
 from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.node.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
@@ -62,6 +63,7 @@ class ControlClient:
         self._ended = asyncio.Event()
         self._ending = False
         self._standing: Command | None = None
+        self._dialled: _Streams | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -76,8 +78,10 @@ class ControlClient:
             AuthenticationError: one of the two is not of this pool.
             UnreachableError: no answer within ``deadline_s``.
         """
-        streams = await self._dial(deadline_s)
-        self._task = asyncio.create_task(self._stay_connected(*streams))
+        self._dialled = await self._dial(deadline_s)
+        self._task = asyncio.create_task(
+            keep(self._stay_connected, what=f"the connection to the node at {self._address}")
+        )
         await self._connected.wait()
 
     async def send(self, command: Command) -> None:
@@ -149,15 +153,13 @@ class ControlClient:
             sock.close()
             raise
 
-    async def _stay_connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            await self._converse(reader, writer)
+    async def _stay_connected(self) -> None:
+        while not self._ending:
+            dialled, self._dialled = self._dialled, None
+            await self._converse(*(dialled or await self._dial(math.inf)))
             self._on_lost()
-            if self._ending:
-                self._finish()
-                return
-            await SYSTEM_CLOCK.sleep(_REDIAL_S)
-            reader, writer = await self._dial(math.inf)
+            await SYSTEM_CLOCK.sleep(0 if self._ending else _REDIAL_S)
+        self._finish()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -176,6 +178,8 @@ class ControlClient:
             log.info("the node at %s has not answered %d pings", self._address, _SILENT_PINGS)
         except _LOST as error:
             log.info("connection to the node at %s lost: %s", self._address, error)
+        except Exception:  # the next connection may make sense again
+            log.exception("connection to the node at %s given up", self._address)
         finally:
             self._connected.clear()
             self._writer = None

@@ -228,6 +228,9 @@ class NodeHandle:
                     interval_s=_JUDGE_S,
                     what=f"node {self.rank} to come back",
                 )
+            except BaseException:
+                self._unlinked.set()  # the next one who waits judges anew
+                raise
             finally:
                 away.is_over()
             if reason and self._loss is None:

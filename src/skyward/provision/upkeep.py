@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
+from skyward._keeping import keep
 from skyward._waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import (
     AuthenticationError,
@@ -124,7 +126,7 @@ class Upkeep:
             self._grow(1)
         surplus = len(self._wanted) - size
         if surplus > 0:
-            for rank in self._choose(surplus, drop):
+            for rank in _dispensable(self._wanted, self._attached, drop)[:surplus]:
                 self._begin_to_leave(rank)
         elif surplus < 0:
             self._grow(-surplus)
@@ -148,11 +150,6 @@ class Upkeep:
             f"the last {self._failed_additions} nodes could not be added; there will be no further attempt for "
             f"{wait_s:.0f} s. The last error: {self._told}"
         )
-
-    def _choose(self, surplus: int, drop: Collection[int]) -> list[int]:
-        """Who goes first: whom the caller names, then whoever is not there yet, then the highest ranks."""
-        candidates = sorted(self._wanted - {HEAD}, key=lambda rank: (rank not in drop, rank in self._attached, -rank))
-        return candidates[:surplus]
 
     # --- more nodes -------------------------------------------------------------------------------------------------
 
@@ -200,8 +197,15 @@ class Upkeep:
     async def _keep(self, node: NodeHandle) -> None:
         """See to it that there is a node of this rank, until that is given up or not wanted any more."""
         present, failures = node, 0
-        while present is not None:
-            present, failures = await self._outlive(present, failures)
+
+        async def live() -> None:
+            nonlocal present, failures
+            while present is not None:
+                present, failures = await self._outlive(present, failures)
+
+        await keep(
+            live, what=f"keeping node {node.rank}", report=lambda why: self._publish(Error(why)), clock=self._clock
+        )
 
     async def _outlive(self, node: NodeHandle, failures: int) -> tuple[NodeHandle | None, int]:
         """Another node of its rank once this one is gone, if it is still wanted and to be had."""
@@ -308,6 +312,11 @@ class Upkeep:
             raise
         finally:
             del self._leaving[rank]
+
+
+def _dispensable(wanted: AbstractSet[int], attached: AbstractSet[int], drop: Collection[int]) -> list[int]:
+    """Order nodes by who goes first: those named in ``drop``, those that are not there yet, the highest ranks."""
+    return sorted(wanted - {HEAD}, key=lambda rank: (rank not in drop, rank in attached, -rank))
 
 
 def _no_scheduler(rank: int, reason: str = "the head node was given up") -> BootstrapError:

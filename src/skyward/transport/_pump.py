@@ -141,6 +141,6 @@ class Pump:
 def _guarded(action: Callable[[], Step | None]) -> Step | None:
     try:
         return action()
-    except Exception:  # one stream's trouble is not the others'
+    except BaseException:  # one stream's trouble is not the others'
         log.exception("a stream of an SSH connection failed")
         return None

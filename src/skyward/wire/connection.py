@@ -54,6 +54,15 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)  # at once, although another thread may be polling it
         self._socket.close()
 
+    async def connect(self, address: str) -> None:
+        """Dial ``host:port``; to be called first, by the end that dials.
+
+        Raises:
+            OSError: nobody answers there.
+        """
+        host, _, port = address.rpartition(":")
+        await asyncio.get_running_loop().sock_connect(self._socket, (host, int(port)))
+
     async def handshake(self) -> None:
         """Agree on keys; nothing else may use the connection meanwhile.
 

@@ -75,7 +75,7 @@ class Link:
         """
         self._served = connection
         self._lost = lost = self._loop.create_future()
-        gate = _Gate(connection) if by_turns and _Gate.available else None
+        gate = _open_gate(connection) if by_turns else None
         watched = gate or connection
         with self._lock:
             self._connection, self._gate, self._writing = connection, gate, False
@@ -183,7 +183,7 @@ class Link:
     def _hand_over(self, items: list[Item]) -> None:
         try:
             self._on_items(items)
-        except Exception:  # the items behind it count as seen: they must not be lost with it
+        except BaseException:  # the items behind it count as seen; user code may have raised SystemExit
             log.exception("items could not be handled")
 
     def _answer(self, *, on_loop: bool = True) -> None:
@@ -221,6 +221,15 @@ def _poll_awake(ready: select.poll) -> list[tuple[int, int]]:
         os.sched_yield()
         found = ready.poll(0)
     return found
+
+
+def _open_gate(connection: Connection) -> _Gate | None:
+    """None where there is none: then only the event loop reads."""
+    try:
+        return _Gate(connection) if _Gate.available else None
+    except OSError as error:
+        log.info("the event loop reads this connection alone: %s", error)
+        return None
 
 
 class _Gate:

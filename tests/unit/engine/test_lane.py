@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import socket
 import struct
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 import skyward.node.lane
+from skyward._waiting import wait_until
 from skyward.engine.certificates import issue
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.lane import Lane
@@ -40,6 +42,30 @@ class Owner:
 
     def lane_items(self, lane: Lane, items: Sequence[Item]) -> None:
         raise AssertionError("nobody sends anything")
+
+    def lane_failed(self, lane: Lane, why: str) -> None:
+        self.events.append(why)
+
+
+@asynccontextmanager
+async def linked_lane(folder: Path) -> AsyncIterator[tuple[Lane, Owner]]:
+    """A lane and its worker, in touch."""
+    identity = issue()
+    owner = Owner()
+    server = LaneServer(incarnation="one", blob_dirs=[folder])
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        host, port = listening.getsockname()
+        serving = asyncio.ensure_future(server.serve(listening, server_context(identity)))
+        lane = Lane(WorkerId(0, 0), f"{host}:{port}", client_context(identity), owner)
+        try:
+            async with asyncio.timeout(20):
+                await owner.linked.wait()
+                yield lane, owner
+        finally:
+            await lane.close()
+            serving.cancel()
+            server.close()
+            await asyncio.gather(serving, return_exceptions=True)
 
 
 async def refuse_in_every_way(listening: socket.socket, times: int) -> None:
@@ -132,3 +158,48 @@ async def test_who_prints_waits_for_a_client_that_is_behind(tmp_path: Path, monk
         await asyncio.gather(reading, serving, return_exceptions=True)
         server.close()
     assert most <= 2 * bound
+
+
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async def is_there() -> bool | None:
+        return text in caplog.text or None
+
+    await wait_until(is_there, deadline_s=20, interval_s=0.001, what=f"the log to say: {text}")
+
+
+@contextmanager
+def no_descriptor_free() -> Iterator[None]:
+    """Have every attempt of this process to open anything fail for want of descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # below whatever may be closed meanwhile
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_lane_is_dialled_again_once_the_client_has_a_free_descriptor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with linked_lane(tmp_path) as (lane, owner):
+        owner.linked.clear()
+        with no_descriptor_free():
+            lane.cut()
+            await owner.unlinked.wait()
+            await logged(caplog, "cannot be dialled yet")
+        await owner.linked.wait()
+
+
+async def test_a_worker_accepts_again_once_it_has_a_free_descriptor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with linked_lane(tmp_path) as (lane, owner):
+        owner.linked.clear()
+        address = lane._address.rpartition(":")
+        with socket.socket() as early:
+            early.settimeout(0)
+            with no_descriptor_free():
+                await asyncio.get_running_loop().sock_connect(early, (address[0], int(address[2])))
+                await logged(caplog, "a connection has to wait")
+        lane.cut()
+        await owner.linked.wait()

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import pickle
+import sys
+
 import pytest
 
 from skyward.engine.dispatch import WorkerId
+from skyward.engine.futures import RawOutcome
 from skyward.engine.receiving import Incoming
+from skyward.errors import RemoteError
 from skyward.events import Error, LogLine
 from skyward.wire.messages import Kind, Outcome
-from skyward.wire.pickling import pack
+from skyward.wire.pickling import PackedError, pack, unpack_error
 
 
 def test_chunks_and_outcome_make_a_writable_result() -> None:
@@ -47,3 +52,28 @@ def test_an_event_that_cannot_be_rebuilt_is_told_and_does_no_harm() -> None:
     (event,) = Incoming().events([Kind.EVENT, 1, b"no pickle"], node=0, instance_id="i")
     assert isinstance(event, Error)
     assert "cannot be rebuilt" in event.message
+
+
+class Exits:
+    """Ends the interpreter that rebuilds it, or so it tries."""
+
+    def __reduce__(self) -> object:
+        return sys.exit, (3,)
+
+
+def test_an_event_that_exits_when_it_is_rebuilt_is_told_and_does_no_harm() -> None:
+    (event,) = Incoming().events([Kind.EVENT, 1, pickle.dumps(Exits())], node=0, instance_id="i")
+    assert isinstance(event, Error)
+    assert "SystemExit: 3" in event.message
+
+
+def test_a_result_that_exits_when_it_is_rebuilt_is_an_error_of_its_call() -> None:
+    with pytest.raises(pickle.UnpicklingError, match="ended with SystemExit: 3"):
+        RawOutcome(data=pickle.dumps(Exits()), worker=WorkerId(0, 1)).value()
+
+
+def test_an_exception_that_exits_when_it_is_rebuilt_is_told_in_words() -> None:
+    packed = PackedError(type_name="Odd", message="text", traceback="Traceback", pickled=pickle.dumps(Exits()))
+    error = unpack_error(packed, where="node 0, worker 1")
+    assert isinstance(error, RemoteError)
+    assert "rebuilding it here failed with SystemExit: 3" in error.__notes__[0]

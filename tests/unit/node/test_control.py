@@ -28,6 +28,7 @@ from skyward.node.control import (
     SchedulerRunning,
     Start,
     Stop,
+    SupervisorTrouble,
     TimeoutWarning,
     VolumeTrouble,
     WorkerExit,
@@ -58,6 +59,7 @@ MESSAGES: list[Message] = [
     MetricsReport(values={"cpu_percent": 1.5, "gpus": []}),
     TimeoutWarning(seconds_left=3.5),
     VolumeTrouble(reason="no space left"),
+    SupervisorTrouble(reason="the metrics failed and were started again"),
     Preempting(seconds_left=119.5),
     PreemptionLikely(),
     Ending(reason="asked"),
@@ -272,7 +274,7 @@ async def test_a_client_that_is_away_keeps_no_server_from_closing(
     identity: TlsIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says nothing any more, not even goodbye."""
-    monkeypatch.setattr("skyward.node.server._HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("skyward.node.server._FAREWELL_S", 0.2)
     node = FakeNode()
     async with serving(node, identity) as address:
         host, _, port = address.rpartition(":")

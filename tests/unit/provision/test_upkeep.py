@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class Engine:
     log: list[tuple[Any, ...]] = field(default_factory=list)
     busy: dict[int, asyncio.Event] = field(default_factory=dict)
     refuses: dict[int, Exception] = field(default_factory=dict)
+    breaks: list[Exception] = field(default_factory=list)
 
     def expect(self, ranks: Iterable[int]) -> None:
         self.log.append(("expect", *ranks))
@@ -47,6 +49,8 @@ class Engine:
             await self.busy[rank].wait()
 
     def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+        if self.breaks:
+            raise self.breaks.pop()
         self.log.append(("detach", rank, reason, for_good))
 
     def of(self, verb: str) -> list[tuple[Any, ...]]:
@@ -107,6 +111,15 @@ async def test_a_lost_node_is_replaced_under_its_rank(stage: Stage) -> None:
         assert stage.errors() == ["node 1 is lost: struck by lightning; another takes its place"]
         await until(lambda: len(stage.provider.alive) == 2)
         assert stage.ranks() == [0, 1]
+
+
+async def test_a_node_is_replaced_although_keeping_it_failed_once(stage: Stage) -> None:
+    async with stage.upkeep():
+        stage.engine.breaks.append(OSError(errno.EMFILE, "Too many open files"))
+        stage.lose(1)
+        await until(lambda: stage.engine.of("attach") == [(0,), (1,), (1,)])
+        assert any("keeping node 1 failed and was started again" in error for error in stage.errors())
+        await until(lambda: len(stage.provider.alive) == 2)
 
 
 async def test_survivors_are_told_of_the_next_heads_scheduler(stage: Stage) -> None:

@@ -1,0 +1,138 @@
+"""Threads that run users' callbacks: in order, one at a time, and never waiting for one that is stuck."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+__all__ = ["PATIENCE_S", "Courier"]
+
+_logger = logging.getLogger("skyward")
+
+PATIENCE_S: Final = 1.0
+"""How long an action may keep others waiting before another thread takes them over."""
+_THREADS = 16
+
+
+class Courier:
+    """Runs actions in order, in one thread that starts with the first of them.
+
+    An action that takes longer than ``patience_s`` while others wait keeps its thread; another thread takes over the
+    rest, in order again. What an action raises, ``SystemExit`` included, is logged.
+
+    Args:
+        name: of the threads.
+        what: an action in words, for the log: ``"a done-callback"``.
+        patience_s: how long an action may keep others waiting; it may be twice that.
+        threads: how many there may be; when that many are stuck, the others wait.
+    """
+
+    def __init__(self, name: str, *, what: str, patience_s: float = PATIENCE_S, threads: int = _THREADS) -> None:
+        self._name = name
+        self._what = what
+        self._patience_s = patience_s
+        self._bound = threads
+        self._changed = threading.Condition()  # reentrant: a finalizer may hand over an action
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._running: Callable[[], object] | None = None
+        self._runs = 0
+        self._leader: threading.Thread | None = None
+        self._lookout: threading.Thread | None = None
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
+        self._over = threading.Event()
+
+    def run(self, action: Callable[[], object]) -> None:
+        """Queue an action; never blocks, and does nothing once closed."""
+        with self._changed:
+            if self._closed:
+                return
+            self._waiting.append(action)
+            if self._leader is None:
+                self._leader = self._start(self._lead, self._name)
+            if self._running is None:
+                self._changed.notify()
+            else:
+                self._watch()
+
+    def close(self, timeout_s: float) -> bool:
+        """Run what is queued, and end the threads; return whether they have ended. Idempotent.
+
+        Called by an action, it does not wait.
+        """
+        with self._changed:
+            self._closed = True
+            if self._leader is None:
+                self._over.set()
+            self._changed.notify()
+        deadline = monotonic() + timeout_s
+        if threading.current_thread() in self._threads:
+            return True
+        while threads := [thread for thread in tuple(self._threads) if thread.is_alive()]:
+            left_s = deadline - monotonic()
+            if left_s <= 0:
+                return False
+            threads[0].join(left_s)
+        return True
+
+    def _start(self, work: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=self._live, args=(work,), name=name, daemon=True)
+        self._threads.add(thread)
+        thread.start()
+        return thread
+
+    def _live(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self._threads.discard(threading.current_thread())
+
+    def _lead(self) -> None:
+        me = threading.current_thread()
+        while (action := self._next(me)) is not None:
+            try:
+                action()
+            except BaseException:  # SystemExit of user code, too, ends nothing here
+                _logger.exception("%s raised", self._what)
+            del action
+
+    def _next(self, me: threading.Thread) -> Callable[[], object] | None:
+        """The next action for the leader; None when it has to end, or is the leader no more."""
+        with self._changed:
+            if self._leader is not me:
+                return None
+            self._running = None
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if not self._waiting:
+                self._over.set()
+                return None
+            self._running = self._waiting.popleft()
+            self._runs += 1
+            self._watch()
+            return self._running
+
+    def _watch(self) -> None:
+        """With the lock held: while an action keeps others waiting, somebody looks how long it takes."""
+        if self._running is not None and self._waiting and self._lookout is None:
+            self._lookout = self._start(self._look_out, f"{self._name}-lookout")
+
+    def _look_out(self) -> None:
+        me = threading.current_thread()
+        while True:
+            runs = self._runs
+            self._over.wait(self._patience_s)
+            with self._changed:
+                if self._running is None or not self._waiting:
+                    self._lookout = None
+                    return
+                if self._runs != runs or len(self._threads) > self._bound:
+                    continue
+                _logger.warning("%s takes long: another thread goes on with those behind it", self._what)
+                self._leader, self._lookout = me, None
+                me.name = self._name
+                break
+        self._lead()

@@ -1,0 +1,195 @@
+"""Ports that go on accepting connections, whatever the process runs out of and whoever connects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from skyward._keeping import keep
+from skyward._waiting import NotYet, wait_until
+
+__all__ = ["ADMISSION_S", "BACKLOG", "STRANGERS", "Listener", "StreamPort", "Streams"]
+
+log = logging.getLogger("skyward.wire")
+
+T = TypeVar("T")
+
+STRANGERS = 64
+"""Connections of a port that have not authenticated yet: at most so many, to leave descriptors for everything else."""
+ADMISSION_S = 10.0
+"""Time that a connection has to authenticate."""
+BACKLOG = 128
+"""Connections that the system holds until they are accepted."""
+
+_PAUSE_S = 0.05
+
+
+class Listener(Generic[T]):
+    """Accept loop of one port, with a bound on connections that have not authenticated.
+
+    A connection is a stranger until ``admit`` has returned. When there are too many strangers, the oldest one makes
+    room: a peer of the pool needs a few round trips, an idle connection never gets further. While the process has no
+    descriptor or memory left, connections wait in the system's backlog and are accepted later.
+
+    Args:
+        listening: the bound socket; its owner closes it.
+        admit: authenticates a connection; takes over the socket once it returns. Raises ``OSError`` for a peer that
+            fails.
+        serve: uses an authenticated connection until its end, and closes it.
+        strangers: how many strangers there may be.
+        admission_s: time that ``admit`` may take.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        *,
+        admit: Callable[[socket.socket], Awaitable[T]],
+        serve: Callable[[T], Awaitable[None]],
+        strangers: int = STRANGERS,
+        admission_s: float = ADMISSION_S,
+    ) -> None:
+        listening.settimeout(0)
+        self._listening = listening
+        self._admit = admit
+        self._serve = serve
+        self._bound = strangers
+        self._admission_s = admission_s
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exhausted = False
+
+    async def run(self) -> None:
+        """Accept until cancelled; strangers are dropped then, authenticated connections live on.
+
+        Raises:
+            OSError: the listening socket was closed.
+        """
+        try:
+            while True:
+                sock = await wait_until(
+                    self._accept, deadline_s=math.inf, interval_s=_PAUSE_S, what="a connection that can be accepted"
+                )
+                self._host(sock)
+        finally:
+            self._drop_strangers(0)
+
+    async def _accept(self) -> socket.socket | NotYet:
+        try:
+            sock, _ = await asyncio.get_running_loop().sock_accept(self._listening)
+        except OSError as error:  # no descriptor or no memory at the moment, or the peer is gone already
+            if self._listening.fileno() < 0:
+                raise
+            log.log(logging.DEBUG if self._exhausted else logging.WARNING, "a connection has to wait: %s", error)
+            self._exhausted = True
+            self._drop_strangers(self._bound // 2)
+            return NotYet(str(error))
+        self._exhausted = False
+        return sock
+
+    def _host(self, sock: socket.socket) -> None:
+        self._drop_strangers(self._bound - 1)
+        task = asyncio.ensure_future(self._converse(sock))
+        self._strangers[task] = None
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._forget, sock))
+
+    def _drop_strangers(self, bound: int) -> None:
+        """Keep at most ``bound`` of them, the newest."""
+        for task in tuple(self._strangers)[: max(0, len(self._strangers) - bound)]:
+            del self._strangers[task]
+            task.cancel()
+
+    async def _converse(self, sock: socket.socket) -> None:
+        try:
+            admitted = await self._admitted(sock)
+        except OSError as error:
+            log.debug("a connection did not authenticate: %s", error or type(error).__name__)
+            return
+        try:
+            await self._serve(admitted)
+        except OSError as error:
+            log.info("a connection was lost: %s", error)
+        except Exception:
+            log.exception("a connection was dropped")
+
+    async def _admitted(self, sock: socket.socket) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            async with asyncio.timeout(self._admission_s):
+                return await self._admit(sock)
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            self._strangers.pop(task, None)
+
+    def _forget(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():  # perhaps before it began
+            sock.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """Both directions of an authenticated connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+class StreamPort:
+    """Port of one's own for peers with the pool's certificate, open from now until :meth:`close`.
+
+    Args:
+        address: where to listen, at a free port.
+        tls: refuses peers without the certificate.
+        serve: uses a peer's connection until its end, and closes it.
+        admission_s: time that a peer has to authenticate.
+
+    Attributes:
+        number: the port.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tls: ssl.SSLContext,
+        serve: Callable[[Streams], Awaitable[None]],
+        *,
+        admission_s: float = ADMISSION_S,
+    ) -> None:
+        self._listening = socket.create_server((address, 0), backlog=BACKLOG)
+        self.number: int = self._listening.getsockname()[1]
+        listener = Listener(
+            self._listening, admit=lambda sock: _open_streams(sock, tls), serve=serve, admission_s=admission_s
+        )
+        self._accepting = asyncio.ensure_future(keep(listener.run, what=f"accepting at port {self.number}"))
+
+    async def close(self) -> None:
+        """Stop listening; authenticated connections live on. Idempotent."""
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
+        self._listening.close()
+
+
+async def _open_streams(sock: socket.socket, tls: ssl.SSLContext) -> Streams:
+    """Authenticate the peer of an accepted connection.
+
+    Raises:
+        OSError: it hung up, or shows no certificate of the pool.
+    """
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=tls)
+    writing: Any = transport
+    return Streams(reader=reader, writer=asyncio.StreamWriter(writing, protocol, reader, loop))
