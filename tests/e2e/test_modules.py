@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from joblib import Parallel, delayed
 
 import skyward as sky
+from skyward.errors import SerializationError
 from skyward.integrations import JoblibPool
 
 FILES = {
@@ -19,6 +21,8 @@ FILES = {
     "sky_pkg/__init__.py": "",
     "sky_pkg/inner.py": "from . import outer\n\ndef fail():\n    raise outer.SkyError('at home')  # the line\n",
     "sky_pkg/outer.py": "class SkyError(Exception):\n    pass\n",
+    "sky_locked.py": "import threading\nLOCK = threading.Lock()\ndef times(x):\n    return 2 * x\n"
+    "def locked():\n    with LOCK:\n        return 1\n",
     "logs.py": "SAID = 'not the folder of this name'\n",
 }
 
@@ -111,3 +115,10 @@ def test_functions_that_are_arguments_bring_their_modules(pool: sky.ComputePool)
 def test_functions_of_joblib_bring_their_modules(project: Path) -> None:
     with JoblibPool(provider=sky.Local(), display="quiet"):
         assert Parallel()(delayed(plain.local)(n) for n in range(3)) == [0, 10, 20]
+
+
+def test_a_module_with_a_lock_travels_and_only_what_uses_the_lock_fails(pool: sky.ComputePool) -> None:
+    sky_locked = importlib.import_module("sky_locked")
+    assert pool.submit(lambda x: 1 + sky_locked.times(x), 2).result() == 5
+    with pytest.raises(SerializationError, match="'LOCK' of module sky_locked was left out"):
+        pool.submit(lambda: [sky_locked.locked()]).result()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from operator import is_
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 from skyward.engine.packing import PackedFunction
 from skyward.wire.modules import search_path_state
+from skyward.wire.omissions import names_in
 from skyward.wire.origins import found_under_its_name
 from skyward.wire.pickling import PLAIN_TYPES, naming_state, travels_by_reference
 
@@ -82,7 +83,7 @@ class _Seen:
 
     def __init__(self, fn: FunctionType) -> None:
         self._fn = fn
-        self._globals = tuple(_names(fn.__code__))
+        self._globals = tuple(names_in(fn.__code__))
         self._names = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
         self._annotations = dict(fn.__annotations__)
         self.parts = self._parts()
@@ -143,8 +144,3 @@ def _is_fixed(value: object) -> bool:
     if not isinstance(value, type | ModuleType | BuiltinFunctionType | FunctionType) or not travels_by_reference(value):
         return False
     return value.__name__ in sys.modules if isinstance(value, ModuleType) else found_under_its_name(value)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return chain(code.co_names, *inner)

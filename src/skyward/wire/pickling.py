@@ -18,13 +18,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, cast
 
 import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
 from skyward.wire.modules import OWN_PACKAGES, any_absent, came_along, imported_by, is_installed_at, with_sources
+from skyward.wire.omissions import Omissions
 from skyward.wire.origins import (
     Definition,
     goes_by_value,
@@ -126,13 +127,20 @@ def _pack(obj: object, what: str, *, is_result: bool) -> Packed:
         buffers.append(view)
         return False
 
+    def dump(part: object, omissions: Omissions) -> object:
+        return _dumps_with_imports(part, lambda _: False, is_result=is_result, omissions=omissions)
+
     try:
-        bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result)
+        try:
+            bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result)
+        except Exception:  # once more, without what modules and classes can do without
+            buffers.clear()
+            bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result, omissions=Omissions(obj, dump))
         data = with_sources(bare, buffers, imported) if imported else bare
     except SkywardError:
         raise
     except Exception as error:
-        path, part, cause = _blame(obj, what, error, is_result=is_result)
+        path, part, cause = _blame(obj, what, error, dump)
         message = f"{path} cannot be pickled: {cause} (its type is {type(part).__module__}.{type(part).__qualname__})"
         raise SerializationError(message) from error
     absent = any_absent(imported) if imported else False
@@ -238,10 +246,12 @@ class _Pickler(cloudpickle.Pickler):
     Attributes:
         imported: names of modules that the functions which went by value import while they run.
         is_result: whether it goes from a worker to the client.
+        omissions: says what is left out of definitions; None leaves out nothing.
     """
 
     imported: frozenset[str] = frozenset()
     is_result = False
+    omissions: Omissions | None = None
 
     def reducer_override(self, obj: Any) -> Any:
         if _by_name.get(id(obj)) is obj and _is_there_still(obj):
@@ -262,6 +272,8 @@ class _Pickler(cloudpickle.Pickler):
         else:
             reduced = cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
         if goes_by_value(obj, reduced):
+            if self.omissions is not None:
+                reduced = self.omissions.applied(obj, reduced)
             if isinstance(obj, FunctionType):
                 self.imported |= imported_by(obj)
             return reduced_for_result(obj, reduced) if self.is_result else reduced_for_call(obj, reduced)
@@ -285,7 +297,11 @@ def _warning(module: str, name: str) -> type[Warning]:
 
 
 def _dumps_with_imports(
-    obj: object, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None, *, is_result: bool
+    obj: object,
+    buffer_callback: Callable[[pickle.PickleBuffer], bool] | None,
+    *,
+    is_result: bool,
+    omissions: Omissions | None = None,
 ) -> tuple[bytes, frozenset[str]]:
     if type(obj) in PLAIN_TYPES:
         return pickle.dumps(obj, protocol=5), frozenset()
@@ -297,6 +313,7 @@ def _dumps_with_imports(
     with io.BytesIO() as file:
         pickler = _Pickler(file, protocol=5, buffer_callback=buffer_callback)
         pickler.is_result = is_result
+        pickler.omissions = omissions
         pickler.dump(obj)
         return file.getvalue(), pickler.imported
 
@@ -322,15 +339,15 @@ def _is_installed(module: ModuleType) -> bool:
 
 
 def _blame(
-    obj: object, path: str, error: Exception, *, is_result: bool, depth: int = 4
+    obj: object, path: str, error: Exception, dump: Callable[[object, Omissions], object], depth: int = 4
 ) -> tuple[str, object, Exception]:
     """The smallest part of ``obj`` that fails to pickle by itself."""
     if depth:
         for name, child in _children(obj):
             try:
-                _dumps_with_imports(child, None, is_result=is_result)
+                dump(child, Omissions(child, dump))
             except Exception as inner:
-                return _blame(child, f"{path}{name}", inner, is_result=is_result, depth=depth - 1)
+                return _blame(child, f"{path}{name}", inner, dump, depth - 1)
     return path, obj, error
 
 
@@ -340,6 +357,9 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"[{key!r}]", value) for key, value in cast("Mapping[Any, Any]", obj).items())
         case list() | tuple() | set() | frozenset():
             yield from ((f"[{index}]", value) for index, value in enumerate(cast("Iterable[Any]", obj)))
+        case MethodType():
+            yield "", obj.__func__
+            yield ".__self__", obj.__self__
         case _ if inspect.isfunction(obj):
             seen = inspect.getclosurevars(inspect.unwrap(obj))
             for name, value in (*seen.nonlocals.items(), *seen.globals.items()):

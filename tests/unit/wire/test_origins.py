@@ -338,7 +338,9 @@ def test_cloudpickle_reduces_classes_and_functions_as_is_relied_on() -> None:
         assert isinstance(names, dict)
         assert nothing == [None, None]
         assert callable(set_state)
-    assert len(pickler.reducer_override(lambda: 1)) == 6
+    reduced = pickler.reducer_override(lambda: LOG)
+    assert len(reduced) == 6
+    assert reduced[2][1]["__globals__"] == {"LOG": LOG}
     assert pickler.reducer_override(len) is NotImplemented
     reduce_module = pickler.dispatch_table[ModuleType]
     assert len(reduce_module(sys)[1]) == 1

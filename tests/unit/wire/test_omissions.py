@@ -1,0 +1,165 @@
+"""What cannot be pickled of a module or a class stays behind, and says so when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.errors import SerializationError
+from skyward.wire.omissions import LeftOut
+from skyward.wire.pickling import pack, unpack
+
+SOURCE = """
+import sqlite3
+import threading
+
+LOCK = threading.Lock()
+CONNECTION = sqlite3.connect(":memory:")
+FACTOR = 3
+
+def synchronized(lock):
+    def decorate(fn):
+        def inner(*args):
+            with lock:
+                return fn(*args)
+        return inner
+    return decorate
+
+def times(x):
+    return FACTOR * x
+
+def locked():
+    with LOCK:
+        return FACTOR
+
+guarded = synchronized(LOCK)(times)
+
+class Model:
+    lock = threading.Lock()
+
+    def value(self):
+        return FACTOR
+
+    def locked(self):
+        with LOCK:
+            return FACTOR
+
+    def selected(self):
+        return CONNECTION.execute("SELECT 1")
+
+class Child(Model):
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def helpers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "sky_locking.py").write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        module = importlib.import_module("sky_locking")
+        yield module
+        module.CONNECTION.close()
+        del sys.modules["sky_locking"]
+
+
+def sent(fn: Any) -> Any:
+    return unpack(pack(fn, what="it").data)
+
+
+def test_a_module_with_a_lock_and_a_connection_travels_without_them(helpers: Any) -> None:
+    function = sent(lambda x: 1 + helpers.times(x))
+    assert function(2) == 7
+
+
+@pytest.mark.parametrize(("name", "variable"), [("locked", "LOCK"), ("guarded", "guarded")])
+def test_using_what_was_left_out_says_what_to_do(helpers: Any, name: str, variable: str) -> None:
+    def use() -> Any:
+        return getattr(helpers, name)()
+
+    function = sent(use)
+    said = (
+        f"'{variable}' of module sky_locking was left out .*cannot pickle '_thread.lock' object.*"
+        r"inside the function.*Image\(pip=\[…\]\)"
+    )
+    with pytest.raises(SerializationError, match=said):
+        function()
+
+
+OTHER_PROCESS = """
+import sys
+from skyward.errors import SerializationError
+from skyward.wire.pickling import unpack
+make = unpack(sys.stdin.buffer.read())
+print(make().value())
+for use in (lambda: make().locked(), lambda: make().selected().fetchone(), lambda: make().lock.acquire()):
+    try:
+        use()
+    except SerializationError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["Model", "Child"])
+def test_a_class_whose_methods_refer_to_a_lock_travels_without_it(helpers: Any, name: str) -> None:
+    data = pack(getattr(helpers, name), what="it").data
+    there = subprocess.run([sys.executable, "-c", OTHER_PROCESS], input=data, capture_output=True, check=True)
+    value, *said = there.stdout.decode().splitlines()
+    assert value == "3"
+    assert [line.partition(" was left out")[0] for line in said] == [
+        "'LOCK' of module sky_locking",
+        "'CONNECTION' of module sky_locking",
+        "'lock' of class Model",
+    ]
+
+
+def test_what_the_function_itself_refers_to_is_an_error_before_anything_is_sent(helpers: Any) -> None:
+    lock = threading.Lock()
+
+    def calls_helper() -> Any:
+        return helpers.times(2), inner()
+
+    def inner() -> object:
+        return lock
+
+    with pytest.raises(SerializationError, match="function calls_helper → its variable 'inner' → its variable 'lock'"):
+        pack(calls_helper, what="the function calls_helper")
+    with pytest.raises(SerializationError, match="its variable 'LOCK'"):
+        pack(helpers.locked, what="it")
+    with pytest.raises(SerializationError, match=r"its variable 'LOCK'"):
+        pack((helpers.Model().locked,), what="it")
+
+
+def test_data_of_a_call_is_never_left_out(helpers: Any) -> None:
+    model = helpers.Model()
+    model.own = threading.Lock()
+    with pytest.raises(SerializationError, match=r"it\[0\]\.own cannot be pickled"):
+        pack([model], what="it")
+
+
+def test_a_stand_in_may_be_looked_at_and_sent_on() -> None:
+    stand_in = sent(LeftOut("'X' of module m was left out"))
+    assert repr(stand_in) == "<'X' of module m was left out>"
+    assert not hasattr(stand_in, "__wrapped__")
+    for use in (stand_in, lambda: stand_in.attribute, lambda: stand_in[0], lambda: bool(stand_in)):
+        with pytest.raises(SerializationError, match="left out"):
+            use()
+    with pytest.raises(SerializationError, match="left out"), stand_in:
+        pass
+    with pytest.raises(SerializationError, match="left out"):
+        stand_in.attribute = 1
+
+
+def test_large_arrays_beside_a_lock_are_kept_out_of_the_pickle_once(helpers: Any, tmp_path: Path) -> None:
+    large = bytearray(2 << 20)
+    packed = pack([large, lambda: helpers.times(2)], what="it")
+    assert len(packed.buffers) <= 1
+    assert unpack(packed.data, packed.buffers)[1]() == 6
