@@ -143,8 +143,11 @@ class Cluster:
         if not slot.alive:  # likewise, and this came too late; but what was printed is worth reading
             items = [item for item in items if item[0] in (Kind.LINES, Kind.EVENT)]
         finished: list[tuple[int, float]] = []
+        foreign: int | None = None
         for item in items:
             try:
+                if (foreign := self._dispatch.foreign(lane.worker_id, _answered(item))) is not None:
+                    break
                 match item[0]:
                     case Kind.RESULTS:
                         finished += self._succeed(lane.worker_id, item)
@@ -159,6 +162,8 @@ class Cluster:
             now = self._loop.time()
             self._acting.perform(self._dispatch.finished(finished, now))
             self._eager = not self._calls and now < self._busy_since + PROMPT_S
+        if foreign is not None:
+            self.members.expel(slot, foreign)
 
     def lane_failed(self, lane: Lane, why: str) -> None:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
@@ -229,7 +234,20 @@ class Cluster:
 
     def _publish(self, lane: Lane, item: Item) -> None:
         call = self._calls.get(item[1])
-        incoming, callbacks = (call.arriving(), call.callbacks) if call is not None else (Incoming(), ())
+        own = call is not None and call.worker == lane.worker_id
+        incoming = call.arriving() if call is not None and own else Incoming()
+        callbacks = call.callbacks if call is not None else ()
         handle = self._slots[lane.worker_id].node.handle
         for event in incoming.events(item, node=lane.worker_id.node, instance_id=handle.instance.id):
             self._bus.publish(event, callbacks)
+
+
+def _answered(item: Item) -> Sequence[int]:
+    """Return the ids of the calls that an item decides on; printed lines and events decide nothing."""
+    match item[0]:
+        case Kind.RESULTS | Kind.REVOKED | Kind.SPENT:
+            return item[1]
+        case Kind.RESULT | Kind.CHUNK | Kind.MISSING | Kind.MEET:
+            return (item[1],)
+        case _:
+            return ()

@@ -138,6 +138,12 @@ class Dispatch:
         """An unfinished call."""
         return self._calls.get(call_id)
 
+    def foreign(self, worker_id: WorkerId, call_ids: Iterable[int]) -> int | None:
+        """Return the first of these calls that is unfinished and not with this worker; None if there is none."""
+        worker = self._workers.get(worker_id)
+        held = worker.in_flight if worker is not None else {}
+        return next((call_id for call_id in call_ids if call_id not in held and call_id in self._calls), None)
+
     def submit(self, calls: Iterable[CallState], now: float) -> list[Action]:
         """New calls."""
         stranded: list[Action] = []

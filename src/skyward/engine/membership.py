@@ -17,7 +17,7 @@ from skyward.engine.exchange import Exchange
 from skyward.engine.lane import Lane, LaneOwner
 from skyward.engine.performing import Performer
 from skyward.engine.slots import AttachedNode, Slot
-from skyward.events import WorkerReplaced
+from skyward.events import Error, WorkerReplaced
 from skyward.node.control import Message, WorkerExit, WorkerRunning, WorkerStale
 from skyward.provision.nodes import LinkDown, LinkUp, NodeHandle
 
@@ -198,6 +198,12 @@ class Membership:
         if slot is not None and slot.lane.incarnation == incarnation:
             self.acting.perform(self._dispatch.drain(worker_id, comes_back=True))
             self.acting.spawn(self._renew(slot, incarnation, reason))
+
+    def expel(self, slot: Slot, call_id: int) -> None:
+        """End the lane of a worker that answered for a call of another worker; it gets no more calls."""
+        reason = f"{slot} answered for call {call_id}, which it does not have: it gets no more calls"
+        self._bus.publish(Error(reason, slot.node.handle.instance.id))
+        self._give_up(slot, reason)
 
     def lose(self, slot: Slot) -> None:
         """The process in a slot is gone, with the calls it held; the next one will come up there."""

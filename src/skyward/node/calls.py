@@ -114,10 +114,14 @@ class CallRunner:
     """
 
     def __init__(
-        self, outlet: Outlet, output: CallOutput, blob_dirs: Sequence[Path], begun: MutableSequence[int] | memoryview
+        self,
+        outlet: Outlet,
+        output: CallOutput,
+        blob_dirs: Sequence[Path],
+        begun: MutableSequence[int] | memoryview | None = None,
     ) -> None:
         self.running = 0
-        self._begun = begun
+        self._begun = [0] if begun is None else begun
         self._outlet = outlet
         self._output = output
         self._blobs = MappedBlobs(blob_dirs)
@@ -126,7 +130,7 @@ class CallRunner:
         self._queue: deque[ReceivedCall] = deque()
         self._results: list[tuple[int, float, bytes]] = []
         self._meetings: SimpleQueue[Sequence[str]] = SimpleQueue()
-        self._clients = 0
+        self._clients = self._client = 0
         self._thread = 0
         self._waiting = False
         self._eager = False
@@ -239,7 +243,7 @@ class CallRunner:
                 self.running = 0
                 return None
             call = self._queue.popleft()
-            self.running = call.id
+            self.running, self._client = call.id, self._clients
             self._begun[0] = call.position
             return call
 
@@ -262,12 +266,10 @@ class CallRunner:
         try:
             result = self._execute(call)
         except _MissingBlobsError as missing:
-            self._outlet.push([Kind.MISSING, call.id, missing.blob_ids])
-            self._outlet.flush_soon()
+            self._answer([Kind.MISSING, call.id, missing.blob_ids])
             return
         except FreshProcessNeeded as why:
-            self._outlet.push([Kind.SPENT, [call.id], str(why)])
-            self._outlet.flush_soon()
+            self._answer([Kind.SPENT, [call.id], str(why)])
             return
         except BaseException as raised:  # a call that exits or is interrupted must not end its worker
             packed = pack_error(raised)
@@ -276,12 +278,18 @@ class CallRunner:
                 threading.Event().wait(DOUBT_S)
             error = (packed.type_name, packed.message, packed.traceback, packed.pickled)
             outcome = Outcome(seconds=time.perf_counter() - started, error=error)
-            self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])
+            self._answer([Kind.RESULT, call.id, outcome.to_wire()])
             if call.header is not None and call.header.gang and call.header.world > 1:
-                self._outlet.push([Kind.SPENT, [], ""])  # what connects it with the others is still there
-            self._outlet.flush_soon()
+                self._answer([Kind.SPENT, [], ""])  # what connects it with the others is still there
             return
         self._send(call.id, result, time.perf_counter() - started)
+
+    def _answer(self, item: Item) -> None:
+        """Send what became of the call that runs, unless the client that asked for it is gone."""
+        with self._lock:
+            if self._client == self._clients:
+                self._outlet.push(item)
+        self._outlet.flush_soon()
 
     def _execute(self, call: ReceivedCall) -> Packed:
         context = enter_call(_context_of(call.header, partial(self._meet, call.id))) if call.header else _NOTHING
@@ -309,7 +317,8 @@ class CallRunner:
             self._send_large(call_id, result, seconds)
             return
         with self._lock:
-            self._results.append((call_id, seconds, result.data))
+            if self._client == self._clients:
+                self._results.append((call_id, seconds, result.data))
             more = bool(self._queue)
         if len(self._results) >= _RESULTS_PER_ITEM:
             self.hand_over_results()
@@ -317,22 +326,23 @@ class CallRunner:
             self._outlet.flush_soon()
 
     def _send_large(self, call_id: int, result: Packed, seconds: float) -> None:
-        client = self._clients
+        client = self._client
         large = len(result.data) >= LARGE_BYTES
         parts = ([memoryview(result.data)] if large else []) + list(result.buffers)
         for index, part in enumerate(parts):
             for offset in range(0, part.nbytes, CHUNK_BYTES):
                 # A copy: the memory may be the user's own, and the next call may write to it before this is sent.
+                if self._clients != client:  # who asked for it is gone
+                    return
                 piece = bytes(part[offset : offset + CHUNK_BYTES])
                 self._outlet.push([Kind.CHUNK, call_id, index, part.nbytes, offset, piece], len(piece), bulk=True)
                 self._outlet.flush()
                 while self._outlet.kept_bytes > _COPIED_BYTES_BOUND and not self._closed:
                     self._outlet.wait(_PAUSE_S)
-                if self._clients != client:  # who asked for it is gone
-                    return
         data = b"" if large else result.data
         outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
-        self._outlet.push([Kind.RESULT, call_id, outcome.to_wire()], len(data) + 64, bulk=True)
+        if self._clients == client:
+            self._outlet.push([Kind.RESULT, call_id, outcome.to_wire()], len(data) + 64, bulk=True)
         self._outlet.flush_soon()
 
     def _load(self, payload: Payload) -> Any:

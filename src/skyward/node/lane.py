@@ -66,7 +66,7 @@ class LaneServer:
         begun: MutableSequence[int] | memoryview | None = None,
     ) -> None:
         self.output = CallOutput(self._send_printed, log=log, keep_pace=self._keep_pace)
-        self.runner = CallRunner(self, self.output, blob_dirs, [0] if begun is None else begun)
+        self.runner = CallRunner(self, self.output, blob_dirs, begun)
         self._incarnation = incarnation
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()

@@ -17,7 +17,7 @@ from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
-from skyward.events import LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
+from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.node.control import WorkerExit
 from skyward.transport.access import LocalAccess
 from skyward.wire.messages import Kind, Outcome
@@ -237,7 +237,9 @@ async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage)
 
 async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_arrive(stage: Stage) -> None:
     await stage.attach(0)
-    broken, good = call(1), call(2)
+    broken, good, short = call(1), call(2), call(3)
+    stage.cluster.enter([short])
+    stage.cluster.lane_items(stage.lane(0), [[Kind.RESULTS, [3], [0.0], [b"pickle"]]])  # the next ones go together
     stage.cluster.enter([broken, good])
     pieces_missing = [Kind.RESULT, 1, Outcome(seconds=0.1, part_bytes=(3,)).to_wire()]
     stage.cluster.lane_items(stage.lane(0), [pieces_missing, [Kind.RESULTS, [2], [0.1], [b"pickle"]]])
@@ -326,3 +328,51 @@ async def test_worker_whose_process_is_spent_is_restarted_not_lost(stage: Stage)
         WorkerRestarting(0, 0, "i0", "a call needed a fresh process"),
         WorkerReplaced(0, 0, "i0"),
     ]
+
+
+OUTCOME = Outcome(seconds=0.0, data=b"a lie").to_wire()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        [Kind.RESULTS, [1], [0.0], [b"a lie"]],
+        [Kind.RESULT, 1, OUTCOME],
+        [Kind.CHUNK, 1, 0, 8, 0, b"a lie..."],
+        [Kind.REVOKED, [1]],
+        [Kind.MISSING, 1, []],
+        [Kind.SPENT, [1], "a lie"],
+        [Kind.MEET, 1, "a lie"],
+    ],
+    ids=lambda lie: lie[0].name.lower(),
+)
+async def test_a_worker_that_answers_for_the_call_of_another_one_is_not_believed_and_used_no_more(
+    stage: Stage, lie: list[Any]
+) -> None:
+    for rank in (0, 1):
+        await stage.attach(rank)
+    first, second = call(1, pinned=WorkerId(0, 0)), call(2, pinned=WorkerId(1, 0))
+    stage.cluster.enter([first, second])
+    liar = stage.lane(1)
+    own = [Kind.RESULTS, [2], [0.0], [b"its own"]]
+    stage.cluster.lane_items(liar, [own, lie, [Kind.RESULTS, [1], [0.0], [b"another lie"]]])
+
+    assert first.sink.outcomes == []
+    assert [outcome.data for outcome in second.sink.outcomes] == [b"its own"]
+    assert set(stage.members.slots) == set(stage.members.places) == {WorkerId(0, 0)}
+    (error,) = [event for event in stage.events if isinstance(event, Error)]
+    assert "answered for call 1" in error.message
+    stage.cluster.lane_items(stage.lane(0), [[Kind.RESULTS, [1], [0.0], [b"the truth"]]])
+    assert [outcome.data for outcome in first.sink.outcomes] == [b"the truth"]
+
+
+async def test_answers_for_calls_that_are_over_are_ignored(stage: Stage) -> None:
+    await stage.attach(0)
+    late = call(1)
+    stage.cluster.enter([late])
+    result = [Kind.RESULTS, [1], [0.0], [b"x"]]
+    stage.cluster.lane_items(stage.lane(0), [result, result, [Kind.REVOKED, [1]], [Kind.RESULT, 1, OUTCOME]])
+    stage.cluster.lane_items(stage.lane(0), [result])
+
+    assert len(late.sink.outcomes) == 1
+    assert set(stage.members.slots) == {WorkerId(0, 0)}

@@ -95,3 +95,9 @@ def test_an_exception_that_exits_when_it_is_pickled_fails_its_call_only() -> Non
     outlet.run(deadly, small)
     assert outlet.error(1)[0].endswith("DeadlyError")
     assert outlet.succeeded == [2]
+
+
+def test_a_call_of_a_client_that_is_gone_answers_nobody() -> None:
+    outlet = Outlet(lambda: outlet.runner.reset())  # a new client comes while a piece is sent
+    outlet.run(large)
+    assert [item[0] for item in outlet.items] == [Kind.CHUNK]
