@@ -264,8 +264,7 @@ class Membership:
         if (slot.id in self.places and not leaving) or not self._dispatch.drained(slot.id):
             self._bus.publish(slot.loss(reason, why_ended))
         slot.unsent.clear()
-        begun = slot.exit_report.begun if slot.exit_report is not None else None
-        self.acting.perform(self._dispatch.worker_lost(slot.id, reason, self._loop.time(), begun=begun))
+        self.acting.perform(self._dispatch.worker_lost(slot.id, reason, self._loop.time(), begun=slot.begun))
 
     def _leave(self, slot: Slot, reason: str) -> None:
         """The slot itself is no more."""

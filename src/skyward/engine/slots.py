@@ -85,6 +85,11 @@ class Slot:
         """The worker's id."""
         return self.lane.worker_id
 
+    @property
+    def begun(self) -> int | None:
+        """Position of the last call that the process began, once its end was reported; else None."""
+        return self.exit_report.begun if self.exit_report is not None else None
+
     def up(self) -> None:
         """A new process answered."""
         self.alive, self.exit_reason, self.ended_for, self._failed_starts = True, "", "", 0

@@ -31,6 +31,7 @@ __all__ = ["CallRunner", "Outlet", "ReceivedCall"]
 
 log = logging.getLogger("skyward.node.calls")
 
+Mark = MutableSequence[int] | memoryview
 _ALONE = CallContext()
 _NOTHING = nullcontext()
 _KEPT_BYTES_BOUND = 256 << 20
@@ -114,11 +115,7 @@ class CallRunner:
     """
 
     def __init__(
-        self,
-        outlet: Outlet,
-        output: CallOutput,
-        blob_dirs: Sequence[Path],
-        begun: MutableSequence[int] | memoryview | None = None,
+        self, outlet: Outlet, output: CallOutput, blob_dirs: Sequence[Path], begun: Mark | None = None
     ) -> None:
         self.running = 0
         self._begun = [0] if begun is None else begun

@@ -98,6 +98,7 @@ def test_an_exception_that_exits_when_it_is_pickled_fails_its_call_only() -> Non
 
 
 def test_a_call_of_a_client_that_is_gone_answers_nobody() -> None:
-    outlet = Outlet(lambda: outlet.runner.reset())  # a new client comes while a piece is sent
+    outlet = Outlet()
+    outlet.fail = outlet.runner.reset  # a new client comes while a piece is sent
     outlet.run(large)
     assert [item[0] for item in outlet.items] == [Kind.CHUNK]
