@@ -474,3 +474,13 @@ def test_close_leaves_a_busy_subscriber_behind_and_says_so(bus: EventBus, caplog
         bus.close(0.01)
     assert "still busy" in caplog.text
     release.set()
+
+
+def test_message_about_a_subscriber_that_fails_names_the_function(
+    bus: EventBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus.subscribe(None, failing)
+    bus.publish(line("x"))
+    bus.close()
+    assert "failing" in caplog.text
+    assert "_Subscription" not in caplog.text

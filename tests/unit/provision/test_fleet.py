@@ -399,3 +399,18 @@ def test_a_node_that_cannot_join_is_an_error_while_another_still_waits_to(stage:
     with pytest.raises(UnreachableError, match="gone"):
         run(stage.fleet().start)
     assert stage.provider.alive == []
+
+
+def test_launch_says_where_on_which_market_for_how_much_and_with_what_room(stage: Stage) -> None:
+    async def scenario() -> None:
+        fleet = stage.fleet(cpu=1, memory="1GB", concurrency=2)
+        await fleet.start()
+        await fleet.stop()
+
+    run(scenario)
+    offer = next(iter(stage.provider.instances.values())).offer
+    (launching,) = [event for event in stage.events if isinstance(event, InstanceLaunching)]
+    assert (launching.count, launching.workers_per_node) == (4, 2)
+    bought = offer.region, offer.spot, offer.price_per_hour
+    assert (launching.region, launching.spot, launching.price_per_hour) == bought
+    assert (launching.cpu_per_worker, launching.memory_gib_per_worker) == (1, 1.0)
