@@ -30,7 +30,7 @@ _VISIBLE: Final = {code: ascii(chr(code))[1:-1] for code in (*_CONTROLS, *_DIREC
 
 def harmless(text: str) -> str:
     """Return the text with control characters, tabs excepted, made visible."""
-    return text.translate(_VISIBLE)
+    return text if text.isprintable() else text.translate(_VISIBLE)
 
 
 def cleaned(text: str, *, colours: bool) -> str:
@@ -43,6 +43,8 @@ def cleaned(text: str, *, colours: bool) -> str:
         text: the line.
         colours: whether to keep colours and other attributes (SGR). A line that has any then ends with a reset.
     """
+    if text.isprintable():
+        return text
     tokens = _tokens(text)
     if "\b" in text or "\r" in text:
         return _drawn(_edited(tokens), colours=colours)

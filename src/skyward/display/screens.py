@@ -111,13 +111,18 @@ class LiveScreen:
     def __init__(
         self, surface: Surface, tag: PoolTag, load: FleetLoad, *, clock: Clock, wall: Callable[[], float]
     ) -> None:
+        from rich.console import Console
+
         self._surface = surface
         self._layout = _Layout(surface, tag, wall)
         self._load = load
         self._clock = clock
         self._blocks, self._frames = ("█░", _FRAMES) if surface.stream.unicode else ("#-", "-\\|/")
+        self._console = Console(file=io.StringIO(), force_terminal=True)
         self._phase = ""
         self._works: tuple[Work, ...] = ()
+        self._table: list[str] = []
+        self._table_of: object = None
 
     @property
     def shows_load(self) -> bool:
@@ -130,9 +135,13 @@ class LiveScreen:
 
         now, source, text = self._layout.columns(line)
         colour = "bold" if line.node is None else _NODE_COLOURS[line.node % len(_NODE_COLOURS)]
-        shown = Text.from_ansi(cleaned(text, colours=True)) if line.tone is Tone.OUTPUT else Text(text, line.tone.value)
+        text = cleaned(text, colours=True) if line.tone is Tone.OUTPUT else text
+        shown = Text.from_ansi(text) if "\x1b" in text else Text(text, line.tone.value)
         rule = f" {self._surface.stream.rule} "
-        self._surface.add_line(self._styled(Text.assemble((now, "dim"), " ", (source, colour), rule, shown)))
+        whole = Text.assemble((now, "dim"), " ", (source, colour), rule, shown)
+        with self._console.capture() as capture:
+            self._console.print(whole, soft_wrap=True, end="")
+        self._surface.add_line(capture.get())
 
     def phase(self, line: Line | None) -> None:
         """See :meth:`Screen.phase`."""
@@ -151,15 +160,6 @@ class LiveScreen:
         self._phase, self._works = "", ()
         self._surface.hide(self._render)
 
-    def _styled(self, content: object, width: int | None = None) -> str:
-        """Return content of rich's in the colours that the terminal has; without a width nothing is wrapped."""
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), force_terminal=True, width=width)
-        with console.capture() as capture:
-            console.print(content, soft_wrap=width is None, end="")
-        return capture.get()
-
     def _render(self, width: int) -> list[str]:
         """Return the drawing; called several times a second, by several threads."""
         from rich.text import Text
@@ -173,16 +173,11 @@ class LiveScreen:
         return [*(text.plain for text in texts), *self._load_lines(width)]
 
     def _load_lines(self, width: int) -> list[str]:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table.grid(padding=(0, 2))
-        for first, *others in self._load.rows():
-            table.add_row(*(Text(cell, "dim", no_wrap=True) for cell in (self._prefixed(first), *others)))
-        footer = [Text(self._prefixed(line), "dim", no_wrap=True) for line in self._load.footer(self._clock.elapsed())]
-        parts = [*([table] if table.row_count else []), *footer]
-        return self._styled(Group(*parts), width).splitlines() if parts else []
+        rows = [(self._prefixed(first), *others) for first, *others in self._load.rows()]
+        footer = [self._prefixed(line) for line in self._load.footer(self._clock.elapsed())]
+        if (width, rows, footer) != self._table_of:
+            self._table, self._table_of = _table(rows, footer, width), (width, rows, footer)
+        return self._table
 
     def _prefixed(self, cell: str) -> str:
         return f"{self._layout.pool} {cell}".lstrip()
@@ -192,3 +187,19 @@ class LiveScreen:
             return ""
         full = _BAR_WIDTH * work.done // work.total
         return self._blocks[0] * full + self._blocks[1] * (_BAR_WIDTH - full) + " "
+
+
+def _table(rows: Sequence[Sequence[str]], footer: Sequence[str], width: int) -> list[str]:
+    """Return the lines of a table in the terminal's colours."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for row in rows:
+        table.add_row(*(Text(cell, "dim", no_wrap=True) for cell in row))
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with console.capture() as capture:
+        for part in ([table] if rows else []) + [Text(line, "dim", no_wrap=True) for line in footer]:
+            console.print(part)
+    return capture.get().splitlines()
