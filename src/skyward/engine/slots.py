@@ -122,11 +122,16 @@ class Slot:
 
     def last_lines(self) -> Iterator[LogLine]:
         """Yield the lines that the process left behind when it ended, without those that have arrived."""
-        if self.exit_report is None:
+        ended = self.exit_report
+        if ended is None:
             return
-        text = self.exit_report.last_words[max(0, self.log_end - self.exit_report.last_words_at) :]
+        text = ended.last_words[max(0, self.log_end - ended.last_words_at) :]
         assembler = LineAssembler("stdout", time.time)
-        for piece in assembler.feed(text.encode("latin-1")) + assembler.finish():
+        pieces = assembler.feed(text.encode("latin-1")) + assembler.finish()
+        missing = min(ended.omitted_bytes, ended.last_words_at - self.log_end)
+        if pieces and missing > 0:
+            pieces = assembler.feed(f"… {missing} bytes before this are in its log only: {self.log_path}\n") + pieces
+        for piece in pieces:
             yield LogLine(self.id.node, self.node.handle.instance.id, piece.text, piece.timestamp)
 
     def start_failed(self, reason: str) -> str | None:

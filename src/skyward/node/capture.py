@@ -39,10 +39,12 @@ class LastWords:
     Attributes:
         data: the bytes, the last :data:`LAST_WORDS_BYTES` of them.
         at: their offset in the worker's log.
+        omitted: number of bytes before them that are left out.
     """
 
     data: bytes
     at: int
+    omitted: int = 0
 
 
 class WorkerLog:
@@ -180,11 +182,12 @@ def take_last_words(log: Path, mark: Path) -> LastWords:
     """Return what a worker that has ended left behind, once: output that it had no time to hand on."""
     with suppress(OSError), mark.open("r+b") as marking, log.open("rb") as reading:
         end = reading.seek(0, os.SEEK_END)
-        start = max(int.from_bytes(marking.read(8), "little"), end - LAST_WORDS_BYTES)
+        begin = int.from_bytes(marking.read(8), "little")
+        start = max(begin, end - LAST_WORDS_BYTES)
         reading.seek(start)
         marking.seek(0)
         marking.write(end.to_bytes(8, "little"))
-        return LastWords(data=reading.read(max(0, end - start)), at=start)
+        return LastWords(data=reading.read(max(0, end - start)), at=start, omitted=start - begin)
     return LastWords(data=b"", at=0)
 
 

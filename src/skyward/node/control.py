@@ -127,6 +127,7 @@ class WorkerExit:
         ended_for: why the node ended it on purpose, in plain English; empty if it did not.
         last_words: end of the output that it may not have sent, such as the traceback of a crash; bytes as Latin-1.
         last_words_at: their offset in its log.
+        omitted_bytes: how much of that output, before the last words, is left out.
         begun: position of the last call that the process began, 0 if it began none; None when unknown.
     """
 
@@ -139,6 +140,7 @@ class WorkerExit:
     ended_for: str = ""
     last_words: str = ""
     last_words_at: int = 0
+    omitted_bytes: int = 0
     begun: int | None = None
 
     @property

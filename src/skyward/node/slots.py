@@ -172,6 +172,7 @@ class SlotNanny(Nanny):
                 ended_for=self._ended_for,
                 last_words=left.data.decode("latin-1"),
                 last_words_at=left.at,
+                omitted_bytes=left.omitted,
                 begun=take_mark(self._begun_mark),
             )
         )

@@ -248,7 +248,14 @@ async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_a
 
 
 @pytest.mark.parametrize(
-    ("log_end", "expected"), [(0, ["seen", "größer", "Fatal"]), (105, ["größer", "Fatal"]), (999, [])]
+    ("log_end", "expected"),
+    [
+        (0, ["… 50 bytes before this are in its log only: /w/worker-0.log", "seen", "größer", "Fatal"]),
+        (60, ["… 40 bytes before this are in its log only: /w/worker-0.log", "seen", "größer", "Fatal"]),
+        (100, ["seen", "größer", "Fatal"]),
+        (105, ["größer", "Fatal"]),
+        (999, []),
+    ],
 )
 async def test_a_crashed_workers_last_words_are_published_without_those_that_came(
     stage: Stage, log_end: int, expected: list[str]
@@ -267,6 +274,7 @@ async def test_a_crashed_workers_last_words_are_published_without_those_that_cam
         memory_limit_bytes=None,
         last_words=words,
         last_words_at=100,
+        omitted_bytes=50,
     )
     stage.members.heard(handle, ended)
 

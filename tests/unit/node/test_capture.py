@@ -288,9 +288,10 @@ class TestLastWords:
     def test_are_bounded(self, worker: Worker) -> None:
         worker.write("x" * 3 * LAST_WORDS_BYTES + "end")
 
-        words = self.take(worker)
-        assert len(words) == LAST_WORDS_BYTES
-        assert words.endswith("end")
+        words = take_last_words(worker.path, worker.mark)
+        assert len(words.data) == LAST_WORDS_BYTES
+        assert words.data.endswith(b"end")
+        assert words.omitted == 2 * LAST_WORDS_BYTES + 3
 
     def test_of_a_worker_that_never_opened_its_log_are_none(self, tmp_path: Path) -> None:
         assert take_last_words(tmp_path / "log", tmp_path / "mark").data == b""
