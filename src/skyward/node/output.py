@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -16,6 +17,8 @@ from skyward.node.router import OutputRouter, Sink
 from skyward.runtime import runs_dask_task
 
 __all__ = ["CallOutput", "Deliver"]
+
+_logger = logging.getLogger("skyward.node.output")
 
 _CAPTURED = 0
 """Stands for descriptors 1 and 2 among the threads that write; no thread has this identifier."""
@@ -120,11 +123,13 @@ class _Collector:
         self.tasks = _CallSink(0, self)
 
     def collect(self) -> None:
-        log = self.log
-        if log is not None and log.has_more:
-            end = log.size  # a process that writes without a pause must not keep us here for ever
-            while log.hand_on(self._feed) and log.position < end:
-                self.keep_pace()
+        try:
+            if self.log is not None and self.log.has_more:
+                end = self.log.size  # a process that writes without a pause must not keep us here for ever
+                while self.log.hand_on(self._feed) and self.log.position < end:
+                    self.keep_pace()
+        except OSError:  # the log's disk has trouble, which may pass and is not the call's
+            _logger.exception("captured output could not be read")
 
     def collect_piece(self) -> bool:
         return self.log is not None and self.log.has_more and self.log.hand_on(self._feed)

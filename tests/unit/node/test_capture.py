@@ -105,6 +105,31 @@ class TestOrder:
         assert worker.sent == [(1, "after")]
 
 
+class FailingLog(WorkerLog):
+    fails = False
+
+    @property
+    def size(self) -> int:
+        if self.fails:
+            raise OSError(5, "Input/output error")
+        return super().size
+
+
+def test_a_log_that_cannot_be_read_fails_no_call(
+    worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = FailingLog(tmp_path / "log", tmp_path / "mark")
+    output = CallOutput(worker.deliver, log=log)
+    stdout = OutputRouter(sys.stdout, stream="stdout", current=output.current, own=log.own)
+    log.fails = True
+    with output.of_call(1):
+        print("printed", file=stdout)
+    log.close()
+
+    assert worker.sent == [(1, "printed")]
+    assert "could not be read" in caplog.text
+
+
 class TestTheWorkersOwnPart:
     def test_is_in_the_log_and_nowhere_else(self, worker: Worker) -> None:
         worker.print("no call")
