@@ -400,12 +400,18 @@ async def test_dead_scheduler_is_replaced_at_its_address(config: NodeConfig) -> 
             await client.wait_for_workers(WORKERS, timeout=DEADLINE_S)
 
 
-async def test_nothing_outlives_a_killed_supervisor(config: NodeConfig) -> None:
+@pytest.mark.parametrize("and_the", ["", "sky-zygote"])
+async def test_nothing_outlives_a_killed_supervisor(config: NodeConfig, and_the: str) -> None:
     completed = await run_supervisor(config)
     node = Node(config, NodeReady.from_json(completed.stdout))
     await node.control.connect(DEADLINE_S)
     await node.all_running()
-    os.kill(node.ready.pid, signal.SIGKILL)
+    async with dask_client(config, node.ready.scheduler) as client:
+        assert psutil.pid_exists(await client.submit(by_value(leave_a_daemon)))
+    doomed = [node.ready.pid, *(process.pid for process in node.processes() if process.name() == and_the)]
+    assert len(doomed) == (2 if and_the else 1)
+    for pid in doomed:
+        os.kill(pid, signal.SIGKILL)
     await node.control.close()
 
     async def probe() -> bool | NotYet:

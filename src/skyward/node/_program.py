@@ -61,34 +61,51 @@ _DASK_SETTINGS = {
 }
 
 
-def run_program(serve: Callable[[Program], Coroutine[Any, Any, None]], plan: NodePlan, reports: TextIO) -> None:
-    """Run ``serve`` until it returns, or until standard input closes: the supervisor is gone, or wants the end."""
+def run_program(
+    serve: Callable[[Program], Coroutine[Any, Any, None]],
+    plan: NodePlan,
+    reports: TextIO,
+    *,
+    on_end: Callable[[], object] = lambda: None,
+) -> None:
+    """Run ``serve`` until it returns, or until standard input closes: the supervisor is gone, or wants the end.
+
+    Args:
+        serve: the program.
+        plan: its plan.
+        reports: where its reports go.
+        on_end: called in a thread once standard input has closed; the process ends after it.
+    """
 
     def report(message: Report) -> None:
         reports.write(json.dumps(to_frame(message)) + "\n")
 
-    asyncio.run(_run(serve, plan, report))
+    asyncio.run(_run(serve, plan, report, on_end))
 
 
 async def _run(
-    serve: Callable[[Program], Coroutine[Any, Any, None]], plan: NodePlan, report: Callable[[Report], None]
+    serve: Callable[[Program], Coroutine[Any, Any, None]],
+    plan: NodePlan,
+    report: Callable[[Report], None],
+    on_end: Callable[[], object],
 ) -> None:
     import dask.config as dask_config
 
     dask_config.set({"temporary-directory": plan.worker_folder, **_DASK_SETTINGS})
     commands: asyncio.Queue[Message] = asyncio.Queue()
-    following = asyncio.create_task(asyncio.to_thread(_follow, asyncio.get_running_loop(), commands))
+    following = asyncio.create_task(asyncio.to_thread(_follow, asyncio.get_running_loop(), commands, on_end))
     try:
         await serve(Program(plan=plan, commands=commands, report=report))
     finally:
         following.cancel()
 
 
-def _follow(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Message]) -> None:
+def _follow(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Message], on_end: Callable[[], object]) -> None:
     status = 1
     try:
         for line in sys.stdin:
             loop.call_soon_threadsafe(commands.put_nowait, from_frame(json.loads(line)))
+        on_end()
         status = 0
     finally:  # a program that can be told nothing any more is started again
         # Nothing to tidy up: workers end with their nanny, and the node's folders are the supervisor's.

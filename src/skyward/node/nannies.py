@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import multiprocessing
 import os
@@ -11,19 +12,29 @@ from multiprocessing import forkserver, resource_tracker, util
 from typing import Any, NoReturn, cast
 
 from skyward.node._program import read_plan, run_program, take_standard_output
-from skyward.node.processes import name_process
+from skyward.node.processes import end_all, has_ended, name_process
 from skyward.node.slots import keep_slots
 
 __all__ = ["main"]
 
 log = logging.getLogger("skyward.node.nannies")
 
+_DEATH_S = 1.0
+_END_S = 15.0
+
 
 def main() -> None:
     """Run the node's nannies until the supervisor's end of standard input closes."""
+    zygote = os.getppid()
     plan, reports = read_plan(), take_standard_output()
     _start_fork_server()
-    run_program(keep_slots, plan, reports)
+    run_program(keep_slots, plan, reports, on_end=lambda: _end_after(plan.ready.pid, zygote, plan.config.instance_id))
+
+
+def _end_after(supervisor: int, zygote: int, instance_id: str) -> None:
+    """End the node's processes if the supervisor was killed, and the zygote, which ends them then, was killed too."""
+    if has_ended(supervisor, within_s=_DEATH_S) and has_ended(zygote, within_s=_END_S):
+        asyncio.run(end_all(instance_id))
 
 
 def _start_fork_server() -> None:

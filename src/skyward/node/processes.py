@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import resource
+import select
 import signal
 import sys
 from collections.abc import Collection, Iterator
 
 import psutil
 
+from skyward._waiting import NotYet, wait_until
+from skyward.errors import UnreachableError
+
 __all__ = [
     "SUPERVISOR_LOG",
     "become_subreaper",
     "descendants",
+    "end_all",
     "exit_reason",
+    "has_ended",
     "kill_all",
     "kill_session",
     "name_process",
@@ -27,7 +34,10 @@ __all__ = [
 SUPERVISOR_LOG = "supervisor.log"
 """In a node's folder, from the moment that its supervisor starts."""
 
+log = logging.getLogger("skyward.node.processes")
+
 _DESCRIPTORS = 1 << 16
+_END_S = 15.0
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -87,6 +97,36 @@ def kill_all(instance_id: str, *, keep: Collection[int] = ()) -> int:
             if not any("resource_tracker" in word for word in process.cmdline()):
                 process.kill()
     return len(doomed)
+
+
+async def end_all(instance_id: str) -> bool:
+    """Kill all of :func:`descendants` until none is left, and return whether that is so."""
+
+    async def none_left() -> bool | NotYet:
+        count = kill_all(instance_id)
+        reap_orphans(())
+        return NotYet(f"{count} processes") if count else True
+
+    try:
+        await wait_until(none_left, deadline_s=_END_S, interval_s=0.01, what="every process of the node to end")
+    except UnreachableError:
+        log.exception("some processes could not be ended")
+        return False
+    return True
+
+
+def has_ended(pid: int, *, within_s: float) -> bool:
+    """Wait for the end of any process; whether it came. Where the system has no way to wait, say that it did not."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):
+        return False
+    try:
+        return bool(select.select([process], (), (), within_s)[0])
+    finally:
+        os.close(process)
 
 
 def kill_session(session: int) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from skyward._keeping import keep
-from skyward._waiting import SYSTEM_CLOCK, Clock, NotYet, wait_until
-from skyward.errors import SkywardError, UnreachableError
+from skyward._waiting import SYSTEM_CLOCK, Clock
+from skyward.errors import SkywardError
 from skyward.node.blobs import BlobPort
 from skyward.node.children import Child, Zygote
 from skyward.node.config import NodeConfig, NodeReady
@@ -55,6 +55,7 @@ from skyward.node.preemption import PreemptionWatcher
 from skyward.node.processes import (
     SUPERVISOR_LOG,
     become_subreaper,
+    end_all,
     kill_all,
     raise_descriptor_limit,
     reap_orphans,
@@ -70,7 +71,6 @@ log = logging.getLogger("skyward.node.supervisor")
 _SCHEDULER = "skyward.node.scheduler"
 _NANNIES = "skyward.node.nannies"
 _TICK_S = 0.25
-_END_S = 15.0
 _POWER_OFF_S = 30.0
 
 
@@ -133,7 +133,7 @@ class Supervisor:
                 task.cancel()
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             await self._blobs.close()
-            all_ended = await _end_processes(self._config.instance_id)
+            all_ended = await end_all(self._config.instance_id)
             await self._devices.release()  # while the client waits: what it may do next is to kill this process
             await self._volumes.release()
             _remove_folders(plan)
@@ -303,22 +303,6 @@ class Supervisor:
                     memory_limit_bytes=None,
                 )
             )
-
-
-async def _end_processes(instance_id: str) -> bool:
-    """End them; whether none is left."""
-
-    async def none_left() -> bool | NotYet:
-        count = kill_all(instance_id)
-        reap_orphans(())
-        return NotYet(f"{count} processes") if count else True
-
-    try:
-        await wait_until(none_left, deadline_s=_END_S, interval_s=0.01, what="every process of the node to end")
-    except UnreachableError:
-        log.exception("some processes could not be ended")
-        return False
-    return True
 
 
 def _remove_folders(plan: NodePlan) -> None:

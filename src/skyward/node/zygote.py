@@ -5,6 +5,7 @@ It runs nothing itself: no thread, no event loop, no connection but the one to i
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import logging
@@ -16,11 +17,14 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from skyward.node.processes import name_process
+from skyward.node.processes import end_all, has_ended, name_process
 
 __all__ = ["main"]
 
 log = logging.getLogger("skyward.node.zygote")
+
+_DEATH_S = 1.0
+"""A process that is killed closes its connections first, and has ended a moment later."""
 
 
 def main(*modules: str) -> None:
@@ -34,6 +38,7 @@ def main(*modules: str) -> None:
         modules: what is imported beforehand.
     """
     name_process("zygote")
+    supervisor = os.getppid()
     orders = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -43,6 +48,8 @@ def main(*modules: str) -> None:
         importlib.import_module(module)
     gc.freeze()  # collecting would write to memory that is shared with every fork
     _Zygote(orders).serve()
+    if has_ended(supervisor, within_s=_DEATH_S):  # it was killed: what calls have started would live on
+        asyncio.run(end_all(os.environ["SKYWARD_INSTANCE"]))
 
 
 class _Zygote:
