@@ -6,8 +6,10 @@ import contextlib
 import os
 import platform
 import random
+import secrets
 import shutil
 import socket
+import stat
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -172,16 +174,22 @@ class _Ports:
 
 
 def make_folders(config: NodeConfig) -> tuple[Path, Path]:
-    """The folder for large arguments in memory and the one on disk, which are one where memory has none.
+    """Make the folder for large arguments in memory and the one on disk, which are one where memory has none.
+
+    Any user of the machine may create names in memory's folder: the name cannot be guessed and must not exist yet, so
+    that nobody can put a folder or a link of their own there.
 
     Raises:
-        PermissionError: somebody else has made a folder of that name.
+        PermissionError: what stands in the place of the one on disk is no folder of this user alone.
     """
     disk = Path(config.workdir, "blobs")
-    memory = _SHARED_MEMORY / f"skyward-{os.getuid()}-{config.instance_id}"
-    folders = (memory if _SHARED_MEMORY.is_dir() else disk, disk)
-    for folder in folders:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to another user")
-    return folders
+    disk.mkdir(mode=0o700, exist_ok=True)
+    found = disk.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{disk} is no folder of this user alone")
+    if not _SHARED_MEMORY.is_dir():
+        return disk, disk
+    # Short, since the path of a socket in it may have 107 characters.
+    memory = _SHARED_MEMORY / f"skyward-{os.getuid()}-{config.instance_id}-{secrets.token_hex(8)}"
+    memory.mkdir(mode=0o700)
+    return memory, disk

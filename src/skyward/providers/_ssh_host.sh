@@ -51,7 +51,7 @@ end() {
         kill -9 $pids 2>/dev/null
         sleep 0.1
     done
-    rm -rf "$2" "/dev/shm/skyward-$(id -u)-$1"
+    rm -rf "$2" "/dev/shm/skyward-$(id -u)-$1"-*
     rmdir "$(dirname "$2")" 2>/dev/null || :
 }
 

@@ -283,7 +283,13 @@ def _remove(instance_id: str) -> None:
         elif entry != tags and entry.suffix != ".log":
             entry.unlink()
     # The supervisor removes its blobs itself, unless it had to be killed.
-    shutil.rmtree(f"/dev/shm/skyward-{os.getuid()}-{instance_id}", ignore_errors=True)
+    remove_blobs(instance_id)
     tags.unlink(missing_ok=True)
     if not any(folder.iterdir()):
         folder.rmdir()
+
+
+def remove_blobs(instance_id: str, memory: Path = Path("/dev/shm")) -> None:
+    """Remove what an instance of this user left in memory; links are not followed, others' folders stay."""
+    for left in memory.glob(f"skyward-{os.getuid()}-{instance_id}-*"):
+        shutil.rmtree(left, ignore_errors=True)

@@ -20,6 +20,7 @@ from skyward.node.plan import NodePlan
 from skyward.node.processes import exit_reason, kill_all, kill_session
 from skyward.node.slots import worker_exit
 from skyward.node.survey import claim_ports, cpu_count, free_ports, make_folders, make_plan, memory_bytes, share_of
+from skyward.providers import local
 
 ADDRESS = "127.83.1.10"
 
@@ -41,6 +42,15 @@ def config(tmp_path: Path) -> NodeConfig:
         tls_key="key",
         accelerators=("A100",),
     )
+
+
+@pytest.fixture
+def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which anybody may create names."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setattr(survey, "_SHARED_MEMORY", folder)
+    return folder
 
 
 @pytest.fixture
@@ -128,11 +138,55 @@ def test_a_node_that_shares_its_machine_claims_its_part_only(config: NodeConfig)
     assert half.process_env()["LOKY_MAX_CPU_COUNT"] == str(cores)
 
 
-def test_blob_folders_are_private_and_may_be_there_already(plan: NodePlan) -> None:
-    make_folders(plan.config)
+def test_blob_folders_are_private_and_anew_in_memory(config: NodeConfig, shared_memory: Path) -> None:
+    first, second = make_folders(config), make_folders(config)
 
-    for folder in (plan.ready.blob_dir, plan.ready.blob_dir_disk):
-        assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
+    for folder in (*first, *second):
+        assert stat.S_IMODE(folder.lstat().st_mode) == 0o700
+    assert first[0] != second[0]
+    assert {path.name for path in shared_memory.iterdir()} == {first[0].name, second[0].name}
+
+
+def test_nobody_can_put_a_link_in_the_place_of_the_folder_in_memory(
+    config: NodeConfig, shared_memory: Path, tmp_path: Path
+) -> None:
+    """The name that it once had: of the user and the instance, both of which others can see."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (shared_memory / f"skyward-{os.getuid()}-{config.instance_id}").symlink_to(victim)
+
+    memory, _ = make_folders(config)
+
+    assert not memory.is_symlink()
+    assert memory.resolve() != victim
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "open folder"])
+def test_a_folder_on_disk_that_is_not_ones_own_is_refused(config: NodeConfig, tmp_path: Path, kind: str) -> None:
+    place, other = tmp_path / "blobs", tmp_path / "other"
+    match kind:
+        case "link":
+            other.mkdir(mode=0o700)
+            place.symlink_to(other)
+        case "file":
+            place.touch()
+        case _:
+            place.mkdir()
+            place.chmod(0o777)
+
+    with pytest.raises(OSError, match=r"of this user alone|File exists"):
+        make_folders(config)
+
+
+def test_what_an_ended_node_left_in_memory_is_removed(config: NodeConfig, shared_memory: Path) -> None:
+    memory, _ = make_folders(config)
+    (memory / "blob").write_bytes(b"large")
+    kept = shared_memory / f"skyward-{os.getuid()}-another-instance-0"
+    kept.mkdir()
+
+    local.remove_blobs(config.instance_id, shared_memory)
+
+    assert list(shared_memory.iterdir()) == [kept]
 
 
 def test_worker_knows_its_place(plan: NodePlan) -> None:
