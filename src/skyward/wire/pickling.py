@@ -262,6 +262,9 @@ class _Pickler(cloudpickle.Pickler):
         definition = cast("object", obj)
         if isinstance(definition, type) or type(definition) in (FunctionType, ModuleType):
             return self._reduce_definition(cast("Definition", definition))
+        if type(definition) is _CachingFunction and not travels_by_reference(cast("Any", definition)):
+            caching = cast("Any", definition)
+            return _caching, (caching.__wrapped__, caching.cache_parameters())
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _reduce_definition(self, obj: Definition) -> Any:
@@ -282,6 +285,14 @@ class _Pickler(cloudpickle.Pickler):
                 return _warning, (obj.__module__, obj.__qualname__)
             _by_name[id(obj)] = obj
         return reduced
+
+
+# Functions with functools.cache or lru_cache. They would go by name even if their modules go by value.
+_CachingFunction: Final = type(functools.cache(str))
+
+
+def _caching(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
+    return functools.lru_cache(**parameters)(function)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from skyward.wire.omissions import LeftOut
 from skyward.wire.pickling import pack, unpack
 
 SOURCE = """
+import functools
 import sqlite3
 import threading
 
@@ -38,6 +39,10 @@ def times(x):
 def locked():
     with LOCK:
         return FACTOR
+
+@functools.lru_cache(maxsize=7)
+def factorial(n):
+    return n * factorial(n - 1) if n else 1
 
 guarded = synchronized(LOCK)(times)
 
@@ -92,6 +97,15 @@ def test_using_what_was_left_out_says_what_to_do(helpers: Any, name: str, variab
     )
     with pytest.raises(SerializationError, match=said):
         function()
+
+
+def test_a_caching_function_of_such_a_module_travels_and_caches_there(helpers: Any) -> None:
+    for function in (sent(lambda: helpers.factorial)(), sent(helpers.factorial)):
+        assert function is not helpers.factorial
+        assert function(5) == 120
+        assert function.cache_info().maxsize == 7
+        assert function.cache_info().misses == 6
+        assert function.__name__ == "factorial"
 
 
 OTHER_PROCESS = """
