@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 BENCH := .venv-bench
 MATRIX := .venv-matrix
 ML := .venv-ml
+CONFORMANCE := .venv-conformance
 
 # What each target needs beside the library itself.
 demo_needs := -e '.[sklearn]'
@@ -20,6 +21,7 @@ bench_needs := -e '.[all]' --group bench
 docs_needs := -e . --group docs
 dist_needs := --group dist
 ml_needs := -e '.[all]' --group test --group ml
+conformance_needs := -e '.[all]' --group test --group conformance
 
 # joblib and scikit-learn in pairs, old with old and new with new, and what is tested with each.
 pairs := 1.4+1.6 1.5+1.7 1.6+1.8 1.6+1.9
@@ -55,9 +57,10 @@ check: $(VENV)/check.installed ## lint, format, types, imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-conformance: $(VENV)/test.installed ## joblib's and scikit-learn's own tests, here and on loky, and Dask's own cluster; writes docs/conformance.md
+conformance: $(VENV)/test.installed $(CONFORMANCE)/conformance.installed ## other projects' own tests, on Skyward and on what it takes the place of; writes docs/conformance.md
 	$(BIN)/python -m pytest -q tests/conformance/control_clusters.py
 	$(BIN)/python tests/conformance/suite.py
+	$(CONFORMANCE)/bin/python tests/conformance/more.py
 
 bench: $(BENCH)/bench.installed ## the numbers in the docs; ROWS="gather idle" or QUICK=1: fewer, only printed
 	$(BENCH)/bin/python -m benchmarks $(if $(QUICK),--quick) $(ROWS)
@@ -71,7 +74,7 @@ docs: $(VENV)/docs.installed ## the site, in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(BENCH) $(MATRIX) $(ML) build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH) $(MATRIX) $(ML) $(CONFORMANCE) build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/%.installed: pyproject.toml tools/install
@@ -89,6 +92,11 @@ $(BENCH)/bench.installed: pyproject.toml tools/install
 $(ML)/ml.installed: pyproject.toml tools/install
 	tools/install $(PYTHON) $(ML) torch==2.13.0
 	tools/install $(PYTHON) $(ML) $(ml_needs)
+	@touch $@
+
+# Libraries on Dask; they live apart from the tests. distributed's tests come from a checkout: DISTRIBUTED=folder.
+$(CONFORMANCE)/conformance.installed: pyproject.toml tools/install
+	tools/install $(PYTHON) $(CONFORMANCE) $(conformance_needs)
 	@touch $@
 
 # Precious, or make would remove the stamps, which only patterns name.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, overload
+from weakref import WeakSet
 
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.pending import ComputeFunction, PendingCompute, invocation_of
@@ -94,7 +95,8 @@ class PoolExecutor(CallsByFunction, Executor):
     def __init__(self, submitter: TaskSubmitter) -> None:
         self._submitter = submitter
         self._lock = threading.Lock()
-        self._unfinished: set[Future[Any]] = set()
+        # The pool holds the future of an unfinished call. One that is over, and its result, lives as its user wants.
+        self._futures: WeakSet[Future[Any]] = WeakSet()
         self._is_shut_down = False
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
@@ -106,26 +108,20 @@ class PoolExecutor(CallsByFunction, Executor):
         """
         with self._lock:
             self._is_shut_down = True
-            unfinished = list(self._unfinished)
+            futures = list(self._futures)
         if cancel_futures:
-            for future in unfinished:
+            for future in futures:
                 future.cancel()
         if wait:
-            concurrent.futures.wait(unfinished)
+            concurrent.futures.wait(futures)
 
     def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]:
         if self._is_shut_down:
             raise PoolStateError("this executor was shut down; the pool's executor() gives a new one")
         futures = self._submitter.submit_calls(calls)
         with self._lock:
-            self._unfinished.update(futures)
-        for future in futures:
-            future.add_done_callback(self._forget)
+            self._futures.update(futures)
         return futures
-
-    def _forget(self, future: Future[Any]) -> None:
-        with self._lock:
-            self._unfinished.discard(future)
 
 
 def _results(futures: list[CallFuture[Any]], deadline_s: float | None) -> Iterator[Any]:

@@ -221,7 +221,8 @@ class ComputePool(CallsByFunction, Scales, Opens):
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
         """See :meth:`skyward.submission.TaskSubmitter.cancel_calls`."""
-        calls = [future.call for future in futures if isinstance(future, RemoteFuture) and not future.done()]
+        remote = (future for future in futures if isinstance(future, RemoteFuture))
+        calls = [call for future in remote if (call := future.call) is not None]
         self._ready.cancel(calls)
 
     def publish(self, event: SkywardEvent) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite import read_pins
 
 import skyward as sky
 from skyward.submission import ArgumentMemo, CallFuture, Invocation
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--backend", choices=["loky", "skyward"], required=True)
+    parser.addoption("--backend", choices=["control", "loky", "skyward"], required=True)
     parser.addoption("--outcomes", type=Path, required=True, help="where to write what became of each case, as JSON")
 
 
@@ -30,6 +31,29 @@ class CountingPool(sky.ComputePool):
     def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:
         self.calls += len(calls)
         return super().submit_calls(calls, memo=memo)
+
+
+def skip_pinned(items: Sequence[pytest.Item], suite: str) -> None:
+    """Skip what ``<suite>_skips.txt`` lists, each with its reason.
+
+    Raises:
+        UsageError: a name in it is that of no case, although its test was collected.
+    """
+    pins = read_pins(suite)
+    collected = {_test_name(item) for item in items}
+    unused = {name for name in pins if name.partition("[")[0] in collected}
+    for item in items:
+        for name in {_test_name(item), item.name, f"{_test_name(item).rpartition('::')[0]}::{item.name}"} & pins.keys():
+            item.add_marker(pytest.mark.skip(reason=f"pinned: {pins[name]}"))
+            unused.discard(name)
+    if unused:
+        raise pytest.UsageError(f"pinned, and among no collected cases: {', '.join(sorted(unused))}")
+
+
+def _test_name(item: pytest.Item) -> str:
+    """The test's name without its parameters; that of a method begins with its class's."""
+    name: str = getattr(item, "originalname", None) or item.name
+    return f"{item.cls.__name__}::{name}" if getattr(item, "cls", None) else name
 
 
 class Outcomes:

@@ -14,8 +14,7 @@ from typing import Any
 
 import joblib.parallel
 import pytest
-from counting import CountingPool
-from suite import read_pins
+from counting import CountingPool, skip_pinned
 
 import skyward as sky
 from skyward_joblib import SkywardBackend
@@ -60,7 +59,7 @@ class OnSkyward(OnLoky):
         marks[:] = [_widened(mark) if mark.name == "parametrize" else mark for mark in marks]
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Function]) -> None:
-        _skip_pinned(items)
+        skip_pinned(items, "joblib")
         _let_scripts_open_pools(items[0].module)
         super().pytest_collection_modifyitems(config, items)
 
@@ -99,16 +98,6 @@ def _named_backends(item: pytest.Function) -> list[Any]:
         if name in {"backend", "parent_backend", "child_backend", "outer_backend", "inner_backend"}
         if value is not None
     ]
-
-
-def _skip_pinned(items: list[pytest.Function]) -> None:
-    unused = {name for name in read_pins() if hasattr(items[0].module, name.partition("[")[0])}
-    for item in items:
-        for name in {item.name, item.originalname} & read_pins().keys():
-            item.add_marker(pytest.mark.skip(reason=f"pinned: {read_pins()[name]}"))
-            unused.discard(name)
-    if unused:
-        raise pytest.UsageError(f"pinned, and not among joblib's cases: {', '.join(sorted(unused))}")
 
 
 def _widened(mark: pytest.Mark) -> pytest.Mark:

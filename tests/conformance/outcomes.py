@@ -14,19 +14,19 @@ Cases = dict[str, Case]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """The same cases on two backends."""
+    """The same cases on two backends: Skyward's, and the one it takes the place of."""
 
     skyward: Cases
-    loky: Cases
+    control: Cases
 
     def lost(self, races: Collection[str] = ()) -> list[str]:
-        """What passes on loky and not on Skyward, but for ``races``."""
+        """Return what passes on the control and not on Skyward, except ``races``."""
         ours = {*passed(self.skyward), *races}
-        return [case for case in passed(self.loky) if case not in ours]
+        return [case for case in passed(self.control) if case not in ours]
 
     def failing(self) -> list[str]:
         """What fails on both."""
-        theirs = set(failed(self.loky))
+        theirs = set(failed(self.control))
         return [case for case in failed(self.skyward) if case in theirs]
 
 

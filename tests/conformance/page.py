@@ -115,7 +115,7 @@ def page(
 
 
 def _table(control: Control, rows: Mapping[str, str]) -> Iterator[str]:
-    ours, theirs = count(control.skyward), count(control.loky)
+    ours, theirs = count(control.skyward), count(control.control)
     for row, text in rows.items():
         yield f"| {text} | {ours[row]} | {'' if row in {'remote', 'pinned'} else theirs[row]} |"
 
@@ -126,8 +126,8 @@ def _pins(pins: Mapping[str, str]) -> Iterator[str]:
 
 
 def _races(races: set[str], control: Control) -> Iterator[str]:
-    for race in control.skyward.keys() & control.loky.keys() & races:
-        ours, theirs = control.skyward[race]["outcome"], control.loky[race]["outcome"]
+    for race in control.skyward.keys() & control.control.keys() & races:
+        ours, theirs = control.skyward[race]["outcome"], control.control[race]["outcome"]
         yield f"- `{race}`: {ours} on skyward, {theirs} on loky"
 
 
@@ -138,6 +138,6 @@ def _failing(cases: Collection[str], again: Control) -> str:
     return FAILING.format(
         number=len(cases),
         ours=count(again.skyward)["passed"],
-        theirs=count(again.loky)["passed"],
+        theirs=count(again.control)["passed"],
         tests="\n".join(f"- `{test}`" + (f", {number} cases" if number > 1 else "") for test, number in tests.items()),
     )

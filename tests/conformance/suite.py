@@ -21,6 +21,7 @@ from page import page
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/conformance.md"
+DIVIDER = "<!-- tests/conformance/more.py writes what follows -->"
 CASE_TIMEOUT_S = 120
 
 SUITES = {
@@ -44,11 +45,11 @@ RACES = {
 
 
 @cache
-def read_pins() -> dict[str, str]:
-    """joblib's cases that do not count, by their id or their test's name, each with its reason."""
+def read_pins(suite: str) -> dict[str, str]:
+    """Return the cases of a suite that do not count, by their id or their test's name, each with its reason."""
     pins: dict[str, str] = {}
     reason = ""
-    for line in (HERE / "joblib_skips.txt").read_text(encoding="utf-8").splitlines():
+    for line in (HERE / f"{suite}_skips.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("    "):
             pins[line.strip()] = reason
         elif line and not line.startswith("#"):
@@ -56,8 +57,16 @@ def read_pins() -> dict[str, str]:
     return pins
 
 
-def run(suite: str, backend: str, outcomes: Path, *extra: str | Path) -> int:
-    """Run a suite in a pytest of its own, away from this repository's settings; its exit status."""
+def run(suite: str, backend: str, outcomes: Path, *extra: str | Path, targets: Sequence[str | Path] = ()) -> int:
+    """Run a suite in a pytest of its own, away from this repository's settings; return its exit status.
+
+    Args:
+        suite: its name; ``<suite>_plugin.py`` puts it on a backend.
+        backend: the backend.
+        outcomes: file for what becomes of every case.
+        extra: further options of pytest.
+        targets: modules or files to run, where :data:`SUITES` does not list them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder, "pytest.ini")
         settings.write_text(f"[pytest]\ntimeout = {CASE_TIMEOUT_S}\n", encoding="utf-8")
@@ -66,7 +75,7 @@ def run(suite: str, backend: str, outcomes: Path, *extra: str | Path) -> int:
         options += ["--outcomes", outcomes.absolute(), "--basetemp", Path(folder, "tests"), *extra]
         paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         return subprocess.run(
-            [sys.executable, "-m", "pytest", *options, "--pyargs", *SUITES[suite]],
+            [sys.executable, "-m", "pytest", *options, "--pyargs", *(targets or SUITES[suite])],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": paths},
             check=False,
@@ -85,17 +94,25 @@ def run_both(suite: str, *extra: str | Path) -> Control:
             outcomes = Path(folder, f"{backend}.json")
             run(suite, backend, outcomes, *extra)
             cases[backend] = json.loads(outcomes.read_text(encoding="utf-8"))
-    return Control(**cases)
+    return Control(skyward=cases["skyward"], control=cases["loky"])
 
 
 def run_again(cases: Sequence[str]) -> Control:
     """scikit-learn's tests that fail with two jobs wherever they run: once more, on both backends, with one."""
     if not cases:
-        return Control(skyward={}, loky={})
+        return Control(skyward={}, control={})
     with tempfile.NamedTemporaryFile("w", encoding="utf-8") as only:
         only.write("\n".join(cases))
         only.flush()
         return run_both("sklearn", "--one-job", "--only", only.name)
+
+
+def write_part(text: str, *, first: bool) -> None:
+    """Write one part of the page and keep the other: the first is this program's, the second ``more.py``'s."""
+    parts = PAGE.read_text(encoding="utf-8").split(DIVIDER) if PAGE.exists() else [""]
+    before, after = parts[0].strip(), "".join(parts[1:]).strip()
+    parts = [text.strip(), after] if first else [before, text.strip()]
+    PAGE.write_text(f"\n\n{DIVIDER}\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -106,8 +123,8 @@ def main() -> int:
     joblib = run_both("joblib")
     sklearn = run_both("sklearn")
     again = run_again(sklearn.failing())
-    text = page(joblib, read_pins(), sklearn, again, modules=SUITES["sklearn"], races=RACES)
-    PAGE.write_text(text, encoding="utf-8")
+    text = page(joblib, read_pins("joblib"), sklearn, again, modules=SUITES["sklearn"], races=RACES)
+    write_part(text, first=True)
     wrong = [*failed(joblib.skyward), *sklearn.lost(RACES), *again.lost()]
     print("\n".join(["conformance: " + ("what loky does and Skyward does not:" if wrong else "as loky"), *wrong]))
     return bool(wrong)

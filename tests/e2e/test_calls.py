@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, as_completed, wait
 from pathlib import Path
@@ -291,6 +293,17 @@ class TestFutures:
 
     def test_map_keeps_the_order(self, pool: sky.ComputePool) -> None:
         assert list(pool.map(pow, range(5), [2] * 5)) == [0, 1, 4, 9, 16]
+
+    def test_a_result_that_the_executor_has_given_lives_as_its_user_wants(self, pool: sky.ComputePool) -> None:
+        gone = threading.Event()
+        results = pool.executor().map(np.ones, [10, 20])
+        gc.collect()
+        gc.disable()  # a cycle would keep it alive until the collector runs
+        try:
+            weakref.finalize(next(results), gone.set)
+            assert gone.wait(timeout=10)
+        finally:
+            gc.enable()
 
     def test_the_executor_is_one_of_the_standard_library(self, pool: sky.ComputePool) -> None:
         with pool.executor() as executor:

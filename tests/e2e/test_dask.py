@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from distributed import Client, Status
+from distributed import Client, Status, get_client, get_worker
 
 import skyward as sky
 from skyward.errors import ConfigurationError, PoolStateError
@@ -109,6 +109,12 @@ class TestBorrowed:
     def test_nodes_of_one_machine_divide_its_memory(self, cluster):
         limits = [worker["memory_limit"] for worker in cluster.scheduler_info["workers"].values()]
         assert limits == [memory_bytes() // 2] * 2
+
+    def test_a_task_finds_its_worker_and_a_client(self, cluster):
+        with Client(cluster) as client:
+            name, address = client.submit(lambda: (get_worker().name, get_client().scheduler.address)).result()
+        assert name in cluster.observed
+        assert address == cluster.scheduler_address
 
     def test_names_agree(self, cluster):
         assert cluster.plan == cluster.requested == cluster.observed == {"node0-worker0", "node1-worker0"}

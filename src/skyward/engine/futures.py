@@ -135,7 +135,7 @@ class RemoteFuture(CallFuture[Any]):
     """A call's future. The result is unpickled by the first who asks, in their thread, once.
 
     Attributes:
-        call: the call, for whoever cancels it.
+        call: the call, for whoever cancels it; None once it is over, so that no cycle keeps the result alive.
     """
 
     def __init__(self, *, drop: Callable[[Any], None], run_callback: Callable[..., None]) -> None:
@@ -166,12 +166,14 @@ class RemoteFuture(CallFuture[Any]):
                 super().set_result(None)
             else:
                 super().set_exception(_Failed())
+        self.call = None
 
     def cancel(self) -> bool:
         """See :meth:`concurrent.futures.Future.cancel`: True while the call waits in the queue."""
+        call = self.call
         cancelled = super().cancel()
-        if cancelled:
-            self._drop(self.call)
+        if cancelled and call is not None:
+            self._drop(call)
         return cancelled
 
     def result(self, timeout: float | None = None) -> Any:

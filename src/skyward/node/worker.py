@@ -67,7 +67,7 @@ class LaneWorker(Worker):
         self._serves = False
         super().__init__(*args, **kwargs)
         for name in ("default", "actor"):
-            self.executors[name] = _TaskThreads(1, thread_name_prefix=f"Dask-{name.title()}-Threads")
+            self.executors[name] = _TaskThreadPoolExecutor(1, thread_name_prefix=f"Dask-{name.title()}-Threads")
         # Every heartbeat estimates sizes by samples, which must not come from what user code has seeded.
         cast("Any", dask.sizeof).random = random.Random()
         self.lane_loop = LoopThread()
@@ -179,8 +179,12 @@ class LaneWorker(Worker):
         """Serve no HTTP: distributed's pages have no authentication."""
 
 
-class _TaskThreads(ThreadPoolExecutor):
-    """Dask's threads for tasks; children that a task forks end with it."""
+class _TaskThreadPoolExecutor(ThreadPoolExecutor):
+    """Dask's threads for tasks; children that a task forks end with it.
+
+    The name matters: Dask takes an executor whose class is not called ThreadPoolExecutor for a pool of processes, in
+    which ``get_worker`` and ``get_client`` find nothing.
+    """
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         return cast("Future[Any]", super().submit(call_in_this_process, fn, args, kwargs))
