@@ -178,6 +178,17 @@ def test_streams_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.getvalue().endswith("late\n")
 
 
+def test_replacement_that_was_there_before_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = one_terminal(monkeypatch)
+    copied: list[str] = []
+    terminal.write = copied.append  # type: ignore[method-assign, assignment] # as IPython does for the time of a cell
+    with shown("log", terminal) as show:
+        show(line("hello"))
+        print("inside")
+    print("after")
+    assert "".join(copied).endswith("inside\nafter\n")
+
+
 def test_stdout_in_a_file_stays_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     stdout, stderr = io.StringIO(), Terminal()
     monkeypatch.setattr(sys, "stdout", stdout)

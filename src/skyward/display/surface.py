@@ -207,6 +207,10 @@ class _Tap:
         self._file = file
         self.write_file, self._flush_file = file.write, file.flush
         self._held = ""
+        # IPython, for one, replaces `write` of a terminal's streams in the same way.
+        self._replaced = {
+            name: vars(file)[name] for name in ("write", "flush") if name in getattr(file, "__dict__", ())
+        }
         with suppress(OSError, ValueError):
             self._flush_file()
         with suppress(AttributeError):  # an object that allows no such thing is left alone
@@ -259,7 +263,11 @@ class _Tap:
 
     def _step_back(self) -> None:
         for name in ("write", "flush"):
-            if getattr(self._file.__dict__.get(name), "__self__", None) is self:
+            if getattr(self._file.__dict__.get(name), "__self__", None) is not self:
+                continue
+            if name in self._replaced:
+                setattr(self._file, name, self._replaced[name])
+            else:
                 delattr(self._file, name)
 
 
