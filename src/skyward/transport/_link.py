@@ -190,7 +190,7 @@ class Link:
 
     def _accept(self, listener: socket.socket, host: str, port: int) -> Step:
         try:
-            sock, _ = listener.accept()
+            sock = keep_from_forks(listener.accept()[0])
         except BlockingIOError:
             return Step.DONE
         except OSError as error:
@@ -199,7 +199,6 @@ class Link:
             # This process has too many files open.
             log.debug("a connection to port %s of %s cannot be accepted yet: %s", port, self.target, error)
             return Step.BLOCKED
-        keep_from_forks(sock)
         self._openings.take().add_done_callback(lambda _: self._open(sock, host, port))
         return Step.DONE
 
