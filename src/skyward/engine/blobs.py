@@ -21,6 +21,7 @@ __all__ = ["Blob", "BlobPlace", "NodeBlobs", "Peers", "Stored", "identify"]
 
 _REMOVE_TIMEOUT_S = 30.0
 _THREADED_HASH_BYTES = 16 << 20
+_FUNCTION_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
@@ -30,10 +31,12 @@ class Blob:
     Attributes:
         id: BLAKE3 of its content, in hex.
         view: its bytes.
+        of_function: whether it is part of a function rather than of arguments.
     """
 
     id: str
     view: memoryview = field(repr=False)
+    of_function: bool = False
 
 
 class BlobPlace(Protocol):
@@ -93,6 +96,7 @@ class Stored:
         arriving: done when it is there.
         users: calls that hold it, and nodes that get it from this one; it does not go while there are any.
         moving: whether it is being sent or fetched; before, its node may wait for another one to have it.
+        of_function: whether it is part of a function; those have a bound of their own.
     """
 
     path: str
@@ -101,6 +105,7 @@ class Stored:
     arriving: asyncio.Task[None] | None = None
     users: int = 0
     moving: bool = False
+    of_function: bool = False
 
 
 class Peers(Protocol):
@@ -200,9 +205,11 @@ class NodeBlobs:
 
     async def _begin(self, blob: Blob) -> None:
         """Reserve the blob's place, so that others count it from now on, and start to fill it."""
-        leaving, in_memory = self._make_room(blob.view.nbytes)
+        leaving = self._leave_functions(blob.view.nbytes) if blob.of_function else []
+        pushed_out, in_memory = self._make_room(blob.view.nbytes)
+        leaving += pushed_out
         path = f"{self._place.blob_dir if in_memory else self._place.blob_dir_disk}/{blob.id}"
-        stored = self._stored[blob.id] = Stored(path, blob.view.nbytes, in_memory)
+        stored = self._stored[blob.id] = Stored(path, blob.view.nbytes, in_memory, of_function=blob.of_function)
         stored.arriving = asyncio.ensure_future(self._arrive(blob, stored, leaving))
 
     async def _arrive(self, blob: Blob, stored: Stored, leaving: Sequence[str]) -> None:
@@ -248,6 +255,19 @@ class NodeBlobs:
             leaving.append(stored.path)
             used -= stored.nbytes
         return leaving, used + nbytes <= budget
+
+    def _leave_functions(self, nbytes: int) -> list[str]:
+        """Return the files of functions that go for another one: least recently used first, none that a call holds."""
+        functions = [(blob_id, stored) for blob_id, stored in self._stored.items() if stored.of_function]
+        used = sum(stored.nbytes for _, stored in functions)
+        leaving: list[str] = []
+        for blob_id, stored in functions:
+            if used + nbytes <= _FUNCTION_BYTES:
+                break
+            if not stored.users:
+                leaving.append(self._stored.pop(blob_id).path)
+                used -= stored.nbytes
+        return leaving
 
     async def _remove(self, paths: Sequence[str]) -> None:
         await self._transport.run(["rm", "-f", *paths], timeout_s=_REMOVE_TIMEOUT_S)

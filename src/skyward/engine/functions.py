@@ -16,6 +16,7 @@ from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleT
 from typing import Any, Final, cast
 
 from skyward.engine.packing import PackedFunction
+from skyward.engine.recent import Recent
 from skyward.wire.modules import search_path_state
 from skyward.wire.omissions import names_in
 from skyward.wire.origins import found_under_its_name
@@ -25,7 +26,7 @@ __all__ = ["FunctionCache"]
 
 _CONSTANT: Final = PLAIN_TYPES | {CodeType}
 _ABSENT: Final = object()
-_KEPT = 256
+_KEPT_BYTES = 32 << 20
 
 
 class FunctionCache:
@@ -33,22 +34,22 @@ class FunctionCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[FunctionType, _Known] = {}
+        self._known: Recent[FunctionType, _Known] = Recent(_KEPT_BYTES)
 
     def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction]) -> PackedFunction:
         """``fn`` as it was pickled last, if it is the same still; else as ``pack`` does it now."""
         if type(fn) is not FunctionType:
             return pack()
-        known = self._known.get(fn)
+        with self._lock:
+            known = self._known.get(fn)
         if known is not None and known.is_unchanged():
             return known.packed
         seen = _look(fn)
         packed = pack()
         if seen is not None and packed.lasting:
             with self._lock:
-                self._known[fn] = _Known(seen, packed)
-                if len(self._known) > _KEPT:  # they keep what they refer to: functions made anew for each call must go
-                    del self._known[next(iter(self._known))]
+                # Bounded, as they keep what they refer to: functions made anew for each call must go.
+                self._known.put(fn, _Known(seen, packed), packed.nbytes)
         return packed
 
 

@@ -17,6 +17,7 @@ from skyward._forked import keep_from_forks
 from skyward._keeping import keep
 from skyward._waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
+from skyward.engine.recent import Recent
 from skyward.wire.connection import Connection
 from skyward.wire.link import Link
 from skyward.wire.session import Item, Session
@@ -26,6 +27,7 @@ __all__ = ["Lane", "LaneOwner"]
 log = logging.getLogger("skyward.engine.lane")
 
 _DIAL_TIMEOUT_S = 10.0
+_FUNCTION_BYTES = 64 << 20
 _FIRST_PAUSE_S = 0.05
 
 
@@ -74,14 +76,14 @@ class Lane:
     Attributes:
         worker_id: the slot it leads to.
         incarnation: identity of the worker process, empty before the first contact.
-        functions: ids of the functions that this worker process has.
+        functions: ids of the functions that this worker process has; one that is dropped here is to be forgotten there.
         round_trip_s: as measured when the link was made.
     """
 
     def __init__(self, worker_id: WorkerId, address: str, tls: ssl.SSLContext, owner: LaneOwner) -> None:
         self.worker_id = worker_id
         self.incarnation = ""
-        self.functions: set[str] = set()
+        self.functions: Recent[str, bool] = Recent(_FUNCTION_BYTES)
         self.round_trip_s = 0.0
         self._address = address
         self._tls = tls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,6 +16,9 @@ from skyward.wire.messages import Payload
 from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_arguments
 
 __all__ = ["FunctionSource", "PackedFunction", "Parcel", "Wrapped", "wrap"]
+
+_OVERHEAD_BYTES = 16 << 10
+"""What a loaded function takes besides its pickle, about: code, globals, names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,11 @@ class PackedFunction:
     wrapped: Wrapped
     lasting: bool = True
     imports_absent: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """About how much it takes where it is kept, pickled or loaded."""
+        return _OVERHEAD_BYTES + len(self.wrapped.payload.data) + sum(blob.view.nbytes for blob in self.wrapped.blobs)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -121,7 +129,8 @@ def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo) -> PackedFunction
     # Its own name, not that of the call: many calls share it, and each may be called something else.
     label = str(getattr(fn, "__qualname__", type(fn).__name__)).removesuffix(".__wrapped__")
     packed = pack(fn, what=f"the function {label}")
-    wrapped = _seal(packed, memo)
+    sealed = _seal(packed, memo)
+    wrapped = replace(sealed, blobs=tuple(replace(blob, of_function=True) for blob in sealed.blobs))
     digest = blake3(packed.data)
     for blob in wrapped.blobs:
         digest.update(blob.id.encode())

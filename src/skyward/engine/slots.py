@@ -166,11 +166,13 @@ class Slot:
         self.lane.flush()
 
     def _introduce(self, function: PackedFunction) -> None:
-        if function.id not in self.lane.functions:
-            self.lane.functions.add(function.id)
-            payload = function.wrapped.payload
-            item = [Kind.FUNCTION, function.id, payload.to_wire(), function.label]
-            self.lane.push(item, len(payload.data) + 64)
+        if self.lane.functions.get(function.id):
+            return
+        # Calls that wait there keep the functions that go: the stream is in order.
+        if gone := self.lane.functions.put(function.id, True, function.nbytes):  # noqa: FBT003 - a value
+            self.lane.push([Kind.FORGET, gone])
+        payload = function.wrapped.payload
+        self.lane.push([Kind.FUNCTION, function.id, payload.to_wire(), function.label], len(payload.data) + 64)
 
     def _push_special(self, call: LiveCall) -> None:
         payload = call.parcel.arguments or Payload(data=call.parcel.data)

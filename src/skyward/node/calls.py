@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from skyward._waiting import PROMPT_S
 from skyward.events import SkywardEvent, use_callback
 from skyward.node.forks import call_in_this_process
+from skyward.node.known import KnownFunction, KnownFunctions
 from skyward.node.mapped import MappedBlobs
 from skyward.node.output import CallOutput
 from skyward.node.xid import DOUBT_S, is_doubtful
@@ -46,7 +47,7 @@ class ReceivedCall:
 
     Attributes:
         id: unique in the pool.
-        function_id: the function's id.
+        function: what it calls.
         position: number among the calls sent to this worker's place.
         final: whether it may not run again, so that its result must leave this process before another call ends it.
         data: pickle of the arguments, unless ``payload`` says where they are.
@@ -55,7 +56,7 @@ class ReceivedCall:
     """
 
     id: int
-    function_id: str
+    function: KnownFunction
     position: int
     final: bool
     data: bytes
@@ -106,6 +107,7 @@ class CallRunner:
 
     Attributes:
         running: id of the call that runs; 0 while none does.
+        functions: those that calls may name.
 
     Args:
         outlet: takes what goes back.
@@ -118,11 +120,11 @@ class CallRunner:
         self, outlet: Outlet, output: CallOutput, blob_dirs: Sequence[Path], begun: Mark | None = None
     ) -> None:
         self.running = 0
+        self.functions = KnownFunctions()
         self._begun = [0] if begun is None else begun
         self._outlet = outlet
         self._output = output
         self._blobs = MappedBlobs(blob_dirs)
-        self._functions: dict[str, tuple[str, Payload | Callable[..., Any]]] = {}
         self._lock = threading.Lock()
         self._queue: deque[ReceivedCall] = deque()
         self._results: list[tuple[int, float, bytes]] = []
@@ -132,10 +134,6 @@ class CallRunner:
         self._waiting = False
         self._eager = False
         self._closed = False
-
-    def know(self, function_id: str, payload: Payload, label: str) -> None:
-        """A function that calls will name by its id."""
-        self._functions[function_id] = label, payload
 
     def add(self, calls: Iterable[ReceivedCall]) -> None:
         """Queue calls."""
@@ -169,7 +167,7 @@ class CallRunner:
             self._queue.clear()
             self._results.clear()
             self._clients += 1
-        self._functions.clear()
+        self.functions.clear()
 
     def wake(self) -> None:
         """Have :meth:`work` look again."""
@@ -291,16 +289,14 @@ class CallRunner:
     def _execute(self, call: ReceivedCall) -> Packed:
         context = enter_call(_context_of(call.header, partial(self._meet, call.id))) if call.header else _NOTHING
         with self._output.of_call(call.id), context:
-            label, function = self._functions[call.function_id]
-            if isinstance(function, Payload):
-                function = self._load(function)
-                self._functions[call.function_id] = label, function
+            function = call.function.load(self._load)
             if call.payload is None:
                 self._blobs.let_go()
                 args, kwargs = unpack_call(call.data)
             else:
                 args, kwargs = self._load(call.payload)
-            return pack_result(call_in_this_process(function, args, kwargs), what=f"the result of {label}")
+            value = call_in_this_process(function, args, kwargs)
+            return pack_result(value, what=f"the result of {call.function.label}")
 
     def _meet(self, call_id: int, text: str) -> Sequence[str]:
         """Wait for the others; should one of them never come, this process is ended from outside."""

@@ -205,16 +205,20 @@ class LaneServer:
             match item[0]:
                 case Kind.CALLS:
                     _, function_id, first, final, call_ids, pickles = item
+                    function = self.runner.functions.get(function_id)
                     for position, (i, data) in enumerate(zip(call_ids, pickles, strict=True), first):
-                        calls.append(ReceivedCall(i, function_id, position, final, data))
+                        calls.append(ReceivedCall(i, function, position, final, data))
                 case Kind.SPECIAL:
                     _, function_id, position, final, call_id, payload, header = item
                     payload, header = Payload.from_wire(payload), CallHeader.from_wire(header)
-                    calls.append(ReceivedCall(call_id, function_id, position, final, b"", payload, header))
+                    function = self.runner.functions.get(function_id)
+                    calls.append(ReceivedCall(call_id, function, position, final, b"", payload, header))
                 case Kind.MET:
                     self.runner.met(item[1], item[2])
                 case Kind.FUNCTION:
-                    self.runner.know(item[1], Payload.from_wire(item[2]), item[3])
+                    self.runner.functions.know(item[1], Payload.from_wire(item[2]), item[3])
+                case Kind.FORGET:
+                    self.runner.functions.forget(item[1])
                 case _:
                     self.runner.add(calls)
                     calls = []

@@ -14,7 +14,7 @@ class Kind(enum.IntEnum):
     """First element of every item. The layouts are in the docstrings."""
 
     FUNCTION = 1
-    """To the worker: ``[FUNCTION, function_id, payload, label]``; once per lane, before its first call."""
+    """To the worker: ``[FUNCTION, function_id, payload, label]``; before its first call, and again after ``FORGET``."""
     CALLS = 2
     """To the worker: ``[CALLS, function_id, position, final, [call_id, …], [pickle, …]]``: calls with small arguments.
 
@@ -28,6 +28,8 @@ class Kind(enum.IntEnum):
     """To the worker: ``[SPECIAL, function_id, position, final, call_id, payload, header]``: any other call."""
     MET = 6
     """To the worker: ``[MET, call_id, [text, …]]``: what the calls of a gang have told each other, by rank."""
+    FORGET = 7
+    """To the worker: ``[FORGET, [function_id, …]]``: functions that no later call names; those that wait keep them."""
     CHUNK = 11
     """To the client: ``[CHUNK, call_id, part, part_bytes, offset, bytes]``: a piece of a large result."""
     RESULT = 12

@@ -16,6 +16,7 @@ from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import RawOutcome
+from skyward.engine.recent import Recent
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.node.control import WorkerExit
@@ -28,7 +29,7 @@ class HandLane:
 
     def __init__(self, worker_id: WorkerId, address: str, tls: Any, owner: Cluster) -> None:
         self.worker_id, self.incarnation, self.round_trip_s = worker_id, "", 0.0
-        self.functions: set[str] = set()
+        self.functions: Recent[str, bool] = Recent(10)
         self.pushed: list[Any] = []
         self._owner: Any = owner
 
@@ -141,7 +142,7 @@ class Sink:
 
 def call(number: int, *, blobs: tuple[Blob, ...] = (), pinned: WorkerId | None = None) -> Any:
     payload = SimpleNamespace(data=b"", to_wire=list)
-    function = SimpleNamespace(id="f", label="f", wrapped=SimpleNamespace(payload=payload))
+    function = SimpleNamespace(id="f", label="f", nbytes=8, wrapped=SimpleNamespace(payload=payload))
     parcel: Any = SimpleNamespace(function=function, label="f", data=b"x", arguments=None, blobs=blobs, retries=3)
     return LiveCall(id=number, kind="f", parcel=parcel, sink=Sink(), pinned=pinned)
 

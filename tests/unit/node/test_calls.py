@@ -44,8 +44,8 @@ class Outlet:
 
     def run(self, *functions: Callable[[], Any]) -> None:
         for number, function in enumerate(functions, start=1):
-            self.runner.know(str(number), Payload(data=pack(function, what="it").data), "it")
-            self.runner.add([ReceivedCall(number, str(number), number, False, NO_ARGUMENTS)])
+            self.runner.functions.know(str(number), Payload(data=pack(function, what="it").data), "it")
+            self.runner.add([ReceivedCall(number, self.runner.functions.get(str(number)), number, False, NO_ARGUMENTS)])
         self.runner.work()
 
     def error(self, call_id: int) -> Any:

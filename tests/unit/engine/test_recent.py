@@ -1,0 +1,128 @@
+"""What is kept of functions is bounded by bytes, on both sides; the least recently used goes first."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from skyward.engine.blobs import Blob, NodeBlobs
+from skyward.engine.calls import LiveCall
+from skyward.engine.dispatch import WorkerId
+from skyward.engine.packing import PackedFunction, Parcel, Wrapped
+from skyward.engine.recent import Recent
+from skyward.engine.slots import Slot
+from skyward.node.known import KnownFunctions
+from skyward.wire.messages import Kind, Payload
+
+MIB = 1 << 20
+
+
+def test_the_least_recently_used_go_when_there_are_too_many_bytes() -> None:
+    recent: Recent[str, int] = Recent(10)
+    assert recent.put("a", 1, 4) == recent.put("b", 2, 4) == []
+    assert recent.get("a") == 1
+    assert recent.put("c", 3, 4) == ["b"]
+    assert recent.get("b") is None
+    assert recent.put("a", 4, 8) == ["c"]
+    assert recent.put("huge", 5, 100) == ["a"]
+    assert recent.get("huge") == 5, "the newest stays"
+    recent.clear()
+    assert recent.put("d", 6, 10) == []
+
+
+class Worker:
+    """The far side of a lane: takes what is pushed, as a worker does."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self.worker_id, self.functions = WorkerId(0, 0), Recent[str, bool](bound_bytes)
+        self.known = KnownFunctions()
+        self.bytes: dict[str, int] = {}
+        self.most = self.sent = 0
+
+    def push(self, item: Sequence[Any], nbytes: int = 64) -> None:
+        match item[0]:
+            case Kind.FUNCTION:
+                self.known.know(item[1], Payload.from_wire(item[2]), item[3])
+                self.bytes[item[1]] = nbytes
+                self.sent += 1
+            case Kind.FORGET:
+                self.known.forget(item[1])
+                for function_id in item[1]:
+                    del self.bytes[function_id]
+            case _:
+                assert self.known.get(item[1]).label == item[1], "a call came before its function"
+        self.most = max(self.most, sum(self.bytes.values()))
+
+    def flush(self) -> None: ...
+
+
+def function(name: str, nbytes: int) -> PackedFunction:
+    return PackedFunction(id=name, label=name, wrapped=Wrapped(payload=Payload(data=bytes(nbytes))))
+
+
+def call(number: int, of: PackedFunction) -> LiveCall:
+    sink: Any = None
+    parcel = Parcel(label=of.label, function=of, data=b"x", retries=3)
+    return LiveCall(id=number, kind=of.id, parcel=parcel, sink=sink)
+
+
+async def test_a_worker_keeps_a_bounded_number_of_functions_and_gets_one_again_that_it_was_made_to_forget() -> None:
+    lane: Any = Worker(64 * MIB)
+    slot = Slot(lane, SimpleNamespace())  # type: ignore[arg-type]
+    functions = [function(f"f{number}", 800 << 10) for number in range(300)]
+    for number, each in enumerate([*functions, functions[0], functions[0], functions[299]], start=1):
+        slot.push([call(number, each)])
+    assert lane.most < 65 * MIB
+    assert lane.sent == 301
+
+
+def test_a_call_that_waits_keeps_a_function_that_was_forgotten_and_a_forgotten_one_is_freed() -> None:
+    known = KnownFunctions()
+    known.know("f", Payload(data=b"f"), "f")
+    waiting = known.get("f")
+    known.forget(["f", "unknown"])
+
+    def loaded() -> int:
+        return 1
+
+    load: Callable[[Payload], Any] = lambda _, it=loaded: it  # noqa: E731
+    assert waiting.load(load)() == 1
+    gone = weakref.ref(loaded)
+    del waiting, loaded, load
+    gc.collect()
+    assert gone() is None
+
+
+class Files:
+    """The way to a node, and the bytes that lie there."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+
+    async def put(self, data: memoryview, path: str, *, mode: int = 0o600) -> None:
+        del mode
+        self.sizes[path] = data.nbytes
+
+    async def run(self, argv: Sequence[str], **_: Any) -> None:
+        for path in argv[2:]:
+            del self.sizes[path]
+
+
+async def test_blobs_of_functions_on_a_node_are_bounded_and_those_that_calls_hold_stay() -> None:
+    from blake3 import blake3
+
+    place = SimpleNamespace(blob_dir="/memory", blob_dir_disk="/disk", blob_budget_bytes=1 << 40)
+    files: Any = Files()
+    node = NodeBlobs(place, files)
+    held: list[Any] = []
+    for number in range(20):
+        data = number.to_bytes(4, "little") * (2 * MIB)
+        blob = Blob(id=blake3(data).hexdigest(), view=memoryview(data), of_function=True)
+        holding = await node.hold([blob])
+        held += holding if number == 0 else node.release(holding) or []
+    assert sum(files.sizes.values()) <= 64 * MIB
+    assert held[0].path in files.sizes
+    await node.close()
