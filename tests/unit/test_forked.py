@@ -19,17 +19,21 @@ from skyward.transport.access import SSHTarget
 @contextmanager
 def forked() -> Iterator[None]:
     """A child that does nothing and holds what it inherited, for as long as the block lasts."""
-    here, there = os.pipe()
+    over, end = os.pipe()
+    begun, begin = os.pipe()
     child = os.fork()
     if not child:
-        os.close(there)
-        os.read(here, 1)
+        os.close(end)
+        os.write(begin, b"!")
+        os.read(over, 1)
         os._exit(0)
-    os.close(here)
+    os.read(begun, 1)
+    for descriptor in (over, begun, begin):
+        os.close(descriptor)
     try:
         yield
     finally:
-        os.close(there)
+        os.close(end)
         os.waitpid(child, 0)
 
 
