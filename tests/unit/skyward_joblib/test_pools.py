@@ -39,14 +39,14 @@ def test_missing_joblib_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "skyward_joblib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "joblib", None)
-    with pytest.raises(ImportError, match=r"pip install 'skyward\[joblib\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'skyward-fleet\[joblib\]'"):
         importlib.import_module("skyward_joblib")
 
 
 @pytest.mark.parametrize("use", [ScikitLearnPool, sklearn_backend(None).__enter__])
 def test_missing_sklearn_names_the_extra(monkeypatch, use):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match=r"pip install 'skyward\[sklearn\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'skyward-fleet\[sklearn\]'"):
         use()
 
 
