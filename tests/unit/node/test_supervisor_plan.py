@@ -203,6 +203,7 @@ def test_worker_knows_its_place(plan: NodePlan) -> None:
         address=plan.config.address,
         accelerators=("A100",),
         memory_limit_bytes=plan.ready.memory_bytes // 3,
+        node_accelerators=len(plan.devices),
     )
     assert env["SKYWARD_BLOB_DIRS"].split(":") == [plan.ready.blob_dir, plan.ready.blob_dir_disk]
     assert env["SKYWARD_WORKER_LOG"] == f"{plan.config.workdir}/worker-2.log"
