@@ -182,8 +182,11 @@ class TerminationError(SkywardError):
 
     Attributes:
         instance_ids: the provider's ids of those machines; ``skyward sweep`` tries again.
+        keys: ledger keys of machines that the provider was asked for without an answer, and does not list: they may
+            exist, and their ids are unknown.
     """
 
-    def __init__(self, message: str, *, instance_ids: Sequence[str]) -> None:
+    def __init__(self, message: str, *, instance_ids: Sequence[str], keys: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.instance_ids = tuple(instance_ids)
+        self.keys = tuple(keys)

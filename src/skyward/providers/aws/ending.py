@@ -118,58 +118,108 @@ async def undo(
     unseen_s: float,
     deadline_s: float,
 ) -> None:
-    """Leave nothing of an order.
+    """Leave nothing of an order. It is still among the launches of its pool that are under way.
+
+    A machine of an unanswered call may be listed late, or not exist. It certainly does not exist, and never will, once
+    the security group that it would be in is removed; EC2 refuses that as long as there is a machine in it.
 
     Args:
         account: whose.
         pool_id: the order's pool.
         keys: those ledger keys of its that may have a machine which nobody knows.
         known: ids of its other machines.
-        unseen_s: after so long what was made is listed.
+        unseen_s: after so long what was made is listed, as a rule.
         deadline_s: how long it may take.
 
     Raises:
-        TerminationError: some may be left.
+        TerminationError: some may be left; names the ids, and the keys of those whose ids are unknown.
     """
-    ids, seen = set(known), set[str]()
+    search = _Search(account, keys)
     looked_until = SYSTEM_CLOCK.monotonic() + unseen_s
 
     async def found() -> bool | NotYet:
         last = SYSTEM_CLOCK.monotonic() >= looked_until
-        try:
-            records = await account.records({"instance-state-name": LIVE_STATES, f"tag:{KEY_TAG}": keys})
-        except SkywardError as error:
-            return NotYet(str(error))
-        ids.update(record.id for record in records)
-        seen.update(record.key for record in records)
-        return True if last or seen.issuperset(keys) else NotYet("there may be more")
+        return True if await search.looked() and (last or not search.missing) else NotYet("there may be more")
 
-    if keys:
-        try:
-            await wait_until(found, deadline_s=unseen_s + deadline_s, interval_s=_LOOK_S, what="the list of machines")
-        except UnreachableError as error:
-            raise TerminationError(
-                f"aws {account.region} may have launched machines of pool {pool_id} before an error, and cannot be "
-                f"asked: {error}",
-                instance_ids=tuple(ids),
-            ) from error
-    if ids:
+    try:
+        await wait_until(found, deadline_s=unseen_s + deadline_s, interval_s=_LOOK_S, what="the list of machines")
+    except UnreachableError as error:
+        raise search.error(pool_id, f"EC2 cannot be asked for it: {search.refused or error}", known) from error
+    if ids := search.ids.union(known):
         await end(account, sorted(ids), deadline_s=deadline_s)
-    await remove_by_products(account, pool_id)
+    if await remove_by_products(account, pool_id, under_way=1) or not search.missing:
+        return
+    late = search.ids.copy()
+    await search.looked()
+    if search.ids > late:
+        await end(account, sorted(search.ids - late), deadline_s=deadline_s)
+        await remove_by_products(account, pool_id, under_way=1)
+    if search.missing:
+        raise search.error(pool_id, "EC2 does not list it", ())
 
 
-async def remove_by_products(account: Account, pool_id: str) -> None:
+class _Search:
+    """The machines of calls that were never answered, as far as they are listed.
+
+    Attributes:
+        missing: ledger keys without a listed machine.
+        ids: of the machines that were listed.
+        refused: why the last look failed.
+    """
+
+    def __init__(self, account: Account, keys: Iterable[str]) -> None:
+        self.missing = set(keys)
+        self.ids = set[str]()
+        self.refused: SkywardError | None = None
+        self._account = account
+
+    async def looked(self) -> bool:
+        """Look once, and return whether EC2 answered."""
+        if not self.missing:
+            return True
+        wanted = {"instance-state-name": LIVE_STATES, f"tag:{KEY_TAG}": sorted(self.missing)}
+        try:
+            records = await self._account.records(wanted)
+        except SkywardError as error:
+            self.refused = error
+            return False
+        self.ids.update(record.id for record in records)
+        self.missing.difference_update(record.key for record in records)
+        return True
+
+    def error(self, pool_id: str, why: str, known: Iterable[str]) -> TerminationError:
+        """Return the error that names what may be left."""
+        keys = ", ".join(sorted(self.missing))
+        return TerminationError(
+            f"aws {self._account.region} did not answer the launch of a machine of pool {pool_id}, ledger key {keys}, "
+            f"and {why}: it may exist and cost money. It ends by itself at the pool's timeout; to end it before, run "
+            f"`skyward sweep` once this program has ended, or terminate what has the tag {KEY_TAG}={keys} in the "
+            "console",
+            instance_ids=sorted(self.ids.union(known)),
+            keys=sorted(self.missing),
+        )
+
+
+async def remove_by_products(account: Account, pool_id: str, *, under_way: int = 0) -> bool:
     """Remove a pool's security groups and launch templates, unless it has machines, or is getting some.
 
     They cost nothing: what cannot be removed is said in the log, and no error.
+
+    Args:
+        account: whose.
+        pool_id: the pool.
+        under_way: so many of its launches that are under way get nothing any more.
+
+    Returns:
+        Whether nothing of the pool is left.
     """
 
     async def removed() -> bool | NotYet:
-        if account.launching[pool_id]:
-            return True
+        if account.launching[pool_id] > under_way:
+            return False
         try:
             if await account.records({"instance-state-name": LIVE_STATES, f"tag:{POOL_TAG}": [pool_id]}):
-                return True
+                return False
             await _remove_templates(account, pool_id)
             await _remove_groups(account, pool_id)
         except SkywardError as error:
@@ -179,9 +229,12 @@ async def remove_by_products(account: Account, pool_id: str) -> None:
 
     async with account.locks[pool_id]:
         try:
-            await wait_until(removed, deadline_s=_BY_PRODUCTS_S, interval_s=_AGAIN_S, what="by-products to be removed")
+            return await wait_until(
+                removed, deadline_s=_BY_PRODUCTS_S, interval_s=_AGAIN_S, what="by-products to be removed"
+            )
         except UnreachableError as error:
             _logger.warning("aws %s: a security group of pool %s is left: %s", account.region, pool_id, error)
+            return False
 
 
 async def _terminate(account: Account, instance_ids: Sequence[str]) -> dict[str, SkywardError]:

@@ -27,6 +27,7 @@ __all__ = [
     "explain",
     "explained",
     "is_kind",
+    "is_lost",
     "is_stale",
     "judge",
     "meanings",
@@ -107,6 +108,9 @@ _FORBIDDEN: Final = (
     "SubscriptionRequiredException",
 )
 """Credentials that hold, and do not suffice."""
+
+_UNSENT: Final = ("EndpointConnectionError", "ConnectTimeoutError")
+"""There was no connection that the call could have been sent over."""
 
 _MESSAGES: Final[Mapping[tuple[str, str], Kind]] = {
     ("InvalidParameterValue", "Invalid IAM Instance Profile"): Kind.MISSING,
@@ -209,6 +213,12 @@ def is_kind(error: BaseException, *kinds: Kind) -> bool:
     """Whether ``error`` is an answer that means one of these."""
     found = refusal(error)
     return found is not None and found.kind in kinds
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether a call that ended so may have taken effect: it may have arrived, and no answer to it came."""
+    found = refusal(error)
+    return found is None or (found.kind is Kind.TRANSIENT and found.code not in _UNSENT)
 
 
 def is_stale(error: BaseException) -> bool:

@@ -10,10 +10,10 @@ from itertools import groupby
 from typing import Any, Final, TypeVar, cast
 
 from skyward._waiting import SYSTEM_CLOCK
-from skyward.errors import CapacityError, ConfigurationError, QuotaError, SkywardError
+from skyward.errors import CapacityError, QuotaError, SkywardError
 from skyward.providers.aws.account import Account, Launched
 from skyward.providers.aws.ending import end, undo
-from skyward.providers.aws.errors import Where, explain
+from skyward.providers.aws.errors import Where, explain, is_lost
 from skyward.providers.aws.images import MachineImage, image_path
 from skyward.providers.aws.keys import make_key_pair
 from skyward.providers.aws.network import Subnet, ensure_group
@@ -31,7 +31,6 @@ _SIMILAR: Final = 1.5
 """Spot machines that cost at most so many times the cheapest are as good as that, if they are likelier to stay."""
 _NAMED: Final = 3
 """So many types are named where none is to be had."""
-_SURE: Final = (CapacityError, QuotaError, ConfigurationError)
 _logger = logging.getLogger("skyward")
 
 
@@ -103,7 +102,6 @@ class Launch:
         try:
             await self._all(offers)
         except BaseException:
-            account.launching[pool_id] -= 1
             await undo(
                 account,
                 pool_id,
@@ -113,7 +111,8 @@ class Launch:
                 deadline_s=self._terms.deadline_s,
             )
             raise
-        account.launching[pool_id] -= 1
+        finally:
+            account.launching[pool_id] -= 1
         return [self._made[key] for key in self._order.keys]
 
     async def _all(self, offers: Sequence[Offer]) -> None:
@@ -225,8 +224,9 @@ class Launch:
         self._unsure.add(key)
         try:
             return await patiently(self._account.api, operation, call, instance_profile=self._terms.instance_profile)
-        except _SURE:
-            self._unsure.discard(key)
+        except SkywardError as error:
+            if not is_lost(error):
+                self._unsure.discard(key)
             raise
 
     async def _drop(self, template_id: str) -> None:

@@ -36,17 +36,22 @@ async def patiently(
     """
     refused: SkywardError | None = None
     answers: list[Mapping[str, Any]] = []
+    unanswered = False
 
     async def attempt() -> Mapping[str, Any] | NotYet:
-        nonlocal refused
+        nonlocal refused, unanswered
+        unanswered = True
         try:
             answer = await api.call("ec2", operation, **call(len(answers)))
         except SkywardError as error:
+            unanswered = False
             found = refusal(error)
             if found is None or not _is_unseen(found):
                 raise
             refused = no_profile(instance_profile) if lacks_profile(found) else error
+            refused.__cause__ = error.__cause__
             return NotYet(found.message)
+        unanswered = False
         if (unseen := _unseen_by_fleet(answer)) is None:
             return answer
         answers.append(answer)
@@ -55,13 +60,13 @@ async def patiently(
     try:
         return await wait_until(attempt, deadline_s=_VISIBLE_S, interval_s=_LOOK_S, what=operation)
     except UnreachableError as error:
-        if error.__cause__ is not None:  # an attempt's own
+        if error.__cause__ is not None or unanswered:  # an attempt's own, or one was cut off at the deadline
             raise
         if answers:
             return answers[-1]
         if refused is None:
             raise
-        raise refused from error
+        raise refused from refused.__cause__
 
 
 def judged(row: Mapping[str, Any]) -> Refusal:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skyward._waiting import SYSTEM_CLOCK
 from skyward.errors import AuthenticationError, ConfigurationError, TerminationError, UnreachableError
 from skyward.providers.aws.api import Api, Credentials
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import LaunchOrder
 from skyward.provision.ledger import Ledger, Purchase
+from skyward.provision.machines import Machines
 from skyward.provision.owner import Owner
 from skyward.provision.sweep import Sweep
 from skyward.spec.request import parse_request
@@ -167,4 +169,63 @@ def test_the_group_of_a_pool_whose_machines_are_long_gone_is_swept(ec2: LocalEC2
     report = asyncio.run(Sweep(ledger).run())
 
     assert [entry.key for entry in report.forgotten] == ["k"]
+    assert ec2.left() == {}
+
+
+FORBIDDEN = AwsFault(code="UnauthorizedOperation", status=403)
+THROTTLED = AwsFault(code="RequestLimitExceeded", status=503)
+ONE = LaunchOrder(pool_id="pool", keys=("pool-0-k",), timeout_s=60)
+
+
+@pytest.fixture
+def slow_ec2(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[LocalEC2]:
+    """Lists a new machine only at so many looks."""
+    monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
+    with LocalEC2(looks=Looks(unseen=request.param, pending=0, ending=0), block=71) as slow:
+        use_ec2(slow, monkeypatch, {"listing_s": 0.0, "patience_s": 2.0})
+        yield slow
+
+
+@pytest.mark.parametrize("slow_ec2", [10_000], indirect=True)
+@pytest.mark.parametrize("again", [FORBIDDEN, THROTTLED], ids=["forbidden", "throttled"])
+def test_a_machine_of_a_lost_answer_that_is_not_listed_is_an_error_that_names_its_key(
+    slow_ec2: LocalEC2, again: AwsFault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyward.providers.aws.ending._BY_PRODUCTS_S", 0.5)
+    slow_ec2.fail(AwsFault(dropped="after"), action="RunInstances")
+    slow_ec2.fail(again, action="RunInstances", nth=2, times=100)
+    ledger = Ledger(tmp_path / "ledger.db")
+    provider = AWS(endpoint_url=slow_ec2.endpoint_url)
+    asked = parse_request(machine="m7i.large", spot="never")
+    pool = Machines(provider, asked, pool_id="pool", publish=lambda event: None, ledger=ledger, clock=SYSTEM_CLOCK)
+
+    with pytest.raises(TerminationError, match=r"us-east-1.* ledger key pool-0-.*skyward sweep") as raised:
+        asyncio.run(pool.launch([0]))
+
+    (entry,) = ledger.open_entries()
+    assert raised.value.keys == (entry.key,)
+    assert entry.instance_id is None
+    assert len(slow_ec2.left()["instances"]) == 1
+
+
+@pytest.mark.parametrize("slow_ec2", [8], indirect=True)
+def test_a_machine_of_a_lost_answer_is_ended_while_its_group_is_waited_for(slow_ec2: LocalEC2) -> None:
+    slow_ec2.fail(AwsFault(dropped="after"), action="RunInstances")
+    slow_ec2.fail(FORBIDDEN, action="RunInstances", nth=2)
+
+    with pytest.raises(UnreachableError, match=r"RunInstances.*UnauthorizedOperation"):
+        asyncio.run(launch(AWS(endpoint_url=slow_ec2.endpoint_url), ONE))
+
+    assert slow_ec2.launched() == 1
+    assert slow_ec2.left() == {}
+
+
+def test_no_machine_is_feared_where_the_group_that_it_would_be_in_is_gone(ec2: LocalEC2) -> None:
+    ec2.fail(AwsFault(dropped="before"), action="RunInstances")
+    ec2.fail(FORBIDDEN, action="RunInstances", nth=2)
+
+    with pytest.raises(UnreachableError, match="RunInstances"):
+        asyncio.run(launch(AWS(endpoint_url=ec2.endpoint_url), ONE))
+
+    assert ec2.launched() == 0
     assert ec2.left() == {}
