@@ -14,6 +14,7 @@ from skyward.providers.base import Instance, Provider
 __all__ = [
     "OWN",
     "PROVIDERS",
+    "Admits",
     "Checkable",
     "Finding",
     "Sweepable",
@@ -80,6 +81,19 @@ class Sweepable(Protocol):
 
         Raises:
             UnreachableError: somebody who may have one did not answer.
+        """
+        ...
+
+
+@runtime_checkable
+class Admits(Protocol):
+    """A provider whose machines admit the client's own address only."""
+
+    async def admit(self, pool_id: str) -> str:
+        """Admit this machine's present address to the pool's machines, and none of its former ones. Idempotent.
+
+        Returns the address if it was not admitted before, else an empty text. Raises
+        :class:`~skyward.errors.SkywardError` when the address or the rules cannot be had.
         """
         ...
 

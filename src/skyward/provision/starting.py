@@ -19,6 +19,7 @@ from skyward.events import (
 from skyward.node.config import NodeConfig
 from skyward.providers.base import Instance, Provider
 from skyward.providers.registry import OWN
+from skyward.provision.admission import Admission, AdmittedTransport
 from skyward.provision.inquiry import Inquiry
 from skyward.provision.lifecycle import HEAD
 from skyward.provision.machines import Machine, Machines
@@ -72,6 +73,7 @@ class Starter:
         self._on_node_message = on_node_message
         self._clock = clock
         self._open_node = open_node
+        self._admission = Admission(provider, pool_id, publish=publish, clock=clock)
 
     async def prepare(self, machine: Machine) -> None:
         """Wait until the machine runs, reach it, and give it its environment and volumes."""
@@ -79,6 +81,7 @@ class Starter:
         instance = machine.instance
         self._publish(_provisioned(instance, machine.rank, cast("Any", self._provider.name)))
         node = machine.node = self._open_node(instance, machine.rank, self._on_node_message)
+        node.transport = AdmittedTransport(node.transport, self._admission)
         node.inquire = Inquiry(self._provider, instance.id, clock=self._clock)
         self._publish(BootstrapStarting(instance.id))
         await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance.id, step)))

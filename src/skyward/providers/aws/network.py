@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import os
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,23 @@ from skyward.providers.aws.api import Api
 from skyward.providers.aws.errors import Kind, is_kind
 from skyward.providers.aws.tags import POOL_TAG, filters, pool_tags, tag_specification
 
-__all__ = ["CLIENT_CIDR_VARIABLE", "Subnet", "client_cidr", "ensure_group", "find_subnets", "group_ids"]
+__all__ = [
+    "CLIENT_CIDR_VARIABLE",
+    "Subnet",
+    "admit_client",
+    "client_cidr",
+    "ensure_group",
+    "find_subnets",
+    "group_ids",
+]
 
 CLIENT_CIDR_VARIABLE: Final = "SKYWARD_CLIENT_CIDR"
 """Environment variable: the addresses from which this machine reaches others, such as ``203.0.113.7/32``."""
 
 _ASK_TIMEOUT_S: Final = 5.0
 _SSH_PORT: Final = 22
+_FROM_CLIENT: Final = "SSH from the client"
+_logger = logging.getLogger("skyward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,30 +110,73 @@ async def ensure_group(api: Api, *, pool_id: str, vpc: str, ssh_from: str | None
         ssh_from: the client's addresses; None opens no port.
     """
     group = await _find_group(api, pool_id, vpc) or await _make_group(api, pool_id, vpc)
-    rules: list[dict[str, Any]] = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+    await _authorize(api, group, {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]})
     if ssh_from is not None:
-        allowed = {"Description": "SSH from the client"}
-        ranges = (
-            {"Ipv6Ranges": [{"CidrIpv6": ssh_from, **allowed}]}
-            if ":" in ssh_from
-            else {"IpRanges": [{"CidrIp": ssh_from, **allowed}]}
-        )
-        rules.append({"IpProtocol": "tcp", "FromPort": _SSH_PORT, "ToPort": _SSH_PORT, **ranges})
-    for rule in rules:
-        try:
-            await api.call("ec2", "AuthorizeSecurityGroupIngress", GroupId=group, IpPermissions=[rule])
-        except SkywardError as error:
-            if not is_kind(error, Kind.EXISTS):
-                raise
+        await _authorize(api, group, _ssh_rule(ssh_from))
     return group
+
+
+async def admit_client(api: Api, pool_id: str, ssh_from: str) -> bool:
+    """Let the client in over SSH from there, and from none of its former addresses. Idempotent.
+
+    A former address that may not be removed is said in the log, and no error.
+
+    Args:
+        api: the account.
+        pool_id: the pool.
+        ssh_from: the client's addresses.
+
+    Returns:
+        Whether they were not let in before.
+    """
+    changed = False
+    for group in await _groups(api, pool_id):
+        admitted = _admitted(group)
+        if ssh_from not in admitted:
+            await _authorize(api, group["GroupId"], _ssh_rule(ssh_from))
+            changed = True
+        former = [_ssh_rule(each) for each in admitted if each != ssh_from]
+        try:
+            if former:
+                await api.call("ec2", "RevokeSecurityGroupIngress", GroupId=group["GroupId"], IpPermissions=former)
+        except SkywardError as error:
+            _logger.warning("aws %s: a former address stays admitted: %s", api.credentials.region, error)
+    return changed
 
 
 async def group_ids(api: Api, pool_id: str) -> Sequence[str]:
     """The pool's security groups."""
-    found = await api.pages(
-        "ec2", "DescribeSecurityGroups", "SecurityGroups", Filters=filters({f"tag:{POOL_TAG}": [pool_id]})
+    return [group["GroupId"] for group in await _groups(api, pool_id)]
+
+
+async def _groups(api: Api, pool_id: str) -> Sequence[Mapping[str, Any]]:
+    wanted = filters({f"tag:{POOL_TAG}": [pool_id]})
+    return await api.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", Filters=wanted)
+
+
+async def _authorize(api: Api, group: str, rule: Mapping[str, Any]) -> None:
+    try:
+        await api.call("ec2", "AuthorizeSecurityGroupIngress", GroupId=group, IpPermissions=[rule])
+    except SkywardError as error:
+        if not is_kind(error, Kind.EXISTS):
+            raise
+
+
+def _ssh_rule(ssh_from: str) -> dict[str, Any]:
+    """SSH from these addresses, as rules are given; the description tells it from rules that the user has added."""
+    ranges = (
+        {"Ipv6Ranges": [{"CidrIpv6": ssh_from, "Description": _FROM_CLIENT}]}
+        if ":" in ssh_from
+        else {"IpRanges": [{"CidrIp": ssh_from, "Description": _FROM_CLIENT}]}
     )
-    return [group["GroupId"] for group in found]
+    return {"IpProtocol": "tcp", "FromPort": _SSH_PORT, "ToPort": _SSH_PORT, **ranges}
+
+
+def _admitted(group: Mapping[str, Any]) -> Sequence[str]:
+    """The client's addresses that a group lets in."""
+    ranges = [each for rule in group["IpPermissions"] for each in (*rule["IpRanges"], *rule["Ipv6Ranges"])]
+    ours = [each for each in ranges if each.get("Description") == _FROM_CLIENT]
+    return [str(each.get("CidrIp") or each.get("CidrIpv6")) for each in ours]
 
 
 async def _find_group(api: Api, pool_id: str, vpc: str) -> str | None:

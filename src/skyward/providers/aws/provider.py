@@ -17,7 +17,7 @@ from skyward.providers.aws.checking import check_account
 from skyward.providers.aws.ending import UNSEEN_S, end, remove_by_products
 from skyward.providers.aws.keys import user_key
 from skyward.providers.aws.launch import Launch, Terms
-from skyward.providers.aws.network import client_cidr
+from skyward.providers.aws.network import admit_client, client_cidr
 from skyward.providers.aws.offering import find_offers
 from skyward.providers.aws.prices import Prices
 from skyward.providers.aws.records import SPOT_WATCH, Record, gone
@@ -161,6 +161,17 @@ class AWS:
         """Terminate machines and wait until they are; with a pool's last one its security group goes."""
         if instance_ids:
             await end(self._account, instance_ids, deadline_s=self.termination_s)
+
+    async def admit(self, pool_id: str) -> str:
+        """Admit this machine's present address over SSH, in the pool's security group; nothing to do with ``use_ssm``.
+
+        Asks which address that is as :meth:`launch` does.
+        """
+        if self.use_ssm:
+            return ""
+        cidr = await client_cidr(self.address_url)
+        async with self._account.locks[pool_id]:
+            return cidr if await admit_client(self._account.api, pool_id, cidr) else ""
 
     async def tidy(self, pool_id: str) -> None:
         """Remove a pool's security group and launch templates, unless it has machines."""

@@ -294,6 +294,54 @@ def test_the_group_of_a_pool_lets_in_the_client_and_the_pool_only(ec2: LocalEC2)
     assert {name for each in described(ec2) for name in groups_of(each)} == {"skyward-pool"}
 
 
+def admitted(ec2: LocalEC2) -> list[str]:
+    (group,) = [
+        each
+        for each in ec2.client("ec2").describe_security_groups()["SecurityGroups"]
+        if each["GroupName"] == "skyward-pool"
+    ]
+    (ssh,) = [rule for rule in group["IpPermissions"] if rule["IpProtocol"] == "tcp"]
+    return sorted(
+        [each["CidrIp"] for each in ssh["IpRanges"]] + [each["CidrIpv6"] for each in ssh.get("Ipv6Ranges", ())]
+    )
+
+
+@pytest.mark.parametrize("moved_to", ["198.51.100.9/32", "2001:db8::9/128"])
+def test_a_client_whose_address_has_changed_is_let_in_from_there_and_from_nowhere_else(
+    ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch, moved_to: str
+) -> None:
+    use(ec2, launch)
+    (group,) = ec2.client("ec2").describe_security_groups(GroupNames=["skyward-pool"])["SecurityGroups"]
+    own = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "192.0.2.0/24"}]}
+    ec2.client("ec2").authorize_security_group_ingress(GroupId=group["GroupId"], IpPermissions=[own])
+    assert admitted(ec2) == ["192.0.2.0/24", "203.0.113.7/32"]
+    assert use(ec2, lambda provider: provider.admit("pool")) == ""
+
+    monkeypatch.setenv(CLIENT_CIDR_VARIABLE, moved_to)
+
+    assert use(ec2, lambda provider: provider.admit("pool")) == moved_to
+    assert admitted(ec2) == sorted(["192.0.2.0/24", moved_to])  # what somebody has added is left alone
+    assert use(ec2, lambda provider: provider.admit("pool")) == ""
+
+
+def test_a_new_address_is_let_in_where_the_old_one_may_not_be_removed(
+    ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(ec2, launch)
+    ec2.fail(AwsFault(code="UnauthorizedOperation", status=403), action="RevokeSecurityGroupIngress")
+    monkeypatch.setenv(CLIENT_CIDR_VARIABLE, "198.51.100.9")
+
+    assert use(ec2, lambda provider: provider.admit("pool")) == "198.51.100.9/32"
+    assert admitted(ec2) == ["198.51.100.9/32", "203.0.113.7/32"]
+
+
+def test_no_address_is_asked_for_where_no_port_is_open(ec2: LocalEC2) -> None:
+    asked = len(ec2.actions)
+
+    assert use(ec2, lambda provider: provider.admit("pool"), use_ssm=True, instance_profile="role") == ""
+    assert len(ec2.actions) == asked
+
+
 @pytest.mark.parametrize("value", ["0.0.0.0/0", "::/0", "somewhere"])
 def test_the_whole_internet_is_never_let_in(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(CLIENT_CIDR_VARIABLE, value)
