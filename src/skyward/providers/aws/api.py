@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
-from skyward.errors import ConfigurationError, SkywardError, UnreachableError
+from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers.aws.errors import Kind, Where, explained, is_kind, is_lost, is_stale
 
 __all__ = ["Api", "Credentials", "Json", "new_session"]
@@ -83,8 +83,8 @@ class Api:
         do not hold any more and there are newer ones, it is made once more with those. A call that changes something is
         waited for even if the caller is cancelled, so that nothing comes of it unseen.
 
-        Raises :class:`~skyward.errors.UnreachableError` when nobody knows whether it was done: an answer was lost, and
-        what was answered to its repetitions, such as that there were too many, does not say.
+        :func:`~skyward.providers.aws.errors.is_lost` tells of an error whether nobody knows if it was done: an answer
+        was lost, and what was answered to its repetitions, such as that there were too many, does not say.
         """
         return await self._persist(service, operation, region, parameters, patience_s=self.patience_s)
 
@@ -148,7 +148,7 @@ class Api:
             return cast("Json", await retrying(once))
         except SkywardError as error:
             if lost and is_kind(error, Kind.AUTH, Kind.RATE):
-                raise UnreachableError(f"{lost[0]}. Asked again, it did not say either: {error}") from lost[0].__cause__
+                raise error from lost[0]
             raise
 
     def _ask(self, where: Where, parameters: Mapping[str, Any], pages: str | None) -> Json:

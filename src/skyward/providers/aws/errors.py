@@ -216,7 +216,10 @@ def is_kind(error: BaseException, *kinds: Kind) -> bool:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Return whether a call that ended so may have taken effect: it may have arrived, and no answer to it came."""
+    """Return whether a call that ended so may have taken effect: it may have arrived, and no answer to it came.
+
+    The error of a call that was repeated has that of the attempt without an answer as its cause, if there was one.
+    """
     found = refusal(error)
     return found is None or (found.kind is Kind.TRANSIENT and found.code not in _UNSENT)
 

@@ -213,7 +213,7 @@ def test_a_machine_of_a_lost_answer_is_ended_while_its_group_is_waited_for(slow_
     slow_ec2.fail(AwsFault(dropped="after"), action="RunInstances")
     slow_ec2.fail(FORBIDDEN, action="RunInstances", nth=2)
 
-    with pytest.raises(UnreachableError, match=r"RunInstances.*UnauthorizedOperation"):
+    with pytest.raises(AuthenticationError, match=r"RunInstances.*UnauthorizedOperation"):
         asyncio.run(launch(AWS(endpoint_url=slow_ec2.endpoint_url), ONE))
 
     assert slow_ec2.launched() == 1
@@ -224,7 +224,7 @@ def test_no_machine_is_feared_where_the_group_that_it_would_be_in_is_gone(ec2: L
     ec2.fail(AwsFault(dropped="before"), action="RunInstances")
     ec2.fail(FORBIDDEN, action="RunInstances", nth=2)
 
-    with pytest.raises(UnreachableError, match="RunInstances"):
+    with pytest.raises(AuthenticationError, match="RunInstances"):
         asyncio.run(launch(AWS(endpoint_url=ec2.endpoint_url), ONE))
 
     assert ec2.launched() == 0
