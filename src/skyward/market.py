@@ -23,7 +23,7 @@ def offers(
     memory: str | None = None,
     machine: str | None = None,
 ) -> tuple[InstanceSpec, ...]:
-    """Return the machine types of ``provider`` that have what is asked for, cheapest first; creates nothing.
+    """Return the machine types of which a pool would buy one, cheapest first; creates nothing.
 
     Prices are in USD an hour. :func:`~skyward.select_instance` chooses the smallest type of them::
 

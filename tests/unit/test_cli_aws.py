@@ -112,14 +112,14 @@ def test_offers_are_listed_cheapest_first_with_prices_and_zones(ec2: LocalEC2) -
     assert all(zone.startswith("us-east-1") for zone in listed[0]["zones"])
 
 
-def test_python_gets_the_same_types_in_the_same_order(ec2: LocalEC2) -> None:
-    listed = answer("offers", "--accelerator", "T4", *at(ec2))["offers"]
+def test_python_gets_the_same_types_and_prices(ec2: LocalEC2) -> None:
+    listed = answer("offers", "--cpu", "4", "--memory", "16GB", *at(ec2))["offers"]
 
-    found = sky.offers(sky.AWS(endpoint_url=ec2.endpoint_url), accelerator="T4")
+    found = sky.offers(sky.AWS(endpoint_url=ec2.endpoint_url), cpu=4, memory="16GB")
 
     assert [spec.name for spec in found] == [each["type"] for each in listed]
     assert [spec.price_spot for spec in found] == [each["spot_per_hour"] for each in listed]
-    assert sky.select_instance(found, accelerator="T4", cpu=16).cpu >= 16
+    assert sky.select_instance(found, cpu=4) in found
 
 
 def test_the_table_says_the_same(ec2: LocalEC2) -> None:
