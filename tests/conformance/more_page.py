@@ -19,6 +19,10 @@ ROWS = {
     "seconds": "seconds",
 }
 
+BOTH = """\
+The {number} that fail on both count a task's attempts in one process, expect a cluster of their own, or were written
+for older versions of Dask:"""
+
 LIBRARIES = {
     "test_xgboost_dask": "xgboost-cpu",
     "test_lightgbm_dask": "lightgbm",
@@ -93,7 +97,7 @@ def _suite(control: Control, pins: Mapping[str, str]) -> str:
     if both:
         lines += [
             "",
-            f"The {len(both)} that fail on both count attempts in one process, or are about older versions of Dask:",
+            BOTH.format(number=len(both)),
             "",
             *(f"- `{_short(name)}`" for name in both),
         ]

@@ -24,7 +24,7 @@ from skyward.spec.instance import InstanceSpec
 from skyward.spec.request import PoolRequest
 from skyward.transport.access import TAGS_FILE, LocalAccess
 
-__all__ = ["INSTANCE_VARIABLE", "Local"]
+__all__ = ["INSTANCE_VARIABLE", "Local", "remove_blobs"]
 
 INSTANCE_VARIABLE = "SKYWARD_INSTANCE"
 """Environment variable that every process of a node carries; its value is the instance's id."""
