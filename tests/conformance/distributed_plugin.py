@@ -11,6 +11,7 @@ import ast
 import asyncio
 import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,6 +123,9 @@ def gen_cluster(shared: Shared, *args: Any, client: bool = False, **options: Any
     return decorate
 
 
+IN_PROCESS = re.compile(r"\b(c|cluster)\.(scheduler|workers)\b")
+"""A test of ``LocalCluster`` that has this looks at objects in the cluster's own process."""
+
 FIXTURES = {"tmp_path", "tmpdir", "monkeypatch", "capsys", "caplog", "request", "loop", "cleanup"}
 HELD = {"c", "s", "a", "b", "w", "e", "f", "n", "alice", "bob", "workers", "worker", "nanny", "scheduler", "_"}
 
@@ -161,7 +165,7 @@ class OnCluster:
             return False
         if item.path.parent.name == "deploy":
             source = inspect.getsource(inspect.unwrap(item.function))
-            return "LocalCluster(" in source and "processes=False" not in source and "cluster.workers" not in source
+            return "LocalCluster(" in source and "processes=False" not in source and not IN_PROCESS.search(source)
         if hasattr(item.function, "own_process"):
             return not item.function.own_process
         return bool({"c", "client"} & set(item.fixturenames)) and not {"s", "a", "b"} & set(item.fixturenames)
