@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -47,6 +48,7 @@ class _Watch:
     def __init__(self, close: Callable[[], object]) -> None:
         self._close = close
         self._pipes = {number: os.pipe() for number in _WATCHED}
+        self._watched = set[signal.Signals]()
         self._stopped, self._stop = os.pipe()
         self._thread = threading.Thread(target=self._run, name="skyward-signals", daemon=True)
         self._thread.start()
@@ -54,8 +56,12 @@ class _Watch:
     def extend(self) -> None:
         """Watch every signal that has its default effect."""
         for number in _with_default_effect():
-            faulthandler.unregister(number)  # else a handler that has replaced this one meanwhile is not replaced
+            if number in self._watched:
+                faulthandler.unregister(number)  # else a handler that has replaced this one meanwhile is not replaced
+            elif _is_caught(number):
+                continue
             faulthandler.register(number, file=self._pipes[number][1], all_threads=False)
+            self._watched.add(number)
 
     def stop(self) -> None:
         """Let signals have their effect again. Waits for the thread, unless called in it."""
@@ -65,9 +71,10 @@ class _Watch:
             self._thread.join()
 
     def forget(self) -> None:
-        """Undo :meth:`extend`, but for signals with a handler of the application's by now."""
-        for number in _with_default_effect():
+        """Undo :meth:`extend`, except for signals that the application handles by now."""
+        for number in self._watched.intersection(_with_default_effect()):
             faulthandler.unregister(number)
+        self._watched.clear()
 
     def leave(self) -> None:
         """In a forked child: nobody watches here, and the pipes lead to the parent."""
@@ -196,6 +203,16 @@ def _restore() -> None:
 
 def _with_default_effect() -> list[signal.Signals]:
     return [number for number in _WATCHED if signal.getsignal(number) is signal.SIG_DFL]
+
+
+def _is_caught(number: signal.Signals) -> bool:
+    """Return whether C code handles a signal that Python does not: ``faulthandler.register`` of the application's."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _forget() -> None:

@@ -258,3 +258,19 @@ def test_the_applications_handlers_count_in_other_threads_too() -> None:
         send("SIGQUIT")
     """
     assert run(program) == (0, ["mine"] * 4)
+
+
+def test_a_traceback_that_the_application_has_faulthandler_write_stays_and_ends_nothing() -> None:
+    program = """
+        import faulthandler, tempfile
+        with tempfile.TemporaryFile("w+") as file:
+            faulthandler.register(signal.SIGQUIT, file=file, all_threads=False)
+            for _ in range(2):
+                with pool():
+                    with pool():
+                        send("SIGQUIT")
+            send("SIGQUIT")
+            file.seek(0)
+            print(file.read().count("most recent call first"))
+    """
+    assert run(program) == (0, ["closed"] * 4 + ["3"])

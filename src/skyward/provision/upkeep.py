@@ -201,7 +201,8 @@ class Upkeep:
         async def live() -> None:
             nonlocal present, failures
             while present is not None:
-                present, failures = await self._outlive(present, failures)
+                before, failures = failures, failures + 1  # counts if this raises: each run may buy a machine
+                present, failures = await self._outlive(present, before)
 
         await keep(
             live, what=f"keeping node {node.rank}", report=lambda why: self._publish(Error(why)), clock=self._clock

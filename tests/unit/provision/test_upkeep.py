@@ -31,6 +31,7 @@ class Engine:
     busy: dict[int, asyncio.Event] = field(default_factory=dict)
     refuses: dict[int, Exception] = field(default_factory=dict)
     breaks: list[Exception] = field(default_factory=list)
+    cancels_itself: set[int] = field(default_factory=set)
 
     def expect(self, ranks: Iterable[int]) -> None:
         self.log.append(("expect", *ranks))
@@ -41,6 +42,8 @@ class Engine:
     async def attach(self, node: NodeHandle) -> None:
         if (error := self.refuses.pop(node.rank, None)) is not None:
             raise error
+        if node.rank in self.cancels_itself:
+            raise asyncio.CancelledError
         self.log.append(("attach", node.rank))
 
     async def drain(self, rank: int) -> None:
@@ -120,6 +123,15 @@ async def test_a_node_is_replaced_although_keeping_it_failed_once(stage: Stage) 
         await until(lambda: stage.engine.of("attach") == [(0,), (1,), (1,)])
         assert any("keeping node 1 failed and was started again" in error for error in stage.errors())
         await until(lambda: len(stage.provider.alive) == 2)
+
+
+async def test_a_node_whose_keeping_fails_again_and_again_is_given_up_and_not_bought_for_ever(stage: Stage) -> None:
+    async with stage.upkeep():
+        stage.engine.cancels_itself.add(1)
+        stage.lose(1)
+        await until(lambda: stage.engine.of("detach")[-1:] != [] and stage.engine.of("detach")[-1][2])
+        assert len([node for node in stage.nodes.opened if node.rank == 1]) <= 1 + 5
+        await until(lambda: len(stage.provider.alive) == 1)
 
 
 async def test_survivors_are_told_of_the_next_heads_scheduler(stage: Stage) -> None:
