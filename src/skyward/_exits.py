@@ -47,6 +47,7 @@ class _Watch:
 
     def __init__(self, close: Callable[[], object]) -> None:
         self._close = close
+        self._closing = False
         self._pipes = {number: os.pipe() for number in _WATCHED}
         self._watched = set[signal.Signals]()
         self._stopped, self._stop = os.pipe()
@@ -64,10 +65,10 @@ class _Watch:
             self._watched.add(number)
 
     def stop(self) -> None:
-        """Let signals have their effect again. Waits for the thread, unless called in it."""
+        """Let signals have their effect again. Waits for the thread, unless that is about to end the process."""
         self.forget()
         os.close(self._stop)
-        if threading.current_thread() is not self._thread:
+        if not self._closing:  # else it may wait for a pool that the present thread is closing
             self._thread.join()
 
     def forget(self) -> None:
@@ -87,10 +88,19 @@ class _Watch:
         ready, _, _ = select.select([*readers, self._stopped], (), ())
         number = readers.get(ready[0])
         if number is not None:
-            self._close()
-            faulthandler.unregister(number)
-            os.kill(os.getpid(), number)
+            try:
+                if self._is_needed():
+                    self._close()
+            finally:
+                faulthandler.unregister(number)
+                os.kill(os.getpid(), number)
         self._close_pipes()
+
+    def _is_needed(self) -> bool:
+        """Return whether pools are held still; if so, :meth:`stop` does not wait from now on."""
+        with _Held.lock:
+            self._closing = _Held.watch is self
+        return self._closing
 
     def _close_pipes(self) -> None:
         for descriptor in (self._stopped, *(end for pipe in self._pipes.values() for end in pipe)):
@@ -109,10 +119,10 @@ def hold(close: Callable[[], object] = lambda: None) -> None:
     """
     arm()
     with _Held.lock:
-        _Held.pools += 1
         if _Held.watch is None:
             _Held.watch = _Watch(close)
         _Held.watch.extend()
+        _Held.pools += 1
 
 
 def release() -> None:

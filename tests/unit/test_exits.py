@@ -274,3 +274,55 @@ def test_a_traceback_that_the_application_has_faulthandler_write_stays_and_ends_
             print(file.read().count("most recent call first"))
     """
     assert run(program) == (0, ["closed"] * 4 + ["3"])
+
+
+def test_a_signal_that_comes_while_a_thread_closes_its_pool_ends_the_process() -> None:
+    program = """
+        import time
+        shutting, asked = threading.RLock(), threading.Event()
+        def close():
+            asked.set()
+            with shutting:
+                print("closed", flush=True)
+
+        def work():
+            hold(close)
+            with shutting:
+                send("SIGTERM")
+                asked.wait()
+                release()
+            time.sleep(60)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    """
+    assert run(program) == (-signal.SIGTERM, ["closed"])
+
+
+def test_a_signal_ends_the_process_although_pools_cannot_be_closed() -> None:
+    program = """
+        import time
+        thread = threading.Thread(target=hold, args=(sys.exit,))
+        thread.start()
+        thread.join()
+        send("SIGTERM")
+        time.sleep(60)
+    """
+    assert run(program) == (-signal.SIGTERM, [])
+
+
+def test_a_pool_that_could_not_be_held_does_not_count() -> None:
+    program = """
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            hold()
+        except OSError:
+            print("no descriptor")
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with pool():
+            pass
+        send("SIGTERM")
+    """
+    assert run(f"import resource\n{textwrap.dedent(program)}") == (-signal.SIGTERM, ["no", "descriptor", "closed"])
