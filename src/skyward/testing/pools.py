@@ -17,6 +17,7 @@ import skyward.engine.cluster
 import skyward.engine.membership
 import skyward.wire.link
 from skyward._waiting import SystemClock
+from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.elastic import Elastic
@@ -86,11 +87,13 @@ class Ticket:
         number: of its call; those of one broadcast have the same.
         ran_on: the processes that began it, in order.
         cancelled: whether somebody cancelled it; whoever does says so here.
+        live: the engine's record of the call, which its future drops once the call is over.
     """
 
     number: int
     call: Call
     future: RemoteFuture
+    live: LiveCall
     cancelled: bool = False
     ran_on: list[SimulatedWorker] = field(default_factory=list[SimulatedWorker])
 
@@ -216,7 +219,7 @@ class SimulatedPool:
 
     def cancel(self, tickets: Sequence[Ticket], *, kill: bool) -> None:
         """Cancel calls."""
-        self._intake.cancel([ticket.future.call for ticket in tickets], kill=kill)
+        self._intake.cancel([ticket.live for ticket in tickets], kill=kill)
 
     def preempt(self, node: SimulatedNode, seconds_left: float) -> None:
         """The provider says that it takes a node's machine back, and does."""
@@ -233,7 +236,7 @@ class SimulatedPool:
     def _enter(self, call: Call, enter: Callable[[Parcel], list[RemoteFuture]]) -> None:
         number = len(self.tickets)
         parcel = Parcel(label="f", function=_FUNCTION, data=pickle.dumps(number), retries=call.retries)
-        self.tickets += [Ticket(number, call, future) for future in enter(parcel)]
+        self.tickets += [Ticket(number, call, future, future.call) for future in enter(parcel)]
 
     async def _work(self, data: bytes, worker: SimulatedWorker) -> int:
         ticket = self._ticket(pickle.loads(data), worker)
@@ -252,10 +255,10 @@ class SimulatedPool:
     def _ticket(self, number: int, worker: SimulatedWorker) -> Ticket:
         """Calls of a broadcast are one pickle: each is told apart by where it runs."""
         of_call = [ticket for ticket in self.tickets[number:] if ticket.number == number]
-        if of_call[0].future.call.pinned is None:
+        if of_call[0].live.pinned is None:
             return of_call[0]
         (rank,) = {node.rank for node in self.nodes.opened if node.instance.id == worker.host}
-        return next(each for each in of_call if each.future.call.pinned == WorkerId(rank, worker.index))
+        return next(each for each in of_call if each.live.pinned == WorkerId(rank, worker.index))
 
     def _hear(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
         self.cluster.members.heard(node, message)
