@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 import pytest
 
 from skyward._courier import Courier
+
+
+@contextmanager
+def no_more_threads() -> Iterator[None]:
+    """Have every start of a thread fail, as it does at the system's limit: no address space holds such a stack."""
+    before = threading.stack_size(1 << 47)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 @pytest.fixture
@@ -94,3 +105,31 @@ def test_nothing_is_started_for_nothing() -> None:
     assert courier.close(0)
     courier.run(lambda: pytest.fail("it is closed"))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("skyward-test")]
+
+
+def test_without_a_thread_for_it_an_action_waits_for_the_next_one(courier: Courier) -> None:
+    said = SimpleQueue[str]()
+    with no_more_threads():
+        courier.run(saying("first", said))
+    courier.run(saying("second", said))
+    assert [said.get(timeout=20), said.get(timeout=20)] == ["first", "second"]
+
+
+def test_without_a_thread_for_it_an_action_runs_when_the_courier_closes() -> None:
+    courier, said = Courier("skyward-test", what="an action"), SimpleQueue[str]()
+    with no_more_threads():
+        courier.run(saying("late", said))
+    assert courier.close(20)
+    assert said.get(timeout=20) == "late"
+
+
+def test_a_lookout_that_cannot_be_started_ends_nothing(courier: Courier) -> None:
+    began, release, said = threading.Event(), threading.Event(), SimpleQueue[str]()
+    courier.run(lambda: began.set() or release.wait())
+    began.wait()
+    with no_more_threads():
+        courier.run(saying("behind it", said))
+        release.set()
+        assert said.get(timeout=20) == "behind it"
+    courier.run(saying("after it", said))
+    assert said.get(timeout=20) == "after it"

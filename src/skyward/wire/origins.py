@@ -59,6 +59,7 @@ class _Origin:
     of_client: bool
 
 
+_make_skeleton: Final = cast("Any", _cloudpickle)._make_skeleton_class  # noqa: SLF001 - it has no public way
 _origins: WeakKeyDictionary[Any, _Origin] = WeakKeyDictionary()
 _received: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
 _unfinished: WeakSet[type] = WeakSet()  # classes whose state is still to come
@@ -98,7 +99,7 @@ def reduced_for_call(value: Definition, reduced: Reduced) -> Reduced:
     module, name = _name_of(value)
     match value:
         case type():
-            make, arguments, state, *_, set_state = reduced
+            make, arguments, state, *_, set_state = _with_slots(value, reduced)
             maker = _make_called_class, (_process(), module, name, make, *arguments)
             return (*maker, (_process(), set_state, state), None, None, _update_called_class)
         case ModuleType():
@@ -113,7 +114,7 @@ def reduced_for_result(value: Definition, reduced: Reduced) -> Reduced:
     """Have a definition change nothing that is known already where a result goes; arguments as above."""
     match value:
         case type():
-            make, arguments, state, *_, set_state = reduced
+            make, arguments, state, *_, set_state = _with_slots(value, reduced)
             return _make_class, (make, *arguments), (set_state, state), None, None, _complete_class
         case ModuleType():
             return _make_module, ("", "", value.__name__), reduced[1][1], None, None, _fill_module
@@ -127,6 +128,19 @@ def reduced_to_name(value: Definition) -> Reduced | None:
     if origin is None or not origin.of_client or not origin.module:
         return None
     return _at_home, (origin.process, origin.module, origin.name, origin.class_id)
+
+
+def _with_slots(cls: type, reduced: Reduced) -> Reduced:
+    """Have the class be made with its own ``__slots__``.
+
+    cloudpickle makes it without them, so that its instances keep a ``__dict__``, which those of the original lack.
+    """
+    slots = vars(cls).get("__slots__")
+    make, arguments, *others = reduced
+    if slots is None or make is not _make_skeleton:
+        return reduced
+    head, names, tail = arguments[:3], arguments[3], arguments[4:]
+    return (make, (*head, names | {"__slots__": slots}, *tail), *others)
 
 
 @functools.cache
