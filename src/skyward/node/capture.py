@@ -56,6 +56,7 @@ class WorkerLog:
     Attributes:
         lock: held while captured output is handed on. Holders never wait for anybody.
         position: offset up to which captured output was handed on.
+        whole: the same, up to the last whole line.
         own: text stream for the worker's own messages, unbuffered.
 
     Args:
@@ -72,9 +73,9 @@ class WorkerLog:
         self._pid = os.getpid()
         self._feeding = False
         self._own_parts: list[tuple[int, int]] = []
-        self.position = self._whole = self.size
+        self.position = self.whole = self.size
         self._marked = -1
-        self.mark()
+        self.mark(self.whole)
         self.own: TextIO = io.TextIOWrapper(
             cast("io.BufferedWriter", _OwnPart(self)), encoding="utf-8", errors="backslashreplace", write_through=True
         )
@@ -113,8 +114,8 @@ class WorkerLog:
             end = os.lseek(self._appending, 0, os.SEEK_CUR)  # appending leaves it behind what was written
             self._own_parts.append((end - count, end))
             if self._marked == end - count:
-                self._whole = end
-                self.mark()
+                self.whole = end
+                self.mark(end)
         return count
 
     def hand_on(self, feed: Callable[[bytes, int], None]) -> bool:
@@ -133,21 +134,20 @@ class WorkerLog:
                 self._feeding = False
         return self.has_more
 
-    def end_line(self) -> int:
-        """Count an unfinished line as whole, since it was sent as if it was; return the offset of its end."""
-        self._whole = self.position
-        return self._whole
+    def end_line(self) -> None:
+        """Count an unfinished line as whole, since it was sent as if it was."""
+        self.whole = self.position
 
-    def mark(self) -> None:
-        """Note that all captured output up to the last whole line has arrived: it will not count as last words."""
-        if self._marked != self._whole:
-            self._marked = self._whole
-            os.pwrite(self._marking, self._whole.to_bytes(8, "little"), 0)
+    def mark(self, until: int) -> None:
+        """Note that all captured output up to an offset has arrived: it will not count as last words."""
+        if self._marked != until:
+            self._marked = until
+            os.pwrite(self._marking, until.to_bytes(8, "little"), 0)
 
     @property
     def is_marked(self) -> bool:
-        """Whether :meth:`mark` has nothing to note."""
-        return self._marked == self._whole
+        """Whether all that was handed on is marked."""
+        return self._marked == self.whole
 
     def close(self) -> None:
         """Close the files, but for descriptors 1 and 2."""
@@ -160,9 +160,10 @@ class WorkerLog:
         end = start + len(data) if data else self.size  # shorter than before: somebody truncated it
         own = [part for part in self._own_parts if part[0] < end]
         pieces = list(_between(own, start, data))
-        self._whole = _whole_until(pieces, own, self._whole)
+        whole = _whole_until(pieces, own, self.whole)
         if captured := b"".join(piece for _, piece in pieces):
-            feed(captured, self._whole)
+            feed(captured, whole)
+        self.whole = whole  # not before it was handed on: another thread may mark meanwhile
         self._own_parts = [part for part in self._own_parts if part[1] > end]
         self.position = end
 

@@ -94,8 +94,11 @@ class CallOutput:
 
     def mark(self, has_arrived: Callable[[], bool]) -> None:
         """Note that captured output was delivered, if ``has_arrived`` says so of everything up to now."""
-        if self._log is not None and not self._log.is_marked and has_arrived():
-            self._log.mark()
+        if self._log is None or self._log.is_marked:
+            return
+        until = self._log.whole  # before the question: more may be handed on meanwhile
+        if has_arrived():
+            self._log.mark(until)
 
 
 class _Collector:
@@ -178,16 +181,16 @@ class _CallSink:
                 self._collector.deliver(self._call_id, pieces, log_end)
 
     def _finish(self) -> None:
+        self.finished = True  # before the look at what is left: a thread that writes meanwhile ends its line itself
         if not self._assemblers:
-            self.finished = True
             return
         with self._collector.lock:
-            self.finished = True
             pieces = [piece for assembler in self._assemblers.values() for piece in assembler.finish()]
             if pieces:
-                log, captures = self._collector.log, _CAPTURED in self._writers
-                log_end = log.end_line() if log is not None and captures else 0
-                self._collector.deliver(self._call_id, pieces, log_end)
+                log = self._collector.log if _CAPTURED in self._writers else None
+                self._collector.deliver(self._call_id, pieces, log.position if log is not None else 0)
+                if log is not None:
+                    log.end_line()
 
 
 _sink: ContextVar[_CallSink | None] = ContextVar("skyward_sink", default=None)

@@ -294,6 +294,34 @@ class TestLastWords:
         assert self.take(worker) == "sent, perhaps\nnever read"
         assert self.take(worker) == ""
 
+    def test_are_output_on_its_way_to_be_sent_although_all_that_was_sent_has_arrived(self, worker: Worker) -> None:
+        words: list[str] = []
+
+        def mark_and_die(*_: object) -> None:
+            output.mark(lambda: True)
+            words.append(self.take(worker))
+
+        output = CallOutput(mark_and_die, log=worker.log)
+        with output.of_call(1):
+            worker.write("not sent\n")
+            output.collect()
+            worker.write("nor this")
+
+        assert words == ["not sent\n", "nor this"]
+
+    def test_are_output_that_was_handed_on_after_the_question_what_has_arrived(self, worker: Worker) -> None:
+        def has_arrived() -> bool:
+            worker.write("later\n")
+            worker.output.collect()
+            return True
+
+        with worker.output.of_call(1):
+            worker.write("arrived\n")
+            worker.output.collect()
+            worker.output.mark(has_arrived)
+
+        assert self.take(worker) == "later\n"
+
     def test_say_where_they_lie(self, worker: Worker) -> None:
         at = worker.path.stat().st_size
         worker.write("unread\n")
