@@ -5,7 +5,8 @@ back, an object that came with a call under a name is sent as that name, and is 
 goes back by value, and changes nothing that the client has already: what a call does to classes stays on its worker.
 
 cloudpickle gives every class an id, and reduces it to ``(make, arguments, state, None, None, set_state)`` with the id
-as the last argument but one. This module alone relies on that.
+as the last argument but one. ``make`` of a class that is no enum takes names for the class body as its fourth argument.
+This module alone relies on that.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _with_slots(cls: type, reduced: Reduced) -> Reduced:
     """
     slots = vars(cls).get("__slots__")
     make, arguments, *others = reduced
-    if slots is None or make is not _make_skeleton:
+    if slots is None or make is not _make_skeleton or issubclass(cls, tuple):  # a NamedTuple refuses them
         return reduced
     head, names, tail = arguments[:3], arguments[3], arguments[4:]
     return (make, (*head, names | {"__slots__": slots}, *tail), *others)

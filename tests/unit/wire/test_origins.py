@@ -338,6 +338,9 @@ def test_cloudpickle_reduces_classes_and_functions_as_is_relied_on() -> None:
         assert isinstance(names, dict)
         assert nothing == [None, None]
         assert callable(set_state)
+    make, (_, _, _, names, *_), *_ = pickler.reducer_override(cls)
+    assert make is cloudpickle.cloudpickle._make_skeleton_class
+    assert set(names) == {"__module__"}
     reduced = pickler.reducer_override(lambda: LOG)
     assert len(reduced) == 6
     assert reduced[2][1]["__globals__"] == {"LOG": LOG}
@@ -345,3 +348,68 @@ def test_cloudpickle_reduces_classes_and_functions_as_is_relied_on() -> None:
     reduce_module = pickler.dispatch_table[ModuleType]
     assert len(reduce_module(sys)[1]) == 1
     assert reduce_module(ModuleType("nowhere"))[1][1]["__name__"] == "nowhere"
+
+
+class Slotted:
+    __slots__ = ("__hidden", "__weakref__", "open")
+
+    def __init__(self) -> None:
+        self.open, self.__hidden = 1, 2
+
+    def total(self) -> int:
+        return self.open + self.__hidden
+
+
+class MoreSlots(Slotted):
+    __slots__ = ("more",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = 3
+
+
+@dataclasses.dataclass(slots=True)
+class SlottedPoint:
+    x: int
+    y: int = 2
+
+
+class WithDict(SlottedPoint):
+    pass
+
+
+def has_dict(cls: type, *args: object) -> tuple[object, bool]:
+    instance = cls(*args)
+    return instance, hasattr(instance, "__dict__")
+
+
+@pytest.mark.parametrize(
+    ("cls", "args"), [(Slotted, ()), (MoreSlots, ()), (SlottedPoint, (1,)), (WithDict, (1,))], ids=str
+)
+def test_a_class_with_slots_has_them_on_the_worker_too(worker: Worker, cls: type, args: tuple[Any, ...]) -> None:
+    instance, with_dict = worker.call(has_dict, cls, *args)
+
+    assert type(instance) is cls
+    assert with_dict == hasattr(instance, "__dict__")
+    if isinstance(instance, Slotted):
+        assert instance.total() == 3
+    else:
+        assert instance == cls(*args)
+
+
+def slotted_of_a_call() -> list[Any]:
+    class Local:
+        __slots__ = ("x",)
+
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    return [Local(1), Local(2)]
+
+
+def test_a_class_with_slots_made_in_a_call_keeps_them(worker: Worker) -> None:
+    first, second = worker.call(slotted_of_a_call)
+
+    assert (first.x, second.x) == (1, 2)
+    assert not hasattr(first, "__dict__")
+    assert worker.call(identity, first).x == 1

@@ -186,7 +186,7 @@ def test_a_module_that_was_used_before_it_could_be_imported_travels_by_value_fro
     monkeypatch.syspath_prepend(tmp_path)
     later = importlib.import_module("sky_made_later")
     packed = pack(later.scale, what="it")
-    monkeypatch.delitem(sys.modules, "sky_made_later")
+    del sys.modules["sky_made_later"]
     path.unlink()
     importlib.invalidate_caches()
     assert unpack(packed.data)(5) == 20
