@@ -66,6 +66,8 @@ class Courier:
         """
         with self._changed:
             self._closed = True
+            if self._leader is None and self._waiting:
+                self._leader = self._start(self._lead, self._name)
             if self._leader is None:
                 self._over.set()
             self._changed.notify()
@@ -79,10 +81,16 @@ class Courier:
             threads[0].join(left_s)
         return True
 
-    def _start(self, work: Callable[[], None], name: str) -> threading.Thread:
+    def _start(self, work: Callable[[], None], name: str) -> threading.Thread | None:
+        """Start a thread; None while the system has none left, to be tried again with the next action."""
         thread = threading.Thread(target=self._live, args=(work,), name=name, daemon=True)
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._threads.discard(thread)
+            _logger.warning("%s has to wait: %s", self._what, error)
+            return None
         return thread
 
     def _live(self, work: Callable[[], None]) -> None:
