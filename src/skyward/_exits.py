@@ -85,8 +85,10 @@ class _Watch:
 
     def _run(self) -> None:
         readers = {pipe[0]: number for number, pipe in self._pipes.items()}
-        ready, _, _ = select.select([*readers, self._stopped], (), ())
-        number = readers.get(ready[0])
+        poll = select.poll()  # select() knows descriptors below 1,024 only
+        for descriptor in (*readers, self._stopped):
+            poll.register(descriptor, select.POLLIN)
+        number = readers.get(poll.poll()[0][0])
         if number is not None:
             try:
                 if self._is_needed():

@@ -312,6 +312,17 @@ def test_a_signal_ends_the_process_although_pools_cannot_be_closed() -> None:
     assert run(program) == (-signal.SIGTERM, [])
 
 
+def test_pools_of_a_process_with_many_open_files_are_closed_too() -> None:
+    body = """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, 2000))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    hold(close)
+    send("SIGTERM")
+    """
+    program = IN_A_THREAD.replace("hold(close)", "import resource").format(body=body.strip())
+    assert run(program) == (-signal.SIGTERM, ["closing"])
+
+
 def test_a_pool_that_could_not_be_held_does_not_count() -> None:
     program = """
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)

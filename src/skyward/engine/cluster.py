@@ -218,10 +218,11 @@ class Cluster:
         return call_id, float(wire[0])
 
     def _spoil(self, item: Item, error: Exception) -> Iterator[tuple[int, float]]:
-        """Fail the call whose result could not be put together: nothing more comes of it."""
-        if item[0] == Kind.RESULT and (call := self._calls.get(item[1])) is not None:
-            self._acting.complete(call, RawOutcome(error=error))
-            yield call.id, 0.0
+        """Fail the calls whose results could not be put together: nothing more comes of them."""
+        for call_id in _answered(item) if item[0] in (Kind.RESULT, Kind.RESULTS) else ():
+            if (call := self._calls.get(call_id)) is not None:
+                self._acting.complete(call, RawOutcome(error=error))
+                yield call.id, 0.0
 
     def _hear(self, call_id: int, text: str) -> None:
         call = self._calls.get(call_id)

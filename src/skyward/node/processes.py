@@ -124,7 +124,9 @@ def has_ended(pid: int, *, within_s: float) -> bool:
     except (AttributeError, OSError):
         return False
     try:
-        return bool(select.select([process], (), (), within_s)[0])
+        poll = select.poll()  # select() knows descriptors below 1,024 only
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(within_s * 1000))
     finally:
         os.close(process)
 

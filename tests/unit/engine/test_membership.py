@@ -238,14 +238,15 @@ async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage)
 
 async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_arrive(stage: Stage) -> None:
     await stage.attach(0)
-    broken, good, short = call(1), call(2), call(3)
+    broken, good, short, cut = call(1), call(2), call(3), call(4)
     stage.cluster.enter([short])
     stage.cluster.lane_items(stage.lane(0), [[Kind.RESULTS, [3], [0.0], [b"pickle"]]])  # the next ones go together
-    stage.cluster.enter([broken, good])
+    stage.cluster.enter([broken, good, cut])
     pieces_missing = [Kind.RESULT, 1, Outcome(seconds=0.1, part_bytes=(3,)).to_wire()]
-    stage.cluster.lane_items(stage.lane(0), [pieces_missing, [Kind.RESULTS, [2], [0.1], [b"pickle"]]])
+    stage.cluster.lane_items(stage.lane(0), [pieces_missing, [Kind.RESULTS, [2, 4], [0.1], [b"pickle"]]])
     assert isinstance(broken.sink.outcomes[0].error, KeyError)
     assert good.sink.outcomes[0].data == b"pickle"
+    assert isinstance(cut.sink.outcomes[0].error, ValueError)
 
 
 @pytest.mark.parametrize(
