@@ -14,7 +14,7 @@ __all__ = ["PATIENCE_S", "Courier"]
 _logger = logging.getLogger("skyward")
 
 PATIENCE_S: Final = 1.0
-"""How long an action may keep others waiting before another thread takes them over."""
+"""Seconds for which an action may keep others waiting before another thread takes them over."""
 _THREADS = 16
 
 
@@ -124,7 +124,7 @@ class Courier:
             return self._running
 
     def _watch(self) -> None:
-        """With the lock held: while an action keeps others waiting, somebody looks how long it takes."""
+        """Start the lookout while an action keeps others waiting; the caller holds the lock."""
         if self._running is not None and self._waiting and self._lookout is None:
             self._lookout = self._start(self._look_out, f"{self._name}-lookout")
 

@@ -1,7 +1,7 @@
-"""How a process that has machines ends: signals unwind it like Ctrl-C, and its exit closes what is still open.
+"""End of a process that has machines: signals unwind it like Ctrl-C, and its exit closes all open pools.
 
-SIGTERM and SIGHUP unwind the main thread where Python can be told so, which is in the main thread only. Where pools are
-opened in other threads, and for SIGQUIT always, a thread closes all pools, and the signal has its usual effect then.
+SIGTERM and SIGHUP unwind the main thread, but only that thread can set handlers for them. Where pools are opened in
+other threads, and for SIGQUIT always, a thread closes all pools, and then the signal has its usual effect.
 """
 
 from __future__ import annotations

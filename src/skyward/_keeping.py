@@ -30,7 +30,7 @@ async def keep(
     the cancellation of the present task ends this.
 
     Args:
-        live: the loop; it is called anew for every run.
+        live: the loop; it is called again for every run.
         what: the loop in words, for the log and the report: ``"the lane to node 0"``.
         report: called with each failure that differs from the one before, in words; must not block.
         clock: the time, for pauses.

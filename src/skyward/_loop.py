@@ -129,7 +129,7 @@ class LoopThread:
             self._ended = True
 
     def _run_on(self, runner: asyncio.Runner) -> None:
-        """Run until told to stop, or until a callback raises what passes through asyncio: SystemExit, for example."""
+        """Run until the stop is set, or a callback raises what asyncio does not catch, such as SystemExit."""
         try:
             runner.run(self._wait_for_stop())
         except BaseException:

@@ -27,7 +27,7 @@ class GpuMetrics:
 
 @dataclass(frozen=True)
 class Metrics:
-    """How busy a node is.
+    """Load of a node.
 
     Attributes:
         cpu_percent: of all cores together, 0 to 100.
@@ -68,7 +68,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class CostUpdate:
-    """What the pool has cost since its first instance was asked for, and what those now running cost."""
+    """Cost of the pool since its first instance was asked for, and the price of those that run now."""
 
     elapsed_seconds: float
     accumulated_cost: float
@@ -79,7 +79,7 @@ class CostUpdate:
 
 @dataclass(frozen=True)
 class CostFinal:
-    """What the pool cost, from asking for its first instance to the end of the last.
+    """Cost of the pool in all, from the request for its first instance to the end of the last.
 
     Attributes:
         hourly_rate: while all instances ran.

@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from contextvars import ContextVar
+from functools import cache
 from types import ModuleType, TracebackType
 from typing import Self
 
@@ -139,6 +140,7 @@ class Opens(ABC):
             _logger.exception("a pool could not be closed as %s", why)
 
 
+@cache
 def _register_with_joblib() -> None:
     """Make joblib's name ``"skyward"`` known, now or when joblib is imported; without joblib, load nothing."""
     import wrapt

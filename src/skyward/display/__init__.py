@@ -44,7 +44,7 @@ _WARNINGS: Final[dict[type[ev.SkywardEvent], str]] = {
 
 
 class DisplayKind(enum.StrEnum):
-    """How much a pool shows."""
+    """Amount that a pool shows."""
 
     LOG = "log"
     """A line for each step and for each line that a call prints; load and cost; bars for work of more than a second."""

@@ -21,7 +21,7 @@ _COLOUR: Final = re.compile(r"\x1b\[[\d;:]*m")
 _RESET: Final = "\x1b[0m"
 _ERASE_REST, _ERASE_ALL = ("\x1b[K", "\x1b[0K"), "\x1b[2K"
 _STYLES_KEPT: Final = 8
-"""How many colour sequences without a reset between them count for a character."""
+"""Largest number of colour sequences, since the last reset, that a character keeps."""
 
 _CONTROLS: Final = (*range(9), *range(10, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 _DIRECTIONS: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))

@@ -51,7 +51,8 @@ class FleetLoad:
         return [*others, cost] if cost else others
 
     def _sorted(self) -> list[ev.Metrics]:
-        return [self._nodes[rank] for rank in sorted(self._nodes)]
+        # One look at the mapping: any thread that prints may draw, while an event removes a node.
+        return [node for _, node in sorted(self._nodes.items())]
 
     def _cost_words(self, now_s: float) -> list[str]:
         if self._cost is None or not (self._cost.accumulated_cost or self._cost.hourly_rate):

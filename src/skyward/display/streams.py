@@ -66,7 +66,7 @@ def is_terminal(stream: TextIO | None) -> bool:
     """Return whether the stream is a terminal."""
     try:
         return stream is not None and stream.isatty()
-    except ValueError:  # what a closed stream says
+    except ValueError:  # the stream is closed
         return False
 
 

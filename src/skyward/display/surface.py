@@ -15,7 +15,7 @@ from skyward.display.streams import SafeStream, streams_beside
 __all__ = ["REDRAW_EVERY_S", "Surface", "join_surface"]
 
 REDRAW_EVERY_S: Final = 0.1
-"""How long a drawing stays."""
+"""Seconds between two drawings."""
 
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _ERASE_BELOW, _WIPE, _RESET = "\r\x1b[J", "\r\x1b[2K", "\x1b[0m"

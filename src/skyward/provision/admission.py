@@ -29,7 +29,7 @@ class Admission:
     Args:
         provider: has the machines.
         pool_id: whose machines.
-        publish: is told of a new address; must not block.
+        publish: receives a notice of each new address; must not block.
         clock: the time between two attempts.
     """
 

@@ -116,7 +116,7 @@ class Fleet:
         return self._lifecycle.states
 
     def cost(self, now: float) -> CostReport:
-        """What the fleet has cost until ``now``, an ``elapsed`` reading of its clock in seconds."""
+        """Return the cost of the fleet until ``now``, an ``elapsed`` reading of its clock in seconds."""
         return CostReport(usages=tuple(machine.usage for machine in self._machines.all), now=now)
 
     async def start(self) -> None:

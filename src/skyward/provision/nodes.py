@@ -229,7 +229,7 @@ class NodeHandle:
                     what=f"node {self.rank} to come back",
                 )
             except BaseException:
-                self._unlinked.set()  # the next one who waits judges anew
+                self._unlinked.set()  # the next waiter judges again
                 raise
             finally:
                 away.is_over()

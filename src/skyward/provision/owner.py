@@ -41,7 +41,7 @@ class Owner:
 
     @classmethod
     def this_process(cls) -> Owner:
-        """The process that asks."""
+        """Return the present process."""
         namespace = ""
         with suppress(OSError):
             namespace = os.readlink(_NAMESPACE)
@@ -55,10 +55,10 @@ class Owner:
         )
 
     def lives(self, here: Owner | None = None) -> bool | None:
-        """Whether it still runs; a zombie does not. None where that cannot be seen from here.
+        """Return whether it still runs; a zombie does not. None if that cannot be judged from here.
 
-        Not to be seen are processes of other machines and of other containers, whose numbers mean others here. After a
-        reboot of the same machine it is known to have ended, unless it ran in a container.
+        Processes of other machines and of other containers cannot be judged: their numbers belong to other processes
+        here. After a reboot of the same machine it has ended, unless it ran in a container.
 
         Args:
             here: a process of the place from which to judge; None is this process.

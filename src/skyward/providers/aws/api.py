@@ -83,8 +83,8 @@ class Api:
         do not hold any more and there are newer ones, it is made once more with those. A call that changes something is
         waited for even if the caller is cancelled, so that nothing comes of it unseen.
 
-        :func:`~skyward.providers.aws.errors.is_lost` tells of an error whether nobody knows if it was done: an answer
-        was lost, and what was answered to its repetitions, such as that there were too many, does not say.
+        :func:`~skyward.providers.aws.errors.is_lost` is true of an error after which the call may have taken effect: an
+        answer was lost, and the answers to its repetitions, such as that there were too many, settle nothing.
         """
         return await self._persist(service, operation, region, parameters, patience_s=self.patience_s)
 

@@ -163,7 +163,7 @@ async def _authorize(api: Api, group: str, rule: Mapping[str, Any]) -> None:
 
 
 def _ssh_rule(ssh_from: str) -> dict[str, Any]:
-    """SSH from these addresses, as rules are given; the description tells it from rules that the user has added."""
+    """Return the rule that admits SSH; its description distinguishes it from rules that the user has added."""
     ranges = (
         {"Ipv6Ranges": [{"CidrIpv6": ssh_from, "Description": _FROM_CLIENT}]}
         if ":" in ssh_from
