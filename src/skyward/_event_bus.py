@@ -34,7 +34,7 @@ class EventBus:
         self._lock = threading.Lock()
         self._courier = Courier("skyward-events", what="a callback for events", patience_s=patience_s)
         self._subscriptions: tuple[_Subscription, ...] = ()
-        self._busy: dict[int, deque[SkywardEvent]] = {}
+        self._busy: dict[int, deque[_Missed]] = {}
 
     def publish(self, event: SkywardEvent, also: tuple[Callback, ...] = ()) -> None:
         """Queue ``event`` for the subscribers and for the callbacks ``also``; once closed, do nothing."""
@@ -96,7 +96,7 @@ class EventBus:
         """Call ``callback``; if another thread is in it still, that one hands it the event afterwards."""
         with self._lock:
             if (missed := self._busy.get(id(callback))) is not None:
-                missed.append(event)
+                missed.append(_Missed(event, _handled.delivery))
                 return None
             missed = self._busy[id(callback)] = deque()
         try:
@@ -104,14 +104,17 @@ class EventBus:
         finally:
             self._catch_up(callback, missed)
 
-    def _catch_up(self, callback: Callback, missed: deque[SkywardEvent]) -> None:
+    def _catch_up(self, callback: Callback, missed: deque[_Missed]) -> None:
+        present = _handled.delivery
         while True:
             with self._lock:
                 if not missed:
                     del self._busy[id(callback)]
+                    _handled.delivery = present
                     return
-                event = missed.popleft()
-            deliver(event, (callback,))
+                late = missed.popleft()
+            _handled.delivery = late.delivery
+            deliver(late.event, (callback,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,14 @@ class _Delivery:
     also: tuple[Callback, ...] = ()
     received_by: tuple[Callback, ...] = ()
     depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    """Event for a busy callback, and the delivery that it is part of."""
+
+    event: SkywardEvent
+    delivery: _Delivery
 
 
 @dataclass(frozen=True, slots=True, eq=False)

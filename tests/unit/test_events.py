@@ -108,6 +108,32 @@ class TestEmittedEvents:
 
         assert counts == [33, 33]
 
+    def test_of_a_callback_that_is_behind_come_to_an_end_too(self) -> None:
+        bus = EventBus(patience_s=0.01)
+        stop = events.forward_emitted(bus.publish_emitted)
+        arrived, ended = [threading.Event() for _ in range(200)], threading.Event()
+        numbers: list[int] = []
+
+        def answer(event: LogLine) -> None:
+            number = int(event.line)
+            numbers.append(number)
+            emit(line(str(number + 1)))
+            if number < 20:  # it is behind: another thread has handled the answer by now, except for this callback
+                assert arrived[number + 1].wait(20)
+            if number == 32:
+                ended.set()
+
+        bus.subscribe(LogLine, answer)
+        bus.subscribe(LogLine, lambda event: arrived[int(event.line)].set())
+        try:
+            bus.publish(line("0"))
+            assert ended.wait(20)
+        finally:
+            stop()
+            bus.close(20)
+
+        assert numbers == list(range(33))
+
     def test_no_longer_reach_a_pool_that_has_closed(self) -> None:
         heard: list[object] = []
         stop = events.forward_emitted(lambda event, _: heard.append(event))
