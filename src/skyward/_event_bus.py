@@ -93,7 +93,7 @@ class EventBus:
         deliver(delivery.event, tuple(partial(self._call_in_turn, callback) for callback in callbacks))
 
     def _call_in_turn(self, callback: Callback, event: SkywardEvent) -> SkywardEvent | None:
-        """Call ``callback``; if another thread is in it still, that one hands it the event afterwards."""
+        """Call ``callback``, or leave the event to the thread that is still in it."""
         with self._lock:
             if (missed := self._busy.get(id(callback))) is not None:
                 missed.append(_Missed(event, _handled.delivery))
@@ -143,5 +143,5 @@ class _Subscription:
         return self.callback(event) if isinstance(event, self.event_type) else None
 
     def __repr__(self) -> str:
-        """Return the callback's, which is what messages are about."""
+        """Return the callback's: messages name it."""
         return repr(self.callback)

@@ -16,13 +16,13 @@ _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def keep_from_forks(sock: socket.socket) -> socket.socket:
-    """Let go of ``sock`` in every child forked from now on; return it. Programs that are started never have it."""
+    """Release ``sock`` in every child forked from now on; return it. Programs that are started never inherit it."""
     _sockets.add(sock)
     return sock
 
 
 def abandon(*descriptors: int) -> None:
-    """In a forked child: let go of inherited descriptors, which refer to nothing from now on.
+    """Release inherited descriptors in a forked child: they refer to the null device from now on.
 
     They are not closed: objects here still hold their numbers, and would close whatever gets them next.
     """

@@ -56,7 +56,7 @@ class CallState:
 
     @property
     def final(self) -> bool:
-        """Whether the call may not run again once it has begun."""
+        """Return whether the call may not run again once it has begun."""
         return self.together or self.losses >= self.retries
 
 

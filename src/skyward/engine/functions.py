@@ -48,13 +48,13 @@ class FunctionCache:
         packed = pack()
         if seen is not None and packed.lasting:
             with self._lock:
-                # Bounded, as they keep what they refer to: functions made anew for each call must go.
+                # Bounded, as they keep what they refer to: functions that are made for each call must go.
                 self._known.put(fn, _Known(seen, packed), packed.nbytes)
         return packed
 
 
 class _Known:
-    """A pickle, and everything that it depends on."""
+    """Pickle of a function, and everything that it depends on."""
 
     __slots__ = ("_naming", "_search_path", "_seen", "packed")
 

@@ -64,7 +64,7 @@ class LaneOwner(Protocol):
         ...
 
     def lane_failed(self, lane: Lane, why: str) -> None:
-        """The lane failed in a way that no link explains, and was started again."""
+        """Take note that the lane failed in a way that no link explains, and was started again."""
         ...
 
 

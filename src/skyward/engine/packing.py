@@ -18,7 +18,7 @@ from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_arguments
 __all__ = ["FunctionSource", "PackedFunction", "Parcel", "Wrapped", "wrap"]
 
 _OVERHEAD_BYTES = 16 << 10
-"""What a loaded function takes besides its pickle, about: code, globals, names."""
+"""Approximate size of a loaded function besides its pickle: code, globals, names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class PackedFunction:
 
     @property
     def nbytes(self) -> int:
-        """About how much it takes where it is kept, pickled or loaded."""
+        """Return about how many bytes it takes where it is kept, pickled or loaded."""
         return _OVERHEAD_BYTES + len(self.wrapped.payload.data) + sum(blob.view.nbytes for blob in self.wrapped.blobs)
 
 

@@ -1,4 +1,4 @@
-"""Bounded memory of recent things, by the bytes that they take."""
+"""Mapping of recently used entries, bounded by their bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Recent(Generic[K, V]):
     """Mapping whose least recently used entries go when their bytes exceed a bound; the newest always stays.
 
     Args:
-        bound_bytes: how much all entries may take together.
+        bound_bytes: sum of the bytes of all entries, at most.
     """
 
     def __init__(self, bound_bytes: int) -> None:

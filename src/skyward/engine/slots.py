@@ -99,7 +99,7 @@ class Slot:
             self.ready.set_result(None)
 
     def end_for(self, why: str, call_ids: Collection[int] = ()) -> None:
-        """Note why we have the process end; with calls, only if it is still running one of them."""
+        """Note the reason for ending the process; with calls, it ends only if it still runs one of them."""
         self.ended_for = why
         self.ended_with = {*self.ended_with, *call_ids} if call_ids else set()
 
@@ -230,7 +230,7 @@ class Slot:
 
 
 def _can_travel_together(call: LiveCall) -> tuple[str, bool, bool]:
-    """Key of the calls that share an item: function, whether there is nothing special, whether they may run again."""
+    """Return the key of calls that share an item: function, whether nothing is special, whether they are final."""
     return call.parcel.function.id, call.parcel.arguments is None and call.header is None, call.final
 
 

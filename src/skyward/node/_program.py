@@ -107,6 +107,6 @@ def _follow(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Message], o
             loop.call_soon_threadsafe(commands.put_nowait, from_frame(json.loads(line)))
         on_end()
         status = 0
-    finally:  # a program that can be told nothing any more is started again
+    finally:  # a program that receives no more commands is started again
         # Nothing to tidy up: workers end with their nanny, and the node's folders are the supervisor's.
         os._exit(status)

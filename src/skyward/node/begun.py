@@ -1,7 +1,7 @@
 """Mark of the last call that a worker began: eight bytes of memory that outlive the worker's process.
 
 The worker stores the position of each call before it runs it; its nanny reads the mark once the process has ended,
-whatever ended it. That tells the calls that may have run from those that certainly have not (docs/decisions/014).
+whatever ended it. It separates the calls that may have run from those that certainly have not (docs/decisions/014).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class ReceivedCall:
         function: what it calls.
         position: number among the calls sent to this worker's place.
         final: whether it may not run again, so that its result must leave this process before another call ends it.
-        data: pickle of the arguments, unless ``payload`` says where they are.
+        data: pickle of the arguments, unless there is a ``payload``.
         payload: the arguments, if they are large.
         header: see :class:`CallHeader`.
     """
@@ -243,7 +243,7 @@ class CallRunner:
             return call
 
     def _run(self, call: ReceivedCall) -> None:
-        """Run a call and queue what comes of it. Never raises: the thread is needed for the next call."""
+        """Run a call and queue its answer. Never raises: the thread is needed for the next call."""
         started = time.perf_counter()
         try:
             self._run_and_answer(call, started)
@@ -280,7 +280,7 @@ class CallRunner:
         self._send(call.id, result, time.perf_counter() - started)
 
     def _answer(self, item: Item) -> None:
-        """Send what became of the call that runs, unless the client that asked for it is gone."""
+        """Send the answer of the call that runs, unless the client that asked for it is gone."""
         with self._lock:
             if self._client == self._clients:
                 self._outlet.push(item)

@@ -48,7 +48,7 @@ class LastWords:
 
 
 class WorkerLog:
-    """A worker's log file, of which the worker's own part is told from captured output.
+    """Log file of a worker, in which its own part is distinguished from captured output.
 
     The own part, such as Dask's messages, is written through :attr:`own`. Everything else that is appended is captured:
     it came through descriptors 1 and 2 of the worker or of the processes that it started.
@@ -82,12 +82,12 @@ class WorkerLog:
 
     @property
     def size(self) -> int:
-        """The log's present size in bytes."""
+        """Return the log's present size in bytes."""
         return os.lseek(self._reading, 0, os.SEEK_END)
 
     @property
     def has_more(self) -> bool:
-        """Whether anything was appended that has not been handed on. Takes half a microsecond."""
+        """Return whether anything was appended that has not been handed on. Takes half a microsecond."""
         return self.size != self.position
 
     def redirect(self) -> None:
@@ -119,7 +119,7 @@ class WorkerLog:
         return count
 
     def hand_on(self, feed: Callable[[bytes, int], None]) -> bool:
-        """Pass the next piece of captured output on; return whether to ask again.
+        """Pass the next piece of captured output on; return whether there is more.
 
         Args:
             feed: takes bytes, and the offset up to which they, and all before them, are whole lines.
@@ -146,18 +146,18 @@ class WorkerLog:
 
     @property
     def is_marked(self) -> bool:
-        """Whether all that was handed on is marked."""
+        """Return whether all that was handed on is marked."""
         return self._marked == self.whole
 
     def close(self) -> None:
-        """Close the files, but for descriptors 1 and 2."""
+        """Close the files, except for descriptors 1 and 2."""
         for descriptor in (self._appending, self._reading, self._marking):
             os.close(descriptor)
 
     def _hand_on(self, feed: Callable[[bytes, int], None]) -> None:
         start = self.position
         data = os.pread(self._reading, _PIECE_BYTES, start)
-        end = start + len(data) if data else self.size  # shorter than before: somebody truncated it
+        end = start + len(data) if data else self.size  # shorter than before: it was truncated
         own = [part for part in self._own_parts if part[0] < end]
         pieces = list(_between(own, start, data))
         whole = _whole_until(pieces, own, self.whole)

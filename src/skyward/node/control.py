@@ -145,7 +145,7 @@ class WorkerExit:
 
     @property
     def was_killed(self) -> bool:
-        """Whether it may have been killed from outside, not by itself nor for its memory."""
+        """Return whether it may have been killed from outside, neither by itself nor for its memory."""
         return self.exit_code is None and self.signal in (None, SIGKILL) and self.memory_limit_bytes is None
 
 

@@ -177,7 +177,7 @@ class LaneServer:
             await self._link.run(connection, by_turns=True)
         except OSError as error:
             log.info("a connection was lost: %s", error)
-        except Exception:  # the peer speaks of another session: the next one starts anew
+        except Exception:  # the peer has another session in mind: the next connection starts a new one
             log.exception("lane of client %s dropped", self._client)
             self._client = ""
         finally:

@@ -1,4 +1,4 @@
-"""How long a node may live: pure, the clocks are the caller's."""
+"""Life of a node: pure, the clocks are the caller's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _SILENT_S = 15.0
 
 
 class Lease:
-    """Decides when a node has to end, from two readings of a :class:`~skyward._waiting.Clock` that the caller gives.
+    """Decision when a node has to end, from two readings of a :class:`~skyward._waiting.Clock` that the caller gives.
 
-    ``now`` is a ``monotonic`` reading: a machine that has slept has not heard its client meanwhile, and must not take
-    that for silence. ``age_s`` is the node's age by ``elapsed`` readings: the cap counts time asleep too.
+    ``now`` is a ``monotonic`` reading: a machine that has slept has received nothing meanwhile, and must not take
+    that for silence of its client. ``age_s`` is the node's age by ``elapsed`` readings: the cap counts time asleep too.
 
     Three limits run: ``timeout_s`` from boot whatever happens; ``lease_s`` while no client is connected (its end of
     the connection was closed, so it is gone); ``away_s`` while one is silent (asleep, or no network). A connection that

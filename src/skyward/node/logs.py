@@ -192,7 +192,7 @@ class LineAssembler:
         return pieces + self._append(left)
 
     def _is_due(self, drawings: int = 1) -> bool:
-        """Whether no state was shown for so many intervals; one is shown now, then."""
+        """Return whether no state was shown for so many intervals; if so, count one as shown now."""
         now = self._clock()
         due = not 0 <= now - self._state_shown_at < drawings * _PROGRESS_INTERVAL_S
         if due:

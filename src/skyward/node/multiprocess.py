@@ -22,7 +22,7 @@ __all__ = ["allow_multiprocessing"]
 
 
 def allow_multiprocessing() -> None:
-    """Make this process, a worker, as good for multiprocessing as a program of the user's own.
+    """Have multiprocessing work in this process, a worker, as in a program of the user's own.
 
     Its start method is undecided again (the process that forked it has handed its own down), and objects whose names
     mean nothing here go to child processes by value.
@@ -48,7 +48,7 @@ def _reduce(_: ForkingPickler, obj: object) -> Any:
 
 
 def _is_in(module: object, obj: type | FunctionType) -> bool:
-    """Whether pickle would find ``obj`` by its name."""
+    """Return whether pickle would find ``obj`` by its name."""
     try:
         return functools.reduce(getattr, obj.__qualname__.split("."), module) is obj
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Output of a worker's calls: what they print in Python, and what arrives through descriptors 1 and 2."""
+"""Output of a worker's calls: text from Python, and output that arrives through descriptors 1 and 2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CAPTURED = 0
 
 
 class Deliver(Protocol):
-    """Takes a call's next pieces, in order, in the thread that writes or hands on. Must not block."""
+    """Receiver of a call's next pieces, in order, in the thread that writes or hands on. Must not block."""
 
     def __call__(self, call_id: int, pieces: Sequence[LogPiece], log_end: int = 0, /) -> None:
         """Send them.
@@ -71,7 +71,7 @@ class CallOutput:
         return _CallSink(call_id, self._collector)
 
     def current(self) -> Sink | None:
-        """Where this thread's text goes: its own call, no call if it is a task of Dask's, else the one that runs."""
+        """Return the sink of this thread's call, of no call in a task of Dask's, else of the call that runs."""
         sink = _sink.get()
         if sink and not sink.finished:
             return sink
@@ -93,7 +93,7 @@ class CallOutput:
         return self._collector.collect_piece()
 
     def mark(self, has_arrived: Callable[[], bool]) -> None:
-        """Note that captured output was delivered, if ``has_arrived`` says so of everything up to now."""
+        """Note that captured output was delivered, if ``has_arrived`` returns so of everything up to now."""
         if self._log is None or self._log.is_marked:
             return
         until = self._log.whole  # before the question: more may be handed on meanwhile

@@ -51,7 +51,7 @@ class NodePlan:
         return str(Path(self.config.workdir, f"worker-{worker}.log"))
 
     def worker_mark(self, worker: int) -> str:
-        """File that says how much of the worker's log has arrived at the client; see :mod:`skyward.node.capture`."""
+        """File of the offset up to which the worker's log has arrived; see :mod:`~skyward.node.capture`."""
         return str(Path(self.ready.blob_dir, f"worker-{worker}.mark"))
 
     def process_env(self) -> dict[str, str]:

@@ -116,7 +116,7 @@ async def end_all(instance_id: str) -> bool:
 
 
 def has_ended(pid: int, *, within_s: float) -> bool:
-    """Wait for the end of any process; whether it came. Where the system has no way to wait, say that it did not."""
+    """Wait for the end of any process; return whether it came, and False where the system has no way to wait."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -19,17 +19,17 @@ class Sink(Protocol):
     """Takes what is written while a call runs."""
 
     def write(self, stream: StreamName, data: str | bytes) -> None:
-        """From any thread."""
+        """Take text, from any thread."""
         ...
 
 
 class OutputRouter(io.TextIOBase):
-    """Stands in for ``sys.stdout`` or ``sys.stderr``: a call's text goes to its sink, all else to the worker's log.
+    """Stand-in for ``sys.stdout`` or ``sys.stderr``: a call's text goes to its sink, all else to the worker's log.
 
     In a process forked from this one everything goes to the original: the sinks' other ends are not there.
 
     Args:
-        original: what it stands in for.
+        original: the stream that it replaces.
         stream: which of the two.
         current: the sink of the call that the calling thread belongs to; None for no sink.
         own: takes text that no sink takes; None for the original.
@@ -58,7 +58,7 @@ class OutputRouter(io.TextIOBase):
         return len(text)
 
     def write_bytes(self, data: bytes) -> None:
-        """What is written to :attr:`buffer`."""
+        """Hand on bytes that were written to :attr:`buffer`."""
         if os.getpid() != self._pid:
             _write_to(self._original, data.decode("utf-8", "backslashreplace"))
         elif (sink := self._current()) is None:
@@ -81,7 +81,7 @@ class OutputRouter(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        """The original's: a worker captures what is written there."""
+        """Return the original's: a worker captures output that is written there."""
         return self._original.fileno()
 
     @property
@@ -91,12 +91,12 @@ class OutputRouter(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What text is sent as."""
+        """Return the encoding in which text is sent."""
         return "utf-8"
 
     @property
     def errors(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What becomes of text without such a form."""
+        """Return the handler of text that has no such form."""
         return "backslashreplace"
 
     @property

@@ -151,7 +151,7 @@ class SlotNanny(Nanny):
         return status
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:  # noqa: ASYNC109 - Dask's signature
-        """End the process, as Dask's ``restart`` has it; the report on its end says so."""
+        """End the process for Dask's ``restart``; the report on its end gives that reason."""
         self._ended_for = "Dask restarted it"
         try:
             await super().kill(timeout=timeout, reason=reason)

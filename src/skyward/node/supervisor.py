@@ -147,7 +147,7 @@ class Supervisor:
 
     @property
     def _age_s(self) -> float:
-        """Seconds since the node's start, asleep or awake."""
+        """Return the seconds since the node's start, asleep or awake."""
         return self._clock.elapsed() - self._booted
 
     def end(self, reason: str) -> None:
@@ -188,7 +188,7 @@ class Supervisor:
                 assert_never(command)
 
     def _work(self, plan: NodePlan) -> list[Coroutine[Any, Any, None]]:
-        """The supervisor's loops; whatever one of them fails for passes, or is not the node's end."""
+        """Return the supervisor's loops, each of which starts again after a failure: none of them ends the node."""
 
         def report(reason: str) -> None:
             self._server.broadcast(SupervisorTrouble(reason=reason))

@@ -86,7 +86,7 @@ def _bound(address: str, port: int) -> socket.socket | None:
     sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         sock.bind((address, port))
-    except OSError:  # somebody else's
+    except OSError:  # in use
         sock.close()
         return None
     return sock

@@ -224,7 +224,7 @@ def _poll_awake(ready: select.poll) -> list[tuple[int, int]]:
 
 
 def _open_gate(connection: Connection) -> _Gate | None:
-    """None where there is none: then only the event loop reads."""
+    """Return a gate; None where there is none, and only the event loop reads."""
     try:
         return _Gate(connection) if _Gate.available else None
     except OSError as error:

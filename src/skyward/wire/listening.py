@@ -1,4 +1,4 @@
-"""Ports that go on accepting connections, whatever the process runs out of and whoever connects."""
+"""Ports that go on accepting connections while descriptors run out or strangers flood them."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Streams:
 
 
 class StreamPort:
-    """Port of one's own for peers with the pool's certificate, open from now until :meth:`close`.
+    """Listening port for peers with the pool's certificate, open from now until :meth:`close`.
 
     Args:
         address: where to listen, at a free port.

@@ -39,7 +39,7 @@ class Kind(enum.IntEnum):
     LINES = 13
     """To the client: ``[LINES, call_id, [[stream, text, partial, timestamp, writer], …], log_end]``; call 0 is none.
 
-    All output captured before the offset ``log_end`` of the worker's log has been sent up to now; 0 says nothing.
+    All output captured before the offset ``log_end`` of the worker's log has been sent up to now; 0 gives no offset.
     """
     EVENT = 14
     """To the client: ``[EVENT, call_id, pickle]``: an event that user code emitted."""

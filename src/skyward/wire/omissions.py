@@ -58,11 +58,11 @@ for _operation in _OPERATIONS.split():
 
 
 class Omissions:
-    """Decides what is left out of one pickle.
+    """Choice of the parts that are left out of one pickle.
 
     Args:
         root: the object that is pickled.
-        dump: pickles a value, leaving out what this object says.
+        dump: pickles a value, leaving out the parts that this object names.
     """
 
     def __init__(self, root: object, dump: Callable[[object, Omissions], object]) -> None:

@@ -43,7 +43,7 @@ Reduced = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Origin:
-    """Where an object that was received by value comes from.
+    """Origin of an object that was received by value.
 
     Attributes:
         process: identity of the process that sent it.
@@ -150,7 +150,7 @@ def _process() -> str:
 
 
 def _name_of(value: Definition) -> tuple[str, str]:
-    """Module and qualified name under which this process finds ``value``; empty if it does not."""
+    """Return module and qualified name under which this process finds ``value``; empty if it does not."""
     if isinstance(value, ModuleType):
         return (value.__name__ if sys.modules.get(value.__name__) is value else "", "")
     return (value.__module__, value.__qualname__) if found_under_its_name(value) else ("", "")

@@ -246,7 +246,7 @@ class _Pickler(cloudpickle.Pickler):
     Attributes:
         imported: names of modules that the functions which went by value import while they run.
         is_result: whether it goes from a worker to the client.
-        omissions: says what is left out of definitions; None leaves out nothing.
+        omissions: chooses the parts of definitions to leave out; None leaves out nothing.
     """
 
     imported: frozenset[str] = frozenset()
