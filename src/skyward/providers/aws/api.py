@@ -147,7 +147,7 @@ class Api:
         try:
             return cast("Json", await retrying(once))
         except SkywardError as error:
-            if lost and is_kind(error, Kind.AUTH, Kind.RATE):
+            if lost and not is_lost(error) and is_kind(error, Kind.AUTH, Kind.RATE, Kind.TRANSIENT):
                 raise error from lost[0]
             raise
 

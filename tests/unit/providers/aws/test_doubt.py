@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ import pytest
 from skyward._waiting import SYSTEM_CLOCK
 from skyward.errors import AuthenticationError, ConfigurationError, TerminationError, UnreachableError
 from skyward.providers.aws.api import Api, Credentials
+from skyward.providers.aws.errors import is_lost
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import LaunchOrder
@@ -218,6 +221,34 @@ def test_a_machine_of_a_lost_answer_is_ended_while_its_group_is_waited_for(slow_
 
     assert slow_ec2.launched() == 1
     assert slow_ec2.left() == {}
+
+
+@pytest.mark.parametrize("answers", [0, 1], ids=["never reached", "gone after the call has arrived"])
+def test_a_call_is_lost_if_it_has_arrived_once_although_aws_cannot_be_reached_any_more(
+    ec2: LocalEC2, answers: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+
+        def take() -> None:
+            for _ in range(answers):
+                taken, _ = server.accept()
+                taken.recv(1 << 16)
+                server.close()
+                taken.close()
+            server.close()
+
+        taking = threading.Thread(target=take)
+        taking.start()
+        if not answers:
+            taking.join()
+        api = Api(credentials=Credentials(region="us-east-1", endpoint_url=f"http://{host}:{port}"), patience_s=1)
+        with pytest.raises(UnreachableError) as raised:
+            asyncio.run(api.call("ec2", "RunInstances", MinCount=1, MaxCount=1))
+        taking.join()
+        api.close()
+
+    assert is_lost(raised.value) is bool(answers)
 
 
 def test_no_machine_is_feared_where_the_group_that_it_would_be_in_is_gone(ec2: LocalEC2) -> None:
