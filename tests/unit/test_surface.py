@@ -60,6 +60,26 @@ def last_of(rows: list[str]) -> int:
     return max((index for index, row in enumerate(rows) if row), default=-1)
 
 
+def test_a_workers_line_is_not_glued_to_the_interpreters_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = one_terminal(monkeypatch)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with shown("log", terminal) as show:
+        show(line("before"))
+        io.StringIO.write(terminal, ">>> ")  # as readline does, past the stream
+        show(line("one"))
+        show(line("two"))
+        print("mine")
+        show(line("three"))
+    assert screen_of(terminal.getvalue()) == [
+        "node 0  │ before",
+        ">>>",
+        "node 0  │ one",
+        "node 0  │ two",
+        "mine",
+        "node 0  │ three",
+    ]
+
+
 def test_prints_stay_above_the_bar_and_no_bar_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = one_terminal(monkeypatch)
     with with_a_bar(terminal) as show:

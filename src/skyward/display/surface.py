@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -127,8 +128,8 @@ class Surface:
         return is_plain and width < self.stream.size().columns
 
     def _start(self) -> str:
-        """Begin at a line's start, wherever the cursor was when the first display came."""
-        if self._column_known:
+        """Begin at a line's start, wherever the first display found the cursor or a prompt has left it."""
+        if self._column_known and (self._tail or not self._may_be_prompting()):
             return ""
         self._column_known = True
         if self._tail:
@@ -136,6 +137,10 @@ class Surface:
             return "\n"
         # As wide as the screen, this ends in the next line exactly if the cursor was not at a line's start.
         return f"{' ' * self.stream.size().columns}{_WIPE}"
+
+    def _may_be_prompting(self) -> bool:
+        """Return whether the interpreter shows prompts here: these bypass the streams, so that no tap sees them."""
+        return self._terminal and hasattr(sys, "ps1")
 
     # --- drawings ---------------------------------------------------------------------------------------------------
 
