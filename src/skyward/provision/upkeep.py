@@ -204,9 +204,8 @@ class Upkeep:
                 before, failures = failures, failures + 1  # counts if this raises: each run may buy a machine
                 present, failures = await self._outlive(present, before)
 
-        await keep(
-            live, what=f"keeping node {node.rank}", report=lambda why: self._publish(Error(why)), clock=self._clock
-        )
+        what = f"keeping node {node.rank}"
+        await keep(live, what=what, report=lambda why: self._publish(Error(why)), clock=self._clock)
 
     async def _outlive(self, node: NodeHandle, failures: int) -> tuple[NodeHandle | None, int]:
         """Another node of its rank once this one is gone, if it is still wanted and to be had."""
