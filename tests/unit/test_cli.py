@@ -160,6 +160,14 @@ def test_ls_lists_open_machines_with_cost_and_owner(launch: Callable[..., list[I
     assert "3 machines, $6.00" in said
 
 
+def test_ls_says_where_an_owner_is_that_cannot_be_judged_from_here(launch: Callable[..., list[Instance]]) -> None:
+    launch("a", owner=replace(ALIVE, namespace="pid:[1]"))
+    assert "in another container, may live" in run("ls").output
+    assert "1 machine, $3.00" in run("ls").output
+    launch("b", owner=replace(ALIVE, host="far"))
+    assert "on far, may live" in run("ls").output
+
+
 def test_ls_lists_what_has_ended_only_when_asked_to(launch: Callable[..., list[Instance]], ledger: Ledger) -> None:
     launch("a")
     ledger.close(["a"])

@@ -96,7 +96,7 @@ PLAIN_STORY = """\
 00:01:40 pool    │ prepared: eu-west-1
 00:01:40 pool    │ launching 2 nodes on aws: p5 in eu-west-1, spot, $0.512/h each, $1.02/h in all
 00:01:40 node 0  │ instance i-0 runs
-00:01:40 node 0  │ bootstrap: deps
+00:01:40 node 0  │ bootstrap: Python packages
 00:01:40 pool    │ open: 2 nodes, 4 workers
 00:01:40 node 1  │ hello
 00:01:40 node 1  │ worker 0 lost: killed by SIGKILL

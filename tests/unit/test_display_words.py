@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.display.escapes import cleaned
-from skyward.display.words import Work, duration, launch_words, money, price, rate, work_name
+from skyward.display.words import Work, duration, launch_words, money, price, rate, step_name, work_name
 from skyward.events import InstanceLaunching
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -23,6 +23,14 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 )
 def test_names_of_work_are_words(label: str, name: str) -> None:
     assert work_name(label) == name
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [("apt", "system packages"), ("server", "starting the supervisor"), ("uv", "uv"), ("volumes", "volumes")],
+)
+def test_steps_of_a_bootstrap_are_words(step: str, words: str) -> None:
+    assert step_name(step) == words
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import platformdirs
 from skyward.cli._answer import FAILED, Answer, Say, answers
 from skyward.cli._clean import size
 from skyward.cli._providers import RENTED, place_options, settings_of
+from skyward.display.words import plural
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
 from skyward.providers.base import Provider
 from skyward.providers.registry import OWN, PROVIDERS, Checkable, Finding, make_provider
@@ -138,7 +139,7 @@ def _ledger() -> Iterator[Finding]:
         yield Finding(what="ledger", state="fail", found=str(error), fix="do as it says: no pool opens without it")
         return
     dead = [entry for entry in entries if entry.owner is not None and entry.owner.lives() is False]
-    found = f"{ledger.path}, {len(entries)} machines open, {len(dead)} of them of dead owners"
+    found = f"{ledger.path}, {plural(len(entries), 'machine')} open, {len(dead)} of dead owners"
     fix = "`skyward sweep` ends those" if dead else ""
     yield Finding(what="ledger", state="warn" if dead else "ok", found=found, fix=fix)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +12,10 @@ import click
 
 from skyward.cli._answer import FAILED, Answer, Say, answers, moment, money
 from skyward.cli._providers import RENTED, place_options, settings_of
+from skyward.display.words import plural
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.provision.ledger import Ledger, LedgerEntry
+from skyward.provision.owner import Owner
 from skyward.provision.sweep import Left, Sweep, SweepReport, Swept, Unknown
 
 __all__ = ["down", "known_pool", "ls", "sweep"]
@@ -34,7 +37,7 @@ def ls(*, everything: bool) -> Answer:
             return
         columns = ("pool", "node", "provider", "instance", "type", "since", "$/h", "cost", "owner")
         say.table(*columns, rows=[_row(entry, now) for entry in entries])
-        say.line(f"{len(entries)} machines, {money(total)}")
+        say.line(f"{plural(len(entries), 'machine')}, {money(total)}")
 
     machines = [_machine(entry) | _details(entry, now) for entry in entries]
     return Answer(document={"machines": machines, "cost": total}, show=show)
@@ -175,6 +178,10 @@ def _stranger(each: Unknown) -> dict[str, Any]:
     return found | ({"reason": each.reason} if each.reason else {})
 
 
+def _place(owner: Owner) -> str:
+    return "in another container" if owner.host == socket.gethostname() else f"on {owner.host}"
+
+
 def _row(entry: LedgerEntry, now: float) -> tuple[str, ...]:
     bought, owner = entry.purchase, entry.owner
     if entry.closed_at is not None:
@@ -182,7 +189,7 @@ def _row(entry: LedgerEntry, now: float) -> tuple[str, ...]:
     elif owner is None:
         state = "unknown"
     else:
-        says = {True: "lives", False: "dead: `skyward sweep` ends this", None: f"on {owner.host}"}
+        says = {True: "lives", False: "dead: `skyward sweep` ends this", None: f"{_place(owner)}, may live"}
         state = f"{owner.pid}, {says[owner.lives()]}"
     return (
         bought.pool_id,

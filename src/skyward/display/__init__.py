@@ -17,7 +17,7 @@ from skyward.display.lines import Line, PoolTag, Tone
 from skyward.display.load import FleetLoad
 from skyward.display.screens import LiveScreen, PlainScreen, Screen
 from skyward.display.surface import Surface, join_surface
-from skyward.display.words import Work, duration, launch_words, plural, summary_words, work_name
+from skyward.display.words import Work, duration, launch_words, plural, step_name, summary_words, work_name
 from skyward.errors import ConfigurationError
 
 __all__ = ["Display", "DisplayKind", "PoolTag", "open_display", "parse_display"]
@@ -30,7 +30,6 @@ _STEPS: Final[dict[type[ev.SkywardEvent], str]] = {
     ev.InfraCreated: "prepared: {e.region}",
     ev.InstanceProvisioned: "instance {e.instance_id} runs",
     ev.BootstrapStarting: "bootstrap starts",
-    ev.BootstrapProgress: "bootstrap: {e.step}",
     ev.BootstrapCompleted: "bootstrap done",
     ev.PoolStopping: "closing",
     ev.InstanceStopping: "terminating instance {e.instance_id}",
@@ -149,6 +148,8 @@ class Display:
                 self._advance(event)
             case ev.InstanceLaunching():
                 self._step(event, launch_words(event))
+            case ev.BootstrapProgress():
+                self._step(event, f"bootstrap: {step_name(event.step)}")
             case ev.PoolStarted():
                 self._step(event, f"open: {plural(event.nodes, 'node')}, {plural(event.workers, 'worker')}")
             case ev.WorkerReplaced():

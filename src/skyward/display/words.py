@@ -8,7 +8,18 @@ from typing import Final
 
 from skyward import events as ev
 
-__all__ = ["Work", "duration", "launch_words", "money", "plural", "price", "rate", "summary_words", "work_name"]
+__all__ = [
+    "Work",
+    "duration",
+    "launch_words",
+    "money",
+    "plural",
+    "price",
+    "rate",
+    "step_name",
+    "summary_words",
+    "work_name",
+]
 
 _PLAIN_CALLS: Final = re.compile(r"|calls?|\d+ calls?|<lambda>|partial", re.ASCII)
 _KNOWN_WORK: Final = {
@@ -20,6 +31,13 @@ _KNOWN_WORK: Final = {
     "_parallel_build_trees": "trees",
 }
 """scikit-learn's own function names, in words."""
+_KNOWN_STEPS: Final = {
+    "apt": "system packages",
+    "deps": "Python packages",
+    "server": "starting the supervisor",
+    "skyward": "Skyward",
+}
+"""Steps of a node's bootstrap, in words; those that are words already are not listed."""
 _SHORT_S: Final = 10.0
 _MINUTES_FROM_S: Final = 120
 _HOURS_FROM_MIN: Final = 120
@@ -66,6 +84,11 @@ def rate(count: float, seconds: float) -> str:
 def plural(count: int, thing: str) -> str:
     """Return the number with its noun: ``1 node``, ``2 nodes``."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def step_name(step: str) -> str:
+    """Return the name of a step of a node's bootstrap for people."""
+    return _KNOWN_STEPS.get(step, step)
 
 
 def work_name(label: str) -> str:
