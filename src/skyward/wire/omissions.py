@@ -62,14 +62,20 @@ class Omissions:
 
     Args:
         root: the object that is pickled.
-        dump: pickles a value, leaving out the parts that this object names.
+        probe: pickles a value for nothing, without the parts that this object names or knows to be picklable; returns
+            the parts that it has pickled.
     """
 
-    def __init__(self, root: object, dump: Callable[[object, Omissions], object]) -> None:
-        self._dump = dump
+    def __init__(self, root: object, probe: Callable[[object, Omissions], Sequence[object]]) -> None:
+        self._probe = probe
+        self._picklable: set[int] = set()
         self._obstacles: dict[int, str] = {}
         self._kept_alive: list[object] = []  # ids are compared
         self._needed = {id(function) for function in _functions_of(root)}
+
+    def is_picklable(self, value: object) -> bool:
+        """Return whether a probe has pickled ``value``: no value is pickled once for every other one around it."""
+        return id(value) in self._picklable
 
     def applied(self, value: Definition, reduced: Reduced) -> Reduced:
         """Return cloudpickle's reduction of a definition with stand-ins for what cannot be pickled."""
@@ -105,6 +111,8 @@ class Omissions:
         """Return why ``value`` cannot be pickled; empty if it can."""
         if id(value) in self._obstacles:
             return self._obstacles[id(value)]
+        if self.is_picklable(value):
+            return ""
         self._kept_alive.append(value)
         self._obstacles[id(value)] = ""  # it may refer to itself
         if isinstance(value, FunctionType):
@@ -118,9 +126,11 @@ class Omissions:
 
     def _failure(self, value: object) -> str:
         try:
-            self._dump(value, self)
+            parts = self._probe(value, self)
         except Exception as error:  # any class may do anything here
             return str(error) or type(error).__name__
+        self._kept_alive += parts
+        self._picklable.update(map(id, parts))
         return ""
 
 

@@ -127,20 +127,20 @@ def _pack(obj: object, what: str, *, is_result: bool) -> Packed:
         buffers.append(view)
         return False
 
-    def dump(part: object, omissions: Omissions) -> object:
-        return _dumps_with_imports(part, lambda _: False, is_result=is_result, omissions=omissions)
+    def probe(part: object, omissions: Omissions) -> Sequence[object]:
+        return _probe(part, omissions, is_result=is_result)
 
     try:
         try:
             bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result)
         except Exception:  # once more, without what modules and classes can do without
             buffers.clear()
-            bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result, omissions=Omissions(obj, dump))
+            bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result, omissions=Omissions(obj, probe))
         data = with_sources(bare, buffers, imported) if imported else bare
     except SkywardError:
         raise
     except Exception as error:
-        path, part, cause = _blame(obj, what, error, dump)
+        path, part, cause = _blame(obj, what, error, probe)
         message = f"{path} cannot be pickled: {cause} (its type is {type(part).__module__}.{type(part).__qualname__})"
         raise SerializationError(message) from error
     absent = any_absent(imported) if imported else False
@@ -329,6 +329,34 @@ def _dumps_with_imports(
         return file.getvalue(), pickler.imported
 
 
+class _Probe(_Pickler):
+    """Pickler for finding out whether an object can be pickled; passes over the parts that are known to be.
+
+    Attributes:
+        parts: the parts that were pickled.
+    """
+
+    parts: list[object]
+
+    def reducer_override(self, obj: Any) -> Any:
+        if obj is not int and self.omissions is not None and self.omissions.is_picklable(obj):
+            return int, ()  # something small in its place
+        self.parts.append(obj)
+        return super().reducer_override(obj)
+
+
+def _leave_out(_: pickle.PickleBuffer) -> bool:
+    return False
+
+
+def _probe(obj: object, omissions: Omissions, *, is_result: bool) -> Sequence[object]:
+    with io.BytesIO() as file:
+        pickler = _Probe(file, protocol=5, buffer_callback=_leave_out)
+        pickler.is_result, pickler.omissions, pickler.parts = is_result, omissions, []
+        pickler.dump(obj)
+        return pickler.parts
+
+
 # Packages by name that were looked at, each as the module object that it was then.
 _judged: dict[str, ModuleType] = {}
 
@@ -350,15 +378,15 @@ def _is_installed(module: ModuleType) -> bool:
 
 
 def _blame(
-    obj: object, path: str, error: Exception, dump: Callable[[object, Omissions], object], depth: int = 4
+    obj: object, path: str, error: Exception, probe: Callable[[object, Omissions], Sequence[object]], depth: int = 4
 ) -> tuple[str, object, Exception]:
     """The smallest part of ``obj`` that fails to pickle by itself."""
     if depth:
         for name, child in _children(obj):
             try:
-                dump(child, Omissions(child, dump))
+                probe(child, Omissions(child, probe))
             except Exception as inner:
-                return _blame(child, f"{path}{name}", inner, dump, depth - 1)
+                return _blame(child, f"{path}{name}", inner, probe, depth - 1)
     return path, obj, error
 
 

@@ -177,3 +177,25 @@ def test_large_arrays_beside_a_lock_are_kept_out_of_the_pickle_once(helpers: Any
     packed = pack([large, lambda: helpers.times(2)], what="it")
     assert len(packed.buffers) <= 1
     assert unpack(packed.data, packed.buffers)[1]() == 6
+
+
+class Counted:
+    pickled = 0
+
+    def __init__(self, inner: object) -> None:
+        self.inner = inner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        Counted.pickled += 1
+        return Counted, (self.inner,)
+
+
+def test_nothing_is_pickled_once_for_every_object_around_it(helpers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner: object = None
+    for number in range(50):
+        inner = Counted(inner)
+        monkeypatch.setattr(helpers, f"counted_{number}", inner, raising=False)
+
+    pack(lambda: helpers.times(2), what="it")
+
+    assert Counted.pickled <= 150
