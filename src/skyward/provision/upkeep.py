@@ -91,8 +91,7 @@ class Upkeep:
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._leaving: dict[int, asyncio.Task[None]] = {}
         self._told: Exception | None = None
-        self._failed_additions = 0
-        self._barred_until = -math.inf
+        self._failed_additions, self._barred_until = 0, -math.inf
         self._closed = False
 
     @property
