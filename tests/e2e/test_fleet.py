@@ -226,11 +226,11 @@ def head_address() -> str:
 
 
 def supervisor_of(pool: sky.ComputePool, node: int) -> int:
-    """The process that a worker's session was adopted from: the one above its node's zygote."""
+    """Return the process that started all others of a node."""
 
     @sky.compute
-    def ancestors() -> tuple[int, list[int]]:
-        return sky.instance_info().node, [process.pid for process in psutil.Process().parents()]
+    def supervisor() -> tuple[int, int]:
+        (found,) = [each for each in psutil.Process().parents() if "skyward.node.supervisor" in each.cmdline()]
+        return sky.instance_info().node, found.pid
 
-    (found,) = [pids for rank, pids in ancestors() @ pool if rank == node]
-    return found[3]
+    return dict(supervisor() @ pool)[node]
