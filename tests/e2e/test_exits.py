@@ -32,7 +32,10 @@ pool = sky.ComputePool(provider=sky.Local(), display="quiet")
 
 PROGRAMS: Mapping[str, tuple[str, int]] = {
     "SIGTERM in the block": ("with pool: send('SIGTERM')", 143),
-    "SIGHUP while it opens": ("pool.on(sky.BootstrapStarting, lambda _: send('SIGHUP'))\nwith pool: time.sleep(60)", 129),
+    "SIGHUP while it opens": (
+        "pool.on(sky.BootstrapStarting, lambda _: send('SIGHUP'))\nwith pool: time.sleep(60)",
+        129,
+    ),
     "SIGTERM in a running event loop": (
         """
 import asyncio
