@@ -329,6 +329,19 @@ def test_a_callback_hears_the_subprocesses_of_its_calls_only(
     assert listener.lines == ["inside"]
 
 
+def test_the_line_that_was_printed_right_before_a_worker_ended_arrives(
+    pool: sky.ComputePool, heard: Callable[[], list[str]]
+) -> None:
+    @sky.compute(retries=0)
+    def end() -> None:
+        print("about to end")
+        os._exit(3)
+
+    with pytest.raises(sky.WorkerLostError, match="status 3"):
+        end() >> pool
+    assert heard() == ["about to end"]
+
+
 def test_the_last_words_of_a_worker_that_crashed_arrive_once(
     pool: sky.ComputePool, everything: Listener, heard: Callable[[], list[str]]
 ) -> None:

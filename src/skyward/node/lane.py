@@ -39,6 +39,7 @@ _COLLECT_S = 0.1
 _COLLECT_PIECES = 16
 _PACE_S = 0.005
 _LONGEST_PAUSE_S = 1.0
+_PRINT_EVERY_S = 0.001
 _FAREWELL_S = 0.5
 _GREETING_S = 10.0
 
@@ -77,6 +78,7 @@ class LaneServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
         self._dropped_lines = 0
+        self._printed_at = 0.0
         self._woken, self._waker = os.pipe()
         weakref.finalize(self, _close, self._woken, self._waker)
 
@@ -270,7 +272,10 @@ class LaneServer:
             lines.insert(0, ["stderr", note, False, time.time(), -1])
             self._dropped_lines = 0
         self.push([Kind.LINES, call_id, lines, log_end], sum(len(line[1]) for line in lines) + 64)
-        self.flush_soon()
+        # Another thread would have to wait for the interpreter's lock, and the call may crash before it gets that.
+        last, self._printed_at = self._printed_at, time.monotonic()
+        if self._printed_at - last < _PRINT_EVERY_S or not self._link.flush_if_free():
+            self.flush_soon()
 
 
 def _close(*descriptors: int) -> None:

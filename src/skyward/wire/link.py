@@ -59,9 +59,17 @@ class Link:
     def flush(self) -> None:
         """Send what is queued, as far as that goes without waiting."""
         with self._lock:
-            self._enqueue()
-            if self._connection is not None and not self._writing:
-                self._write(self._connection)
+            self._flush()
+
+    def flush_if_free(self) -> bool:
+        """Do as :meth:`flush` unless a thread does, this one included; return whether it was done."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._flush()
+        finally:
+            self._lock.release()
+        return True
 
     async def run(self, connection: Connection, *, by_turns: bool = False) -> None:
         """Serve one connection until it is lost; returns then, and may be called with the next one.
@@ -121,6 +129,12 @@ class Link:
     def abort(self) -> None:
         """Hang up; :meth:`run` returns. On the loop."""
         self._end(self._served, ConnectionAbortedError("hung up here"))
+
+    def _flush(self) -> None:
+        """With the lock held."""
+        self._enqueue()
+        if self._connection is not None and not self._writing:
+            self._write(self._connection)
 
     def _write(self, connection: Connection) -> None:
         """With the lock held."""
