@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples/training"
+WORKERS_LINE = re.compile(r"\d\d:\d\d:\d\d node ")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 pytestmark = [pytest.mark.example, pytest.mark.timeout(240)]
@@ -30,7 +31,7 @@ def run(name: str, folder: Path) -> tuple[list[str], list[str]]:
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "Traceback" not in completed.stdout + completed.stderr
     shown = (completed.stdout + completed.stderr).splitlines()
-    workers = [line.partition("│ ")[2] for line in shown if line.startswith("node")]
+    workers = [line.partition("│ ")[2] for line in shown if WORKERS_LINE.match(line)]
     return [line for line in completed.stdout.splitlines() if "│" not in line], workers
 
 
