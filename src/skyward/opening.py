@@ -63,8 +63,8 @@ class Opens(ABC):
             self._entered = True
         self._opener = threading.current_thread()
         _open.append(self)  # from the first, so that whatever comes in between, it is closed at exit
-        _register_with_joblib()
         try:
+            _register_with_joblib()
             hold(_close_all_now)
             self._closing.callback(release)
             self._open(self._closing)
