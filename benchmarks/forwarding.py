@@ -77,9 +77,9 @@ def _connected(place: Place, wanted: bytes) -> socket.socket:
 
 @contextmanager
 def _skyward(far: FarSide) -> Iterator[Place]:
-    from skyward._loop import acquire_loop
+    from skyward._concurrency.loop import acquire_loop
     from skyward.transport.access import SSHTarget
-    from skyward.transport.ssh import SshTransport
+    from skyward.transport.ssh_transport import SshTransport
 
     (host, port), loop = far.hosts[0], acquire_loop()
     target = SSHTarget(host=host, port=port, user=far.user, key_path=far.key_path, known_hosts=far.known_hosts)

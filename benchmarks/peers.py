@@ -43,7 +43,7 @@ class Peer:
 @contextmanager
 def skyward() -> Iterator[Peer]:
     import skyward as sky
-    from skyward._loop import acquire_loop
+    from skyward._concurrency.loop import acquire_loop
 
     def register() -> str:
         import skyward_joblib  # noqa: F401  # importing it registers the backend

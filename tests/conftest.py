@@ -21,7 +21,7 @@ import stamina
 from uv import find_uv_bin
 
 import skyward as sky
-from skyward.provision.sources import listed_settings
+from skyward.provision.preparing.sources import listed_settings
 
 SETTLE_S = 10.0
 """How long what a test started may take to end by itself after the test."""

@@ -21,6 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skyward import accelerators, distributed, errors, integrations
+    from skyward.client.executor import PoolExecutor
+    from skyward.client.market import offers
+    from skyward.client.multipool import MultiPool
+    from skyward.client.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather
+    from skyward.client.pool import ComputePool
+    from skyward.distributed.runtime import DistributedSampler, InstanceInfo, current_accelerator, instance_info, shard
     from skyward.errors import (
         AuthenticationError,
         BootstrapError,
@@ -75,20 +81,14 @@ if TYPE_CHECKING:
         emit,
         use_callback,
     )
-    from skyward.executor import PoolExecutor
-    from skyward.market import offers
-    from skyward.multipool import MultiPool
-    from skyward.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather
-    from skyward.pool import ComputePool
     from skyward.providers.aws.provider import AWS
     from skyward.providers.local import Local
     from skyward.providers.ssh import SSH
-    from skyward.runtime import DistributedSampler, InstanceInfo, current_accelerator, instance_info, shard
-    from skyward.spec.accelerators import NVIDIA, Accelerator, is_nvidia, is_trainium
-    from skyward.spec.image import Image
-    from skyward.spec.instance import InstanceSpec, select_instance
-    from skyward.spec.spot import Spot, SpotLike
-    from skyward.spec.volume import S3Volume
+    from skyward.request.accelerators import NVIDIA, Accelerator, is_nvidia, is_trainium
+    from skyward.request.image import Image
+    from skyward.request.instance import InstanceSpec, select_instance
+    from skyward.request.spot import Spot, SpotLike
+    from skyward.request.volume import S3Volume
     from skyward.submission import CallFuture
 
 __all__ = [
@@ -232,20 +232,26 @@ _HOMES = {
         "emit",
         "use_callback",
     ),
-    "skyward.executor": ("PoolExecutor",),
-    "skyward.market": ("offers",),
-    "skyward.multipool": ("MultiPool",),
-    "skyward.pending": ("ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"),
-    "skyward.pool": ("ComputePool",),
+    "skyward.client.executor": ("PoolExecutor",),
+    "skyward.client.market": ("offers",),
+    "skyward.client.multipool": ("MultiPool",),
+    "skyward.client.pending": ("ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"),
+    "skyward.client.pool": ("ComputePool",),
     "skyward.providers.aws.provider": ("AWS",),
     "skyward.providers.local": ("Local",),
     "skyward.providers.ssh": ("SSH",),
-    "skyward.runtime": ("DistributedSampler", "InstanceInfo", "current_accelerator", "instance_info", "shard"),
-    "skyward.spec.accelerators": ("Accelerator", "NVIDIA", "is_nvidia", "is_trainium"),
-    "skyward.spec.image": ("Image",),
-    "skyward.spec.instance": ("InstanceSpec", "select_instance"),
-    "skyward.spec.spot": ("Spot", "SpotLike"),
-    "skyward.spec.volume": ("S3Volume",),
+    "skyward.distributed.runtime": (
+        "DistributedSampler",
+        "InstanceInfo",
+        "current_accelerator",
+        "instance_info",
+        "shard",
+    ),
+    "skyward.request.accelerators": ("Accelerator", "NVIDIA", "is_nvidia", "is_trainium"),
+    "skyward.request.image": ("Image",),
+    "skyward.request.instance": ("InstanceSpec", "select_instance"),
+    "skyward.request.spot": ("Spot", "SpotLike"),
+    "skyward.request.volume": ("S3Volume",),
     "skyward.submission": ("CallFuture",),
 }
 _NOT_YET = ("DigitalOcean", "RunPod", "Verda", "VastAI")

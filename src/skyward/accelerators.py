@@ -5,7 +5,7 @@ The same as ``Accelerator.NVIDIA.A100(count=4)``, with the vendors' names left o
 
 from __future__ import annotations
 
-from skyward.spec.accelerators import Accelerator
+from skyward.request.accelerators import Accelerator
 
 __all__ = [
     "A10",

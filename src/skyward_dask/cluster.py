@@ -10,13 +10,13 @@ from weakref import WeakSet
 from distributed import Status
 from tornado.ioloop import IOLoop
 
-from skyward._exits import at_exit
+from skyward._concurrency.exits import at_exit
 from skyward.errors import ConfigurationError
 from skyward.events import Callback
-from skyward.spec.accelerators import Accelerator
-from skyward.spec.image import Image
-from skyward.spec.spot import SpotLike
-from skyward.spec.volume import Volume
+from skyward.request.accelerators import Accelerator
+from skyward.request.image import Image
+from skyward.request.spot import SpotLike
+from skyward.request.volume import Volume
 from skyward_dask.dashboard import DashboardLink
 from skyward_dask.elastic import ElasticCluster
 from skyward_dask.holding import Fleet, hold_pool

@@ -7,8 +7,8 @@ import threading
 from types import TracebackType
 from typing import Any, Protocol, cast
 
+from skyward.client.pool import ComputePool
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.pool import ComputePool
 from skyward.submission import ElasticFleet
 
 __all__ = ["BorrowedPool", "Fleet", "OwnableFleet", "OwnedPool", "PoolHolding", "hold_pool"]

@@ -13,8 +13,8 @@ import cloudpickle
 from joblib import cpu_count
 from joblib.parallel import LokyBackend
 
+from skyward.distributed.runtime import instance_info
 from skyward.errors import ConfigurationError, NotInPoolError
-from skyward.runtime import instance_info
 
 __all__ = ["Initializer", "NodeBackend", "run_batch"]
 

@@ -15,7 +15,7 @@ from joblib import parallel_config
 from skyward.submission import TaskSubmitter
 
 if TYPE_CHECKING:
-    from skyward.pool import ComputePool
+    from skyward.client.pool import ComputePool
 
 __all__ = ["JoblibPool", "ScikitLearnPool", "joblib_backend", "sklearn_backend"]
 
@@ -57,7 +57,7 @@ class JoblibPool:
         self._prepare(pool_params, _pinned("joblib", joblib_version))
 
     def _prepare(self, pool_params: dict[str, Any], asked: list[str]) -> None:
-        from skyward.pool import ComputePool  # the client's side: nodes import this module too
+        from skyward.client.pool import ComputePool  # the client's side: nodes import this module too
 
         pip = [*(pool_params.pop("pip", None) or ()), *asked, *_pinned("numpy"), *_pinned("threadpoolctl")]
         self._pool = ComputePool(**pool_params, pip=pip)

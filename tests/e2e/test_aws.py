@@ -33,7 +33,7 @@ from skyward.events import (
     Progress,
     SkywardEvent,
 )
-from skyward.provision.ledger import Ledger
+from skyward.provision.buying.ledger import Ledger
 from skyward.testing.aws import LocalEC2, Market, use_ec2
 from skyward.testing.hosts import require_sshd
 

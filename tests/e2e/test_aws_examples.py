@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.provision.ledger import Ledger
+from skyward.provision.buying.ledger import Ledger
 from skyward.testing.aws import LocalEC2, use_ec2
 from skyward.testing.hosts import require_sshd
 

@@ -18,17 +18,17 @@ import numpy as np
 from skyward.engine.blobs import Blob, NodeBlobs, identify
 from skyward.engine.certificates import issue
 from skyward.engine.exchange import Exchange
-from skyward.node.config import NodeConfig
-from skyward.node.control import Fetch, Fetched, Message, Ping, Pong, from_frame, to_frame
 from skyward.providers.base import Instance, InstanceState, Offer
-from skyward.provision.nodes import NodeHandle
-from skyward.spec.image import Image
-from skyward.spec.instance import InstanceSpec
+from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.request.image import Image
+from skyward.request.instance import InstanceSpec
 from skyward.submission import ArgumentMemo
 from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
-from skyward.transport.local import LocalTransport
+from skyward.transport.local_transport import LocalTransport
+from skyward.wire.control import Fetch, Fetched, Message, Ping, Pong, from_frame, to_frame
 from skyward.wire.frames import TlsIdentity, client_context, read_frame, write_frame
+from skyward.wire.node_config import NodeConfig
 
 DEADLINE_S = 60.0
 MIB = 1 << 20

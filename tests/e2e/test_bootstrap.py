@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skyward._waiting import wait_until
-from skyward.provision.bootstrap import bootstrap
-from skyward.spec.image import Image
-from skyward.spec.script import quote
+from skyward._concurrency.waiting import wait_until
+from skyward.provision.preparing.bootstrap import bootstrap
+from skyward.provision.preparing.script import quote
+from skyward.request.image import Image
 from skyward.testing.chaos import ChaosProxy
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
-from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_transport import SshTransport
 
 pytestmark = pytest.mark.timeout(300)  # environments are built
 

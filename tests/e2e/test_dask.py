@@ -14,7 +14,7 @@ from distributed import Client, Status, get_client, get_worker
 
 import skyward as sky
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.node.survey import memory_bytes
+from skyward.node.supervisor.survey import memory_bytes
 from skyward_dask import SkywardCluster
 
 PATIENCE_S = 60.0
@@ -72,7 +72,7 @@ def by_value_too():
         return sky.shard([1, 2, 3, 4]), current_call_is_known()
 
     def current_call_is_known():
-        from skyward.runtime import current_call
+        from skyward.distributed.runtime import current_call
 
         return current_call() is not None
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.provision.nodes import NodeHandle
+from skyward.provision.preparing.node_handle import NodeHandle
 
 FLOOD = 1300
 ALLOWED = 400

@@ -17,8 +17,8 @@ import pytest
 
 import skyward as sky
 from skyward.distributed._gang import Framework, Gang, decorator
+from skyward.distributed.runtime import FreshProcessNeeded, node_address
 from skyward.errors import ConfigurationError, WorkerLostError
-from skyward.runtime import FreshProcessNeeded, node_address
 
 NODES, CONCURRENCY = 2, 2
 WORLD = NODES * CONCURRENCY

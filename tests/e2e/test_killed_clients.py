@@ -20,7 +20,7 @@ import pytest
 import stamina
 from click.testing import CliRunner
 
-from skyward.cli import main
+from skyward.client.cli import main
 from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
 
 LEASE_S = 5.0
@@ -31,7 +31,7 @@ MARK = "SKYWARD_TEST_KILLED_CLIENT"
 CLIENT = """
 import json, os, signal, sys, threading
 import skyward as sky
-from skyward.provision.ledger import Ledger
+from skyward.provision.buying.ledger import Ledger
 from skyward.providers.registry import make_provider
 
 phase, delay_s, name, settings, nodes, lease_s = json.loads(sys.argv[1])

@@ -17,7 +17,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import PoolStateError, SkywardError
-from skyward.provision.ledger import Ledger
+from skyward.provision.buying.ledger import Ledger
 
 
 @pytest.fixture(autouse=True)

@@ -22,11 +22,16 @@ import psutil
 import pytest
 from distributed import Client
 
-from skyward._waiting import NotYet, wait_until
+from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.engine.certificates import issue
-from skyward.node.children import Child, Zygote
-from skyward.node.config import NodeConfig, NodeReady
-from skyward.node.control import (
+from skyward.node.processes import kill_all
+from skyward.node.supervisor.children import Child, Zygote
+from skyward.node.supervisor.survey import free_ports, make_plan, port_count
+from skyward.provision.preparing.control_client import ControlClient
+from skyward.transport.access import LocalAccess
+from skyward.transport.base import Completed
+from skyward.transport.local_transport import LocalTransport
+from skyward.wire.control import (
     Ending,
     Kill,
     Message,
@@ -38,14 +43,9 @@ from skyward.node.control import (
     WorkerExit,
     WorkerRunning,
 )
-from skyward.node.metrics import NodeMetrics
-from skyward.node.processes import kill_all
-from skyward.node.survey import free_ports, make_plan, port_count
-from skyward.provision.control import ControlClient
-from skyward.transport.access import LocalAccess
-from skyward.transport.base import Completed
-from skyward.transport.local import LocalTransport
 from skyward.wire.frames import TlsIdentity, client_context
+from skyward.wire.metrics import NodeMetrics
+from skyward.wire.node_config import NodeConfig, NodeReady
 from skyward.wire.security import PoolSecurity
 
 M = TypeVar("M", bound=Message)
@@ -294,7 +294,7 @@ async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -
     plan = make_plan(config, control_port=0, blob_port=0, ports=free_ports(config.address, port_count(config)))
     plan = replace(plan, ready=replace(plan.ready, memory_bytes=2 * 400 * MIB))
     heard: asyncio.Queue[Message] = asyncio.Queue()
-    programs = ("skyward.node.scheduler", "skyward.node.nannies")
+    programs = ("skyward.node.supervisor.scheduler", "skyward.node.worker.nanny_program")
     zygote = Zygote(programs, plan, on_exit=lambda reason: None)
     children = [
         Child(module, plan, zygote=zygote, on_report=heard.put_nowait, on_exit=lambda reason: None)

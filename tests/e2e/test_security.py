@@ -23,9 +23,9 @@ import pytest
 
 import skyward as sky
 from skyward.engine.certificates import issue
-from skyward.node.control import Ping, to_frame
 from skyward.providers.local import INSTANCE_VARIABLE
-from skyward.provision.fleet import Fleet
+from skyward.provision.fleet.fleet import Fleet
+from skyward.wire.control import Ping, to_frame
 from skyward.wire.frames import TlsIdentity, client_context
 from skyward.wire.security import PoolSecurity
 

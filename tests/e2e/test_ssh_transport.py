@@ -24,12 +24,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from skyward._waiting import wait_until
+from skyward._concurrency.waiting import wait_until
 from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
 from skyward.testing.chaos import ChaosProxy
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.transport.access import SSHTarget
-from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_transport import SshTransport
 
 DEADLINE_S = 30.0
 AT_ONCE_S = 5.0

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from torch.utils.data.distributed import DistributedSampler as Oracle
 
 import skyward as sky
+from skyward.distributed.runtime import CallContext, enter_call
 from skyward.errors import ConfigurationError
-from skyward.runtime import CallContext, enter_call
 
 EPOCHS = (0, 1, 7)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from skyward import accelerators
-from skyward.spec.accelerators import Accelerator, Vendor, models
+from skyward.request.accelerators import Accelerator, Vendor, models
 
 
 def test_functions_make_the_same_as_the_factories():

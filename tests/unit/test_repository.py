@@ -43,8 +43,8 @@ NAMED_BY_THE_API = {
     "skyward/providers/__init__.py",  # likewise, and where they lie
     "skyward/providers/registry.py",  # which class each name means
     "skyward/accelerators.py",  # chips that bear their maker's name
-    "skyward/events.py",  # ProviderName
-    "skyward/spec",  # Accelerator.AWS, S3Volume
+    "skyward/events/__init__.py",  # ProviderName
+    "skyward/request",  # Accelerator.AWS, S3Volume
 }
 """Where the specification itself puts a vendor's name."""
 

@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import ParamSpec, Protocol, TypeVar
 
 from skyward.distributed._environment import environment
+from skyward.distributed.runtime import CallContext, FreshProcessNeeded, current_call, node_address, node_rank
 from skyward.errors import ConfigurationError
-from skyward.runtime import CallContext, FreshProcessNeeded, current_call, node_address, node_rank
 
 __all__ = [
     "Framework",

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from skyward.distributed._environment import environment
 from skyward.distributed._gang import Gang, decorator, imported, own_rank, unused_port
-from skyward.runtime import FreshProcessNeeded, current_call, node_address
+from skyward.distributed.runtime import FreshProcessNeeded, current_call, node_address
 
 __all__ = ["JaxFramework", "JaxSession", "jax"]
 

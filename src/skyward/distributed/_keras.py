@@ -13,7 +13,7 @@ from skyward.distributed._gang import Framework, Gang, Session, checked_backend,
 from skyward.distributed._jax import JaxFramework
 from skyward.distributed._tensorflow import TensorflowFramework
 from skyward.distributed._torch import TorchFramework
-from skyward.runtime import FreshProcessNeeded, current_call
+from skyward.distributed.runtime import FreshProcessNeeded, current_call
 
 __all__ = ["KerasFramework", "KerasSession", "keras"]
 

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from skyward.distributed._environment import environment
 from skyward.distributed._filter import only_reached_at
 from skyward.distributed._gang import Gang, decorator, imported, unused_port
-from skyward.runtime import FreshProcessNeeded, current_call
+from skyward.distributed.runtime import FreshProcessNeeded, current_call
 
 __all__ = ["TensorflowFramework", "TensorflowSession", "cluster", "tensorflow"]
 

@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from skyward.distributed._environment import environment, interface_of, interfaces, unless_set
 from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, imported, own_rank
+from skyward.distributed.runtime import FreshProcessNeeded, node_address, visible_gpus
 from skyward.errors import ConfigurationError
-from skyward.runtime import FreshProcessNeeded, node_address, visible_gpus
 
 __all__ = [
     "BACKENDS",

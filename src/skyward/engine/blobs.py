@@ -40,7 +40,7 @@ class Blob:
 
 
 class BlobPlace(Protocol):
-    """What of :class:`~skyward.node.config.NodeReady` matters here."""
+    """What of :class:`~skyward.wire.node_config.NodeReady` matters here."""
 
     @property
     def blob_dir(self) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
-from skyward._event_bus import EventBus
-from skyward._waiting import EAGER_S, PROMPT_S
+from skyward._concurrency.waiting import EAGER_S, PROMPT_S
 from skyward.engine.calls import CallTable, LiveCall
 from skyward.engine.dispatch import Dispatch, WorkerId
 from skyward.engine.futures import RawOutcome
@@ -20,7 +19,8 @@ from skyward.engine.receiving import Incoming
 from skyward.engine.slots import Slot
 from skyward.errors import PoolStateError, SkywardError
 from skyward.events import Error
-from skyward.provision.nodes import NodeHandle
+from skyward.events.bus import EventBus
+from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.wire.messages import Kind
 from skyward.wire.session import Item
 

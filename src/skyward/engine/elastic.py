@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from skyward._waiting import SYSTEM_CLOCK
+from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.engine.cluster import Cluster
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import SkywardEvent
-from skyward.provision.fleet import Fleet
-from skyward.provision.lifecycle import HEAD, NodeState
-from skyward.provision.nodes import NodeHandle
-from skyward.provision.upkeep import Upkeep
+from skyward.provision.fleet.fleet import Fleet
+from skyward.provision.fleet.lifecycle import HEAD, NodeState
+from skyward.provision.fleet.upkeep import Upkeep
+from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
 from skyward.wire.frames import TlsIdentity
 
@@ -79,7 +79,7 @@ class Elastic:
         await self._upkeep.start(range(self._nodes))
 
     def scale(self, nodes: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
-        """See :meth:`skyward.provision.upkeep.Upkeep.scale`."""
+        """See :meth:`skyward.provision.fleet.upkeep.Upkeep.scale`."""
         return self._upkeep.scale(nodes, drop)
 
     async def close(self) -> None:
@@ -147,23 +147,23 @@ class Elastic:
     # --- FleetUser --------------------------------------------------------------------------------------------------
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """See :class:`~skyward.provision.upkeep.FleetUser`."""
+        """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
         self._cluster.members.expect(ranks)
 
     def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
-        """See :class:`~skyward.provision.upkeep.FleetUser`."""
+        """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
         self._cluster.members.retire(ranks, comes_back=comes_back)
 
     async def attach(self, node: NodeHandle) -> None:
-        """See :class:`~skyward.provision.upkeep.FleetUser`."""
+        """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
         await self._cluster.attach(node, _FIRST_ANSWER_S)
 
     def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
-        """See :class:`~skyward.provision.upkeep.FleetUser`."""
+        """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
         self._cluster.members.detach(rank, reason, for_good=for_good)
 
     async def drain(self, rank: int) -> None:
-        """See :class:`~skyward.provision.upkeep.FleetUser`."""
+        """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
         await self._cluster.members.idle(rank)
         if self._dask_in_use:
             try:

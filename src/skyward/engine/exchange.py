@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from skyward.engine.blobs import BlobPlace, NodeBlobs, Stored
-from skyward.node.control import Fetch, Fetched
 from skyward.transport.base import Transport
+from skyward.wire.control import Fetch, Fetched
 
 __all__ = ["Exchange", "ExchangeNode", "ExchangePlace"]
 
@@ -23,7 +23,7 @@ _TRIALS = 2
 
 
 class ExchangePlace(BlobPlace, Protocol):
-    """What of :class:`~skyward.node.config.NodeReady` matters here."""
+    """What of :class:`~skyward.wire.node_config.NodeReady` matters here."""
 
     @property
     def blobs(self) -> str:
@@ -32,7 +32,7 @@ class ExchangePlace(BlobPlace, Protocol):
 
 
 class ExchangeNode(Protocol):
-    """What of :class:`~skyward.provision.nodes.NodeHandle` matters here."""
+    """What of :class:`~skyward.provision.preparing.node_handle.NodeHandle` matters here."""
 
     @property
     def rank(self) -> int:

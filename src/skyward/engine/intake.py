@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from skyward._courier import Courier
-from skyward._loop import LoopThread
+from skyward._concurrency.loop import LoopThread
 from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
@@ -23,6 +22,7 @@ from skyward.engine.gangs import Gang
 from skyward.engine.packing import Parcel
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events import Callback, current_callbacks
+from skyward.events.courier import Courier
 from skyward.wire.messages import CallHeader
 
 __all__ = ["Intake"]

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from skyward._forked import keep_from_forks
-from skyward._keeping import keep
-from skyward._waiting import SystemClock, wait_until
+from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.recent import Recent
 from skyward.wire.connection import Connection

@@ -9,8 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from skyward._event_bus import EventBus
-from skyward._waiting import wait_until
+from skyward._concurrency.waiting import wait_until
 from skyward.engine.calls import CallTable
 from skyward.engine.dispatch import Dispatch, WorkerId
 from skyward.engine.exchange import Exchange
@@ -18,8 +17,9 @@ from skyward.engine.lane import Lane, LaneOwner
 from skyward.engine.performing import Performer
 from skyward.engine.slots import AttachedNode, Slot
 from skyward.events import Error, WorkerReplaced
-from skyward.node.control import Message, WorkerExit, WorkerRunning, WorkerStale
-from skyward.provision.nodes import LinkDown, LinkUp, NodeHandle
+from skyward.events.bus import EventBus
+from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
+from skyward.wire.control import Message, WorkerExit, WorkerRunning, WorkerStale
 
 __all__ = ["Membership"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.events import Error, LogLine, SkywardEvent
-from skyward.node.logs import LogPiece, Reassembler
+from skyward.wire.log_pieces import LogPiece, Reassembler
 from skyward.wire.messages import Kind, Outcome
 from skyward.wire.pickling import PackedError
 from skyward.wire.session import Item

@@ -7,8 +7,7 @@ from collections.abc import Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from skyward._event_bus import EventBus
-from skyward._loop import LoopThread
+from skyward._concurrency.loop import LoopThread
 from skyward.engine.certificates import issue
 from skyward.engine.cluster import Cluster
 from skyward.engine.elastic import Elastic
@@ -32,7 +31,14 @@ from skyward.events import (
     SkywardEvent,
     TimeoutApproaching,
 )
-from skyward.node.control import (
+from skyward.events.bus import EventBus
+from skyward.providers.base import Provider
+from skyward.provision.buying.ledger import Ledger
+from skyward.provision.fleet.fleet import Fleet
+from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
+from skyward.request.request import PoolRequest
+from skyward.submission import ArgumentMemo, Invocation, SchedulerInfo
+from skyward.wire.control import (
     Message,
     MetricsReport,
     Preempting,
@@ -41,14 +47,8 @@ from skyward.node.control import (
     TimeoutWarning,
     VolumeTrouble,
 )
-from skyward.node.metrics import NodeMetrics
-from skyward.providers.base import Provider
-from skyward.provision.fleet import Fleet
-from skyward.provision.ledger import Ledger
-from skyward.provision.nodes import LinkDown, LinkUp, NodeHandle
-from skyward.spec.request import PoolRequest
-from skyward.submission import ArgumentMemo, Invocation, SchedulerInfo
 from skyward.wire.frames import client_context
+from skyward.wire.metrics import NodeMetrics
 
 __all__ = ["RunningPool"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 
-from skyward._waiting import SYSTEM_CLOCK, wait_until
+from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.engine.blobs import NodeBlobs, Stored
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import GiveUp, WorkerId
@@ -19,10 +19,10 @@ from skyward.engine.lane import Lane
 from skyward.engine.packing import PackedFunction
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError, WorkerLostError
 from skyward.events import LogLine, WorkerLost, WorkerRestarting
-from skyward.node.control import WorkerExit
-from skyward.node.logs import LineAssembler
-from skyward.provision.nodes import NodeHandle
+from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.transport.access import LocalAccess
+from skyward.wire.control import WorkerExit
+from skyward.wire.log_pieces import LineAssembler
 from skyward.wire.messages import CallHeader, Kind, Payload
 
 __all__ = ["AttachedNode", "Slot", "given_up", "used_up"]

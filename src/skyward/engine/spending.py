@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from skyward._keeping import keep
-from skyward._waiting import SYSTEM_CLOCK, Clock
+from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import BudgetError
 from skyward.events import Error, SkywardEvent
-from skyward.provision.budget import Budget
-from skyward.provision.cost import CostReport
+from skyward.provision.buying.budget import Budget
+from skyward.provision.buying.cost import CostReport
 
 __all__ = ["Spending"]
 

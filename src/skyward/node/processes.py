@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 
 import psutil
 
-from skyward._waiting import NotYet, wait_until
+from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
 
 __all__ = [

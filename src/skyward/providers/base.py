@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from skyward.errors import CapacityError, ConfigurationError
-from skyward.spec.instance import InstanceSpec
-from skyward.spec.preemption import PreemptionWatch
-from skyward.spec.request import PoolRequest
+from skyward.request.instance import InstanceSpec
+from skyward.request.metadata import PreemptionWatch
+from skyward.request.request import PoolRequest
 from skyward.transport.access import Access
 
 __all__ = ["Instance", "InstanceState", "LaunchOrder", "Offer", "Provider", "checked_provider", "first_to_be_had"]

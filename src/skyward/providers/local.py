@@ -16,12 +16,12 @@ from typing import Any
 
 import platformdirs
 
-from skyward._waiting import NotYet, wait_until
+from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, TerminationError, UnreachableError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.spec.accelerators import model_name
-from skyward.spec.instance import InstanceSpec
-from skyward.spec.request import PoolRequest
+from skyward.request.accelerators import model_name
+from skyward.request.instance import InstanceSpec
+from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE, LocalAccess
 
 __all__ = ["INSTANCE_VARIABLE", "Local", "remove_blobs"]

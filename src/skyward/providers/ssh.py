@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
-from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import (
     CapacityError,
     ConfigurationError,
@@ -25,13 +25,13 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.spec._checks import refusal, text, texts
-from skyward.spec.accelerators import model_name
-from skyward.spec.instance import InstanceSpec
-from skyward.spec.request import PoolRequest
+from skyward.request.accelerators import model_name
+from skyward.request.checks import refusal, text, texts
+from skyward.request.instance import InstanceSpec
+from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE, SSHAccess, SSHTarget
 from skyward.transport.base import Transport
-from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_transport import SshTransport
 
 __all__ = ["SSH"]
 

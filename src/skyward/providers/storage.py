@@ -9,7 +9,7 @@ from typing import BinaryIO, Protocol, cast, runtime_checkable
 
 from skyward.providers import STORES
 from skyward.providers.base import Provider
-from skyward.spec.volume import GrantedVolume, Volume, VolumeAccess
+from skyward.request.volume import GrantedVolume, Volume, VolumeAccess
 
 __all__ = ["GrantsVolumes", "MountWay", "Store", "StoreKind", "StoredObject", "grant_volumes", "store_kind"]
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import pytest
 from distributed import Client
 
-from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 
 __all__ = ["ClusterSuite", "Membership", "membership"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from skyward._event_bus import EventBus
-from skyward.display import PoolTag, open_display
+from skyward.client.display import PoolTag, open_display
 from skyward.events import Callback, SkywardEvent
+from skyward.events.bus import EventBus
 from skyward.testing.clock import FakeClock
 
 __all__ = ["InlineBus", "Show", "Terminal", "shown"]

@@ -14,7 +14,7 @@ import dask.config
 from distributed import Scheduler, Worker
 from distributed.versions import get_versions
 
-from skyward._loop import LoopThread, acquire_loop
+from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward.engine.certificates import issue
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from skyward._waiting import SYSTEM_CLOCK
+from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.spec.request import PoolRequest
+from skyward.request.request import PoolRequest
 from skyward.testing.provider import FakeProvider, Verb, running
 
 __all__ = ["NO_FAULT", "REFUSALS", "Fate", "Fault", "FaultyProvider", "suffer"]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skyward.events import SkywardEvent
-from skyward.provision.fleet import Fleet
-from skyward.provision.ledger import Ledger
-from skyward.spec.request import parse_request
+from skyward.provision.buying.ledger import Ledger
+from skyward.provision.fleet.fleet import Fleet
+from skyward.request.request import parse_request
 from skyward.testing.clock import FakeClock
 from skyward.testing.nodes import FakeNodes
 from skyward.testing.provider import FakeProvider

@@ -18,7 +18,7 @@ from typing import Final, Self
 
 import psutil
 
-from skyward._waiting import wait_until
+from skyward._concurrency.waiting import wait_until
 from skyward.errors import ConfigurationError, UnreachableError
 from skyward.transport.access import SSHTarget
 

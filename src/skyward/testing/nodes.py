@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from skyward.node.config import NodeConfig, NodeReady
 from skyward.providers.base import Instance, InstanceState, Offer
-from skyward.provision.nodes import NodeHandle, NodeListener, open_transport
-from skyward.spec.image import Image
-from skyward.spec.instance import InstanceSpec
+from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, open_transport
+from skyward.request.image import Image
+from skyward.request.instance import InstanceSpec
 from skyward.transport.access import LocalAccess
 from skyward.wire.frames import TlsIdentity
+from skyward.wire.node_config import NodeConfig, NodeReady
 
 __all__ = ["FakeNode", "FakeNodes", "Phase", "node_config", "node_instance", "node_ready"]
 

@@ -16,7 +16,7 @@ import pytest
 import skyward.engine.cluster
 import skyward.engine.membership
 import skyward.wire.link
-from skyward._waiting import SystemClock
+from skyward._concurrency.waiting import SystemClock
 from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
@@ -25,18 +25,18 @@ from skyward.engine.futures import RemoteFuture
 from skyward.engine.intake import Intake
 from skyward.engine.packing import PackedFunction, Parcel, Wrapped
 from skyward.events import SkywardEvent
-from skyward.node.control import Message
 from skyward.providers.base import LaunchOrder, Offer
-from skyward.provision.fleet import Fleet
-from skyward.provision.ledger import Ledger
-from skyward.provision.nodes import LinkDown, LinkUp, NodeHandle
-from skyward.spec.instance import InstanceSpec
-from skyward.spec.request import parse_request
-from skyward.spec.spot import SpotLike
+from skyward.provision.buying.ledger import Ledger
+from skyward.provision.fleet.fleet import Fleet
+from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
+from skyward.request.instance import InstanceSpec
+from skyward.request.request import parse_request
+from skyward.request.spot import SpotLike
 from skyward.testing.faults import FaultyProvider
 from skyward.testing.simulation import SimulatedClock
 from skyward.testing.supervisors import SimulatedNode, SimulatedNodes
 from skyward.testing.workers import SimulatedLane, SimulatedNetwork, SimulatedWorker
+from skyward.wire.control import Message
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.messages import Payload
 

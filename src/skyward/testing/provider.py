@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider, first_to_be_had
 from skyward.providers.registry import Sweepable
-from skyward.spec.instance import InstanceSpec
-from skyward.spec.request import PoolRequest, parse_request
+from skyward.request.instance import InstanceSpec
+from skyward.request.request import PoolRequest, parse_request
 from skyward.transport.access import LocalAccess
 
 __all__ = ["FakeProvider", "ProviderContract", "Verb", "running"]

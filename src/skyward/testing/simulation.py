@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from skyward._waiting import SystemClock
+from skyward._concurrency.waiting import SystemClock
 from skyward.wire.connection import Connection
 
 __all__ = ["SimulatedClock", "SimulatedConnection", "SimulatedLoop", "StuckError", "simulate"]
@@ -26,11 +26,11 @@ class SimulatedClock(SystemClock):
     """The time of the running loop."""
 
     def monotonic(self) -> float:
-        """See :meth:`skyward._waiting.Clock.monotonic`."""
+        """See :meth:`skyward._concurrency.waiting.Clock.monotonic`."""
         return asyncio.get_running_loop().time()
 
     def elapsed(self) -> float:
-        """See :meth:`skyward._waiting.Clock.elapsed`."""
+        """See :meth:`skyward._concurrency.waiting.Clock.elapsed`."""
         return self.monotonic()
 
 

@@ -7,10 +7,17 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from skyward._waiting import SYSTEM_CLOCK
+from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import UnreachableError
-from skyward.node.config import NodeConfig
-from skyward.node.control import (
+from skyward.providers.base import Instance
+from skyward.provision.preparing import node_handle as nodes
+from skyward.provision.preparing.control_client import ControlClient
+from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
+from skyward.testing.faults import NO_FAULT, Fault, suffer
+from skyward.testing.nodes import FakeNode, FakeNodes, Phase
+from skyward.testing.workers import SimulatedNetwork, SimulatedWorker, Work
+from skyward.transport.base import Completed
+from skyward.wire.control import (
     Command,
     Ending,
     Kill,
@@ -21,14 +28,7 @@ from skyward.node.control import (
     WorkerRunning,
     WorkerStale,
 )
-from skyward.providers.base import Instance
-from skyward.provision import nodes
-from skyward.provision.control import ControlClient
-from skyward.provision.nodes import NodeHandle, NodeListener
-from skyward.testing.faults import NO_FAULT, Fault, suffer
-from skyward.testing.nodes import FakeNode, FakeNodes, Phase
-from skyward.testing.workers import SimulatedNetwork, SimulatedWorker, Work
-from skyward.transport.base import Completed
+from skyward.wire.node_config import NodeConfig
 
 __all__ = ["SimulatedNode", "SimulatedNodes", "Startup"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skyward._waiting import wait_until
+from skyward._concurrency.waiting import wait_until
 from skyward.errors import UnreachableError
 from skyward.transport.base import Completed, Transport
 

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, cast
 
-from skyward._waiting import wait_until
+from skyward._concurrency.waiting import wait_until
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.lane import Lane, LaneOwner
 from skyward.errors import UnreachableError
-from skyward.node.calls import CallRunner, ReceivedCall
-from skyward.node.lane import LaneServer
+from skyward.node.worker.call_runner import CallRunner, ReceivedCall
+from skyward.node.worker.lane_server import LaneServer
 from skyward.testing.simulation import SimulatedConnection
 from skyward.wire.connection import Connection
 from skyward.wire.messages import Kind, Outcome

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from skyward._forked import keep_from_forks
+from skyward._concurrency.forking import keep_from_forks
 
 __all__ = ["Dialled", "dial_command", "dial_tcp"]
 

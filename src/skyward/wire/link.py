@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from skyward._waiting import EAGER_S
+from skyward._concurrency.waiting import EAGER_S
 from skyward.wire.connection import Connection
 from skyward.wire.messages import Kind
 from skyward.wire.session import Item, Session

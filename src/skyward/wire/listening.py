@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from skyward._keeping import keep
-from skyward._waiting import NotYet, wait_until
+from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import NotYet, wait_until
 
 __all__ = ["ADMISSION_S", "BACKLOG", "STRANGERS", "Listener", "StreamPort", "Streams"]
 

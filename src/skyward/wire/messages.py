@@ -84,7 +84,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallHeader:
-    """What a call may know of itself: :class:`skyward.runtime.CallContext`; and whether it is one of a gang."""
+    """Facts about one call for :class:`~skyward.distributed.runtime.CallContext`; and whether it is one of a gang."""
 
     world: int = 1
     rank: int = 0

@@ -13,15 +13,15 @@ from typing import cast
 import pytest
 from blake3 import blake3
 
-from skyward._waiting import wait_until
+from skyward._concurrency.waiting import wait_until
 from skyward.engine.blobs import Blob, NodeBlobs
 from skyward.engine.exchange import Exchange
 from skyward.engine.slots import AttachedNode
 from skyward.errors import UnreachableError
-from skyward.node.control import Fetch, Fetched
-from skyward.provision.nodes import NodeHandle
+from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.transport.access import Access, LocalAccess, SSHAccess, SSHTarget
 from skyward.transport.base import Completed
+from skyward.wire.control import Fetch, Fetched
 
 NBYTES = 1000
 

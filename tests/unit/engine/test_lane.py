@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-import skyward.node.lane
-from skyward._waiting import wait_until
+import skyward.node.worker.lane_server
+from skyward._concurrency.waiting import wait_until
 from skyward.engine.certificates import issue
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.lane import Lane
-from skyward.node.lane import LaneServer
+from skyward.node.worker.lane_server import LaneServer
 from skyward.wire.connection import Connection
 from skyward.wire.frames import client_context, server_context
 from skyward.wire.link import Link
@@ -120,7 +120,7 @@ async def test_a_lane_outlasts_every_way_in_which_a_dial_can_fail(incarnations: 
 
 async def test_who_prints_waits_for_a_client_that_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound, line, count = 1 << 20, "x" * 65_536 + "\n", 100
-    monkeypatch.setattr(skyward.node.lane, "_KEPT_LINES_BOUND", bound)
+    monkeypatch.setattr(skyward.node.worker.lane_server, "_KEPT_LINES_BOUND", bound)
     identity, most, got = issue(), 0, 0
     server = LaneServer(incarnation="1", blob_dirs=[tmp_path])
 

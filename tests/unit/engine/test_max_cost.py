@@ -18,13 +18,13 @@ from skyward.engine.spending import Spending
 from skyward.errors import BudgetError, ConfigurationError, PoolStateError
 from skyward.events import CostFinal, CostUpdate, Error, PoolStopped, SkywardEvent
 from skyward.providers.base import Instance, LaunchOrder, Offer
-from skyward.provision.budget import ENDING_S, Budget
-from skyward.provision.choose import Batch
-from skyward.provision.cost import CostReport, Usage
-from skyward.provision.ledger import Ledger
-from skyward.spec.instance import InstanceSpec
-from skyward.spec.request import PoolRequest
-from skyward.spec.spot import Spot
+from skyward.provision.buying.budget import ENDING_S, Budget
+from skyward.provision.buying.choose import Batch
+from skyward.provision.buying.cost import CostReport, Usage
+from skyward.provision.buying.ledger import Ledger
+from skyward.request.instance import InstanceSpec
+from skyward.request.request import PoolRequest
+from skyward.request.spot import Spot
 from skyward.testing.clock import FakeClock
 from skyward.testing.fleets import FleetStage
 from skyward.testing.provider import FakeProvider

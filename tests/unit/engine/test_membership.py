@@ -19,8 +19,8 @@ from skyward.engine.futures import RawOutcome
 from skyward.engine.recent import Recent
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
-from skyward.node.control import WorkerExit
 from skyward.transport.access import LocalAccess
+from skyward.wire.control import WorkerExit
 from skyward.wire.messages import Kind, Outcome
 
 

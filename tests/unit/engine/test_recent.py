@@ -14,7 +14,7 @@ from skyward.engine.dispatch import WorkerId
 from skyward.engine.packing import PackedFunction, Parcel, Wrapped
 from skyward.engine.recent import Recent
 from skyward.engine.slots import Slot
-from skyward.node.known import KnownFunctions
+from skyward.node.worker.functions_sent import KnownFunctions
 from skyward.wire.messages import Kind, Payload
 
 MIB = 1 << 20

@@ -20,9 +20,9 @@ from skyward.errors import ConfigurationError
 from skyward.providers import local
 from skyward.providers.base import Instance, InstanceState, LaunchOrder
 from skyward.providers.local import INSTANCE_VARIABLE, Local
-from skyward.spec.accelerators import Accelerator, model_name
-from skyward.spec.image import Image
-from skyward.spec.request import parse_request
+from skyward.request.accelerators import Accelerator, model_name
+from skyward.request.image import Image
+from skyward.request.request import parse_request
 from skyward.transport.access import LocalAccess
 
 

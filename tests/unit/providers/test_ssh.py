@@ -24,8 +24,8 @@ from skyward.errors import (
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder
 from skyward.providers.ssh import SSH
-from skyward.spec.accelerators import Accelerator
-from skyward.spec.request import parse_request
+from skyward.request.accelerators import Accelerator
+from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.transport.access import SSHAccess
 

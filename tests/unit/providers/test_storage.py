@@ -18,7 +18,7 @@ from skyward.providers.aws import storage
 from skyward.providers.aws.mounting import mount_ways
 from skyward.providers.local import Local
 from skyward.providers.storage import Store, grant_volumes
-from skyward.spec.volume import GrantedVolume, S3Volume, StorageKey, VolumeAccess
+from skyward.request.volume import GrantedVolume, S3Volume, StorageKey, VolumeAccess
 
 BUCKET = "skyward-unit"
 MIB = 1 << 20

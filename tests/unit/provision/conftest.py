@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.provision import bootstrap as module
-from skyward.provision.bootstrap import Environment, bootstrap
-from skyward.spec.image import Image
-from skyward.spec.script import quote
-from skyward.spec.wheel import OwnWheel
+from skyward.provision.preparing import bootstrap as module
+from skyward.provision.preparing.bootstrap import Environment, bootstrap
+from skyward.provision.preparing.script import quote
+from skyward.provision.preparing.wheel import OwnWheel
+from skyward.request.image import Image
 from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
-from skyward.transport.local import LocalTransport
+from skyward.transport.local_transport import LocalTransport
 
 TOOLS = (
     *("sh", "cat", "chmod", "date", "df", "env", "flock", "grep", "id", "ln", "mkdir", "mv", "rm", "sed", "sleep"),
@@ -32,7 +32,7 @@ TOOLS = (
 )
 """What every machine has."""
 
-PROGRAMS = ("supervisor", "nannies", "scheduler", "worker")
+PROGRAMS = ("supervisor/supervisor", "supervisor/scheduler", "worker/nanny_program", "worker/worker")
 
 
 class Machine(LocalTransport):
@@ -172,7 +172,7 @@ def which(tool: str) -> str:
 def tiny_code(folder: Path) -> OwnWheel:
     path = folder / "code.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        for name in ("", "node/", *(f"node/{program}" for program in PROGRAMS)):
+        for name in ("", "node/", "node/supervisor/", "node/worker/", *(f"node/{program}" for program in PROGRAMS)):
             wheel.writestr(f"skyward/{name}{'__init__' if name.endswith('/') or not name else ''}.py", "")
     return OwnWheel(data=path.read_bytes(), digest="0123456789abcdef")
 

@@ -12,8 +12,8 @@ import pytest
 from distributed import Client, Security, Status
 
 import skyward as sky
+from skyward.client.pool import ComputePool
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.pool import ComputePool
 from skyward.testing.elastic import FakeElasticFleet
 from skyward_dask import SkywardCluster
 from skyward_dask.cluster import PoolParams

@@ -9,7 +9,7 @@ import pytest
 
 OPEN = """
 from contextlib import ExitStack
-from skyward.opening import Opens
+from skyward.client.opening import Opens
 
 class Anything(Opens):
     is_active = True

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, Market
 from skyward.testing.hosts import require_sshd
 from skyward.transport.access import SSHTarget
-from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_transport import SshTransport
 
 IMAGE = "ami-0ca0000000000024a"
 DEADLINE_S = 30.0

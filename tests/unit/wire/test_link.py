@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from skyward._waiting import wait_until
+from skyward._concurrency.waiting import wait_until
 from skyward.engine.certificates import issue
 from skyward.wire.connection import Connection, MessageError
 from skyward.wire.frames import TlsIdentity, client_context, server_context

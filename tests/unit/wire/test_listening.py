@@ -11,7 +11,7 @@ from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
-from skyward._waiting import wait_until
+from skyward._concurrency.waiting import wait_until
 from skyward.engine.certificates import issue
 from skyward.wire.frames import TlsIdentity, client_context, server_context
 from skyward.wire.listening import STRANGERS, StreamPort, Streams

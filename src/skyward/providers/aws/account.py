@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from skyward._waiting import SYSTEM_CLOCK
+from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.providers.aws.api import Api, Json
 from skyward.providers.aws.catalog import MachineType, parse_types
 from skyward.providers.aws.images import MachineImage, find_image

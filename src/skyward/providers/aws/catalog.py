@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from skyward.errors import ConfigurationError
-from skyward.spec.accelerators import Accelerator, Vendor, find_variant, fold_name
-from skyward.spec.instance import InstanceSpec, InstanceWish
-from skyward.spec.request import PoolRequest
+from skyward.request.accelerators import Accelerator, Vendor, find_variant, fold_name
+from skyward.request.instance import InstanceSpec, InstanceWish
+from skyward.request.request import PoolRequest
 
 __all__ = ["FAMILIES", "MachineType", "candidates", "closest", "fewest_accelerators", "parse_types", "size"]
 

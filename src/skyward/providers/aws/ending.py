@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from skyward._waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import SkywardError, TerminationError, UnreachableError
 from skyward.providers.aws.account import Account, in_parts
 from skyward.providers.aws.errors import Kind, is_kind

@@ -9,7 +9,7 @@ from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.catalog import X86, MachineType
 from skyward.providers.aws.errors import Kind, is_kind
-from skyward.spec.accelerators import Vendor, find_model
+from skyward.request.accelerators import Vendor, find_model
 
 __all__ = ["MachineImage", "find_image", "image_path"]
 

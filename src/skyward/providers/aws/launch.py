@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, TypeVar, cast
 
-from skyward._waiting import SYSTEM_CLOCK
+from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import CapacityError, QuotaError, SkywardError
 from skyward.providers.aws.account import Account, Launched
 from skyward.providers.aws.ending import end, undo

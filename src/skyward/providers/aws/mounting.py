@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from skyward.providers.storage import MountWay
-from skyward.spec.volume import GrantedVolume, StorageKey
+from skyward.request.volume import GrantedVolume, StorageKey
 
 __all__ = ["mount_ways"]
 

@@ -13,8 +13,8 @@ from skyward.providers.aws.prices import Prices, PriceTable
 from skyward.providers.aws.quotas import within_quotas
 from skyward.providers.aws.records import MINIMUM_BILLED_S
 from skyward.providers.base import Offer
-from skyward.spec.request import PoolRequest
-from skyward.spec.spot import Spot, SpotNever, SpotStrategy
+from skyward.request.request import PoolRequest
+from skyward.request.spot import Spot, SpotNever, SpotStrategy
 
 __all__ = ["find_offers", "make_offers"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from skyward._waiting import NotYet, wait_until
+from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, SkywardError, UnreachableError
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.errors import Refusal, judge, refusal

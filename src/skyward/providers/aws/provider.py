@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
-from skyward._waiting import SYSTEM_CLOCK
+from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import ConfigurationError
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import Api, Credentials, new_session
@@ -26,9 +26,9 @@ from skyward.providers.aws.storage import grant_with
 from skyward.providers.aws.tags import LIVE_STATES, POOL_TAG
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding
-from skyward.spec._checks import flag, refusal, text
-from skyward.spec.request import PoolRequest
-from skyward.spec.volume import Volume, VolumeAccess
+from skyward.request.checks import flag, refusal, text
+from skyward.request.request import PoolRequest
+from skyward.request.volume import Volume, VolumeAccess
 from skyward.transport.access import SSHAccess, SSHTarget
 
 __all__ = ["AWS"]

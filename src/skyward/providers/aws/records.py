@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from skyward.providers.aws.tags import HOST_KEY_TAG, KEY_TAG, POOL_TAG, read_tags
 from skyward.providers.base import Instance, InstanceState, Offer
-from skyward.spec.instance import InstanceSpec
-from skyward.spec.preemption import PreemptionWatch
+from skyward.request.instance import InstanceSpec
+from skyward.request.metadata import PreemptionWatch
 from skyward.transport.access import SSHAccess
 
 __all__ = ["MINIMUM_BILLED_S", "SPOT_WATCH", "Record", "gone", "parse_record"]

@@ -16,7 +16,7 @@ from skyward.providers.aws.api import new_session
 from skyward.providers.aws.errors import Where, explained
 from skyward.providers.aws.mounting import mount_ways
 from skyward.providers.storage import StoredObject
-from skyward.spec.volume import GrantedVolume, StorageKey, Volume, VolumeAccess
+from skyward.request.volume import GrantedVolume, StorageKey, Volume, VolumeAccess
 
 __all__ = ["Bucket", "grant", "grant_with", "mount_ways", "open_store", "session_policy"]
 

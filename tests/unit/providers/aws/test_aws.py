@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from skyward._waiting import wait_until
+from skyward._concurrency.waiting import wait_until
 from skyward.errors import (
     AuthenticationError,
     CapacityError,
@@ -25,7 +25,7 @@ from skyward.providers.aws.provider import AWS
 from skyward.providers.aws.records import SPOT_WATCH
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import make_provider, provider_settings
-from skyward.spec.request import parse_request
+from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, use_ec2
 from skyward.transport.access import SSHAccess
 

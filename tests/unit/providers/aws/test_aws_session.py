@@ -21,11 +21,11 @@ from skyward.providers.aws.api import Credentials
 from skyward.providers.aws.provider import AWS
 from skyward.providers.aws.session import PLUGIN, session_command
 from skyward.providers.base import LaunchOrder
-from skyward.spec.request import parse_request
+from skyward.request.request import parse_request
 from skyward.testing.aws import LocalEC2
 from skyward.testing.hosts import SshHost, require_sshd
 from skyward.transport.access import SSHAccess
-from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_transport import SshTransport
 
 TOKEN = "the-sessions-token"
 STAND_IN = f"""#!{sys.executable}

@@ -15,8 +15,8 @@ from skyward.errors import ConfigurationError
 from skyward.providers.aws.catalog import FAMILIES, MachineType, candidates, fewest_accelerators, parse_types
 from skyward.providers.aws.offering import make_offers
 from skyward.providers.aws.prices import PriceTable
-from skyward.spec.accelerators import find_variant
-from skyward.spec.request import parse_request
+from skyward.request.accelerators import find_variant
+from skyward.request.request import parse_request
 
 CHOSEN: list[tuple[dict[str, Any], str]] = [
     # strings

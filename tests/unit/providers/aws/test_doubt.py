@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from skyward._waiting import SYSTEM_CLOCK
+from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import AuthenticationError, ConfigurationError, TerminationError, UnreachableError
 from skyward.providers.aws.api import Api, Credentials
 from skyward.providers.aws.errors import is_lost
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import LaunchOrder
-from skyward.provision.ledger import Ledger, Purchase
-from skyward.provision.machines import Machines
-from skyward.provision.owner import Owner
-from skyward.provision.sweep import Sweep
-from skyward.spec.request import parse_request
+from skyward.provision.buying.ledger import Ledger, Purchase
+from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.sweep import Sweep
+from skyward.provision.fleet.machines import Machines
+from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 
 ORDER = LaunchOrder(pool_id="pool", keys=("k0", "k1", "k2"), timeout_s=3600.0)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward._waiting import SYSTEM_CLOCK
+from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import SkywardError
-from skyward.provision.ledger import Ledger
-from skyward.provision.machines import Machines
-from skyward.spec.request import parse_request
+from skyward.provision.buying.ledger import Ledger
+from skyward.provision.fleet.machines import Machines
+from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, Market, use_ec2
 
 NODES = 2

@@ -14,9 +14,9 @@ import pytest
 import skyward as sky
 from skyward.errors import AuthenticationError, CapacityError
 from skyward.events import InstanceLaunching, Notice, SkywardEvent
-from skyward.provision.ledger import Ledger
-from skyward.provision.machines import Machines
-from skyward.spec.request import parse_request
+from skyward.provision.buying.ledger import Ledger
+from skyward.provision.fleet.machines import Machines
+from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, Market, use_ec2
 from skyward.testing.clock import FakeClock
 

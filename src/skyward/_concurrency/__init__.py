@@ -1,0 +1,1 @@
+"""Threads, the event loop, waiting and the end of the process: shared by everything else."""

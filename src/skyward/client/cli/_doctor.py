@@ -1,0 +1,229 @@
+"""``skyward doctor``: what is as it should be, what is not, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import platformdirs
+
+from skyward.client.cli._answer import FAILED, Answer, Say, answers
+from skyward.client.cli._clean import size
+from skyward.client.cli._providers import RENTED, place_options, settings_of
+from skyward.client.display.words import plural
+from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
+from skyward.providers.base import Provider
+from skyward.providers.registry import OWN, PROVIDERS, Checkable, Finding, make_provider
+from skyward.providers.ssh import SSH
+from skyward.provision.buying.ledger import Ledger
+from skyward.provision.preparing.pins import DISTRIBUTION
+from skyward.request.request import parse_request
+
+__all__ = ["doctor"]
+
+_LITTLE_ROOM_BYTES = 2 << 30
+_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+
+
+@click.command()
+@click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Try to reach this host too; may be repeated.")
+@click.option("--user", help="Name to log in with on the hosts.")
+@click.option("--key", "key_path", metavar="FILE", help="Private key to log in with.")
+@click.option("--known-hosts", metavar="FILE", help="File of host keys.")
+@click.option("--provider", "providers", type=RENTED, multiple=True, help="Ask this provider too; may be repeated.")
+@place_options
+@answers
+def doctor(
+    *,
+    hosts: Sequence[str],
+    user: str | None,
+    key_path: str | None,
+    known_hosts: str | None,
+    providers: Sequence[str],
+    region: str | None,
+    options: Sequence[str],
+) -> Answer:
+    """Check versions, folders, the ledger, keys and, if asked, hosts and providers; say how to fix what is wrong."""
+    findings = [finding for look in _LOOKS for finding in look()]
+    findings += [finding for name in providers for finding in _provider(name, settings_of(region, options))]
+    findings += [_host(host, user=user, key_path=key_path, known_hosts=known_hosts) for host in hosts]
+
+    def show(say: Say) -> None:
+        for each in findings:
+            say.line(f"{each.state:<5}{each.what}: {each.found}")
+            if each.fix:
+                say.line(f"     -> {each.fix}")
+
+    failed = any(each.state == "fail" for each in findings)
+    return Answer(document={"findings": [asdict(each) for each in findings]}, show=show, exit_code=FAILED * failed)
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding(what="python", state="ok", found=platform.python_version())
+    try:
+        distribution = importlib.metadata.distribution(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(what="skyward", state="warn", found="not installed as a package", fix="install it with pip")
+        return
+    yield Finding(what="skyward", state="ok", found=distribution.version)
+    for text in distribution.requires or ():
+        yield from _requirement(text)
+
+
+def _requirement(text: str) -> Iterator[Finding]:
+    from packaging.requirements import Requirement
+
+    wanted = Requirement(text)
+    if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        return
+    fix = f"pip install '{wanted.name}{wanted.specifier}'"
+    try:
+        version = importlib.metadata.version(wanted.name)
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(what=wanted.name, state="fail", found="not installed", fix=fix)
+        return
+    if wanted.specifier.contains(version, prereleases=True):
+        yield Finding(what=wanted.name, state="ok", found=version)
+    else:
+        found = f"{version}, where {wanted.specifier} is needed"
+        yield Finding(what=wanted.name, state="fail", found=found, fix=fix)
+
+
+def _programs() -> Iterator[Finding]:
+    uv = shutil.which("uv")
+    try:
+        from uv import find_uv_bin  # the package of that name
+
+        uv = uv or find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        pass
+    fix = "pip install uv: environments are made faster, and hosts without network can be given it"
+    yield Finding(what="uv", state="ok" if uv else "warn", found=uv or "not found", fix="" if uv else fix)
+    ssh = shutil.which("ssh")
+    fix = "install OpenSSH's client, if a ProxyCommand of your SSH configuration needs it"
+    yield Finding(what="ssh", state="ok" if ssh else "warn", found=ssh or "not found", fix="" if ssh else fix)
+
+
+def _folders() -> Iterator[Finding]:
+    for what, path, variable in (
+        ("state folder", platformdirs.user_state_path("skyward"), "XDG_STATE_HOME"),
+        ("cache folder", platformdirs.user_cache_path("skyward"), "XDG_CACHE_HOME"),
+    ):
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                room_bytes = shutil.disk_usage(path).free
+        except OSError as error:
+            fix = f"make it writable for this user, or set {variable} to another folder"
+            yield Finding(what=what, state="fail", found=f"{path} cannot be written to: {error.strerror}", fix=fix)
+            continue
+        little = room_bytes < _LITTLE_ROOM_BYTES
+        fix = "make room: `skyward clean` removes cached environments" if little else ""
+        yield Finding(what=what, state="warn" if little else "ok", found=f"{path}, {size(room_bytes)} free", fix=fix)
+
+
+def _ledger() -> Iterator[Finding]:
+    try:
+        ledger = Ledger.of_user()
+        entries = ledger.open_entries()
+    except SkywardError as error:
+        yield Finding(what="ledger", state="fail", found=str(error), fix="do as it says: no pool opens without it")
+        return
+    dead = [entry for entry in entries if entry.owner is not None and entry.owner.lives() is False]
+    found = f"{ledger.path}, {plural(len(entries), 'machine')} open, {len(dead)} of dead owners"
+    fix = "`skyward sweep` ends those" if dead else ""
+    yield Finding(what="ledger", state="warn" if dead else "ok", found=found, fix=fix)
+
+
+def _keys() -> Iterator[Finding]:
+    from paramiko import Agent
+
+    agent = Agent()
+    try:
+        held = len(agent.get_keys())
+    finally:
+        agent.close()
+    if held:
+        found = f"{held} keys"
+    else:
+        found = "holds no key" if os.environ.get("SSH_AUTH_SOCK") else "none runs (SSH_AUTH_SOCK is not set)"
+    folder = Path.home() / ".ssh"
+    files = [name for name in _KEYS if (folder / name).is_file()]
+    yield Finding(what="ssh agent", state="ok", found=found)
+    if files or held:
+        yield Finding(what="ssh keys", state="ok", found=", ".join(files) or "in the agent only")
+    else:
+        fix = "for machines over SSH: `ssh-keygen -t ed25519`, then `ssh-copy-id HOST`; or give SSH(key_path=...)"
+        yield Finding(what="ssh keys", state="warn", found=f"none of the usual names in {folder}", fix=fix)
+
+
+def _rented() -> Iterator[Finding]:
+    for name in PROVIDERS:
+        if name in OWN:
+            continue
+        try:
+            make_provider(name, {})
+        except SkywardError as error:
+            yield Finding(
+                what=f"provider {name}", state="warn", found=str(error), fix="only if you rent machines there"
+            )
+            continue
+        found = f"installed; `skyward doctor --provider {name}` asks it"
+        yield Finding(what=f"provider {name}", state="ok", found=found)
+
+
+def _provider(name: str, settings: Mapping[str, Any]) -> Sequence[Finding]:
+    try:
+        return asyncio.run(_check(make_provider(name, settings)))
+    except SkywardError as error:
+        return [Finding(what=name, state="fail", found=str(error), fix="correct the settings")]
+
+
+async def _check(provider: Provider) -> Sequence[Finding]:
+    try:
+        return await provider.check() if isinstance(provider, Checkable) else []
+    finally:
+        await provider.close()
+
+
+def _host(name: str, *, user: str | None, key_path: str | None, known_hosts: str | None) -> Finding:
+    what = f"host {name}"
+    try:
+        found = asyncio.run(_survey(SSH(hosts=[name], user=user, key_path=key_path, known_hosts=known_hosts)))
+    except (SkywardError, OSError) as error:
+        return Finding(what=what, state="fail", found=str(error), fix=_host_fix(error, name))
+    return Finding(what=what, state="ok", found=found)
+
+
+async def _survey(provider: SSH) -> str:
+    try:
+        (offer,) = await provider.offers(parse_request())
+        return str(offer.spec)
+    finally:
+        await provider.close()
+
+
+def _host_fix(error: Exception, name: str) -> str:
+    host, _, port = name.rpartition(":")
+    login = f"-p {port} {host}" if host and port.isdecimal() else name
+    match error:
+        case HostKeyError():
+            return f"compare its key with what its owner says, then accept it: `ssh {login}` once"
+        case AuthenticationError():
+            return f"have it accept your key: `ssh-copy-id {login}`; or name the right one with --key and --user"
+        case UnreachableError():
+            return "check name, port, firewall, and that sshd runs there"
+        case _:
+            return "correct the host, the key or the file named"
+
+
+_LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _programs, _folders, _ledger, _keys, _rented)

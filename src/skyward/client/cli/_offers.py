@@ -1,0 +1,177 @@
+"""``skyward offers``: what can be rented, where, and for how much."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from skyward.client.cli._answer import FAILED, Answer, Say, answers
+from skyward.client.cli._providers import RENTED, place_options, settings_of
+from skyward.client.market import priced
+from skyward.errors import SkywardError
+from skyward.providers.base import Offer
+from skyward.providers.registry import Zoned, make_provider
+from skyward.request.instance import InstanceSpec
+from skyward.request.request import PoolRequest, parse_request
+
+__all__ = ["offers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One machine type of one provider.
+
+    Attributes:
+        provider: its name.
+        region: where.
+        spec: what it has.
+        spot: USD an hour on spot, in the cheapest zone; None is unknown, or not offered.
+        on_demand: USD an hour on demand; likewise.
+        zones: USD an hour on spot, by zone.
+        note: what one should know before one buys it.
+    """
+
+    provider: str
+    region: str
+    spec: InstanceSpec
+    spot: float | None = None
+    on_demand: float | None = None
+    zones: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    note: str = ""
+
+    @property
+    def rank(self) -> tuple[float, str]:
+        """Cheapest first, unknown prices last."""
+        return min((each for each in (self.spot, self.on_demand) if each is not None), default=float("inf")), str(
+            self.spec
+        )
+
+
+@click.command()
+@click.option("--accelerator", metavar="NAME[:COUNT]", help="Kind, and how many: H100, A100-40GB:8.")
+@click.option("--cpu", type=int, help="Least number of cores.")
+@click.option("--memory", metavar="SIZE", help="Least main memory, such as 64GB.")
+@click.option("--machine", help="The provider's name of a machine type.")
+@click.option("--spot", is_flag=True, help="Only machines that the provider may take back.")
+@click.option("--provider", "providers", type=RENTED, multiple=True, help="Ask only this one; may be repeated.")
+@place_options
+@answers
+def offers(
+    *,
+    accelerator: str | None,
+    cpu: int | None,
+    memory: str | None,
+    machine: str | None,
+    spot: bool,
+    providers: Sequence[str],
+    region: str | None,
+    options: Sequence[str],
+) -> Answer:
+    """List machine types that have what is asked for, cheapest first: prices in USD an hour, and zones."""
+    request = parse_request(
+        accelerator=accelerator,
+        cpu=cpu,
+        memory=memory,
+        machine=machine,
+        spot="always" if spot else "if-available",
+    )
+    rows, errors = asyncio.run(_ask_all(providers or RENTED.choices, settings_of(region, options), request, spot=spot))
+    rows = sorted(rows, key=lambda row: row.rank)
+    for name, error in errors.items():
+        click.echo(f"{name}: {error}", err=True)
+
+    def show(say: Say) -> None:
+        if rows:
+            columns = ("provider", "type", "accelerators", "cores", "memory", "spot $/h", "on demand $/h", "zones")
+            say.table(*columns, rows=[_cells(row) for row in rows])
+            for note in dict.fromkeys(row.note for row in rows if row.note):
+                say.line(note)
+
+    document = {"offers": [_document(row) for row in rows], "errors": errors}
+    return Answer(document=document, show=show, exit_code=0 if rows else FAILED)
+
+
+async def _ask_all(
+    names: Sequence[str], settings: Mapping[str, Any], request: PoolRequest, *, spot: bool
+) -> tuple[list[_Row], dict[str, str]]:
+    asked = await asyncio.gather(*(_ask(name, settings, request, spot=spot) for name in names), return_exceptions=True)
+    rows: list[_Row] = []
+    errors: dict[str, str] = {}
+    for name, found in zip(names, asked, strict=True):
+        match found:
+            case SkywardError():
+                errors[name] = str(found)
+            case BaseException():
+                raise found
+            case _:
+                rows += found
+    return rows, errors
+
+
+async def _ask(name: str, settings: Mapping[str, Any], request: PoolRequest, *, spot: bool) -> list[_Row]:
+    provider = make_provider(name, settings)
+    try:
+        found = [each for each in await provider.offers(request) if each.spot or not spot]
+        types = list(dict.fromkeys(each.spec.name for each in found))
+        zones: Mapping[str, Mapping[str, float | None]] = {}
+        if isinstance(provider, Zoned):
+            zones = await provider.zones(types)
+    finally:
+        await provider.close()
+    return [
+        _row(name, [each for each in found if each.spec.name == machine], zones.get(machine, {})) for machine in types
+    ]
+
+
+def _row(provider: str, found: Sequence[Offer], zones: Mapping[str, float | None]) -> _Row:
+    spec, notes = priced(found), dict.fromkeys(each.note for each in found if each.note)
+    return _Row(
+        provider=provider,
+        region=found[0].region,
+        spec=spec,
+        spot=spec.price_spot,
+        on_demand=spec.price_on_demand,
+        zones=zones,
+        note="; ".join(notes),
+    )
+
+
+def _cells(row: _Row) -> tuple[str, ...]:
+    spec = row.spec
+    memory = f" {spec.accelerator_memory_gib:g} GiB" if spec.accelerator_memory_gib else ""
+    return (
+        f"{row.provider} {row.region}".strip(),
+        spec.name,
+        f"{spec.accelerator_count} x {spec.accelerator}{memory}" if spec.accelerator else "",
+        str(spec.cpu),
+        f"{spec.memory_gib:g} GiB",
+        _price(row.spot),
+        _price(row.on_demand),
+        " ".join(zone.removeprefix(row.region) if row.region else zone for zone in row.zones),
+    )
+
+
+def _price(usd: float | None) -> str:
+    return "?" if usd is None else f"{usd:.4f}"
+
+
+def _document(row: _Row) -> dict[str, Any]:
+    spec = row.spec
+    return {
+        "provider": row.provider,
+        "region": row.region,
+        "type": spec.name,
+        "accelerator": spec.accelerator,
+        "accelerators": spec.accelerator_count,
+        "accelerator_memory_gib": spec.accelerator_memory_gib,
+        "cores": spec.cpu,
+        "memory_gib": spec.memory_gib,
+        "spot_per_hour": row.spot,
+        "on_demand_per_hour": row.on_demand,
+        "zones": dict(row.zones),
+        "note": row.note,
+    }

@@ -1,0 +1,204 @@
+"""``skyward ls``, ``down`` and ``sweep``: machines, by the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from skyward.client.cli._answer import FAILED, Answer, Say, answers, moment, money
+from skyward.client.cli._providers import RENTED, place_options, settings_of
+from skyward.client.display.words import plural
+from skyward.providers.registry import make_provider, provider_settings
+from skyward.provision.buying.ledger import Ledger, LedgerEntry
+from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.sweep import Left, Sweep, SweepReport, Swept, Unknown
+
+__all__ = ["down", "known_pool", "ls", "sweep"]
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Also machines that have ended within a month.")
+@answers
+def ls(*, everything: bool) -> Answer:
+    """List the machines of open pools: where, since when, cost so far, and whether their owner lives."""
+    ledger = Ledger.of_user()
+    entries = ledger.entries() if everything else ledger.open_entries()
+    now = time.time()
+    total = sum(entry.cost(now) for entry in entries)
+
+    def show(say: Say) -> None:
+        if not entries:
+            say.line("No machines." if everything else "No machines are open; --all lists those that have ended.")
+            return
+        columns = ("pool", "node", "provider", "instance", "type", "since", "$/h", "cost", "owner")
+        say.table(*columns, rows=[_row(entry, now) for entry in entries])
+        say.line(f"{plural(len(entries), 'machine')}, {money(total)}")
+
+    machines = [_machine(entry) | _details(entry, now) for entry in entries]
+    return Answer(document={"machines": machines, "cost": total}, show=show)
+
+
+@click.command()
+@click.argument("pools", metavar="POOL...", nargs=-1, required=True)
+@answers
+def down(*, pools: Sequence[str]) -> Answer:
+    """End the machines of pools, whoever owns them, and confirm it. They get no more."""
+    ledger = Ledger.of_user()
+    ids = [known_pool(ledger, pool) for pool in pools]
+    reports = [asyncio.run(Sweep(ledger).end_pool(pool_id)) for pool_id in dict.fromkeys(ids)]
+    ended = [each for report in reports for each in report.ended]
+    gone = [each for report in reports for each in report.forgotten]
+    left = [each for report in reports for each in report.left]
+
+    def show(say: Say) -> None:
+        for each in ended:
+            say.line(f"ended    {_name(each.entry)}")
+        for each in left:
+            say.line(f"LEFT     {_name(each.entry)}: {each.reason}")
+        say.line(f"{len(ended)} ended, {len(gone)} were gone already, {len(left)} left")
+
+    document = {"ended": _all_ended(ended), "gone": [_machine(each) for each in gone], "left": _all_left(left)}
+    return Answer(document=document, show=show, exit_code=FAILED if left else 0)
+
+
+@click.command()
+@click.option(
+    "--all", "others", is_flag=True, help="Also of owners on other machines or in other containers, which may live."
+)
+@click.option("--unknown", is_flag=True, help="Also machines with Skyward's tag that this ledger does not know.")
+@click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Look at this host too; may be repeated.")
+@click.option("--provider", "providers", type=RENTED, multiple=True, help="Look at this provider too; may be repeated.")
+@place_options
+@answers
+def sweep(
+    *,
+    others: bool,
+    unknown: bool,
+    hosts: Sequence[str],
+    providers: Sequence[str],
+    region: str | None,
+    options: Sequence[str],
+) -> Answer:
+    """End what a crash left: machines whose owner is dead. Those of a living owner are never touched."""
+    also: list[tuple[str, Mapping[str, Any]]] = [("local", {})]
+    also += [("ssh", {"hosts": [host]}) for host in hosts]
+    settings = settings_of(region, options)
+    also += [(name, provider_settings(make_provider(name, settings))) for name in providers]
+    report = asyncio.run(Sweep(Ledger.of_user()).run(others=others, unknown=unknown, also=also))
+    document = {
+        "ended": _all_ended(report.ended),
+        "gone": [_machine(each) for each in report.forgotten],
+        "left": _all_left(report.left),
+        "spared": [_machine(each) for each in report.spared],
+        "unknown": [_stranger(each) for each in report.unknown],
+        "unasked": report.unasked,
+    }
+    return Answer(document=document, show=lambda say: _show(report, say), exit_code=0 if report.clean else FAILED)
+
+
+def known_pool(ledger: Ledger, asked: str) -> str:
+    """The id of the pool that is asked for, by its id or the beginning of it."""
+    known = list(dict.fromkeys(entry.purchase.pool_id for entry in ledger.entries()))
+    found = [pool for pool in known if pool == asked] or [pool for pool in known if pool.startswith(asked)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise click.BadParameter(f"{asked} may be any of {', '.join(found)}", param_hint="POOL")
+    recent = f"The latest are {', '.join(known[-5:])}" if known else "There are none"
+    raise click.BadParameter(f"this user's ledger knows no pool {asked}. {recent}", param_hint="POOL")
+
+
+def _show(report: SweepReport, say: Say) -> None:
+    for each in report.ended:
+        say.line(f"ended    {_name(each.entry)}")
+    for each in report.left:
+        say.line(f"LEFT     {_name(each.entry)}: {each.reason}")
+    for each in report.unknown:
+        what = "ended    " if each.ended else "LEFT     " if each.reason else "unknown  "
+        say.line(f"{what}{each.provider} {each.instance_id} ({each.key}) {each.reason}".rstrip())
+    for reason in report.unasked:
+        say.line(f"not looked for unknown machines: {reason}")
+    for pool, alive in dict.fromkeys((entry.purchase.pool_id, _alive(entry)) for entry in report.spared):
+        elsewhere = "is on another machine or in another container and may live; --all ends it"
+        say.line(f"spared   {pool}: its owner {'lives' if alive else elsewhere}")
+    say.line(f"{len(report.ended)} ended, {len(report.forgotten)} were gone already, {len(report.left)} left")
+    if any(not each.ended and not each.reason for each in report.unknown):
+        say.line("Unknown machines may be another computer's; `skyward sweep --unknown` ends them.")
+
+
+def _alive(entry: LedgerEntry) -> bool | None:
+    return None if entry.owner is None else entry.owner.lives()
+
+
+def _name(entry: LedgerEntry) -> str:
+    bought = entry.purchase
+    return f"{bought.pool_id} node {entry.node}: {bought.provider} {entry.instance_id or 'without an id'}"
+
+
+def _machine(entry: LedgerEntry) -> dict[str, Any]:
+    bought = entry.purchase
+    return {
+        "pool": bought.pool_id,
+        "node": entry.node,
+        "provider": bought.provider,
+        "region": bought.region,
+        "instance": entry.instance_id,
+        "key": entry.key,
+    }
+
+
+def _details(entry: LedgerEntry, now: float) -> dict[str, Any]:
+    owner = entry.owner
+    return {
+        "type": entry.purchase.machine,
+        "spot": entry.purchase.spot,
+        "since": moment(entry.created_at),
+        "ended": moment(entry.closed_at),
+        "price_per_hour": entry.purchase.price_per_hour,
+        "cost": entry.cost(now),
+        "owner": None if owner is None else {"pid": owner.pid, "host": owner.host, "alive": owner.lives()},
+    }
+
+
+def _all_ended(ended: Sequence[Swept]) -> list[dict[str, Any]]:
+    return [_machine(each.entry) | {"instance": each.instance_id} for each in ended]
+
+
+def _all_left(left: Sequence[Left]) -> list[dict[str, Any]]:
+    return [_machine(each.entry) | {"reason": each.reason} for each in left]
+
+
+def _stranger(each: Unknown) -> dict[str, Any]:
+    found = {"provider": each.provider, "instance": each.instance_id, "key": each.key, "ended": each.ended}
+    return found | ({"reason": each.reason} if each.reason else {})
+
+
+def _place(owner: Owner) -> str:
+    return "in another container" if owner.host == socket.gethostname() else f"on {owner.host}"
+
+
+def _row(entry: LedgerEntry, now: float) -> tuple[str, ...]:
+    bought, owner = entry.purchase, entry.owner
+    if entry.closed_at is not None:
+        state = f"ended {moment(entry.closed_at)}"
+    elif owner is None:
+        state = "unknown"
+    else:
+        says = {True: "lives", False: "dead: `skyward sweep` ends this", None: f"{_place(owner)}, may live"}
+        state = f"{owner.pid}, {says[owner.lives()]}"
+    return (
+        bought.pool_id,
+        str(entry.node),
+        f"{bought.provider} {bought.region}".strip(),
+        entry.instance_id or "?",
+        f"{bought.machine}{' (spot)' if bought.spot else ''}",
+        moment(entry.created_at) or "",
+        money(bought.price_per_hour),
+        money(entry.cost(now)),
+        state,
+    )

@@ -1,0 +1,266 @@
+"""Display of an open pool: a subscriber to its events that writes to stderr."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, TextIO
+
+from skyward import events as ev
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.client.display.escapes import cleaned, harmless
+from skyward.client.display.lines import Line, PoolTag, Tone
+from skyward.client.display.load import FleetLoad
+from skyward.client.display.screens import LiveScreen, PlainScreen, Screen
+from skyward.client.display.surface import Surface, join_surface
+from skyward.client.display.words import Work, duration, launch_words, plural, step_name, summary_words, work_name
+from skyward.errors import ConfigurationError
+from skyward.events.bus import EventBus
+
+__all__ = ["Display", "DisplayKind", "PoolTag", "open_display", "parse_display"]
+
+_VISIBLE_AFTER_S: Final = 1.0
+_LOAD_EVERY_S: Final = 30.0
+
+_STEPS: Final[dict[type[ev.SkywardEvent], str]] = {
+    ev.InfraCreating: "preparing",
+    ev.InfraCreated: "prepared: {e.region}",
+    ev.InstanceProvisioned: "instance {e.instance_id} runs",
+    ev.BootstrapStarting: "bootstrap starts",
+    ev.BootstrapCompleted: "bootstrap done",
+    ev.PoolStopping: "closing",
+    ev.InstanceStopping: "terminating instance {e.instance_id}",
+}
+_WARNINGS: Final[dict[type[ev.SkywardEvent], str]] = {
+    ev.WorkerLost: "worker {e.worker} lost: {e.reason}",
+    ev.NodeUnreachable: "cannot be reached; its calls go on, waiting for it: {e.reason}",
+    ev.NodeReachable: "is back after {e.seconds:.0f} s",
+    ev.Notice: "note: {e.message}",
+}
+
+
+class DisplayKind(enum.StrEnum):
+    """Amount that a pool shows."""
+
+    LOG = "log"
+    """A line for each step and for each line that a call prints; load and cost; bars for work of more than a second."""
+    SPINNER = "spinner"
+    """One moving line instead of the steps; else as ``LOG``."""
+    QUIET = "quiet"
+    """Nothing at all; what fails is raised."""
+
+
+def parse_display(kind: str) -> DisplayKind:
+    """Return the kind that ``kind`` names.
+
+    Raises:
+        ConfigurationError: there is no such kind.
+    """
+    try:
+        return DisplayKind(kind)
+    except ValueError:
+        allowed = ", ".join(repr(str(known)) for known in DisplayKind)
+        raise ConfigurationError(f"display must be one of {allowed}, got {kind!r}") from None
+
+
+def open_display(
+    kind: str,
+    bus: EventBus,
+    stream: TextIO | None = None,
+    *,
+    tag: PoolTag | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    wall: Callable[[], float] = time.time,
+) -> Display:
+    """Show what ``bus`` carries, until the display is closed.
+
+    Args:
+        kind: a :class:`DisplayKind` or its value.
+        bus: the pool's events.
+        stream: where to; ``sys.stderr`` when None. Only a terminal gets colours, bars, tables and a spinner.
+        tag: distinguishes the pool from others whose lines appear in the same place.
+        clock: measures how long things take.
+        wall: seconds since the epoch, for the time at the beginning of each line.
+
+    Raises:
+        ConfigurationError: there is no such kind.
+    """
+    return Display(parse_display(kind), bus, stream or sys.stderr, tag or PoolTag(), clock=clock, wall=wall)
+
+
+class Display:
+    """Shows a pool's events. Close the bus first, so that nothing is on its way any more."""
+
+    def __init__(
+        self,
+        kind: DisplayKind,
+        bus: EventBus,
+        stream: TextIO | None,
+        tag: PoolTag,
+        *,
+        clock: Clock,
+        wall: Callable[[], float],
+    ) -> None:
+        self._kind = kind
+        self._clock = clock
+        self._nodes: dict[str, int] = {}
+        self._works: dict[str, Work] = {}
+        self._load = FleetLoad()
+        self._next_load_s: float | None = None
+        self._first_s: float | None = None
+        self._restarting: dict[tuple[str, int], str] = {}
+        self._bootstrapping = 0
+        self._started: ev.PoolStarted | None = None
+        self._stopped: ev.PoolStopped | None = None
+        self._cost: ev.CostFinal | None = None
+        self._unsubscribe: Callable[[], None] | None = None
+        if kind is not DisplayKind.QUIET:
+            self._surface = join_surface(stream, tag)
+            self._screen = self._open_screen(self._surface, tag, wall)
+            self._unsubscribe = bus.subscribe(None, self._show)
+
+    def _open_screen(self, surface: Surface, tag: PoolTag, wall: Callable[[], float]) -> Screen:
+        if surface.stream.isatty():
+            return LiveScreen(surface, tag, self._load, clock=self._clock, wall=wall)
+        return PlainScreen(surface, tag, clock=self._clock, wall=wall)
+
+    def close(self) -> None:
+        """Stop showing, and write the closing summary if the pool ever opened. Idempotent."""
+        if self._unsubscribe is None:
+            return
+        self._unsubscribe()
+        self._unsubscribe = None
+        self._screen.close()
+        if self._started:
+            lived_s = self._clock.elapsed() - (self._first_s or 0.0)
+            self._say(self._started, summary_words(self._started, lived_s, self._stopped, self._cost), Tone.STEP)
+        self._surface.leave()
+
+    def _show(self, event: ev.SkywardEvent) -> None:
+        self._remember(event)
+        match event:
+            case ev.LogLine():
+                self._screen.line(self._line(event, event.line, Tone.OUTPUT))
+            case ev.Progress():
+                self._advance(event)
+            case ev.InstanceLaunching():
+                self._step(event, launch_words(event))
+            case ev.BootstrapProgress():
+                self._step(event, f"bootstrap: {step_name(event.step)}")
+            case ev.PoolStarted():
+                self._step(event, f"open: {plural(event.nodes, 'node')}, {plural(event.workers, 'worker')}")
+            case ev.WorkerReplaced():
+                self._show_replacement(event)
+            case ev.Error():
+                self._say(event, f"error: {event.message}", Tone.ERROR)
+            case ev.InstancePreempted() | ev.TimeoutApproaching():
+                self._say(event, _deadline_words(event), Tone.WARNING)
+            case _:
+                self._show_by_table(event)
+        self._count_bootstraps(event)
+        self._show_works()
+        self._show_load()
+
+    def _show_replacement(self, event: ev.WorkerReplaced) -> None:
+        """Show one line for a restart on purpose, once it is over, in contrast to a loss."""
+        if reason := self._restarting.pop((event.instance_id, event.worker), ""):
+            self._say(event, f"worker {event.worker} restarted: {reason}", Tone.STEP)
+        else:
+            self._say(event, f"worker {event.worker} replaced", Tone.WARNING)
+
+    def _show_by_table(self, event: ev.SkywardEvent) -> None:
+        if template := _WARNINGS.get(type(event)):
+            self._say(event, template.format(e=event), Tone.WARNING)
+        elif template := _STEPS.get(type(event)):
+            self._step(event, template.format(e=event).removesuffix(": "))
+
+    def _show_works(self) -> None:
+        now_s = self._clock.monotonic()
+        works = (work for work in self._works.values() if work.done or work.total)
+        self._screen.status([work for work in works if now_s - work.first_s > _VISIBLE_AFTER_S])
+
+    def _show_load(self) -> None:
+        """Say load and cost in a line now and then, while nothing draws them."""
+        now_s = self._clock.monotonic()
+        if self._next_load_s is None or now_s < self._next_load_s:
+            return
+        self._next_load_s = now_s + _LOAD_EVERY_S
+        if not self._screen.shows_load and (text := self._load.words(self._clock.elapsed())):
+            self._screen.line(self._line(None, text, Tone.STEP))
+
+    def _remember(self, event: ev.SkywardEvent) -> None:
+        if self._first_s is None:
+            self._first_s = self._clock.elapsed()
+        self._load.note(event, self._clock.elapsed())
+        match event:
+            case ev.InstanceProvisioned():
+                self._nodes[event.instance_id] = event.node
+            case ev.WorkerRestarting():
+                self._restarting[event.instance_id, event.worker] = event.reason
+            case ev.WorkerLost():
+                self._restarting.pop((event.instance_id, event.worker), None)
+            case ev.PoolStarted():
+                self._started = event
+                self._next_load_s = self._clock.monotonic() + _LOAD_EVERY_S
+            case ev.PoolStopping():
+                self._next_load_s = None
+            case ev.PoolStopped():
+                self._stopped = event
+            case ev.CostFinal():
+                self._cost = event
+            case _:
+                pass
+
+    def _count_bootstraps(self, event: ev.SkywardEvent) -> None:
+        match event:
+            case ev.InstanceLaunching():
+                self._bootstrapping += event.count
+            case ev.BootstrapCompleted():
+                self._bootstrapping -= 1
+                if not self._bootstrapping:
+                    self._step(None, "waiting for the workers")
+            case _:
+                pass
+
+    def _step(self, event: ev.SkywardEvent | None, text: str) -> None:
+        line = self._line(event, text, Tone.STEP)
+        if self._kind is DisplayKind.SPINNER and not isinstance(event, ev.PoolStarted):
+            self._screen.phase(line)
+        else:
+            self._screen.phase(None)
+            self._screen.line(line)
+
+    def _advance(self, event: ev.Progress) -> None:
+        now_s = self._clock.monotonic()
+        before = self._works.get(event.label)
+        if before is None or before.done > event.done:
+            name = harmless(work_name(event.label))
+            before = Work(name=name, done=0, total=event.total, first_s=now_s, first_done=event.done)
+        work = self._works[event.label] = replace(before, done=event.done, total=event.total)
+        if event.done != event.total:
+            return
+        del self._works[event.label]
+        self._show_works()  # first the bar goes, then the line says how it ended
+        if event.done and now_s - work.first_s > _VISIBLE_AFTER_S:
+            self._say(event, work.ended(now_s, wanted=before.total), Tone.STEP)
+
+    def _say(self, event: ev.SkywardEvent, text: str, tone: Tone) -> None:
+        for line in text.split("\n"):
+            self._screen.line(self._line(event, line, tone))
+
+    def _line(self, event: ev.SkywardEvent | None, text: str, tone: Tone) -> Line:
+        instance_id: str | None = getattr(event, "instance_id", None)
+        node: int | None = getattr(event, "node", self._nodes.get(instance_id or ""))
+        source = f"node {node}" if node is not None else instance_id or "pool"
+        shown = text if tone is Tone.OUTPUT else cleaned(text, colours=False)
+        return Line(source=harmless(source), node=node, text=shown, tone=tone)
+
+
+def _deadline_words(event: ev.InstancePreempted | ev.TimeoutApproaching) -> str:
+    left = duration(event.seconds_left)
+    if isinstance(event, ev.InstancePreempted):
+        return f"is taken back by its provider in {left}; another takes its place"
+    return f"ends in {left}: its timeout is nearly used up"

@@ -1,0 +1,205 @@
+"""Screens of a display: plain lines for files and pipes, colours and drawings that change for terminals."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from skyward._concurrency.waiting import Clock
+from skyward.client.display.escapes import cleaned, harmless
+from skyward.client.display.lines import Line, PoolTag, Tone
+from skyward.client.display.load import FleetLoad
+from skyward.client.display.surface import REDRAW_EVERY_S, Surface
+from skyward.client.display.words import Work
+
+__all__ = ["LiveScreen", "PlainScreen", "Screen"]
+
+_PLAIN_PROGRESS_EVERY_S: Final = 10.0
+_BAR_WIDTH: Final = 30
+_FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_NODE_COLOURS: Final = ("cyan", "magenta", "green", "blue", "bright_cyan", "bright_magenta", "bright_green")
+_IN_ASCII: Final = str.maketrans({"\N{MULTIPLICATION SIGN}": "x", "°": ""})
+
+
+class Screen(Protocol):
+    """Place for lines. All methods are called from one thread at a time."""
+
+    def line(self, line: Line) -> None:
+        """Add a line."""
+        ...
+
+    def phase(self, line: Line | None) -> None:
+        """Name the present phase, in a line that changes where there can be one; None: there is none."""
+        ...
+
+    def status(self, works: Sequence[Work]) -> None:
+        """Show how far ``works`` are."""
+        ...
+
+    @property
+    def shows_load(self) -> bool:
+        """Whether load and cost are being drawn, so that no line is needed for them."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing but the lines."""
+        ...
+
+
+class _Layout:
+    """Columns of a line: the time, its source, its text."""
+
+    def __init__(self, surface: Surface, tag: PoolTag, wall: Callable[[], float]) -> None:
+        self._surface = surface
+        self._tag = tag
+        self._wall = wall
+
+    @property
+    def pool(self) -> str:
+        """The pool's name, if there are others."""
+        return harmless(self._surface.name_of(self._tag))
+
+    def columns(self, line: Line) -> Sequence[str]:
+        """Return time, source and text of a line as they are written, in the stream's own characters."""
+        source = " ".join(filter(None, (self.pool, line.source if line.source != "pool" or not self.pool else "")))
+        width = self._surface.source_width = max(self._surface.source_width, len(source))
+        now = time.strftime("%H:%M:%S", time.localtime(self._wall()))
+        text = line.text if self._surface.stream.unicode else line.text.translate(_IN_ASCII)
+        return now, f"{source:<{width}}", text
+
+
+class PlainScreen:
+    """Plain lines, for files and pipes."""
+
+    shows_load = False
+
+    def __init__(self, surface: Surface, tag: PoolTag, *, clock: Clock, wall: Callable[[], float]) -> None:
+        self._surface = surface
+        self._layout = _Layout(surface, tag, wall)
+        self._clock = clock
+        self._next_progress_s = 0.0
+
+    def line(self, line: Line) -> None:
+        """See :meth:`Screen.line`."""
+        now, source, text = self._layout.columns(line)
+        self._surface.add_line(f"{now} {source} {self._surface.stream.rule} {cleaned(text, colours=False)}")
+
+    def phase(self, line: Line | None) -> None:
+        """See :meth:`Screen.phase`."""
+        if line:
+            self.line(line)
+
+    def status(self, works: Sequence[Work]) -> None:
+        """See :meth:`Screen.status`: a line now and then."""
+        now_s = self._clock.monotonic()
+        begun = [work for work in works if work.done]
+        if not begun or now_s < self._next_progress_s:
+            return
+        self._next_progress_s = now_s + _PLAIN_PROGRESS_EVERY_S
+        for work in begun:
+            self.line(Line(source="pool", text=work.ongoing(now_s), tone=Tone.STEP))
+
+    def close(self) -> None:
+        """See :meth:`Screen.close`."""
+
+
+class LiveScreen:
+    """Coloured lines; below them, while there is anything to wait for, a spinner, bars and a table of the nodes."""
+
+    def __init__(
+        self, surface: Surface, tag: PoolTag, load: FleetLoad, *, clock: Clock, wall: Callable[[], float]
+    ) -> None:
+        from rich.console import Console
+
+        self._surface = surface
+        self._layout = _Layout(surface, tag, wall)
+        self._load = load
+        self._clock = clock
+        self._blocks, self._frames = ("█░", _FRAMES) if surface.stream.unicode else ("#-", "-\\|/")
+        self._console = Console(file=io.StringIO(), force_terminal=True)
+        self._phase = ""
+        self._works: tuple[Work, ...] = ()
+        self._table: list[str] = []
+        self._table_of: object = None
+
+    @property
+    def shows_load(self) -> bool:
+        """See :attr:`Screen.shows_load`."""
+        return bool(self._phase or self._works)
+
+    def line(self, line: Line) -> None:
+        """See :meth:`Screen.line`."""
+        from rich.text import Text
+
+        now, source, text = self._layout.columns(line)
+        colour = "bold" if line.node is None else _NODE_COLOURS[line.node % len(_NODE_COLOURS)]
+        text = cleaned(text, colours=True) if line.tone is Tone.OUTPUT else text
+        shown = Text.from_ansi(text) if "\x1b" in text else Text(text, line.tone.value)
+        rule = f" {self._surface.stream.rule} "
+        whole = Text.assemble((now, "dim"), " ", (source, colour), rule, shown)
+        with self._console.capture() as capture:
+            self._console.print(whole, soft_wrap=True, end="")
+        self._surface.add_line(capture.get())
+
+    def phase(self, line: Line | None) -> None:
+        """See :meth:`Screen.phase`."""
+        self._phase = f"{line.source}: {line.text}" if line else ""
+
+    def status(self, works: Sequence[Work]) -> None:
+        """See :meth:`Screen.status`."""
+        self._works = tuple(works)
+        if self.shows_load:
+            self._surface.show(self._render)
+        else:
+            self._surface.hide(self._render)
+
+    def close(self) -> None:
+        """See :meth:`Screen.close`."""
+        self._phase, self._works = "", ()
+        self._surface.hide(self._render)
+
+    def _render(self, width: int) -> list[str]:
+        """Return the drawing; called several times a second, by several threads."""
+        from rich.text import Text
+
+        now_s = self._clock.monotonic()
+        frame = self._frames[int(now_s / REDRAW_EVERY_S) % len(self._frames)]
+        works = [f"{self._bar(work)}{work.ongoing(now_s)}" for work in self._works]
+        texts = [Text(line) for line in ([f"{frame} {self._phase}"] if self._phase else []) + works]
+        for text in texts:
+            text.truncate(width)
+        return [*(text.plain for text in texts), *self._load_lines(width)]
+
+    def _load_lines(self, width: int) -> list[str]:
+        rows = [(self._prefixed(first), *others) for first, *others in self._load.rows()]
+        footer = [self._prefixed(line) for line in self._load.footer(self._clock.elapsed())]
+        if (width, rows, footer) != self._table_of:
+            self._table, self._table_of = _table(rows, footer, width), (width, rows, footer)
+        return self._table
+
+    def _prefixed(self, cell: str) -> str:
+        return f"{self._layout.pool} {cell}".lstrip()
+
+    def _bar(self, work: Work) -> str:
+        if not work.total or work.total == 1:
+            return ""
+        full = _BAR_WIDTH * work.done // work.total
+        return self._blocks[0] * full + self._blocks[1] * (_BAR_WIDTH - full) + " "
+
+
+def _table(rows: Sequence[Sequence[str]], footer: Sequence[str], width: int) -> list[str]:
+    """Return the lines of a table in the terminal's colours."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for row in rows:
+        table.add_row(*(Text(cell, "dim", no_wrap=True) for cell in row))
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with console.capture() as capture:
+        for part in ([table] if rows else []) + [Text(line, "dim", no_wrap=True) for line in footer]:
+            console.print(part)
+    return capture.get().splitlines()

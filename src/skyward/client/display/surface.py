@@ -1,0 +1,285 @@
+"""Terminal, pipe or file that displays share with what the process itself prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TextIO
+
+from skyward.client.display.escapes import cleaned
+from skyward.client.display.lines import PoolTag
+from skyward.client.display.streams import SafeStream, streams_beside
+
+__all__ = ["REDRAW_EVERY_S", "Surface", "join_surface"]
+
+REDRAW_EVERY_S: Final = 0.1
+"""Seconds between two drawings."""
+
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_ERASE_BELOW, _WIPE, _RESET = "\r\x1b[J", "\r\x1b[2K", "\x1b[0m"
+_LONGEST_HELD: Final = 8192
+_joining: Final = threading.Lock()
+
+Render = Callable[[int], list[str]]
+"""Returns the lines of a drawing for a number of columns."""
+
+
+class Surface:
+    """Place where a display's lines and the process's own prints meet, each on lines of its own.
+
+    The streams of the process that lead there are tapped, so that it is known whether a line is unfinished. On a
+    terminal, drawings that change can be shown below everything else; they are hidden while a line is unfinished.
+    Thread-safe. Shared by all displays of the process that write there: see :func:`join_surface`.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream = SafeStream(stream)
+        self.lock = threading.RLock()
+        self.pid = os.getpid()
+        self.source_width = 7
+        self._terminal = self.stream.isatty()
+        self._tags: set[PoolTag] = set()
+        self._users = 0
+        self._column_known = not self._terminal
+        self._tail = ""  # of the line that the process has begun
+        self._broken = False  # that line was ended by the display
+        self._drawings: list[Render] = []
+        self._height = 0
+        self._drawn: list[str] = []
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._taps = [] if stream is None else [_Tap(each, self) for each in streams_beside(stream)]
+
+    # --- users ------------------------------------------------------------------------------------------------------
+
+    def enter(self, tag: PoolTag) -> None:
+        """Count one user more."""
+        with self.lock:
+            self._users += 1
+            self._tags.add(tag)
+
+    def leave(self) -> None:
+        """Count one user less; the last one gives back the streams."""
+        with _joining, self.lock:
+            self._users -= 1
+            if not self._users:
+                for tap in self._taps:
+                    tap.end()
+
+    def name_of(self, tag: PoolTag) -> str:
+        """Return what distinguishes a pool from others that have been open beside it; empty if there were none."""
+        if len(self._tags) == 1:
+            return ""
+        alike = sorted(other.made for other in self._tags if other.provider == tag.provider)
+        return tag.provider if len(alike) == 1 else f"{tag.provider} {alike.index(tag.made) + 1}"
+
+    # --- lines ------------------------------------------------------------------------------------------------------
+
+    def add_line(self, text: str) -> None:
+        """Write a whole line, above what is drawn and on no line of the process's own."""
+        with self.lock:
+            for tap in self._taps:
+                tap.flush_file()
+            before = self._erasure() + self._start()
+            after = ""
+            if self._tail and self._is_movable():
+                before, after = before + _RESET + _WIPE, self._tail
+            elif self._tail:
+                before, self._tail, self._broken = before + "\n", "", True
+            self.stream.write(f"{before}{text}\n{after}")
+            self._draw()
+            self.stream.flush()
+
+    def pass_on(self, text: str, tap: _Tap) -> None:
+        """Write ``text`` of the process's own by way of ``tap``."""
+        with self.lock:
+            if self._height:
+                self.stream.write(self._erasure())
+                self.stream.flush()
+            if self._broken and text.startswith("\n"):
+                text = text[1:]  # of a line that the display has ended already
+            self._broken = False
+            tap.write_file(text)
+            self._note(text)
+            if self._terminal:
+                tap.flush_file()
+                self._draw()
+                self.stream.flush()
+
+    def _note(self, text: str) -> None:
+        line = (self._tail + text).rpartition("\n")[2]
+        state = line.rstrip("\r")
+        ended = len(line) > len(state)
+        self._tail = state.rpartition("\r")[2] + "\r" * (ended and bool(state))
+        self._column_known = self._column_known or "\n" in text or "\r" in text
+
+    def _is_movable(self) -> bool:
+        """Return whether the unfinished line can be written again, below another one."""
+        if not self._terminal:
+            return False
+        from rich.cells import cell_len
+
+        shown = self._tail.removesuffix("\r")
+        width = cell_len(cleaned(shown, colours=False).expandtabs())
+        is_plain = cleaned(shown, colours=True).removesuffix(_RESET) == shown
+        return is_plain and width < self.stream.size().columns
+
+    def _start(self) -> str:
+        """Begin at a line's start, wherever the first display found the cursor or a prompt has left it."""
+        if self._column_known and (self._tail or not self._may_be_prompting()):
+            return ""
+        self._column_known = True
+        if self._tail:
+            self._tail, self._broken = "", True
+            return "\n"
+        # As wide as the screen, this ends in the next line exactly if the cursor was not at a line's start.
+        return f"{' ' * self.stream.size().columns}{_WIPE}"
+
+    def _may_be_prompting(self) -> bool:
+        """Return whether the interpreter shows prompts here: these bypass the streams, so that no tap sees them."""
+        return self._terminal and hasattr(sys, "ps1")
+
+    # --- drawings ---------------------------------------------------------------------------------------------------
+
+    def show(self, render: Render) -> None:
+        """Draw what ``render`` gives, now and ten times a second, below everything else."""
+        with self.lock:
+            if render not in self._drawings:
+                self._drawings.append(render)
+            if self._thread is None:
+                self.stream.write(self._start() + _HIDE_CURSOR)
+                self._ended = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._keep_drawing, args=(self._ended,), name="skyward-display", daemon=True
+                )
+                self._thread.start()
+            self._draw()
+            self.stream.flush()
+
+    def hide(self, render: Render) -> None:
+        """Leave nothing of a drawing. Idempotent."""
+        with self.lock:
+            if render not in self._drawings:
+                return
+            self._drawings.remove(render)
+            self._draw()
+            thread = None if self._drawings else self._thread
+            if thread is not None:
+                self._thread = None
+                self._ended.set()
+                self.stream.write(self._erasure() + _SHOW_CURSOR)
+            self.stream.flush()
+        if thread is not None:
+            thread.join()
+
+    def _keep_drawing(self, ended: threading.Event) -> None:
+        while not ended.wait(REDRAW_EVERY_S):
+            with self.lock, suppress(Exception):  # the next drawing may succeed
+                if not ended.is_set():
+                    self._draw()
+                    self.stream.flush()
+
+    def _draw(self) -> None:
+        if not self._drawings or self._tail:
+            return
+        size = self.stream.size()
+        lines = [line for render in self._drawings for line in render(max(size.columns - 1, 1))]
+        lines = lines[: max(size.lines - 1, 1)]
+        if lines == self._drawn:
+            return
+        erasure = self._erasure()
+        # The cursor waits where the drawing begins: text that comes past the taps is above the next drawing, unharmed.
+        back = f"\r\x1b[{len(lines) - 1}A" if len(lines) > 1 else "\r"
+        self.stream.write(erasure + "\n".join(lines) + (back if lines else ""))
+        self._height, self._drawn = len(lines), lines
+
+    def _erasure(self) -> str:
+        height, self._height, self._drawn = self._height, 0, []
+        return _ERASE_BELOW if height else ""
+
+
+class _Tap:
+    """Replacement for the ``write`` and ``flush`` of one stream while displays share its place.
+
+    The stream stays itself, so that whoever has kept it, such as a logging handler, is covered as well.
+    """
+
+    def __init__(self, file: TextIO, surface: Surface) -> None:
+        self.surface = surface
+        self._file = file
+        self.write_file, self._flush_file = file.write, file.flush
+        self._held = ""
+        # IPython, for one, replaces `write` of a terminal's streams in the same way.
+        self._replaced = {
+            name: vars(file)[name] for name in ("write", "flush") if name in getattr(file, "__dict__", ())
+        }
+        with suppress(OSError, ValueError):
+            self._flush_file()
+        with suppress(AttributeError):  # an object that allows no such thing is left alone
+            for name, method in (("write", self.write), ("flush", self.flush)):
+                setattr(file, name, method)
+
+    def end(self) -> None:
+        """Give the stream its own methods back, and what was held."""
+        self._step_back()
+        held, self._held = self._held, ""
+        with suppress(OSError, ValueError):
+            self.write_file(held)
+
+    def write(self, text: str) -> int:
+        """Write ``text``, seen at the end of its line or when flushed, as streams of lines have it."""
+        if self.surface.pid != os.getpid():  # a forked child: its parent draws
+            self._step_back()
+        if not isinstance(text, str) or self.surface.pid != os.getpid():  # pyright: ignore[reportUnnecessaryIsInstance]
+            return self.write_file(text)
+        with self.surface.lock:
+            self._held += text
+            cut = self._ready_length()
+            ready, self._held = self._held[:cut], self._held[cut:]
+            if ready:
+                self.surface.pass_on(ready, self)
+        return len(text)
+
+    def _ready_length(self) -> int:
+        """Return how much of the held text is to be written now, as the stream itself would have it."""
+        if getattr(self._file, "write_through", False) or len(self._held) > _LONGEST_HELD:
+            return len(self._held)
+        ends = max(self._held.rfind("\n"), self._held.rfind("\r")) + 1
+        return len(self._held) if ends and getattr(self._file, "line_buffering", False) else ends
+
+    def flush(self) -> None:
+        """Show what was written."""
+        if self.surface.pid != os.getpid():
+            self._step_back()
+        else:
+            with self.surface.lock:
+                ready, self._held = self._held, ""
+                if ready:
+                    self.surface.pass_on(ready, self)
+        self._flush_file()
+
+    def flush_file(self) -> None:
+        """Flush the stream itself."""
+        with suppress(OSError, ValueError):
+            self._flush_file()
+
+    def _step_back(self) -> None:
+        for name in ("write", "flush"):
+            if getattr(self._file.__dict__.get(name), "__self__", None) is not self:
+                continue
+            if name in self._replaced:
+                setattr(self._file, name, self._replaced[name])
+            else:
+                delattr(self._file, name)
+
+
+def join_surface(stream: TextIO | None, tag: PoolTag) -> Surface:
+    """Return the surface that ``stream`` leads to, the one of other displays if there is one, and enter it."""
+    with _joining:
+        tap = getattr(getattr(stream, "write", None), "__self__", None)
+        surface = tap.surface if isinstance(tap, _Tap) and tap.surface.pid == os.getpid() else Surface(stream)
+        surface.enter(tag)
+    return surface

@@ -1,0 +1,160 @@
+"""A pool as a :class:`concurrent.futures.Executor`."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar, overload
+from weakref import WeakSet
+
+from skyward.client.pending import ComputeFunction, PendingCompute, invocation_of
+from skyward.errors import ConfigurationError, PoolStateError
+from skyward.submission import CallFuture, Invocation, TaskSubmitter
+
+__all__ = ["CallsByFunction", "PoolExecutor"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class CallsByFunction(ABC):
+    """``submit`` and ``map`` as executors have them, for plain functions and compute functions."""
+
+    @abstractmethod
+    def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]: ...
+
+    @overload
+    def submit(self, fn: PendingCompute[R], /) -> CallFuture[R]: ...
+    @overload
+    def submit(self, fn: ComputeFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]: ...
+    @overload
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]: ...
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+        """Queue ``fn(*args, **kwargs)``, or a pending call such as ``f(1)``, for any worker.
+
+        Raises:
+            PoolStateError: the pool is not open, or the executor was shut down.
+            SerializationError: the function or an argument cannot be pickled.
+        """
+        return self._submit_all([invocation_of(fn, args, kwargs)])[0]
+
+    @overload
+    def map(
+        self,
+        fn: ComputeFunction[..., R],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[R]: ...
+    @overload
+    def map(
+        self, fn: Callable[..., R], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[R]: ...
+    def map(
+        self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[Any]:
+        """Queue ``fn`` for every item now; the iterator gives the results in order as they come.
+
+        The calls still queued are dropped when a call fails, the time is up, or the iterator is closed.
+
+        Args:
+            fn: called with one item of each iterable.
+            iterables: read to the end of the shortest before this returns.
+            timeout: seconds from now in which all results must come.
+            chunksize: items per call; more than one pays when a call takes well under a millisecond.
+
+        Raises:
+            TimeoutError: from the iterator, when the time is up.
+        """
+        if chunksize < 1:
+            raise ConfigurationError(f"chunksize must be a whole number ≥ 1, got {chunksize!r}")
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        items = list(zip(*iterables, strict=False))
+        if chunksize == 1:
+            return _results(self._submit_all([invocation_of(fn, item, {}) for item in items]), deadline_s)
+        return _flattened(_results(self._submit_all(_chunked(fn, items, chunksize)), deadline_s))
+
+
+class PoolExecutor(CallsByFunction, Executor):
+    """Runs calls on a pool's workers; takes plain functions and compute functions.
+
+    It borrows the pool: shutting the executor down leaves the pool open. Works with ``as_completed``, ``wait``,
+    ``asyncio.wrap_future`` and ``loop.run_in_executor``; its futures can also be awaited as they are.
+
+    Args:
+        submitter: the open pool, or anything else that submits calls.
+    """
+
+    def __init__(self, submitter: TaskSubmitter) -> None:
+        self._submitter = submitter
+        self._lock = threading.Lock()
+        # The pool holds the future of an unfinished call. One that is over, and its result, lives as its user wants.
+        self._futures: WeakSet[Future[Any]] = WeakSet()
+        self._is_shut_down = False
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Take no more calls; the pool stays open.
+
+        Args:
+            wait: return only when every call submitted here is done.
+            cancel_futures: drop the calls that are still queued.
+        """
+        with self._lock:
+            self._is_shut_down = True
+            futures = list(self._futures)
+        if cancel_futures:
+            for future in futures:
+                future.cancel()
+        if wait:
+            concurrent.futures.wait(futures)
+
+    def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]:
+        if self._is_shut_down:
+            raise PoolStateError("this executor was shut down; the pool's executor() gives a new one")
+        futures = self._submitter.submit_calls(calls)
+        with self._lock:
+            self._futures.update(futures)
+        return futures
+
+
+def _results(futures: list[CallFuture[Any]], deadline_s: float | None) -> Iterator[Any]:
+    """Yield the results in order. Nothing here refers to a result once it is yielded: it lives as its caller wants."""
+    futures.reverse()
+    try:
+        while futures:
+            yield _take_result(futures, deadline_s)
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _take_result(futures: list[CallFuture[Any]], deadline_s: float | None) -> Any:
+    """Wait for the last future, and drop it once it is done: a future keeps its result alive."""
+    result = futures[-1].result(None if deadline_s is None else deadline_s - time.monotonic())
+    futures.pop()
+    return result
+
+
+def _flattened(chunks: Iterator[list[Any]]) -> Iterator[Any]:
+    for chunk in chunks:
+        chunk.reverse()
+        while chunk:
+            yield chunk.pop()
+
+
+def _chunked(fn: Callable[..., Any], items: list[tuple[Any, ...]], size: int) -> list[Invocation]:
+    single = invocation_of(fn, (), {})
+    run_chunk = functools.partial(_run_chunk, functools.partial(single.fn, *single.args))
+    starts = range(0, len(items), size)
+    return [replace(single, fn=run_chunk, args=(items[start : start + size],)) for start in starts]
+
+
+def _run_chunk(fn: Callable[..., T], items: list[tuple[Any, ...]]) -> list[T]:
+    return [fn(*item) for item in items]

@@ -1,0 +1,147 @@
+"""How a pool's events reach those who want to hear them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, overload
+
+from skyward.events import Callback, E, SkywardEvent, deliver, flatten
+from skyward.events.courier import PATIENCE_S, Courier
+
+__all__ = ["EventBus"]
+
+_logger = logging.getLogger("skyward")
+_EMITTED_CHAIN = 32
+_handled = threading.local()  # the delivery that the current event thread is busy with
+
+
+class EventBus:
+    """Carries a pool's events to its subscribers: in order, one at a time, in a thread of its own.
+
+    Publishing never blocks and is allowed from any thread, event loops and the subscribers themselves included. The
+    thread starts with the first event and ends with :meth:`close`.
+
+    A subscriber that is stuck with an event for longer than ``patience_s`` delays only that event: another thread goes
+    on with the events behind it for the other subscribers, and the stuck one's own events wait for it, in order.
+    """
+
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
+        self._lock = threading.Lock()
+        self._courier = Courier("skyward-events", what="a callback for events", patience_s=patience_s)
+        self._subscriptions: tuple[_Subscription, ...] = ()
+        self._busy: dict[int, deque[_Missed]] = {}
+
+    def publish(self, event: SkywardEvent, also: tuple[Callback, ...] = ()) -> None:
+        """Queue ``event`` for the subscribers and for the callbacks ``also``; once closed, do nothing."""
+        self._queue(_Delivery(self, event, also))
+
+    def publish_emitted(self, event: SkywardEvent, received_by: tuple[Callback, ...]) -> None:
+        """Queue an event that was emitted anywhere in this process for the subscribers not in ``received_by``.
+
+        A subscriber's own ``emit`` stays on its bus, and a chain of them ends after :data:`_EMITTED_CHAIN`: else two
+        pools whose subscribers answer each event with another one would never come to rest.
+        """
+        source: _Delivery | None = getattr(_handled, "delivery", None)
+        depth = source.depth + 1 if source else 0
+        if source and source.bus is not self:
+            return
+        if depth > _EMITTED_CHAIN:
+            _logger.warning("callbacks keep emitting %s events; dropped one", type(event).__name__)
+        else:
+            self._queue(_Delivery(self, event, received_by=received_by, depth=depth))
+
+    @overload
+    def subscribe(self, event_type: None, callback: Callback) -> Callable[[], None]: ...
+    @overload
+    def subscribe(self, event_type: type[E], callback: Callable[[E], SkywardEvent | None]) -> Callable[[], None]: ...
+    def subscribe(self, event_type: type[Any] | None, callback: Callable[[Any], Any]) -> Callable[[], None]:
+        """Call ``callback`` with every event of ``event_type`` (None: with every event) from now on.
+
+        Returns a function that ends the subscription; calling it again does nothing.
+        """
+        added = tuple(_Subscription(event_type or object, part) for part in flatten([callback]))
+        with self._lock:
+            self._subscriptions += added
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._subscriptions = tuple(kept for kept in self._subscriptions if kept not in added)
+
+        return unsubscribe
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Deliver what was published and end the thread. Idempotent.
+
+        A subscriber that is still busy after ``timeout_s`` is left behind, and the log says so. Called by a subscriber
+        itself it does not wait.
+        """
+        if not self._courier.close(timeout_s):
+            _logger.warning("a callback is still busy %g s after its pool was closed; later events are lost", timeout_s)
+
+    def _queue(self, delivery: _Delivery) -> None:
+        self._courier.run(partial(self._deliver, delivery))
+
+    def _deliver(self, delivery: _Delivery) -> None:
+        _handled.delivery = delivery
+        subscribed = (each for each in self._subscriptions if each.callback not in delivery.received_by)
+        callbacks = (*subscribed, *delivery.also)
+        deliver(delivery.event, tuple(partial(self._call_in_turn, callback) for callback in callbacks))
+
+    def _call_in_turn(self, callback: Callback, event: SkywardEvent) -> SkywardEvent | None:
+        """Call ``callback``, or leave the event to the thread that is still in it."""
+        with self._lock:
+            if (missed := self._busy.get(id(callback))) is not None:
+                missed.append(_Missed(event, _handled.delivery))
+                return None
+            missed = self._busy[id(callback)] = deque()
+        try:
+            return callback(event)
+        finally:
+            self._catch_up(callback, missed)
+
+    def _catch_up(self, callback: Callback, missed: deque[_Missed]) -> None:
+        present = _handled.delivery
+        while True:
+            with self._lock:
+                if not missed:
+                    del self._busy[id(callback)]
+                    _handled.delivery = present
+                    return
+                late = missed.popleft()
+            _handled.delivery = late.delivery
+            deliver(late.event, (callback,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    bus: EventBus
+    event: SkywardEvent
+    also: tuple[Callback, ...] = ()
+    received_by: tuple[Callback, ...] = ()
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    """Event for a busy callback, and the delivery that it is part of."""
+
+    event: SkywardEvent
+    delivery: _Delivery
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Subscription:
+    event_type: type[Any]
+    callback: Callback
+
+    def __call__(self, event: SkywardEvent) -> SkywardEvent | None:
+        return self.callback(event) if isinstance(event, self.event_type) else None
+
+    def __repr__(self) -> str:
+        """Return the callback's: messages name it."""
+        return repr(self.callback)

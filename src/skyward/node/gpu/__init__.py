@@ -1,0 +1,1 @@
+"""GPUs of a node: driver, partitions, health."""

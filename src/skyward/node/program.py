@@ -1,0 +1,112 @@
+"""What the programs that a supervisor starts have in common: plan in, reports out, and never outliving it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from skyward.node.supervisor.plan import NodePlan
+from skyward.wire.control import Message, Report, from_frame, to_frame
+
+__all__ = ["Program", "read_plan", "run_program", "take_standard_output"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One process under the supervisor.
+
+    Attributes:
+        plan: the first line of standard input.
+        commands: the lines after it.
+        report: tells the supervisor something.
+    """
+
+    plan: NodePlan
+    commands: asyncio.Queue[Message]
+    report: Callable[[Report], None]
+
+
+def take_standard_output() -> TextIO:
+    """Standard output carries the reports: what else would print there goes to standard error, the node's log."""
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return reports
+
+
+def read_plan() -> NodePlan:
+    """The first line of standard input. From here on temporary files lie in the node's own folder, and go with it.
+
+    Among them is the fork server's socket, whose name must be short.
+    """
+    plan = NodePlan.from_json(sys.stdin.readline())
+    tempfile.tempdir = plan.ready.blob_dir
+    return plan
+
+
+# How often Dask looks at itself. Its own intervals are a fraction of a second and cost an idle node a sixth of a core;
+# what the profiler finds would be shown on one page of a dashboard that few ask for.
+_DASK_SETTINGS = {
+    "distributed.worker.profile.interval": "100ms",
+    "distributed.worker.memory.monitor-interval": "200ms",
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None,  # see NodePlan
+}
+
+
+def run_program(
+    serve: Callable[[Program], Coroutine[Any, Any, None]],
+    plan: NodePlan,
+    reports: TextIO,
+    *,
+    on_end: Callable[[], object] = lambda: None,
+) -> None:
+    """Run ``serve`` until it returns, or until standard input closes: the supervisor is gone, or wants the end.
+
+    Args:
+        serve: the program.
+        plan: its plan.
+        reports: where its reports go.
+        on_end: called in a thread once standard input has closed; the process ends after it.
+    """
+
+    def report(message: Report) -> None:
+        reports.write(json.dumps(to_frame(message)) + "\n")
+
+    asyncio.run(_run(serve, plan, report, on_end))
+
+
+async def _run(
+    serve: Callable[[Program], Coroutine[Any, Any, None]],
+    plan: NodePlan,
+    report: Callable[[Report], None],
+    on_end: Callable[[], object],
+) -> None:
+    import dask.config as dask_config
+
+    dask_config.set({"temporary-directory": plan.worker_folder, **_DASK_SETTINGS})
+    commands: asyncio.Queue[Message] = asyncio.Queue()
+    following = asyncio.create_task(asyncio.to_thread(_follow, asyncio.get_running_loop(), commands, on_end))
+    try:
+        await serve(Program(plan=plan, commands=commands, report=report))
+    finally:
+        following.cancel()
+
+
+def _follow(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Message], on_end: Callable[[], object]) -> None:
+    status = 1
+    try:
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(commands.put_nowait, from_frame(json.loads(line)))
+        on_end()
+        status = 0
+    finally:  # a program that receives no more commands is started again
+        # Nothing to tidy up: workers end with their nanny, and the node's folders are the supervisor's.
+        os._exit(status)

@@ -1,0 +1,1 @@
+"""Blobs and volumes of a node."""

@@ -1,0 +1,259 @@
+"""Large arguments between nodes: a supervisor gives its node's blobs to the pool's other nodes, and fetches theirs.
+
+A connection serves one blob: its name in a frame, its size in another, then the bytes. It goes to a port of its own, so
+that nothing on the control connection waits behind bytes; files are touched in threads only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import tempfile
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from blake3 import blake3
+
+from skyward.wire.control import Fetch, Fetched
+from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, server_context, write_frame
+from skyward.wire.listening import StreamPort, Streams
+
+__all__ = ["BlobPort"]
+
+log = logging.getLogger("skyward.node.storage.blob_port")
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+_CHUNK_BYTES = 1 << 20
+_CONNECT_S = 3.0
+
+
+class _SourceError(Exception):
+    """A source does not give the blob; another one may."""
+
+
+class _UnreachedError(_SourceError):
+    """It could not even be connected to."""
+
+
+class BlobPort:
+    """The node's end of every transfer between nodes. Belongs to the event loop.
+
+    Args:
+        identity: the pool's certificates.
+        patience_s: how long the other side may take for the next piece.
+
+    Attributes:
+        folders: where the node's blobs lie; no file is read or written elsewhere.
+    """
+
+    def __init__(self, identity: TlsIdentity, *, patience_s: float = 10.0) -> None:
+        self.folders: Sequence[str] = ()
+        self._patience_s = patience_s
+        self._server_tls = server_context(identity)
+        self._client_tls = client_context(identity)
+        self._port: StreamPort | None = None
+        self._getting: set[asyncio.Task[None]] = set()
+        self._giving: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+        self._on_their_way: set[str] = set()
+        self._closed = False
+
+    async def listen(self, address: str) -> int:
+        """Bind a free port of ``address``; returns it. Peers without a certificate of the pool get no further."""
+        self._port = StreamPort(address, self._server_tls, self._serve, admission_s=self._patience_s)
+        return self._port.number
+
+    def fetch(self, order: Fetch, tell: Callable[[Fetched], None]) -> None:
+        """Begin to get a blob; ``tell`` hears of its end. An order for what is on its way already changes nothing."""
+        if self._closed or order.path in self._on_their_way:
+            return
+        self._on_their_way.add(order.path)
+        task = asyncio.create_task(self._fetch(order, tell))
+        self._getting.add(task)
+        task.add_done_callback(self._getting.discard)
+
+    async def close(self) -> None:
+        """Give up what is on its way, in both directions. Idempotent."""
+        self._closed = True
+        if self._port is not None:
+            await self._port.close()
+        for task in self._getting:
+            task.cancel()
+        for writer in self._giving.values():  # a cancelled handler is an error to asyncio's streams
+            writer.transport.abort()
+        await asyncio.gather(*self._getting, *self._giving, return_exceptions=True)
+
+    # --- getting ----------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, order: Fetch, tell: Callable[[Fetched], None]) -> None:
+        try:
+            answer = await self._get(order)
+        except OSError as error:
+            answer = _failed(order, str(error), errno=error.errno or 0)
+        except Exception as error:  # whatever it was, the client waits for an answer
+            log.exception("blob %s could not be fetched", order.blob_id)
+            answer = _failed(order, repr(error))
+        finally:
+            self._on_their_way.discard(order.path)
+        tell(answer)
+
+    async def _get(self, order: Fetch) -> Fetched:
+        """Raises OSError where this node's own disk or memory fails: no other source helps then."""
+        places = [f"{folder}/{order.blob_id}" for folder in self.folders]
+        if _NAME.fullmatch(order.blob_id) is None or order.path not in places:
+            return _failed(order, f"no blob may lie at {order.path}")
+        if await asyncio.to_thread(_has, order.path, order.nbytes):
+            return Fetched(blob_id=order.blob_id, path=order.path)
+        complaints: list[str] = []
+        unreached: list[str] = []
+        for source in order.sources:
+            try:
+                await self._copy(source, order)
+            except _SourceError as error:
+                complaints.append(f"{source}: {error}")
+                unreached += [source] if isinstance(error, _UnreachedError) else []
+            else:
+                return Fetched(blob_id=order.blob_id, path=order.path, unreached=tuple(unreached))
+        return _failed(order, "; ".join(complaints) or "no source was named", unreached=unreached)
+
+    async def _copy(self, source: str, order: Fetch) -> None:
+        reader, writer = await self._dial(source)
+        try:
+            write_frame(writer, {"blob": order.blob_id})
+            await self._expect(reader, order)
+            async with _arriving(order.path) as part:
+                left = order.nbytes
+                while left:
+                    chunk = await self._read(reader, min(left, _CHUNK_BYTES))
+                    await asyncio.to_thread(part.write, chunk)
+                    left -= len(chunk)
+                if not await asyncio.to_thread(part.keep, order.blob_id):
+                    raise _SourceError("what it sent is not what was asked for")
+        finally:
+            writer.transport.abort()
+
+    async def _dial(self, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, _, port = source.rpartition(":")
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                return await asyncio.open_connection(host, int(port), ssl=self._client_tls, limit=_CHUNK_BYTES)
+        except TimeoutError as error:
+            raise _UnreachedError(f"no answer within {_CONNECT_S:g} s") from error
+        except (OSError, ValueError) as error:
+            raise _UnreachedError(str(error)) from error
+
+    async def _expect(self, reader: asyncio.StreamReader, order: Fetch) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                answer = await read_frame(reader)
+        except (OSError, asyncio.IncompleteReadError, FrameError) as error:
+            raise _SourceError(f"it did not answer: {error!r}") from error
+        if answer.get("nbytes") != order.nbytes:
+            raise _SourceError(str(answer.get("error") or f"it has {answer.get('nbytes')} bytes, not {order.nbytes}"))
+
+    async def _read(self, reader: asyncio.StreamReader, nbytes: int) -> bytes:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await reader.readexactly(nbytes)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise _SourceError(f"it stopped in the middle: {error!r}") from error
+
+    # --- giving -----------------------------------------------------------------------------------------------------
+
+    async def _serve(self, streams: Streams) -> None:
+        reader, writer = streams.reader, streams.writer
+        task = asyncio.current_task()
+        assert task is not None
+        self._giving[task] = writer
+        try:
+            await self._give(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, FrameError) as error:
+            log.info("a node was not given what it asked for: %r", error)
+        finally:
+            del self._giving[task]
+            writer.transport.abort()
+
+    async def _give(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(self._patience_s):
+            name = str((await read_frame(reader)).get("blob"))
+        file = await asyncio.to_thread(_open, self.folders, name)
+        if file is None:
+            write_frame(writer, {"error": "it does not have the blob"})
+        else:
+            with file:
+                write_frame(writer, {"nbytes": os.fstat(file.fileno()).st_size})
+                while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+                    writer.write(chunk)
+                    async with asyncio.timeout(self._patience_s):
+                        await writer.drain()
+        async with asyncio.timeout(self._patience_s):
+            await reader.read(1)  # the other side hangs up once it has everything
+
+
+def _failed(order: Fetch, error: str, *, errno: int = 0, unreached: Sequence[str] = ()) -> Fetched:
+    return Fetched(blob_id=order.blob_id, path=order.path, error=error, errno=errno, unreached=tuple(unreached))
+
+
+def _has(path: str, nbytes: int) -> bool:
+    """Whether the file is there; none has its name before it is whole."""
+    try:
+        return os.stat(path).st_size == nbytes
+    except FileNotFoundError:
+        return False
+
+
+def _open(folders: Sequence[str], name: str) -> BinaryIO | None:
+    if _NAME.fullmatch(name) is None:
+        return None
+    for folder in folders:
+        try:
+            return Path(folder, name).open("rb", buffering=0)
+        except FileNotFoundError:
+            continue
+    return None
+
+
+class _Part:
+    """A file on its way: it has its name once it is whole and right. Thread-safe, for a thread outlives its task."""
+
+    def __init__(self, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        self._path = path
+        self._lock = threading.Lock()
+        descriptor, self._temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+        self._file = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed by drop
+        self._digest = blake3()
+
+    def write(self, chunk: bytes) -> None:
+        with self._lock:
+            view = memoryview(chunk)
+            while view:
+                view = view[self._file.write(view) :]
+            self._digest.update(chunk)
+
+    def keep(self, blob_id: str) -> bool:
+        """Give it its name, if its content is what the name says."""
+        with self._lock:
+            if self._digest.hexdigest() != blob_id:
+                return False
+            os.rename(self._temporary, self._path)
+            return True
+
+    def drop(self) -> None:
+        """Close it, and remove what was not kept."""
+        with self._lock:
+            self._file.close()
+            Path(self._temporary).unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def _arriving(path: str) -> AsyncGenerator[_Part]:
+    part = await asyncio.to_thread(_Part, path)
+    try:
+        yield part
+    finally:
+        await asyncio.to_thread(part.drop)

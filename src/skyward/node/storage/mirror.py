@@ -1,0 +1,220 @@
+"""A folder that has what a store has, and gives back what is changed in it: a volume where nothing can be mounted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from skyward.errors import ConfigurationError
+from skyward.node.storage.mount_registry import PART, FileRecord, Place
+from skyward.providers.storage import Store, StoredObject
+
+__all__ = ["Mirror", "path_of"]
+
+log = logging.getLogger("skyward.node.storage.mirror")
+
+_THREADS = 8
+_LONGEST_NAME_BYTES = 255
+_READ_ONLY_FILE = 0o444
+_GIB = 1 << 30
+
+
+def path_of(name: str) -> PurePosixPath | None:
+    """The path below the folder that an object's name stands for; None if no file can have it, or it leads out."""
+    parts = name.removesuffix("/").split("/")
+    if any(part in ("", ".", "..") or "\0" in part or part.startswith(PART) for part in parts):
+        return None
+    if any(len(part.encode(errors="surrogatepass")) > _LONGEST_NAME_BYTES for part in parts):
+        return None
+    return PurePosixPath(*parts)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Wanted:
+    """What the folder should have, by path.
+
+    Attributes:
+        files: objects.
+        folders: folders that have a key of their own.
+        refused: names that cannot be paths.
+    """
+
+    files: dict[str, StoredObject] = field(default_factory=dict[str, StoredObject])
+    folders: set[str] = field(default_factory=set[str])
+    refused: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fetched:
+    part: Path
+    path: str
+    record: FileRecord
+
+
+class Mirror:
+    """One volume in one folder. Whoever uses it holds the place's lock.
+
+    Args:
+        place: the folder, and what is known of its files.
+        open_store: makes the store, when it is needed.
+    """
+
+    def __init__(self, place: Place, open_store: Callable[[], Store]) -> None:
+        self._place = place
+        self._root = place.folder
+        self._open_store = open_store
+
+    def fetch(self) -> Sequence[str]:
+        """Make the folder have what the store has; files that are as they were fetched are left alone.
+
+        Where the volume is writable, files changed here since are kept. Files that are in the store no more are
+        removed, if they are as they were fetched. Returns what the user should know.
+
+        Raises Skyward's errors, or OSError.
+        """
+        store = self._open_store()
+        wanted = _sorted_out(store.listing())
+        missing = {path: each for path, each in wanted.files.items() if not self._is_there(path, each)}
+        gone = [path for path in self._place.files if path not in wanted.files and self._place.is_as_noted(path)]
+        self._check_room(sum(each.nbytes for each in missing.values()))
+        folders = wanted.folders | {str(parent) for path in wanted.files for parent in PurePosixPath(path).parents}
+        if missing or gone or not all((self._root / folder).is_dir() for folder in folders):
+            with self._place.opened():
+                self._bring(store, missing, gone, folders)
+        log.info("%s: %d files, %d of them fetched", self._root, len(wanted.files), len(missing))
+        return _notes(wanted.refused)
+
+    def push(self, *, quiet_s: float) -> int:
+        """Give the store every new or changed file that nobody has written to for ``quiet_s``; returns how many.
+
+        Raises Skyward's errors, or OSError, once every file was tried.
+        """
+        changed = list(self._changed(quiet_s))
+        if not changed:
+            return 0
+        store = self._open_store()
+        errors: list[Exception] = []
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for done in as_completed([pool.submit(self._give, store, path) for path in changed]):
+                if (error := done.exception()) is None:
+                    self._place.note(*done.result())
+                elif isinstance(error, FileNotFoundError):  # removed meanwhile
+                    continue
+                else:
+                    errors.append(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        if errors:
+            log.error("%s: %d files could not be written back", self._root, len(errors))
+            raise errors[0]
+        log.info("%s: %d files written back", self._root, len(changed))
+        return len(changed)
+
+    def _is_there(self, path: str, wanted: StoredObject) -> bool:
+        record = self._place.files.get(path)
+        if self._place.is_as_noted(path):
+            return record is not None and record.tag == wanted.tag
+        return not self._place.read_only and (self._root / path).is_file()
+
+    def _check_room(self, nbytes: int) -> None:
+        free = shutil.disk_usage(self._root).free
+        if nbytes > free:
+            raise ConfigurationError(
+                f"{self._root} has {free / _GIB:.1f} GiB free, and {nbytes / _GIB:.1f} GiB have to be fetched: "
+                "take a smaller prefix, or a mount_path where there is more room"
+            )
+
+    def _bring(
+        self, store: Store, missing: dict[str, StoredObject], gone: Iterable[str], folders: Iterable[str]
+    ) -> None:
+        for path in self._place.walk():
+            if _is_part(path):  # of a fetch that was cut off
+                path.unlink()
+        for path in gone:
+            (self._root / path).unlink()
+            del self._place.files[path]
+        for folder in sorted(folders):
+            (self._root / folder).mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            jobs = [pool.submit(self._get, store, path, wanted, n) for n, (path, wanted) in enumerate(missing.items())]
+            try:
+                for done in as_completed(jobs):
+                    if (got := done.result()) is not None:
+                        self._place.note(got.path, got.record)
+                        os.replace(got.part, self._root / got.path)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _get(self, store: Store, path: str, wanted: StoredObject, number: int) -> _Fetched | None:
+        part = (self._root / path).parent / f"{PART}{os.getpid()}-{number}"
+        try:
+            with part.open("wb") as file:
+                store.download(wanted.name, file)
+        except FileNotFoundError:
+            log.info("%s was removed from the store meanwhile", wanted.name)
+            part.unlink()
+            return None
+        os.utime(part, (wanted.modified_at, wanted.modified_at))
+        if self._place.read_only:
+            part.chmod(_READ_ONLY_FILE)
+        found = part.stat()
+        record = FileRecord(tag=wanted.tag, nbytes=found.st_size, mtime_ns=found.st_mtime_ns)
+        return _Fetched(part=part, path=path, record=record)
+
+    def _give(self, store: Store, name: str) -> tuple[str, FileRecord]:
+        path = self._root / name
+        found = path.stat()  # before it is read: what is written meanwhile counts as changed next time
+        tag = store.upload(str(path), name)
+        return name, FileRecord(tag=tag, nbytes=found.st_size, mtime_ns=found.st_mtime_ns)
+
+    def _changed(self, quiet_s: float) -> Iterator[str]:
+        now = time.time()
+        for path in self._place.walk():
+            name = path.relative_to(self._root).as_posix()
+            try:
+                found = path.lstat()
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISREG(found.st_mode) or _is_part(path) or self._place.is_as_noted(name):
+                continue
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                log.warning("%s: %r cannot be a key, and is not written back", self._root, name)
+                continue
+            if quiet_s <= 0 or abs(now - found.st_mtime) >= quiet_s:
+                yield name
+
+
+def _sorted_out(listing: Iterable[StoredObject]) -> _Wanted:
+    wanted = _Wanted()
+    for each in listing:
+        path = path_of(each.name)
+        if path is None or (each.name.endswith("/") and each.nbytes):
+            wanted.refused.append(each.name)
+        elif each.name.endswith("/"):
+            wanted.folders.add(str(path))
+        else:
+            wanted.files[str(path)] = each
+    inner = {str(parent) for path in wanted.files for parent in PurePosixPath(path).parents} | wanted.folders
+    for path in inner & wanted.files.keys():  # a file cannot be a folder too
+        wanted.refused.append(wanted.files.pop(path).name)
+    return wanted
+
+
+def _notes(refused: Sequence[str]) -> Sequence[str]:
+    if not refused:
+        return ()
+    shown = ", ".join(map(repr, refused[:5]))
+    log.warning("no file can be made of these keys: %s", ", ".join(map(repr, refused)))
+    return (f"{len(refused)} keys were left out, as no file of the folder can be called so: {shown}",)
+
+
+def _is_part(path: Path) -> bool:
+    return path.name.startswith(PART)

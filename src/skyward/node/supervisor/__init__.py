@@ -1,0 +1,1 @@
+"""Program that owns a node: starts, watches and ends everything on it."""

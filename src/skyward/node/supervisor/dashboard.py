@@ -1,0 +1,248 @@
+"""Dask's own status pages, served on request, behind a gate that lets no request through without the token.
+
+The token is made by the scheduler, and told only over the pool's mutual TLS. Everything that listens passes the gate:
+pages, static files, metrics, websockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import importlib
+import secrets
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from typing import Any, Literal, assert_never
+from urllib.parse import parse_qsl, urlencode
+
+import dask.config as dask_config
+from distributed import Scheduler
+from distributed.http import utils as http_utils
+from distributed.http.routing import RoutingApplication
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest, parse_cookie
+from tornado.iostream import IOStream
+from tornado.netutil import bind_sockets
+from tornado.routing import Router
+from tornado.web import Application, RequestHandler
+
+from skyward._concurrency.waiting import wait_until
+from skyward.errors import UnreachableError
+
+__all__ = ["Dashboard", "Gate"]
+
+_REQUIREMENT = "bokeh>=3.1"
+_HANG_UP_S = 5.0
+
+
+class Dashboard:
+    """A scheduler's pages: started when they are first asked for, ended with the scheduler."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._token = secrets.token_urlsafe(32)
+        self._opening = asyncio.Lock()
+        self._server: _Server | None = None
+        self._closed = False
+
+    async def open(self) -> dict[str, str]:
+        """Serve the pages at a free port of the scheduler's address, unless they are served already.
+
+        Returns:
+            ``address`` (``host:port``) and ``token``; or ``error``, which says why there are no pages, and what to do.
+        """
+        async with self._opening:
+            if self._server is None:
+                try:  # in a thread, as it takes a second
+                    pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
+                except ImportError as error:
+                    return {"error": _no_bokeh(error)}
+                if self._closed:
+                    return {"error": "The scheduler is closing, and its dashboard with it."}
+                self._server = self._serve(pages)
+            return {"address": f"{self._scheduler.ip}:{self._server.port}", "token": self._token}
+
+    async def close(self) -> None:
+        """End the server and every connection to it. Idempotent."""
+        self._closed = True
+        if (server := self._server) is None:
+            return
+        self._server = None
+        server.stop()
+        await server.close_all_connections()
+        server.hang_up()
+        application: Any = self._scheduler.http_application
+        await _end_sessions([each for pages in application.applications for each in _sessions(pages)])
+
+    def _serve(self, pages: Any) -> _Server:
+        scheduler: Any = self._scheduler
+        modules = dask_config.get("distributed.scheduler.http.routes")
+        scheduler.http_application = RoutingApplication(http_utils.get_handlers(scheduler, modules))
+        scheduler.http_server = server = _Server(Gate(scheduler.http_application, self._token))
+        server.take_port(scheduler.ip)
+        try:
+            pages.connect(scheduler.http_application, server, scheduler)
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+
+def _no_bokeh(error: ImportError) -> str:
+    return (
+        f"Dask's dashboard needs {_REQUIREMENT} on the node where the scheduler runs, and it cannot be imported there: "
+        f"{error}. Install it on the nodes, pip=['{_REQUIREMENT}'] for example, and open the pool again."
+    )
+
+
+def _sessions(pages: Any) -> list[Any]:
+    return [session for path in pages.app_paths for session in pages.get_sessions(path)]
+
+
+async def _end_sessions(sessions: Sequence[Any]) -> None:
+    """What the pages do from time to time would go on without a browser to show it."""
+
+    async def unused() -> Literal[True] | None:
+        return None if any(session.connection_count for session in sessions) else True
+
+    with suppress(UnreachableError):
+        await wait_until(unused, deadline_s=_HANG_UP_S, interval_s=0.001, what="the browsers' connections to end")
+    for session in sessions:
+        session.destroy()
+
+
+class _Server(HTTPServer):
+    """An HTTP server that knows its port, and can hang up on websockets, which tornado leaves open."""
+
+    port = 0
+
+    def take_port(self, host: str) -> None:
+        """Listen at a free port."""
+        sockets = bind_sockets(0, host)
+        self.add_sockets(sockets)
+        self.port = sockets[0].getsockname()[1]
+        self._streams: weakref.WeakSet[IOStream] = weakref.WeakSet()
+
+    def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
+        """See tornado's ``TCPServer``."""
+        self._streams.add(stream)
+        super().handle_stream(stream, address)
+
+    def hang_up(self) -> None:
+        """Close every connection that is still open."""
+        for stream in list(self._streams):
+            stream.close()
+
+
+class _Verdict(Enum):
+    ADMITTED = auto()
+    """The cookie or the password is right: the pages answer."""
+    INTRODUCED = auto()
+    """The URL holds the right token: the answer is a cookie, and the way to the same URL without the token."""
+    FOREIGN = auto()
+    """A page of another site sent it, with what the browser adds by itself."""
+    UNKNOWN = auto()
+    """No token, or a wrong one: the browser is told to ask for it."""
+
+
+class Gate(Router):
+    """Stands before a web application, and decides about every request from its headers alone.
+
+    A token is accepted as ``?token=`` in the URL, as the cookie that this leads to, and as the password of HTTP Basic
+    authentication, whoever the user. The application sees none of them: bokeh writes cookies and headers into its
+    pages.
+    """
+
+    def __init__(self, application: Application, token: str) -> None:
+        self._application = application
+        self._token = token
+        # Cookies know no ports: the name tells the pools apart that a browser sees on one address.
+        self._cookie = "skyward-dashboard-" + hashlib.sha256(token.encode()).hexdigest()[:8]
+        self._desk = Application(log_function=_log_nothing)
+
+    def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
+        """See tornado's ``Router``."""
+        verdict = self._judge(request)
+        if verdict is _Verdict.ADMITTED:
+            for name in ("Authorization", "Cookie"):
+                request.headers.pop(name, None)
+            return self._application.find_handler(request, **kwargs)
+        answer = {"verdict": verdict, "cookie": (self._cookie, self._token)}
+        return self._desk.get_handler_delegate(request, _Refusal, answer)
+
+    def _judge(self, request: HTTPServerRequest) -> _Verdict:
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.lower().partition("://")[2] != request.host.lower():
+            return _Verdict.FOREIGN
+        if given := request.query_arguments.get("token"):
+            return _Verdict.INTRODUCED if self._is_token(given[-1]) else _Verdict.UNKNOWN
+        cookies = parse_cookie(request.headers.get("Cookie", ""))
+        known = self._is_token(cookies.get(self._cookie, "").encode())
+        known |= self._is_token(_password(request.headers.get("Authorization", "")))
+        return _Verdict.ADMITTED if known else _Verdict.UNKNOWN
+
+    def _is_token(self, given: bytes) -> bool:
+        return secrets.compare_digest(given, self._token.encode())
+
+
+def _log_nothing(handler: RequestHandler) -> None:
+    """Tornado would log URLs, and those may hold the token."""
+
+
+def _password(authorization: str) -> bytes:
+    """The password of HTTP Basic authentication; empty if there is none."""
+    scheme, _, encoded = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return b""
+    try:
+        return base64.b64decode(encoded, validate=True).partition(b":")[2]
+    except (binascii.Error, ValueError):
+        return b""
+
+
+class _Refusal(RequestHandler):
+    """The gate's own answers, whatever the method."""
+
+    def initialize(self, verdict: _Verdict, cookie: Sequence[str]) -> None:
+        self._verdict = verdict
+        self._cookie = cookie
+
+    def prepare(self) -> None:
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("Referrer-Policy", "no-referrer")
+        match self._verdict:
+            case _Verdict.INTRODUCED:
+                name, token = self._cookie
+                self.set_cookie(name, token, httponly=True, samesite="Strict")
+                self._lead_to(_without_token(self.request))
+            case _Verdict.FOREIGN:
+                self.set_status(403)
+                self.finish("A page of another site may not use this dashboard.\n")
+            case _Verdict.UNKNOWN:
+                self.set_status(401)
+                self.set_header("WWW-Authenticate", 'Basic realm="The dashboard of a pool: its token is the password"')
+                self.finish("Open this dashboard by its link, which holds the token, or give the token as password.\n")
+            case _Verdict.ADMITTED:
+                raise AssertionError("who is admitted is answered by the application")
+            case _:
+                assert_never(self._verdict)
+
+    def _lead_to(self, url: str) -> None:
+        if self.request.headers.get("Sec-Fetch-Site") == "cross-site":
+            # Redirected from another site's link, the browser would keep the cookie to itself: not so from this page.
+            self.set_header("Refresh", f"0; url={url}")
+        else:
+            self.set_status(303)
+            self.set_header("Location", url)
+        self.finish()
+
+
+def _without_token(request: HTTPServerRequest) -> str:
+    left = [(name, value) for name, value in parse_qsl(request.query, keep_blank_values=True) if name != "token"]
+    path = "/" + request.path.lstrip("/")
+    return f"{request.protocol}://{request.host}{path}" + ("?" + urlencode(left) if left else "")

@@ -1,0 +1,71 @@
+"""Life of a node: pure, the clocks are the caller's."""
+
+from __future__ import annotations
+
+__all__ = ["Lease"]
+
+_WARNING_SHARE = 0.1
+_SILENT_S = 15.0
+"""A client that lives says something more often."""
+
+
+class Lease:
+    """Decision when a node has to end, from two readings of the caller's clock.
+
+    ``now`` is a ``monotonic`` reading: a machine that has slept has received nothing meanwhile, and must not take
+    that for silence of its client. ``age_s`` is the node's age by ``elapsed`` readings: the cap counts time asleep too.
+
+    Three limits run: ``timeout_s`` from boot whatever happens; ``lease_s`` while no client is connected (its end of
+    the connection was closed, so it is gone); ``away_s`` while one is silent (asleep, or no network). A connection that
+    is closed after it had been silent was not closed by the client, but by who carried it and gave up: it is away.
+    """
+
+    def __init__(self, *, timeout_s: float, lease_s: float, away_s: float, now: float) -> None:
+        self._timeout_s = timeout_s
+        self._lease_s = lease_s
+        self._away_s = away_s
+        self._heard = now
+        self._clients = 0
+        self._given_up = False
+        self._warned = False
+
+    def joined(self, now: float) -> None:
+        """A client has connected."""
+        self._clients += 1
+        self._given_up = False
+        self._heard = now
+
+    def heard(self, now: float) -> None:
+        """A client has said something."""
+        self._heard = now
+
+    def left(self, now: float) -> None:
+        """A client's connection was closed."""
+        self._clients -= 1
+        self._given_up = now - self._heard > _SILENT_S
+        if not self._given_up:
+            self._heard = now
+
+    def end_reason(self, now: float, age_s: float) -> str | None:
+        """Why the node has to end now, or None."""
+        if self.timed_out(age_s):
+            return f"its timeout of {self._timeout_s:g} s is over"
+        silence_s = now - self._heard
+        is_away = self._clients > 0 or self._given_up
+        if not is_away and silence_s >= self._lease_s:
+            return f"no client has been connected for {self._lease_s:g} s (lease)"
+        if is_away and silence_s >= self._away_s:
+            return f"the client has been silent for {self._away_s:g} s (away)"
+        return None
+
+    def timed_out(self, age_s: float) -> bool:
+        """Whether the node's hard cap is reached."""
+        return age_s >= self._timeout_s
+
+    def due_warning_s(self, age_s: float) -> float | None:
+        """Seconds left of the timeout, once: when a tenth of it is left. Else None."""
+        left_s = self._timeout_s - age_s
+        if self._warned or left_s > self._timeout_s * _WARNING_SHARE:
+            return None
+        self._warned = True
+        return max(0.0, left_s)

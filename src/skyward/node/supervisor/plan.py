@@ -1,0 +1,149 @@
+"""What the supervisor decided for its node, as its processes receive it on their standard input."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from skyward.node.gpu.driver import Device
+from skyward.wire.control import Start
+from skyward.wire.node_config import NodeConfig, NodeReady, WorkerPlace
+
+__all__ = ["NodePlan"]
+
+# What Dask's nannies put into the environment of a worker just before they start it; ours fork theirs from a process
+# that is older. The hash seed makes the workers of all nodes hash alike; any number does. Dask's MALLOC_TRIM_THRESHOLD_
+# is left out: it keeps glibc from adapting to large arrays, which are mapped, zeroed and unmapped every time then.
+_DASK_ENV = {"PYTHONHASHSEED": "6640"}
+_THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """One node: what was asked for, and what the supervisor chose.
+
+    Attributes:
+        config: what the client asked for.
+        ready: ports, folders and sizes.
+        nanny_ports: port of each worker's nanny, by index.
+        devices: what the workers may use, in the order in which it is dealt to them.
+    """
+
+    config: NodeConfig
+    ready: NodeReady
+    nanny_ports: tuple[int, ...]
+    devices: tuple[Device, ...] = ()
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Each worker's share of the node's memory."""
+        return self.ready.memory_bytes // self.config.workers
+
+    @property
+    def worker_folder(self) -> str:
+        """Folder of the workers' own directories; it goes when the node ends."""
+        return str(Path(self.config.workdir, "workers"))
+
+    def worker_log(self, worker: int) -> str:
+        """Log file of worker number ``worker``."""
+        return str(Path(self.config.workdir, f"worker-{worker}.log"))
+
+    def worker_mark(self, worker: int) -> str:
+        """File of the offset up to which the worker's log has arrived; see :mod:`~skyward.node.worker.capture`."""
+        return str(Path(self.ready.blob_dir, f"worker-{worker}.mark"))
+
+    def process_env(self) -> dict[str, str]:
+        """What every process of the node has in its environment, beside what the supervisor inherited."""
+        threads = str(max(1, self.ready.cpu_count // self.config.workers))
+        ours = _DASK_ENV | dict.fromkeys(_THREAD_CAPS, threads)
+        if not all(device.shown_as.isdecimal() for device in self.devices):
+            # Dask's monitor takes CUDA_VISIBLE_DEVICES apart, and its process ends where a part of a GPU says less
+            # of itself than a whole one.
+            ours |= {"DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False"}
+        if self.config.sharers > 1:  # a loop inside a call counts the machine's cores otherwise
+            ours |= {"LOKY_MAX_CPU_COUNT": str(self.ready.cpu_count)}
+        return ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
+
+    def devices_of(self, worker: int) -> tuple[Device, ...]:
+        """What worker number ``worker`` uses.
+
+        Devices are dealt round-robin; where there are fewer than workers, several workers share one.
+        """
+        if not self.devices:
+            return ()
+        return self.devices[worker :: self.config.workers] or (self.devices[worker % len(self.devices)],)
+
+    def resources(self, worker: int) -> dict[str, float]:
+        """What Dask may count on: ``{"GPU": n}``, a fraction where an accelerator is shared."""
+        devices = self.devices_of(worker)
+        if not devices:
+            return {}
+        sharing = sum(self.devices_of(other) == devices for other in range(self.config.workers))
+        return {"GPU": len(devices) / sharing}
+
+    def place(self, worker: int, order: Start) -> WorkerPlace:
+        """Where worker number ``worker`` stands."""
+        config = self.config
+        return WorkerPlace(
+            pool_id=config.pool_id,
+            instance_id=config.instance_id,
+            node=config.node,
+            total_nodes=order.total_nodes,
+            worker=worker,
+            workers_per_node=config.workers,
+            head_addr=order.head_addr,
+            address=config.address,
+            accelerators=tuple(device.name for device in self.devices_of(worker)),
+            memory_limit_bytes=self.memory_limit_bytes,
+            node_accelerators=len(self.devices),
+        )
+
+    def worker_env(self, worker: int, order: Start) -> dict[str, str]:
+        """What worker number ``worker`` has besides."""
+        return (
+            self._visible_devices(worker)
+            | self._files()
+            | {
+                "SKYWARD_WORKER": self.place(worker, order).to_json(),
+                "SKYWARD_LANE": self.ready.lanes[worker],
+                "SKYWARD_WORKER_LOG": self.worker_log(worker),
+                "SKYWARD_WORKER_MARK": self.worker_mark(worker),
+                "SKYWARD_BLOB_DIRS": os.pathsep.join((self.ready.blob_dir, self.ready.blob_dir_disk)),
+            }
+        )
+
+    def _files(self) -> dict[str, str]:
+        files = self.config.files
+        if not files:
+            return {}
+        others = self.config.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+        return {"SKYWARD_FILES": files, "PYTHONPATH": os.pathsep.join((files, others)) if others else files}
+
+    def _visible_devices(self, worker: int) -> dict[str, str]:
+        devices = self.devices_of(worker)
+        nobody_asked = not self.config.accelerators and self.config.workers == 1
+        if not devices or nobody_asked or "CUDA_VISIBLE_DEVICES" in self.config.env:  # the user has said which
+            return {}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(device.shown_as for device in devices)}
+        if "CUDA_VISIBLE_DEVICES" in os.environ:  # what it says, and in which order, is kept to
+            return visible
+        # By default CUDA numbers GPUs by speed, and the driver by their place on the bus.
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | visible
+
+    def to_json(self) -> str:
+        """The plan as one line. It holds the node's private key: never in a log, an argument or a variable."""
+        config, ready = json.loads(self.config.to_json()), json.loads(self.ready.to_json())
+        return json.dumps([config, ready, self.nanny_ports, [asdict(device) for device in self.devices]])
+
+    @classmethod
+    def from_json(cls, text: str) -> NodePlan:
+        """Read the line."""
+        config, ready, nanny_ports, devices = json.loads(text)
+        return cls(
+            config=NodeConfig.from_json(json.dumps(config)),
+            ready=NodeReady.from_json(json.dumps(ready)),
+            nanny_ports=tuple(nanny_ports),
+            devices=tuple(Device(**device) for device in devices),
+        )

@@ -1,0 +1,56 @@
+"""The program of a head node's scheduler process: Dask's scheduler, serving no web page unless asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import dask.config as dask_config
+from distributed import Scheduler
+
+from skyward.node.program import Program, read_plan, run_program, take_standard_output
+from skyward.node.supervisor.dashboard import Dashboard
+from skyward.wire.control import SchedulerRunning
+from skyward.wire.security import PoolSecurity
+
+__all__ = ["NodeScheduler", "main"]
+
+
+class NodeScheduler(Scheduler):
+    """Dask's scheduler without its HTTP server, whose status pages ask nobody who they are.
+
+    Who has the pool's certificate may ask for them (``skyward_dashboard``, see :meth:`Dashboard.open`).
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._pages = Dashboard(self)
+        self.handlers["skyward_dashboard"] = self._pages.open
+
+    def start_http_server(self, *args: Any, **kwargs: Any) -> None:
+        """Start none."""
+
+    async def close(self, *args: Any, **kwargs: Any) -> None:
+        """See distributed; the pages end first."""
+        await self._pages.close()
+        await super().close(*args, **kwargs)
+
+
+async def _serve(program: Program) -> None:
+    config = program.plan.config
+    dask_config.set({"distributed.scheduler.worker-ttl": None})
+    scheduler = NodeScheduler(
+        host=config.address,
+        port=int(program.plan.ready.scheduler.rpartition(":")[2]),
+        protocol="tls",
+        security=PoolSecurity(config.identity),
+        dashboard=False,
+    )
+    async with scheduler:
+        program.report(SchedulerRunning(address=program.plan.ready.scheduler))
+        await asyncio.shield(scheduler.finished())
+
+
+def main() -> None:
+    """Run the scheduler until the supervisor's end of standard input closes."""
+    run_program(_serve, read_plan(), take_standard_output())

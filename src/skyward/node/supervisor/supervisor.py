@@ -1,0 +1,392 @@
+"""The program that owns a node: starts, watches and ends everything on it. ``python -m skyward.node.supervisor FILE``.
+
+It needs neither a worker nor the client to be alive, and imports nothing heavy: it is up in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, assert_never
+
+from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.errors import SkywardError
+from skyward.node.gpu.devices import NodeDevices
+from skyward.node.gpu.driver import Device
+from skyward.node.processes import (
+    SUPERVISOR_LOG,
+    become_subreaper,
+    end_all,
+    kill_all,
+    raise_descriptor_limit,
+    reap_orphans,
+)
+from skyward.node.storage.blob_port import BlobPort
+from skyward.node.storage.write_back import VolumeKeeper
+from skyward.node.supervisor.children import Child, Zygote
+from skyward.node.supervisor.control_server import ControlServer
+from skyward.node.supervisor.lease import Lease
+from skyward.node.supervisor.plan import NodePlan
+from skyward.node.supervisor.preemption_watcher import PreemptionWatcher
+from skyward.node.supervisor.sampling import open_sampler
+from skyward.node.supervisor.survey import claim_ports, make_plan, port_count
+from skyward.transport.access import TAGS_FILE
+from skyward.wire.control import (
+    Command,
+    Ending,
+    Fetch,
+    Kill,
+    Message,
+    MetricsReport,
+    Ping,
+    Pong,
+    Preempting,
+    Report,
+    SchedulerExit,
+    SchedulerRunning,
+    Start,
+    Stop,
+    SupervisorTrouble,
+    TimeoutWarning,
+    VolumeTrouble,
+    WorkerExit,
+    WorkerRunning,
+    WorkerStale,
+)
+from skyward.wire.node_config import NodeConfig, NodeReady
+
+__all__ = ["Supervisor", "main"]
+
+log = logging.getLogger("skyward.node.supervisor")
+
+_SCHEDULER = "skyward.node.supervisor.scheduler"
+_NANNIES = "skyward.node.worker.nanny_program"
+_TICK_S = 0.25
+_POWER_OFF_S = 30.0
+
+
+class Supervisor:
+    """One node, from its configuration to its end.
+
+    Args:
+        config: what the client asked for.
+        clock: the time, for the lease and the timeout.
+    """
+
+    def __init__(self, config: NodeConfig, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._config = config
+        self._clock = clock
+        self._booted = self._clock.elapsed()
+        self._lease = Lease(
+            timeout_s=config.timeout_s, lease_s=config.lease_s, away_s=config.away_s, now=self._clock.monotonic()
+        )
+        self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._identity = config.identity
+        self._server = ControlServer(self)
+        self._blobs = BlobPort(self._identity)
+        self._workers: dict[int, WorkerRunning] = {}
+        self._stale: dict[int, WorkerStale] = {}
+        self._scheduler: SchedulerRunning | None = None
+        self._zygote: Zygote | None = None
+        self._nannies: Child | None = None
+        self._order: Start | None = None
+        self._volumes = VolumeKeeper(config, lambda reason: self._server.broadcast(VolumeTrouble(reason=reason)))
+        self._preemption = PreemptionWatcher(config.watch, tell=self._taken_back) if config.watch else None
+        self._devices = NodeDevices(config)
+
+    async def run(self, announce: Callable[[NodeReady], None]) -> None:
+        """Bring the node up, announce it, and return when everything of it has ended."""
+        devices = await self._devices.prepare()
+        try:
+            with claim_ports(self._config.address, port_count(self._config)) as ports:
+                await self._live(announce, devices, ports)
+        finally:
+            await self._devices.release()
+
+    async def _live(
+        self, announce: Callable[[NodeReady], None], devices: tuple[Device, ...], ports: tuple[int, ...]
+    ) -> None:
+        address = self._config.address
+        port = await self._server.listen(address, self._identity)
+        blob_port = await self._blobs.listen(address)
+        plan = make_plan(self._config, control_port=port, blob_port=blob_port, ports=ports, devices=devices)
+        self._blobs.folders = (plan.ready.blob_dir, plan.ready.blob_dir_disk)
+        tasks = [asyncio.create_task(work) for work in self._work(plan)]
+        reason = "it failed"
+        try:
+            announce(plan.ready)
+            await asyncio.wait((self._ending, *tasks), return_when=asyncio.FIRST_COMPLETED)
+            reason = self._ending.result() if self._ending.done() else "a task of its supervisor failed"
+        finally:
+            log.info("ending: %s", reason)
+            self._server.broadcast(Ending(reason=reason, timed_out=self._lease.timed_out(self._age_s)))
+            for task in tasks:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            await self._blobs.close()
+            all_ended = await end_all(self._config.instance_id)
+            await self._devices.release()  # while the client waits: what it may do next is to kill this process
+            await self._volumes.release()
+            _remove_folders(plan)
+            await self._server.close()
+            if all_ended:
+                _untag(self._config.workdir)
+            _power_off(self._config.power_off)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    @property
+    def _age_s(self) -> float:
+        """Return the seconds since the node's start, asleep or awake."""
+        return self._clock.elapsed() - self._booted
+
+    def end(self, reason: str) -> None:
+        """End everything; the first reason counts. Idempotent."""
+        if not self._ending.done():
+            self._ending.set_result(reason)
+
+    def joined(self) -> None:
+        """See :class:`~skyward.node.supervisor.control_server.ControlHandler`."""
+        self._lease.joined(self._clock.monotonic())
+
+    def left(self) -> None:
+        """See :class:`~skyward.node.supervisor.control_server.ControlHandler`."""
+        self._lease.left(self._clock.monotonic())
+
+    def state(self) -> list[Report]:
+        """See :class:`~skyward.node.supervisor.control_server.ControlHandler`."""
+        scheduler = [self._scheduler] if self._scheduler else []
+        preemption = self._preemption.news() if self._preemption else []
+        return [*scheduler, *self._workers.values(), *self._stale.values(), *preemption]
+
+    def told(self, command: Command, reply: Callable[[Report], None]) -> None:
+        """See :class:`~skyward.node.supervisor.control_server.ControlHandler`."""
+        self._lease.heard(self._clock.monotonic())
+        match command:
+            case Ping(n=n):
+                reply(Pong(n=n))
+            case Start():
+                self._order = command
+                self._start_workers(command)
+            case Kill():
+                self._kill_worker(command)
+            case Fetch():
+                self._blobs.fetch(command, self._server.broadcast)
+            case Stop():
+                self.end("the client asked for it")
+            case _:
+                assert_never(command)
+
+    def _work(self, plan: NodePlan) -> list[Coroutine[Any, Any, None]]:
+        """Return the supervisor's loops, each of which starts again after a failure: none of them ends the node."""
+
+        def report(reason: str) -> None:
+            self._server.broadcast(SupervisorTrouble(reason=reason))
+
+        return [keep(live, what=what, report=report) for what, live in self._loops(plan).items()]
+
+    def _loops(self, plan: NodePlan) -> dict[str, Callable[[], Awaitable[None]]]:
+        programs = [_SCHEDULER, _NANNIES] if self._config.head else [_NANNIES]
+        self._zygote = zygote = Zygote(programs, plan, on_exit=self._on_zygote_exit)
+        self._nannies = Child(_NANNIES, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_nannies_exit)
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "keeping the zygote": zygote.keep,
+            "keeping the nannies": self._nannies.keep,
+            "watching the lease": self._watch,
+            "watching the GPUs": self._guard,
+        }
+        if self._config.head:
+            scheduling = Child(
+                _SCHEDULER, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_scheduler_exit
+            )
+            loops["keeping the scheduler"] = scheduling.keep
+        if self._config.collect_metrics:
+            loops["measuring"] = self._measure
+        if self._volumes.writable:
+            loops["keeping the volumes"] = self._volumes.keep
+        if self._preemption is not None:
+            loops["watching for preemption"] = self._preemption.run
+        return loops
+
+    def _taken_back(self, news: Report) -> None:
+        if isinstance(news, Preempting):
+            self._volumes.hurry()
+        self._server.broadcast(news)
+
+    async def _measure(self) -> None:
+        sampler = open_sampler()
+        try:
+            while not self._ending.done():
+                await asyncio.wait((self._ending,), timeout=self._config.metrics_interval_s)
+                self._server.broadcast(MetricsReport(values=sampler.sample().to_dict()))
+        finally:
+            sampler.close()
+
+    async def _watch(self) -> None:
+        while not self._ending.done():
+            if reason := self._lease.end_reason(self._clock.monotonic(), self._age_s):
+                self.end(reason)
+            if (left_s := self._lease.due_warning_s(self._age_s)) is not None:
+                self._server.broadcast(TimeoutWarning(seconds_left=left_s))
+            reap_orphans(self._own_pids())
+            await asyncio.wait((self._ending,), timeout=_TICK_S)
+
+    async def _guard(self) -> None:
+        """What runs on a GPU that failed is the node's loss, and is moved to another."""
+        await self._devices.watch(self.end)
+        await asyncio.wait((self._ending,))
+
+    def _own_pids(self) -> list[int]:
+        pid = self._zygote.pid if self._zygote is not None else None
+        return [*self._volumes.pids, *([pid] if pid is not None else [])]
+
+    def _first_order(self, scheduler: str) -> Start:
+        """On the head node workers need not wait for the client to say where the scheduler is."""
+        config = self._config
+        return Start(scheduler=scheduler, head_addr=config.address, total_nodes=config.total_nodes)
+
+    def _start_workers(self, order: Start) -> None:
+        if self._nannies is not None:
+            self._nannies.send(order)
+
+    def _kill_worker(self, order: Kill) -> None:
+        worker = self._workers.get(order.worker)
+        if worker is not None and worker.incarnation == order.incarnation:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+
+    def _on_report(self, message: Message) -> None:
+        match message:
+            case WorkerRunning():
+                self._workers[message.worker] = message
+            case WorkerExit():
+                self._workers.pop(message.worker, None)
+                self._stale.pop(message.worker, None)
+            case WorkerStale():
+                self._stale[message.worker] = message
+            case SchedulerRunning():
+                self._scheduler = message
+                self._start_workers(self._order or self._first_order(message.address))
+            case unexpected:
+                raise TypeError(f"a process of the node reported {unexpected!r}")
+        self._server.broadcast(message)
+
+    def _on_scheduler_exit(self, reason: str) -> None:
+        self._scheduler = None
+        self._server.broadcast(SchedulerExit(reason=reason))
+
+    def _on_zygote_exit(self, reason: str) -> None:
+        log.error("the process that the node's others are forked from %s: they end with it", reason)
+        kill_all(self._config.instance_id)
+
+    def _on_nannies_exit(self, reason: str) -> None:
+        kill_all(self._config.instance_id, keep=self._own_pids())
+        lost, self._workers, self._stale = self._workers, {}, {}
+        for worker in lost.values():
+            self._server.broadcast(
+                WorkerExit(
+                    worker=worker.worker,
+                    incarnation=worker.incarnation,
+                    exit_code=None,
+                    signal=None,
+                    reason=f"ended with its nanny process, which {reason}",
+                    memory_limit_bytes=None,
+                )
+            )
+
+
+def _remove_folders(plan: NodePlan) -> None:
+    for folder in {plan.ready.blob_dir, plan.ready.blob_dir_disk, plan.worker_folder}:
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            log.exception("could not remove %s", folder)
+
+
+def _power_off(command: Sequence[str]) -> None:
+    """Switch the machine off, where that ends its bill: its client may be dead, and nobody else would."""
+    if not command:
+        return
+    try:
+        subprocess.run(command, check=True, timeout=_POWER_OFF_S, stdin=subprocess.DEVNULL, capture_output=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        log.error("the machine cannot be switched off, and lives on until its time-to-live: %s", error)
+
+
+def _untag(workdir: str) -> None:
+    """Nothing runs here any more: where this file is what makes an instance, there is none."""
+    Path(workdir, TAGS_FILE).unlink(missing_ok=True)
+
+
+async def _supervise(config: NodeConfig, announce: Callable[[NodeReady], None]) -> None:
+    supervisor = Supervisor(config)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, supervisor.end, "it was told to (SIGTERM)")
+    await supervisor.run(announce)
+
+
+def _detached(config: NodeConfig, answer: int) -> None:
+    """The rest of the supervisor's life, in a session of its own, with its log as standard output and error."""
+    os.setsid()
+    os.chdir(config.workdir)
+    log_file = os.open(SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log_file, 1), (log_file, 2)):
+        os.dup2(source, target)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    become_subreaper()
+    raise_descriptor_limit()
+
+    def announce(ready: NodeReady) -> None:
+        # Fails when the starting side has given up meanwhile: then the node ends.
+        os.write(answer, ready.to_json().encode())
+        os.close(answer)
+
+    asyncio.run(_supervise(config, announce))
+
+
+def _fork(config: NodeConfig) -> str:
+    """Start the detached process; returns what it announced, which is nothing when it failed."""
+    here, there = os.pipe()
+    if os.fork() == 0:
+        os.close(here)
+        status = 1
+        try:
+            _detached(config, there)
+            status = 0
+        except SkywardError as error:
+            log.error("%s", error)
+        except BaseException:  # past the fork nobody else would report it
+            log.exception("the supervisor failed")
+        finally:
+            os._exit(status)
+    os.close(there)
+    with open(here) as answer:
+        return answer.read()
+
+
+def main() -> None:
+    """Read the configuration file and remove it, for it holds a private key; print :class:`NodeReady` and return.
+
+    The node lives on in a detached process. When it does not come up: exit status 1, and the reason on standard error.
+    """
+    path = Path(sys.argv[1])
+    config = NodeConfig.from_json(path.read_text())
+    path.unlink()
+    Path(config.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    ready = _fork(config)
+    if not ready:
+        log_file = Path(config.workdir, SUPERVISOR_LOG)
+        raise SystemExit(f"the node did not come up:\n{log_file.read_text()[-2000:]}\nwhole log: {log_file}")
+    sys.stdout.write(ready + "\n")

@@ -1,0 +1,1 @@
+"""Worker processes and the nannies that replace them."""

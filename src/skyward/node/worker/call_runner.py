@@ -1,0 +1,361 @@
+"""Runs a worker's calls: in order, in one thread, their results sent together where they come fast."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from skyward._concurrency.waiting import PROMPT_S
+from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
+from skyward.events import SkywardEvent, use_callback
+from skyward.node.gpu.health import DOUBT_S, is_doubtful
+from skyward.node.worker.forks import call_in_this_process
+from skyward.node.worker.functions_sent import KnownFunction, KnownFunctions
+from skyward.node.worker.mapped_blobs import MappedBlobs
+from skyward.node.worker.output import CallOutput
+from skyward.wire.messages import CallHeader, Kind, Outcome, Payload
+from skyward.wire.pickling import LARGE_BYTES, Packed, pack_error, pack_result, text_of, unpack_call
+from skyward.wire.session import CHUNK_BYTES, Item
+
+__all__ = ["CallRunner", "Outlet", "ReceivedCall"]
+
+log = logging.getLogger("skyward.node.worker.call_runner")
+
+Mark = MutableSequence[int] | memoryview
+_ALONE = CallContext()
+_NOTHING = nullcontext()
+_KEPT_BYTES_BOUND = 256 << 20
+_COPIED_BYTES_BOUND = 64 << 20
+_RESULTS_PER_ITEM = 1024
+_PAUSE_S = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedCall:
+    """Call that waits on this worker.
+
+    Attributes:
+        id: unique in the pool.
+        function: what it calls.
+        position: number among the calls sent to this worker's place.
+        final: whether it may not run again, so that its result must leave this process before another call ends it.
+        data: pickle of the arguments, unless there is a ``payload``.
+        payload: the arguments, if they are large.
+        header: see :class:`CallHeader`.
+    """
+
+    id: int
+    function: KnownFunction
+    position: int
+    final: bool
+    data: bytes
+    payload: Payload | None = None
+    header: CallHeader | None = None
+
+
+class Outlet(Protocol):
+    """The way to the client and back. Thread-safe; only :meth:`wait` blocks."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much the client has not seen yet."""
+        ...
+
+    def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
+        """Queue an item."""
+        ...
+
+    def flush(self) -> None:
+        """Send what is queued."""
+        ...
+
+    def flush_soon(self) -> None:
+        """Have another thread send what is queued then, after :meth:`CallRunner.hand_over_results`."""
+        ...
+
+    def wait(self, timeout_s: float | None, *, eager: bool = False) -> None:
+        """Return when something has come, after it was handed over, or after :meth:`wake`; the one that blocks.
+
+        If ``eager``, it is looked for without sleeping at first.
+        """
+        ...
+
+    def wake(self) -> None:
+        """End the present :meth:`wait`, or the next one."""
+        ...
+
+
+class _MissingBlobsError(Exception):
+    def __init__(self, blob_ids: Sequence[str]) -> None:
+        super().__init__(*blob_ids)
+        self.blob_ids = list(blob_ids)
+
+
+class CallRunner:
+    """The calls of one worker.
+
+    Attributes:
+        running: id of the call that runs; 0 while none does.
+        functions: those that calls may name.
+
+    Args:
+        outlet: takes what goes back.
+        output: collects what calls print.
+        blob_dirs: folders where large arguments lie, by their content id.
+        begun: holds the position of the last call begun; its first element is set before a call runs.
+    """
+
+    def __init__(
+        self, outlet: Outlet, output: CallOutput, blob_dirs: Sequence[Path], begun: Mark | None = None
+    ) -> None:
+        self.running = 0
+        self.functions = KnownFunctions()
+        self._begun = [0] if begun is None else begun
+        self._outlet = outlet
+        self._output = output
+        self._blobs = MappedBlobs(blob_dirs)
+        self._lock = threading.Lock()
+        self._queue: deque[ReceivedCall] = deque()
+        self._results: list[tuple[int, float, bytes]] = []
+        self._meetings: SimpleQueue[Sequence[str]] = SimpleQueue()
+        self._clients = self._client = 0
+        self._thread = 0
+        self._waiting = False
+        self._eager = False
+        self._closed = False
+
+    def add(self, calls: Iterable[ReceivedCall]) -> None:
+        """Queue calls."""
+        with self._lock:
+            self._queue.extend(calls)
+        self.wake()
+
+    def take_back(self, call_ids: Iterable[int]) -> list[int]:
+        """Drop those of these calls that wait; returns which."""
+        unwanted = set(call_ids)
+        with self._lock:
+            dropped = [call.id for call in self._queue if call.id in unwanted]
+            if dropped:
+                self._queue = deque(call for call in self._queue if call.id not in unwanted)
+        return dropped
+
+    def end_process(self, call_id: int) -> None:
+        """Kill this process if it runs this call. The next call cannot begin meanwhile."""
+        with self._lock:
+            if self.running == call_id:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def met(self, call_id: int, texts: Sequence[str]) -> None:
+        """The others of a call's gang have told their part, too."""
+        if call_id == self.running:
+            self._meetings.put(texts)
+
+    def reset(self) -> None:
+        """A new client: what the last one wanted is over."""
+        with self._lock:
+            self._queue.clear()
+            self._results.clear()
+            self._clients += 1
+        self.functions.clear()
+
+    def wake(self) -> None:
+        """Have :meth:`work` look again."""
+        if self._waiting and threading.get_ident() != self._thread:
+            self._outlet.wake()
+
+    def close(self) -> None:
+        """End :meth:`work` after the call that runs. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self.wake()
+
+    def work(self) -> None:
+        """Run calls until :meth:`close`; the one thread that does."""
+        self._thread = threading.get_ident()
+        with enter_call(_ALONE), use_callback(self._emit):
+            while not self._closed:
+                call = self._next()
+                if call is not None:
+                    if self._results:  # they do not wait for what comes next
+                        self._outlet.flush_soon()
+                    self._run(call)
+                    continue
+                self.hand_over_results()
+                self._outlet.flush()
+                self._wait()
+
+    def _settle(self, call: ReceivedCall) -> None:
+        """Send the result of a final call before the next call runs: that one may end this process."""
+        if call.final:
+            self.hand_over_results()
+            self._outlet.flush()
+
+    def _emit(self, event: SkywardEvent) -> None:
+        self._outlet.push([Kind.EVENT, self.running, pack_result(event, what="the event").data])
+        self._outlet.flush_soon()
+
+    def _wait(self) -> None:
+        with self._lock:
+            if self._closed or self._may_run():
+                return
+            self._waiting = True
+            limit_s = _PAUSE_S if self._queue or self._blobs.holds_any else None
+        began = time.perf_counter()
+        self._outlet.wait(limit_s, eager=self._eager)
+        self._waiting = False
+        self._output.collect()  # it was written between calls
+        # Someone makes one short call after the other.
+        self._eager = len(self._queue) == 1 and time.perf_counter() - began < PROMPT_S
+        if not self._queue:
+            self._blobs.let_go()
+
+    def hand_over_results(self) -> None:
+        """Queue the small results that have gathered, as one item."""
+        with self._lock:
+            results, self._results = self._results, []
+            if results:
+                call_ids, seconds, pickles = zip(*results, strict=True)
+                self._outlet.push([Kind.RESULTS, call_ids, seconds, pickles], sum(map(len, pickles)) + 64)
+
+    def _may_run(self) -> bool:
+        """Calls wait, and the client keeps up with what it was sent: else this process would grow without bound."""
+        return bool(self._queue) and self._outlet.kept_bytes <= _KEPT_BYTES_BOUND
+
+    def _next(self) -> ReceivedCall | None:
+        with self._lock:
+            if not self._may_run():
+                self.running = 0
+                return None
+            call = self._queue.popleft()
+            self.running, self._client = call.id, self._clients
+            self._begun[0] = call.position
+            return call
+
+    def _run(self, call: ReceivedCall) -> None:
+        """Run a call and queue its answer. Never raises: the thread is needed for the next call."""
+        started = time.perf_counter()
+        try:
+            self._run_and_answer(call, started)
+            self._settle(call)
+        except BaseException as broken:  # no memory for the answer, say; an answer without a pickle needs little
+            log.exception("the answer of call %d could not be sent", call.id)
+            message = f"the call's result or exception could not be sent: {type(broken).__name__}: {text_of(broken)}"
+            error = (f"{type(broken).__module__}.{type(broken).__qualname__}", message, "", b"")
+            outcome = Outcome(seconds=time.perf_counter() - started, error=error)
+            with suppress(Exception):  # the loop is closed: the process ends
+                self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])
+                self._outlet.flush_soon()
+
+    def _run_and_answer(self, call: ReceivedCall, started: float) -> None:
+        try:
+            result = self._execute(call)
+        except _MissingBlobsError as missing:
+            self._answer([Kind.MISSING, call.id, missing.blob_ids])
+            return
+        except FreshProcessNeeded as why:
+            self._answer([Kind.SPENT, [call.id], str(why)])
+            return
+        except BaseException as raised:  # a call that exits or is interrupted must not end its worker
+            packed = pack_error(raised)
+            if is_doubtful(packed.type_name, packed.message):
+                # Should its GPU have failed, the node ends now, and another one does the call.
+                threading.Event().wait(DOUBT_S)
+            error = (packed.type_name, packed.message, packed.traceback, packed.pickled)
+            outcome = Outcome(seconds=time.perf_counter() - started, error=error)
+            self._answer([Kind.RESULT, call.id, outcome.to_wire()])
+            if call.header is not None and call.header.gang and call.header.world > 1:
+                self._answer([Kind.SPENT, [], ""])  # what connects it with the others is still there
+            return
+        self._send(call.id, result, time.perf_counter() - started)
+
+    def _answer(self, item: Item) -> None:
+        """Send the answer of the call that runs, unless the client that asked for it is gone."""
+        with self._lock:
+            if self._client == self._clients:
+                self._outlet.push(item)
+        self._outlet.flush_soon()
+
+    def _execute(self, call: ReceivedCall) -> Packed:
+        context = enter_call(_context_of(call.header, partial(self._meet, call.id))) if call.header else _NOTHING
+        with self._output.of_call(call.id), context:
+            function = call.function.load(self._load)
+            if call.payload is None:
+                self._blobs.let_go()
+                args, kwargs = unpack_call(call.data)
+            else:
+                args, kwargs = self._load(call.payload)
+            value = call_in_this_process(function, args, kwargs)
+            return pack_result(value, what=f"the result of {call.function.label}")
+
+    def _meet(self, call_id: int, text: str) -> Sequence[str]:
+        """Wait for the others; should one of them never come, this process is ended from outside."""
+        self._outlet.push([Kind.MEET, call_id, text], len(text) + 64)
+        self._outlet.flush_soon()
+        return self._meetings.get()
+
+    def _send(self, call_id: int, result: Packed, seconds: float) -> None:
+        large = len(result.data) >= LARGE_BYTES
+        if large or result.buffers:
+            self._send_large(call_id, result, seconds)
+            return
+        with self._lock:
+            if self._client == self._clients:
+                self._results.append((call_id, seconds, result.data))
+            more = bool(self._queue)
+        if len(self._results) >= _RESULTS_PER_ITEM:
+            self.hand_over_results()
+        if more:
+            self._outlet.flush_soon()
+
+    def _send_large(self, call_id: int, result: Packed, seconds: float) -> None:
+        client = self._client
+        large = len(result.data) >= LARGE_BYTES
+        parts = ([memoryview(result.data)] if large else []) + list(result.buffers)
+        for index, part in enumerate(parts):
+            for offset in range(0, part.nbytes, CHUNK_BYTES):
+                # A copy: the memory may be the user's own, and the next call may write to it before this is sent.
+                if self._clients != client:  # who asked for it is gone
+                    return
+                piece = bytes(part[offset : offset + CHUNK_BYTES])
+                self._outlet.push([Kind.CHUNK, call_id, index, part.nbytes, offset, piece], len(piece), bulk=True)
+                self._outlet.flush()
+                while self._outlet.kept_bytes > _COPIED_BYTES_BOUND and not self._closed:
+                    self._outlet.wait(_PAUSE_S)
+        data = b"" if large else result.data
+        outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
+        if self._clients == client:
+            self._outlet.push([Kind.RESULT, call_id, outcome.to_wire()], len(data) + 64, bulk=True)
+        self._outlet.flush_soon()
+
+    def _load(self, payload: Payload) -> Any:
+        if missing := self._blobs.missing(payload.blobs):
+            raise _MissingBlobsError(missing)
+        try:
+            views = self._blobs.map(payload.blobs)
+        except FileNotFoundError as gone:
+            raise _MissingBlobsError([str(gone)]) from None
+        data = views.pop(0) if payload.data_blob else payload.data
+        return unpack_call(data, views)
+
+
+def _context_of(header: CallHeader, meet: Callable[[str], Sequence[str]]) -> CallContext:
+    return CallContext(
+        world=header.world,
+        rank=header.rank,
+        seed=header.seed,
+        head_port=header.head_port,
+        nodes=header.nodes,
+        local_rank=header.local_rank,
+        meet=meet if header.gang else None,
+    )

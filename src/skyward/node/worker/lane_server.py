@@ -1,0 +1,283 @@
+"""The worker's end of a lane: greets the client, takes its calls, and brings back what they give.
+
+A dropped link loses nothing. Only a large result waits for the client, so that it is not held twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Coroutine, MutableSequence, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
+from skyward.errors import UnreachableError
+from skyward.node.worker.call_runner import CallRunner, ReceivedCall
+from skyward.node.worker.capture import WorkerLog
+from skyward.node.worker.output import CallOutput
+from skyward.wire.connection import Connection
+from skyward.wire.link import Link
+from skyward.wire.listening import Listener
+from skyward.wire.log_pieces import LogPiece
+from skyward.wire.messages import CallHeader, Kind, Payload
+from skyward.wire.session import Item, Session
+
+__all__ = ["LaneServer"]
+
+log = logging.getLogger("skyward.node.worker.lane_server")
+
+_KEPT_LINES_BOUND = 64 << 20
+_COLLECT_S = 0.1
+_COLLECT_PIECES = 16
+_PACE_S = 0.005
+_LONGEST_PAUSE_S = 1.0
+_PRINT_EVERY_S = 0.001
+_FAREWELL_S = 0.5
+_GREETING_S = 10.0
+
+
+class LaneServer:
+    """Serves the one client of the pool, over as many connections as it takes. Made on its event loop.
+
+    Attributes:
+        output: what stands in for the streams that calls print to.
+        runner: the calls.
+
+    Args:
+        incarnation: identity of this process; the client resumes only with the one it knew.
+        blob_dirs: folders where large arguments lie, by their content id.
+        log: the worker's log, from which captured output is taken; None to capture none.
+        begun: see :class:`~skyward.node.worker.call_runner.CallRunner`.
+    """
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        blob_dirs: Sequence[Path],
+        log: WorkerLog | None = None,
+        begun: MutableSequence[int] | memoryview | None = None,
+    ) -> None:
+        self.output = CallOutput(self._send_printed, log=log, keep_pace=self._keep_pace)
+        self.runner = CallRunner(self, self.output, blob_dirs, begun)
+        self._incarnation = incarnation
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._client = ""
+        self._link = Link(Session(), self._take)
+        self._linked = False
+        self._serving: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flush_due = False
+        self._dropped_lines = 0
+        self._printed_at = 0.0
+        self._woken, self._waker = os.pipe()
+        weakref.finalize(self, _close, self._woken, self._waker)
+
+    async def serve(self, listening: socket.socket, tls: ssl.SSLContext) -> None:
+        """Take connections until cancelled."""
+
+        async def admit(sock: socket.socket) -> Connection:
+            connection = Connection(sock, tls, server_side=True)
+            await connection.handshake()
+            return connection
+
+        await Listener(listening, admit=admit, serve=self._converse, admission_s=_GREETING_S).run()
+
+    async def watch_output(self) -> None:
+        """Send captured output while it comes, until cancelled; a call's last lines are taken when it ends."""
+        while True:
+            await SYSTEM_CLOCK.sleep(_COLLECT_S)
+            try:
+                self._collect_some()
+            except OSError:  # the log's disk has trouble, which may pass
+                log.exception("captured output could not be read")
+
+    def _collect_some(self) -> None:
+        if not self._linked:  # it waits in the log
+            return
+        self.output.mark(self._has_arrived)
+        pieces = _COLLECT_PIECES
+        while pieces and self.kept_bytes <= _KEPT_LINES_BOUND and self.output.collect_piece():
+            pieces -= 1
+            self._link.flush()
+
+    def _has_arrived(self) -> bool:
+        self._link.flush()
+        return not self.kept_bytes
+
+    def close(self) -> None:
+        """Hang up, and end the thread that runs calls after the one that runs now. Idempotent."""
+        self.runner.close()
+        for task in self._tasks:
+            task.cancel()
+
+    # --- Outlet -----------------------------------------------------------------------------------------------------
+
+    @property
+    def kept_bytes(self) -> int:
+        """See :class:`~skyward.node.worker.call_runner.Outlet`."""
+        return self._link.session.kept_bytes
+
+    def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
+        """See :class:`~skyward.node.worker.call_runner.Outlet`."""
+        self._link.push(item, nbytes, bulk=bulk)
+
+    def flush(self) -> None:
+        """See :class:`~skyward.node.worker.call_runner.Outlet`."""
+        self._link.flush()
+
+    def flush_soon(self) -> None:
+        """See :class:`~skyward.node.worker.call_runner.Outlet`."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon_threadsafe(self._flush_now)
+
+    def wait(self, timeout_s: float | None, *, eager: bool = False) -> None:
+        """See :class:`~skyward.node.worker.call_runner.Outlet`."""
+        if self._link.read_in_turn(self._woken, timeout_s, eager=eager):
+            os.read(self._woken, 1024)
+
+    def wake(self) -> None:
+        """See :class:`~skyward.node.worker.call_runner.Outlet`."""
+        os.write(self._waker, b"!")
+
+    def _flush_now(self) -> None:
+        self._flush_due = False
+        self.runner.hand_over_results()
+        self._link.flush()
+
+    # --- the client -------------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._keep_until_done(self._loop.create_task(work))
+
+    def _keep_until_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _converse(self, connection: Connection) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._keep_until_done(task)
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                client, seen = await connection.first_message()
+                await self._end_last_connection()
+                self._serving = task
+                await self._greet(connection, client, seen)
+            self._linked = True
+            self._loop.call_soon(self.runner.wake)  # it waits for what comes over this connection then
+            await self._link.run(connection, by_turns=True)
+        except OSError as error:
+            log.info("a connection was lost: %s", error)
+        except Exception:  # the peer has another session in mind: the next connection starts a new one
+            log.exception("lane of client %s dropped", self._client)
+            self._client = ""
+        finally:
+            connection.close()
+            if self._serving is task:
+                self._serving, self._linked = None, False
+
+    async def _end_last_connection(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+
+    async def _greet(self, connection: Connection, client: str, seen: int) -> None:
+        fresh = client != self._client
+        if fresh:
+            self._client = client
+            self.runner.reset()
+            self._link = Link(Session(), self._take)
+        self._link.session.resume(seen)
+        await connection.exchange([fresh, self._incarnation, self._link.session.seen])
+
+    def _take(self, items: Sequence[Item]) -> None:
+        calls: list[ReceivedCall] = []
+        for item in items:
+            match item[0]:
+                case Kind.CALLS:
+                    _, function_id, first, final, call_ids, pickles = item
+                    function = self.runner.functions.get(function_id)
+                    for position, (i, data) in enumerate(zip(call_ids, pickles, strict=True), first):
+                        calls.append(ReceivedCall(i, function, position, final, data))
+                case Kind.SPECIAL:
+                    _, function_id, position, final, call_id, payload, header = item
+                    payload, header = Payload.from_wire(payload), CallHeader.from_wire(header)
+                    function = self.runner.functions.get(function_id)
+                    calls.append(ReceivedCall(call_id, function, position, final, b"", payload, header))
+                case Kind.MET:
+                    self.runner.met(item[1], item[2])
+                case Kind.FUNCTION:
+                    self.runner.functions.know(item[1], Payload.from_wire(item[2]), item[3])
+                case Kind.FORGET:
+                    self.runner.functions.forget(item[1])
+                case _:
+                    self.runner.add(calls)
+                    calls = []
+                    self._take_back(item)
+        self.runner.add(calls)
+
+    def _take_back(self, item: Item) -> None:
+        kind, call_ids = item
+        if dropped := self.runner.take_back(call_ids):
+            self.push([Kind.REVOKED, dropped])
+            self.flush_soon()
+        running = self.runner.running
+        if kind == Kind.CANCEL and running in call_ids:
+            self._loop.call_soon_threadsafe(self._begin_end, running)
+
+    def _begin_end(self, call_id: int) -> None:
+        self._spawn(self._end_worker(call_id))
+
+    async def _end_worker(self, call_id: int) -> None:
+        """End a running call the only way there is; what others are owed goes out first."""
+        self._flush_now()
+        with suppress(UnreachableError):
+            await wait_until(self._all_seen, deadline_s=_FAREWELL_S, interval_s=0.005, what="the client to catch up")
+        self.runner.end_process(call_id)
+
+    async def _all_seen(self) -> bool | None:
+        return self._link.session.drained or None
+
+    def _keep_pace(self) -> None:
+        """Have a thread that prints wait while the client is behind; never the event loop's, which sends.
+
+        It waits a second at most: a finalizer may print in a thread that holds what the event loop waits for.
+        """
+        if self.kept_bytes <= _KEPT_LINES_BOUND or threading.get_ident() == self._loop_thread:
+            return
+        until = time.monotonic() + _LONGEST_PAUSE_S
+        while self._linked and self.kept_bytes > _KEPT_LINES_BOUND and time.monotonic() < until:
+            threading.Event().wait(_PACE_S)
+
+    def _send_printed(self, call_id: int, pieces: Sequence[LogPiece], log_end: int = 0, /) -> None:
+        if not self._linked and self.kept_bytes > _KEPT_LINES_BOUND:
+            self._dropped_lines += len(pieces)
+            return
+        lines: list[list[Any]] = [
+            [piece.stream, piece.text, piece.partial, piece.timestamp, piece.writer] for piece in pieces
+        ]
+        if self._dropped_lines:
+            note = f"… {self._dropped_lines} lines were dropped while the client was away"
+            lines.insert(0, ["stderr", note, False, time.time(), -1])
+            self._dropped_lines = 0
+        self.push([Kind.LINES, call_id, lines, log_end], sum(len(line[1]) for line in lines) + 64)
+        # Another thread would have to wait for the interpreter's lock, and the call may crash before it gets that.
+        last, self._printed_at = self._printed_at, time.monotonic()
+        if self._printed_at - last < _PRINT_EVERY_S or not self._link.flush_if_free():
+            self.flush_soon()
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,196 @@
+"""Output of a worker's calls: text from Python, and output that arrives through descriptors 1 and 2."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Protocol
+
+from skyward.distributed.runtime import runs_dask_task
+from skyward.node.worker.capture import WorkerLog
+from skyward.node.worker.router import OutputRouter, Sink
+from skyward.wire.log_pieces import LineAssembler, LogPiece, StreamName
+
+__all__ = ["CallOutput", "Deliver"]
+
+_logger = logging.getLogger("skyward.node.worker.output")
+
+_CAPTURED = 0
+"""Stands for descriptors 1 and 2 among the threads that write; no thread has this identifier."""
+
+
+class Deliver(Protocol):
+    """Receiver of a call's next pieces, in order, in the thread that writes or hands on. Must not block."""
+
+    def __call__(self, call_id: int, pieces: Sequence[LogPiece], log_end: int = 0, /) -> None:
+        """Send them.
+
+        Args:
+            call_id: the call; 0 for none.
+            pieces: the pieces.
+            log_end: offset in the worker's log before which all captured output was delivered; 0 if not captured.
+        """
+        ...
+
+
+def _never_wait() -> None:
+    return None
+
+
+class CallOutput:
+    """Collects what calls print, as lines, each by its call.
+
+    Captured output belongs to the call that runs, and to none while none does. It is handed on before anything that is
+    printed later in Python, and at the latest when its call ends.
+
+    Args:
+        deliver: takes pieces.
+        clock: seconds since the epoch.
+        log: the worker's log, with captured output; None where nothing is captured.
+        keep_pace: called before text is taken; blocks while the client is behind.
+    """
+
+    def __init__(
+        self,
+        deliver: Deliver,
+        clock: Callable[[], float] = time.time,
+        *,
+        log: WorkerLog | None = None,
+        keep_pace: Callable[[], None] = _never_wait,
+    ) -> None:
+        self._log = log
+        self._collector = _Collector(deliver, clock, log, keep_pace)
+
+    def of_call(self, call_id: int) -> AbstractContextManager[object]:
+        """Collect what is printed inside, and by threads that belong to no call; then hand on what has no line end."""
+        return _CallSink(call_id, self._collector)
+
+    def current(self) -> Sink | None:
+        """Return the sink of this thread's call, of no call in a task of Dask's, else of the call that runs."""
+        sink = _sink.get()
+        if sink and not sink.finished:
+            return sink
+        collector = self._collector
+        return collector.tasks if runs_dask_task() else next(reversed(collector.running), None)
+
+    def install(self) -> None:
+        """Stand in for ``sys.stdout`` and ``sys.stderr`` from now on."""
+        own = self._log.own if self._log is not None else None
+        sys.stdout = OutputRouter(sys.stdout, stream="stdout", current=self.current, own=own)
+        sys.stderr = OutputRouter(sys.stderr, stream="stderr", current=self.current, own=own)
+
+    def collect(self) -> None:
+        """Hand on the output captured until now. Costs half a microsecond if there is none."""
+        self._collector.collect()
+
+    def collect_piece(self) -> bool:
+        """Hand on at most one piece of captured output; return whether there is more. Never blocks."""
+        return self._collector.collect_piece()
+
+    def mark(self, has_arrived: Callable[[], bool]) -> None:
+        """Note that captured output was delivered, if ``has_arrived`` returns so of everything up to now."""
+        if self._log is None or self._log.is_marked:
+            return
+        until = self._log.whole  # before the question: more may be handed on meanwhile
+        if has_arrived():
+            self._log.mark(until)
+
+
+class _Collector:
+    """State that the sinks of a worker share.
+
+    Attributes:
+        lock: one for all sinks and the log. A finalizer that prints may run in a thread that holds it.
+        running: sinks of the calls that run.
+        tasks: sink for no call.
+    """
+
+    def __init__(
+        self,
+        deliver: Deliver,
+        clock: Callable[[], float],
+        log: WorkerLog | None,
+        keep_pace: Callable[[], None],
+    ) -> None:
+        self.deliver = deliver
+        self.clock = clock
+        self.keep_pace = keep_pace
+        self.log = log
+        self.lock = log.lock if log is not None else threading.RLock()
+        self.running: list[_CallSink] = []
+        self.tasks = _CallSink(0, self)
+
+    def collect(self) -> None:
+        try:
+            if self.log is not None and self.log.has_more:
+                end = self.log.size  # a process that writes without a pause must not keep us here for ever
+                while self.log.hand_on(self._feed) and self.log.position < end:
+                    self.keep_pace()
+        except OSError:  # the log's disk has trouble, which may pass and is not the call's
+            _logger.exception("captured output could not be read")
+
+    def collect_piece(self) -> bool:
+        return self.log is not None and self.log.has_more and self.log.hand_on(self._feed)
+
+    def _feed(self, data: bytes, whole: int) -> None:
+        sink = self.running[-1] if self.running else self.tasks
+        sink.take("stdout", data, writer=_CAPTURED, log_end=whole)
+
+
+class _CallSink:
+    """Entered once for every call, so it is a class: a generator would cost twice as much."""
+
+    def __init__(self, call_id: int, collector: _Collector) -> None:
+        self.finished = False
+        self._call_id = call_id
+        self._collector = collector
+        # One for each thread and stream: print() writes a line and its end one after the other.
+        self._assemblers: dict[tuple[StreamName, int], LineAssembler] = {}
+        self._writers: dict[int, int] = {}
+
+    def __enter__(self) -> None:
+        self._token = _sink.set(self)
+        self._collector.running.append(self)
+
+    def __exit__(self, *_error: object) -> None:
+        self._collector.collect()
+        self._collector.running.remove(self)
+        _sink.reset(self._token)
+        self._finish()
+
+    def write(self, stream: StreamName, data: str | bytes) -> None:
+        """Take text from Python, after the output that was captured before."""
+        self._collector.keep_pace()
+        self._collector.collect()
+        self.take(stream, data, writer=threading.get_ident())
+
+    def take(self, stream: StreamName, data: str | bytes, *, writer: int, log_end: int = 0) -> None:
+        """Make lines of ``data`` and deliver them."""
+        with self._collector.lock:
+            number = self._writers.setdefault(writer, len(self._writers))
+            assembler = self._assemblers.get((stream, number))
+            if assembler is None:
+                assembler = self._assemblers[stream, number] = LineAssembler(stream, self._collector.clock, number)
+            pieces = assembler.feed(data) + (assembler.finish() if self.finished else [])
+            if pieces:
+                self._collector.deliver(self._call_id, pieces, log_end)
+
+    def _finish(self) -> None:
+        self.finished = True  # before the look at what is left: a thread that writes meanwhile ends its line itself
+        if not self._assemblers:
+            return
+        with self._collector.lock:
+            pieces = [piece for assembler in self._assemblers.values() for piece in assembler.finish()]
+            if pieces:
+                log = self._collector.log if _CAPTURED in self._writers else None
+                self._collector.deliver(self._call_id, pieces, log.position if log is not None else 0)
+                if log is not None:
+                    log.end_line()
+
+
+_sink: ContextVar[_CallSink | None] = ContextVar("skyward_sink", default=None)

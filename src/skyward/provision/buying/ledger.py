@@ -1,0 +1,272 @@
+"""What we asked providers for, written down before we asked: how ``skyward sweep`` finds what a crash left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from skyward.errors import LedgerError, PoolStateError
+from skyward.providers.base import Instance
+from skyward.provision.buying.owner import Owner
+
+__all__ = ["Ledger", "LedgerEntry", "Purchase"]
+
+_WAIT_S = 10.0
+_KEPT_S = 30 * 24 * 3600.0
+"""How long what has ended is remembered."""
+
+_FIRST = """
+CREATE TABLE IF NOT EXISTS entries (
+    key TEXT PRIMARY KEY,
+    pool_id TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    region TEXT NOT NULL,
+    instance_id TEXT,
+    created_at REAL NOT NULL,
+    closed_at REAL
+) STRICT
+"""
+_SECOND = (
+    "ALTER TABLE entries ADD COLUMN settings TEXT NOT NULL DEFAULT '{}'",
+    "ALTER TABLE entries ADD COLUMN node INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE entries ADD COLUMN machine TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE entries ADD COLUMN spot INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE entries ADD COLUMN price_per_hour REAL",
+    "ALTER TABLE entries ADD COLUMN owner_pid INTEGER",
+    "ALTER TABLE entries ADD COLUMN owner_started TEXT",
+    "ALTER TABLE entries ADD COLUMN owner_host TEXT",
+    "CREATE TABLE ended_pools (pool_id TEXT PRIMARY KEY, at REAL NOT NULL) STRICT",
+)
+_THIRD = (
+    "ALTER TABLE entries ADD COLUMN owner_machine TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE entries ADD COLUMN owner_boot TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE entries ADD COLUMN owner_namespace TEXT NOT NULL DEFAULT ''",
+)
+_VERSIONS = ((_FIRST,), _SECOND, _THIRD)
+"""Statements that make each version of the file of the one before."""
+_RESERVE = """
+INSERT INTO entries (key, node, created_at, pool_id, provider, settings, region, machine, spot, price_per_hour,
+                     owner_pid, owner_started, owner_host, owner_machine, owner_boot, owner_namespace)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_RECORD = "UPDATE entries SET instance_id = ?, region = ?, machine = ?, spot = ?, price_per_hour = ? WHERE key = ?"
+_SELECT = """
+SELECT * FROM entries WHERE (closed_at IS NULL OR ?) AND pool_id = ifnull(?, pool_id) ORDER BY created_at, key
+"""
+_ADVICE = {
+    sqlite3.SQLITE_BUSY: f"another process has held it for {_WAIT_S:g} s; look which one does (`fuser`), and try again",
+    sqlite3.SQLITE_READONLY: "it cannot be written to; make the file and its folder writable for this user",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; make the file and its folder writable for this user",
+    sqlite3.SQLITE_FULL: "the disk is full; make room",
+    sqlite3.SQLITE_IOERR: "reading or writing failed; look after the disk, or its quota",
+    sqlite3.SQLITE_CORRUPT: "it is damaged; move it away, and look for left machines with `skyward sweep --unknown`",
+    sqlite3.SQLITE_NOTADB: "it is no ledger; move it away, and look for left machines with `skyward sweep --unknown`",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purchase:
+    """What the machines of one create call have in common.
+
+    Attributes:
+        pool_id: the pool they are for.
+        provider: the provider's name.
+        settings: what the provider is made of again, JSON values only; never a secret.
+        region: where; empty where it has no meaning.
+        machine: the provider's name of the machine type.
+        spot: whether the provider may take them back.
+        price_per_hour: USD for one; None is unknown.
+    """
+
+    pool_id: str
+    provider: str
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    region: str = ""
+    machine: str = ""
+    spot: bool = False
+    price_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """One machine that may exist and cost money.
+
+    Attributes:
+        key: the machine's tag at its provider, unique.
+        node: the rank it was asked for.
+        purchase: what it has in common with those of the same create call.
+        owner: the process it was asked for by; None in entries of Skyward's first version.
+        instance_id: the provider's id; None while the create call has not answered.
+        created_at: Unix time of the entry, just before the create call.
+        closed_at: Unix time at which it was confirmed gone, or not to exist; None while it may.
+    """
+
+    key: str
+    node: int
+    purchase: Purchase
+    owner: Owner | None
+    instance_id: str | None
+    created_at: float
+    closed_at: float | None = None
+
+    def cost(self, now: float) -> float:
+        """USD until ``now``, a Unix time; what has no known price counts as nothing."""
+        until = now if self.closed_at is None else self.closed_at
+        return max(0.0, until - self.created_at) / 3600 * (self.purchase.price_per_hour or 0.0)
+
+
+class Ledger:
+    """A small SQLite file that any number of processes of this user write to at once.
+
+    Every method is one transaction: a process that is killed has done all of it or nothing. Methods block on the disk,
+    for up to ten seconds while another process writes: call them off the event loop.
+
+    Raises:
+        LedgerError: the file cannot be used; names it and says what to do. Any method may raise it.
+    """
+
+    def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._now = now
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise LedgerError(
+                f"the ledger {path} cannot be opened ({error.strerror}), and no machine is asked for without it; "
+                "make the file and its folder writable for this user, or set XDG_STATE_HOME to another folder"
+            ) from error
+        with self._transaction() as database:
+            self._migrate(database)
+
+    @classmethod
+    def of_user(cls) -> Ledger:
+        """The ledger in this user's state folder."""
+        return cls(platformdirs.user_state_path("skyward") / "ledger.db")
+
+    def reserve(self, nodes: Mapping[str, int], purchase: Purchase, *, owner: Owner | None = None) -> None:
+        """Write one open entry per key of ``nodes``, whose values are ranks: the last thing before the create call.
+
+        Args:
+            nodes: the rank of each key's machine.
+            purchase: what the machines have in common.
+            owner: the process they are for; None is this one.
+
+        Raises:
+            PoolStateError: the pool was ended from outside, with ``skyward down``.
+        """
+        by = owner or Owner.this_process()
+        bought = (purchase.pool_id, purchase.provider, json.dumps(purchase.settings, sort_keys=True), purchase.region)
+        bought = (*bought, purchase.machine, purchase.spot, purchase.price_per_hour)
+        now = self._now()
+        with self._transaction() as database:
+            ended = database.execute("SELECT 1 FROM ended_pools WHERE pool_id = ?", (purchase.pool_id,)).fetchone()
+            if ended:
+                raise PoolStateError(f"pool {purchase.pool_id} was ended with `skyward down`: it gets no more machines")
+            database.execute("DELETE FROM entries WHERE closed_at < ?", (now - _KEPT_S,))
+            database.execute("DELETE FROM ended_pools WHERE at < ?", (now - _KEPT_S,))
+            asked_by = (by.pid, by.started, by.host, by.machine, by.boot, by.namespace)
+            rows = [(key, node, now, *bought, *asked_by) for key, node in nodes.items()]
+            database.executemany(_RESERVE, rows)
+
+    def record(self, instances: Iterable[Instance]) -> None:
+        """Note the ids that the provider gave to the machines, and what it launched them as."""
+        with self._transaction() as database:
+            database.executemany(
+                _RECORD,
+                [
+                    (each.id, offer.region, offer.spec.name, offer.spot, offer.price_per_hour, each.key)
+                    for each in instances
+                    for offer in (each.offer,)
+                ],
+            )
+
+    def close(self, keys: Iterable[str]) -> None:
+        """Note that the machines of ``keys`` are confirmed gone, or were never made. Idempotent."""
+        with self._transaction() as database:
+            database.executemany(
+                "UPDATE entries SET closed_at = ? WHERE key = ? AND closed_at IS NULL",
+                [(self._now(), key) for key in keys],
+            )
+
+    def end_pool(self, pool_id: str) -> None:
+        """Note that the pool gets no more machines, whoever asks for them. Idempotent."""
+        with self._transaction() as database:
+            database.execute("INSERT OR IGNORE INTO ended_pools VALUES (?, ?)", (pool_id, self._now()))
+
+    def open_entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
+        """Entries not confirmed gone, oldest first; only those of ``pool_id`` where one is given."""
+        return self._entries(pool_id, closed=False)
+
+    def entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
+        """As :meth:`open_entries`, with those that were closed within a month."""
+        return self._entries(pool_id, closed=True)
+
+    def _entries(self, pool_id: str | None, *, closed: bool) -> Sequence[LedgerEntry]:
+        with self._transaction() as database:
+            rows = database.execute(_SELECT, (closed, pool_id)).fetchall()
+        return tuple(map(_entry, rows))
+
+    def _migrate(self, database: sqlite3.Connection) -> None:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version > len(_VERSIONS):
+            raise LedgerError(
+                f"the ledger {self.path} is of a later version of Skyward; update Skyward, or move the file away"
+            )
+        for number, statements in enumerate(_VERSIONS, start=1):
+            if number > version:
+                for statement in statements:  # the first does nothing where it was made: that version had no number
+                    database.execute(statement)
+                database.execute(f"PRAGMA user_version = {number}")
+
+    @contextmanager
+    def _transaction(self) -> Generator[sqlite3.Connection, None, None]:
+        try:
+            with closing(sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None)) as database:
+                database.row_factory = sqlite3.Row
+                database.execute("BEGIN IMMEDIATE")
+                with database:
+                    yield database
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            advice = _ADVICE.get(code, "move it away if this happens again")
+            raise LedgerError(f"the ledger {self.path} cannot be used ({error}): {advice}") from error
+
+
+def _entry(row: sqlite3.Row) -> LedgerEntry:
+    owner = None
+    if row["owner_pid"] is not None:
+        owner = Owner(
+            pid=row["owner_pid"],
+            started=row["owner_started"],
+            host=row["owner_host"],
+            machine=row["owner_machine"],
+            boot=row["owner_boot"],
+            namespace=row["owner_namespace"],
+        )
+    return LedgerEntry(
+        key=row["key"],
+        node=row["node"],
+        purchase=Purchase(
+            pool_id=row["pool_id"],
+            provider=row["provider"],
+            settings=json.loads(row["settings"]),
+            region=row["region"],
+            machine=row["machine"],
+            spot=bool(row["spot"]),
+            price_per_hour=row["price_per_hour"],
+        ),
+        owner=owner,
+        instance_id=row["instance_id"],
+        created_at=row["created_at"],
+        closed_at=row["closed_at"],
+    )

@@ -1,0 +1,255 @@
+"""Ending what other processes left: machines by their ledger entries, through providers made again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skyward.errors import SkywardError
+from skyward.providers.base import Instance, InstanceState, Provider
+from skyward.providers.registry import Sweepable, Tidies, make_provider
+from skyward.provision.buying.ledger import Ledger, LedgerEntry
+from skyward.provision.buying.termination import end_instances
+
+__all__ = ["Left", "MakeProvider", "Sweep", "SweepReport", "Swept", "Unknown"]
+
+_LONGEST_CREATE_S = 3600.0
+
+MakeProvider = Callable[[str, Mapping[str, Any]], Provider]
+"""Makes a provider of its name and settings; tests give another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """A machine that was there, and is confirmed gone now."""
+
+    entry: LedgerEntry
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """An entry that stays open, and why: its machine may still be there."""
+
+    entry: LedgerEntry
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """A machine with Skyward's tag that no open entry of this ledger knows.
+
+    Attributes:
+        provider: its provider's name.
+        instance_id: its id there.
+        key: its tag.
+        ended: whether it was ended.
+        reason: why it was not; empty if nobody asked for it.
+    """
+
+    provider: str
+    instance_id: str
+    key: str
+    ended: bool = False
+    reason: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class SweepReport:
+    """What a sweep did.
+
+    Attributes:
+        ended: machines that were there and are gone now.
+        forgotten: entries whose machines were gone already, or never were; they are closed now.
+        left: entries that stay open.
+        spared: entries of pools whose owner lives, or cannot be judged from here.
+        unknown: machines that this ledger does not know, where providers could be asked.
+        unasked: why some providers could not be asked for such.
+    """
+
+    ended: list[Swept] = field(default_factory=list[Swept])
+    forgotten: list[LedgerEntry] = field(default_factory=list[LedgerEntry])
+    left: list[Left] = field(default_factory=list[Left])
+    spared: list[LedgerEntry] = field(default_factory=list[LedgerEntry])
+    unknown: list[Unknown] = field(default_factory=list[Unknown])
+    unasked: list[str] = field(default_factory=list[str])
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is left that should have ended."""
+        return not self.left and not any(each.reason for each in self.unknown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A provider with certain settings, asked what it has of ours.
+
+    Attributes:
+        tagged: what it says it has, by tag; None if it could not be asked.
+        why_not: the reason for that.
+    """
+
+    provider: Provider
+    tagged: Mapping[str, Instance] | None
+    why_not: str = ""
+
+
+class Sweep:
+    """Ends machines on behalf of whoever does not any more. For one use, on one event loop.
+
+    An error of one provider or one machine keeps no other from being ended.
+
+    Args:
+        ledger: where the machines are written down.
+        make: makes providers.
+    """
+
+    def __init__(self, ledger: Ledger, *, make: MakeProvider = make_provider) -> None:
+        self._ledger = ledger
+        self._make = make
+        self._report = SweepReport()
+
+    async def end_pool(self, pool_id: str) -> SweepReport:
+        """End a pool's machines, whoever owns it; it gets no more.
+
+        Raises :class:`~skyward.errors.LedgerError`.
+        """
+        await asyncio.to_thread(self._ledger.end_pool, pool_id)
+        places = _by_place(await asyncio.to_thread(self._ledger.open_entries, pool_id=pool_id))
+        await asyncio.gather(*(self._end_all(*place, entries) for place, entries in places.items()))
+        return self._report
+
+    async def run(
+        self, *, others: bool = False, unknown: bool = False, also: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    ) -> SweepReport:
+        """End what dead owners left, and look for machines that the ledger does not know.
+
+        Args:
+            others: end also what belongs to another machine's processes, or to unknown ones; never a living one's.
+            unknown: end also what the ledger does not know.
+            also: names and settings of providers to look at beside those in the ledger.
+
+        Raises :class:`~skyward.errors.LedgerError`.
+        """
+        entries = await asyncio.to_thread(self._ledger.entries)
+        doomed = {entry.key for entry in entries if entry.closed_at is None and self._is_left_over(entry, others)}
+        places = _by_place(entries)
+        for name, settings in also:
+            places.setdefault((name, json.dumps(settings, sort_keys=True)), [])
+        await asyncio.gather(
+            *(
+                self._end_all(*place, [entry for entry in known if entry.key in doomed], unknown=unknown)
+                for place, known in places.items()
+            )
+        )
+        return self._report
+
+    def _is_left_over(self, entry: LedgerEntry, others: bool) -> bool:  # noqa: FBT001 - passed on
+        lives = None if entry.owner is None else entry.owner.lives()
+        if lives or (lives is None and not others):
+            self._report.spared.append(entry)
+            return False
+        return True
+
+    async def _end_all(
+        self, name: str, settings: str, entries: Sequence[LedgerEntry], *, unknown: bool | None = None
+    ) -> None:
+        """End these entries' machines; unless ``unknown`` is None, look for unknown ones too, and end them if it is."""
+        try:
+            provider = self._make(name, json.loads(settings))
+        except SkywardError as error:
+            self._report.left += [Left(entry=entry, reason=str(error)) for entry in entries]
+            return
+        try:
+            by_tag = unknown is not None or any(entry.instance_id is None for entry in entries)
+            place = await _ask(provider) if by_tag else _Place(provider=provider, tagged=None)
+            await asyncio.gather(*(self._end(place, entry) for entry in entries))
+            if isinstance(provider, Tidies):
+                left = {each.entry.purchase.pool_id for each in self._report.left}
+                pools = {entry.purchase.pool_id for entry in entries} - left
+                await asyncio.gather(*(provider.tidy(pool_id) for pool_id in sorted(pools)))
+            if unknown is not None:
+                await self._look_for_unknown(place, end=unknown)
+        finally:
+            await provider.close()
+
+    async def _end(self, place: _Place, entry: LedgerEntry) -> None:
+        try:
+            instance_id = entry.instance_id or _id_by_tag(place, entry)
+            was_there = bool(instance_id) and await _end_machine(place.provider, instance_id)
+        except (SkywardError, OSError) as error:
+            self._report.left.append(Left(entry=entry, reason=str(error)))
+            return
+        await asyncio.to_thread(self._ledger.close, [entry.key])
+        if was_there:
+            self._report.ended.append(Swept(entry=entry, instance_id=instance_id))
+        else:
+            self._report.forgotten.append(entry)
+
+    async def _look_for_unknown(self, place: _Place, *, end: bool) -> None:
+        if place.tagged is None:
+            self._report.unasked.append(place.why_not)
+            return
+        # The ledger is read after the provider was asked: what was launched in between is in it.
+        known = {entry.key for entry in await asyncio.to_thread(self._ledger.entries)}
+        strangers = [instance for key, instance in place.tagged.items() if key not in known]
+        self._report.unknown += await asyncio.gather(*(_treat(place.provider, each, end=end) for each in strangers))
+
+
+def _by_place(entries: Sequence[LedgerEntry]) -> dict[tuple[str, str], list[LedgerEntry]]:
+    places: dict[tuple[str, str], list[LedgerEntry]] = {}
+    for entry in entries:
+        settings = json.dumps(entry.purchase.settings, sort_keys=True)
+        places.setdefault((entry.purchase.provider, settings), []).append(entry)
+    return places
+
+
+async def _ask(provider: Provider) -> _Place:
+    why_not = f"{provider.name}: it cannot list its machines"
+    if isinstance(provider, Sweepable):
+        try:
+            tagged = {instance.key: instance for instance in await provider.tagged()}
+            return _Place(provider=provider, tagged=tagged)
+        except (SkywardError, OSError) as error:
+            why_not = f"{provider.name}: {error}"
+    return _Place(provider=provider, tagged=None, why_not=why_not)
+
+
+def _id_by_tag(place: _Place, entry: LedgerEntry) -> str:
+    """The id of a machine whose create call was never answered; empty if it was not made."""
+    if place.tagged is None:
+        raise SkywardError(f"nobody knows whether it was made. {place.why_not}")
+    found = place.tagged.get(entry.key)
+    if found is None and _may_be_on_its_way(entry):
+        raise SkywardError("it may have been asked for just now; try again in a minute")
+    return "" if found is None else found.id
+
+
+def _may_be_on_its_way(entry: LedgerEntry) -> bool:
+    dead = entry.owner is None or entry.owner.lives() is False
+    return not dead and time.time() - entry.created_at < _LONGEST_CREATE_S
+
+
+async def _end_machine(provider: Provider, instance_id: str) -> bool:
+    """End a machine and what came with it; whether it was there."""
+    (seen,) = await provider.describe([instance_id])
+    if seen.state is InstanceState.GONE:
+        await provider.terminate([instance_id])  # what may be left of it: logs, by-products
+        return False
+    await end_instances(provider, [instance_id])
+    return True
+
+
+async def _treat(provider: Provider, stranger: Instance, *, end: bool) -> Unknown:
+    found = Unknown(provider=provider.name, instance_id=stranger.id, key=stranger.key)
+    if not end:
+        return found
+    try:
+        await _end_machine(provider, stranger.id)
+    except (SkywardError, OSError) as error:
+        return replace(found, reason=str(error))
+    return replace(found, ended=True)

@@ -1,0 +1,1 @@
+"""The pool's fleet: its state machine, its driver and its upkeep."""

@@ -1,0 +1,337 @@
+"""Machines, bought and ended: the ledger is first to know of one, and last to forget it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar, cast
+
+from skyward._concurrency.waiting import Clock, NotYet, wait_until
+from skyward.errors import (
+    AuthenticationError,
+    CapacityError,
+    ConfigurationError,
+    LedgerError,
+    QuotaError,
+    RateLimitError,
+    SkywardError,
+    TerminationError,
+)
+from skyward.events import (
+    Error,
+    InfraCreated,
+    InfraCreating,
+    InstanceLaunching,
+    InstanceStopping,
+    Notice,
+    ProviderName,
+    SkywardEvent,
+)
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
+from skyward.providers.registry import provider_settings
+from skyward.provision.buying.budget import Budget, expected_usages
+from skyward.provision.buying.choose import Batch, choose, notes_on_purchase
+from skyward.provision.buying.cost import Usage
+from skyward.provision.buying.ledger import Ledger, Purchase
+from skyward.provision.buying.termination import end_instances
+from skyward.provision.preparing.granting import Grants
+from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.request.request import PoolRequest
+
+__all__ = ["Machine", "Machines", "to_its_end"]
+
+T = TypeVar("T")
+
+_RUNNING_DEADLINE_S = 900.0
+_STOP_TIMEOUT_S = 10.0
+_AGAIN_S = 60.0
+_REFUSALS = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
+"""What a provider raises instead of creating anything; after any other error there may be a machine."""
+_logger = logging.getLogger("skyward")
+
+
+@dataclass(slots=True, eq=False)
+class Machine:
+    """One machine that the fleet has had.
+
+    Attributes:
+        rank: the rank it was launched for.
+        instance: the provider's record of it.
+        usage: its time on the meter.
+        node: what runs on it, once it was reached.
+    """
+
+    rank: int
+    instance: Instance
+    usage: Usage
+    node: NodeHandle | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was confirmed gone."""
+        return self.usage.ended_at is not None
+
+    def end(self, now: float) -> None:
+        """It was confirmed gone."""
+        self.usage = replace(self.usage, ended_at=now)
+
+
+class Machines:
+    """Gets machines for ranks, waits until they run, and ends them.
+
+    Attributes:
+        all: every machine there ever was, also those of a launch that failed halfway.
+        grants: their access to the pool's volumes.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        request: PoolRequest,
+        *,
+        pool_id: str,
+        publish: Callable[[SkywardEvent], None],
+        ledger: Ledger,
+        clock: Clock,
+    ) -> None:
+        self.all: list[Machine] = []
+        self.grants = Grants(provider, request)
+        self._provider = provider
+        self._provider_name: ProviderName = cast("Any", provider.name)
+        self._request = request
+        self._pool_id = pool_id
+        self._publish = publish
+        self._ledger = ledger
+        self._clock = clock
+        self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
+        self._told: set[str] = set()
+        self._coming: list[list[Usage]] = []
+
+    @property
+    def _usages(self) -> list[Usage]:
+        """Of the machines that there are, and of those that are being asked for."""
+        return [*(machine.usage for machine in self.all), *chain.from_iterable(self._coming)]
+
+    def unended(self) -> tuple[str, ...]:
+        """Ids of the machines that are not confirmed gone."""
+        return tuple(machine.instance.id for machine in self.all if not machine.ended)
+
+    def left(self, ranks: Sequence[int]) -> list[Machine]:
+        """Machines of these ranks that are not confirmed gone."""
+        return [machine for machine in self.all if machine.rank in ranks and not machine.ended]
+
+    async def launch(self, ranks: Sequence[int], *, beside: Iterable[Machine] = ()) -> Sequence[Machine]:
+        """Launch one machine for each rank, with regard to those that the fleet has ``beside`` them.
+
+        Raises what the provider does. What was created until then is among ``all``.
+        """
+        self._publish(InfraCreating())
+        await self.grants.check()
+        offers = await self._provider.offers(self._request)
+        has = [machine.instance.offer for machine in beside]
+        choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
+        batches = self._budget.afford(choice.batches, self._usages, self._clock.elapsed(), provider=self._provider.name)
+        for note in (choice.note, *(batch.offers[0].note for batch in batches)):
+            self._notice(note)
+        self._publish(InfraCreated(batches[0].offers[0].region))
+        launched: list[Machine] = []
+        coming = [*expected_usages(batches, self._clock.elapsed())]
+        self._coming.append(coming)
+        try:
+            for index, batch in enumerate(batches, 1):
+                ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
+                lasts_s = partial(self._lasts_s, batch.nodes, batches[index:], coming)
+                launched += await self._buy(batch, ours, lasts_s)
+                del coming[: batch.nodes]
+        finally:
+            self._coming = [each for each in self._coming if each is not coming]
+        return launched
+
+    def timeout_s(self, *, age_s: float = 0.0) -> float:
+        """The hard cap on a node's life from now on, in seconds.
+
+        It is what is left of the pool's ``timeout`` at that age, or what ``max_cost`` allows where that is less.
+        """
+        return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(self._usages, self._clock.elapsed()))
+
+    def _lasts_s(self, nodes: int, later: Sequence[Batch], instead: list[Usage], offer: Offer) -> float:
+        """How long so many machines of an offer may live; 0 if ``max_cost`` does not allow them, or cannot be kept.
+
+        They come ``instead`` of what was expected.
+        """
+        now = self._clock.elapsed()
+        others = [machine.usage for machine in self.all]
+        others += chain.from_iterable(each for each in self._coming if each is not instead)
+        usages = [*others, *expected_usages([Batch(nodes=nodes, offers=(offer,)), *later], now)]
+        if not self._budget.covers(usages, now):
+            return 0.0
+        return min(self._request.timeout_s, self._budget.cap_s(usages, now))
+
+    async def running(self, machine: Machine) -> None:
+        """Return once the machine runs and says how it is reached.
+
+        Raises:
+            CapacityError: it ended instead.
+            UnreachableError: it does not run after a quarter of an hour.
+        """
+        if machine.instance.state is InstanceState.RUNNING and machine.instance.access is not None:
+            return
+        machine.instance = await wait_until(
+            lambda: self._look(machine.instance.id),
+            deadline_s=_RUNNING_DEADLINE_S,
+            interval_s=1.0,
+            what=f"{self._provider.name} to run instance {machine.instance.id}",
+            clock=self._clock,
+        )
+
+    async def end(self, machines: Sequence[Machine]) -> None:
+        """Stop what runs on the machines, terminate them, confirm it.
+
+        Raises:
+            TerminationError: some may still exist; the ledger keeps their entries, and calling again tries again.
+        """
+        for machine in machines:
+            self._publish(InstanceStopping(machine.instance.id))
+        await asyncio.gather(*(_stop(machine.node) for machine in machines if machine.node is not None))
+        try:
+            await end_instances(self._provider, [machine.instance.id for machine in machines])
+        except TerminationError as error:
+            await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
+            raise
+        await self._note_ended(machines)
+
+    async def end_at_last(self, machine: Machine, *, told: bool = False) -> None:
+        """End a machine that has no rank any more, however long it takes; it is paid for."""
+        while not machine.ended:
+            try:
+                if not told:
+                    await self.end([machine])
+            except TerminationError as error:
+                self._publish(Error(str(error), machine.instance.id))
+            told = False
+            if not machine.ended:
+                await self._clock.sleep(_AGAIN_S)
+
+    async def _note_ended(self, machines: Sequence[Machine]) -> None:
+        now = self._clock.elapsed()
+        try:
+            await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in machines])
+        except LedgerError as error:  # they are gone: it is only not written down
+            _logger.warning("%s; until then `skyward ls` lists machines that are gone", error)
+        for machine in machines:  # after the ledger: what is cancelled in between is done again
+            machine.end(now)
+
+    async def _look(self, instance_id: str) -> Instance | NotYet:
+        (seen,) = await self._provider.describe([instance_id])
+        if seen.state in (InstanceState.FAILED, InstanceState.GONE, InstanceState.STOPPING):
+            why = seen.state.value + (f" ({seen.reason})" if seen.reason else "")
+            raise CapacityError(
+                f"{self._provider.name} could not run instance {instance_id}: it is {why}; "
+                "try again, or another machine, region or provider"
+            )
+        if seen.state is InstanceState.RUNNING and seen.access is not None:
+            return seen
+        return NotYet(seen.state.value)
+
+    async def _buy(self, batch: Batch, ranks: Sequence[int], lasts_s: Callable[[Offer], float]) -> Sequence[Machine]:
+        """Launch machines of a batch, as often as it takes and its strategy says."""
+        asked = batch.offers[0]
+        self._publish(self._launching(len(ranks), asked))
+        for left in range(batch.retries, -1, -1):
+            try:
+                launched = await to_its_end(self._create(batch.offers, ranks, lasts_s))
+            except CapacityError as error:
+                if not left:
+                    raise _refused(error, batch) from error
+                await self._clock.sleep(batch.interval_s)
+            else:
+                for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
+                    self._notice(note)
+                return launched
+        raise AssertionError("unreachable")
+
+    async def _create(
+        self, offers: Sequence[Offer], ranks: Sequence[int], lasts_s: Callable[[Offer], float]
+    ) -> Sequence[Machine]:
+        """Launch what is really to be had of ``offers``, best first."""
+        keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
+        await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offers[0]))
+        began = self._clock.elapsed()
+        shortest_s = max(1.0, min(map(lasts_s, offers)))
+        order = LaunchOrder(pool_id=self._pool_id, keys=tuple(keys), timeout_s=shortest_s, allowance=lasts_s)
+        try:
+            instances = await self._provider.launch(offers, order)
+        except _REFUSALS:
+            await asyncio.to_thread(self._ledger.close, keys)
+            raise
+        made = [Machine(rank=keys[each.key], instance=each, usage=Usage.of(each.offer, began)) for each in instances]
+        self.all += made
+        await asyncio.to_thread(self._ledger.record, instances)
+        if len(instances) < len(keys):
+            raise SkywardError(
+                f"{self._provider.name} launched {len(instances)} of {len(keys)} machines without an error; "
+                "this is a fault of the provider's adapter, please report it"
+            )
+        return made
+
+    def _launching(self, count: int, offer: Offer) -> InstanceLaunching:
+        request = self._request
+        return InstanceLaunching(
+            count,
+            offer.spec.name,
+            self._provider_name,
+            region=offer.region,
+            spot=offer.spot,
+            price_per_hour=offer.price_per_hour,
+            workers_per_node=request.workers_per_node,
+            cpu_per_worker=request.cpu,
+            memory_gib_per_worker=request.memory_gib,
+        )
+
+    def _notice(self, message: str) -> None:
+        """Tell the user, once."""
+        if message and message not in self._told:
+            self._told.add(message)
+            self._publish(Notice(message))
+
+    def _purchase(self, offer: Offer) -> Purchase:
+        return Purchase(
+            pool_id=self._pool_id,
+            provider=self._provider.name,
+            settings=provider_settings(self._provider),
+            region=offer.region,
+            machine=offer.spec.name,
+            spot=offer.spot,
+            price_per_hour=offer.price_per_hour,
+        )
+
+
+def _refused(error: CapacityError, batch: Batch) -> CapacityError:
+    tries = f"{batch.retries + 1} times in a row, {batch.interval_s:g} s apart, " if batch.retries else ""
+    return CapacityError(f"{tries}{error}; {batch.advice}")
+
+
+async def _stop(node: NodeHandle) -> None:
+    try:
+        await node.stop(_STOP_TIMEOUT_S)
+    except Exception as error:
+        _logger.warning("node %d did not stop by itself and is terminated as it is: %s", node.rank, error)
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` to its end even when the caller is cancelled meanwhile; the cancellation comes after it."""
+    task = asyncio.ensure_future(work)
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption from (None if task.cancelled() else task.exception())
+    return task.result()

@@ -1,0 +1,358 @@
+"""Keeps a fleet at its wanted size: replaces what is lost, adds and takes away what is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Protocol
+
+from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.errors import (
+    AuthenticationError,
+    BootstrapError,
+    BudgetError,
+    CapacityError,
+    ConfigurationError,
+    PoolStateError,
+    SkywardError,
+)
+from skyward.events import Error, Notice, SkywardEvent
+from skyward.provision.fleet.fleet import Fleet
+from skyward.provision.fleet.lifecycle import HEAD
+from skyward.provision.fleet.preemption import wait_lost
+from skyward.provision.preparing.node_handle import NodeHandle, unless_gone
+
+__all__ = ["FleetUser", "Upkeep"]
+
+_ATTEMPTS = 5
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+_SETTLED_S = 60.0
+_BAR_S, _LONGEST_BAR_S = 12.0, 600.0
+_HOPELESS = (AuthenticationError, BudgetError, ConfigurationError, PoolStateError)
+
+
+class FleetUser(Protocol):
+    """Who works with the nodes. Called on the event loop."""
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """Nodes of these ranks are on their way: work may be planned for them."""
+        ...
+
+    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
+        """Nodes of these ranks will go: no new work for them.
+
+        Where others of the same ranks are to come, what only they may do waits for those.
+        """
+        ...
+
+    async def attach(self, node: NodeHandle) -> None:
+        """Use a node; returns once its workers take calls. Raises when they do not."""
+        ...
+
+    async def drain(self, rank: int) -> None:
+        """Return once the node has nothing to do any more and may be ended."""
+        ...
+
+    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+        """The node is gone; unless ``for_good`` another one of its rank is on its way. Idempotent."""
+        ...
+
+
+class Upkeep:
+    """Keeps a started fleet at its wanted size until it is closed. Not thread-safe: one event loop runs it.
+
+    A node that is lost is replaced under its rank, after a pause that grows if that fails or does not last. For one
+    whose machine is taken back the next machine is launched at once, while it finishes what it has begun. After five
+    attempts, or at once if the node's ``timeout`` is over, the fleet stays smaller. After five nodes in a row that
+    could not be added, none is for a minute or longer, however often somebody asks.
+
+    Args:
+        fleet: the nodes.
+        user: who works with them.
+        publish: hears what went wrong; must not block.
+        clock: the time, for pauses.
+    """
+
+    def __init__(
+        self, fleet: Fleet, user: FleetUser, *, publish: Callable[[SkywardEvent], None], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._fleet = fleet
+        self._user = user
+        self._publish = publish
+        self._clock = clock
+        self._wanted: set[int] = set()
+        self._attached: set[int] = set()
+        self._up: dict[int, asyncio.Future[None]] = {}
+        self._launching: dict[int, asyncio.Task[None]] = {}
+        self._keepers: dict[int, asyncio.Task[None]] = {}
+        self._leaving: dict[int, asyncio.Task[None]] = {}
+        self._told: Exception | None = None
+        self._failed_additions, self._barred_until = 0, -math.inf
+        self._closed = False
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        """Ranks of the nodes that the fleet is meant to have."""
+        return frozenset(self._wanted)
+
+    async def start(self, ranks: Sequence[int]) -> None:
+        """Bring the fleet up and keep it. When anything of it fails, the whole does, and the caller stops the fleet."""
+        self._wanted = set(ranks)
+        self._user.expect(ranks)
+        await self._fleet.start()
+        nodes = self._fleet.nodes
+        await _all_or_none([asyncio.ensure_future(self._attach(node)) for node in nodes])
+        for node in nodes:
+            self._up[node.rank] = up = asyncio.get_running_loop().create_future()
+            up.set_result(None)
+            self._keepers[node.rank] = asyncio.create_task(self._keep(node))
+
+    def scale(self, size: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
+        """Have the fleet grow or shrink to ``size`` nodes; what is returned waits until it has.
+
+        What is wanted changes at once, so a later call overrides an earlier one: the waiting for a node that is not
+        wanted any more is cancelled.
+        """
+        if self._closed:
+            raise PoolStateError("the pool is closed")
+        if size > len(self._wanted) and (refusal := self._refusal()) is not None:
+            return _raise(refusal)
+        if HEAD not in self._wanted:  # it was given up; nothing that waits for a scheduler gets on without it
+            self._grow(1)
+        surplus = len(self._wanted) - size
+        if surplus > 0:
+            for rank in _dispensable(self._wanted, self._attached, drop)[:surplus]:
+                self._begin_to_leave(rank)
+        elif surplus < 0:
+            self._grow(-surplus)
+        self._fleet.resize(len(self._wanted))
+        return _all_of([*self._leaving.values(), *(self._up[rank] for rank in self._wanted)])
+
+    async def close(self) -> None:
+        """Keep nothing any more; the nodes stay as they are. Idempotent."""
+        self._closed = True
+        tasks = [*self._keepers.values(), *self._leaving.values(), *self._launching.values()]
+        for task in (*tasks, *self._up.values()):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _refusal(self) -> Exception | None:
+        """Why no node is added now: many in a row could not be, and every attempt costs money."""
+        wait_s = self._barred_until - self._clock.monotonic()
+        if wait_s <= 0:
+            return None
+        return CapacityError(
+            f"the last {self._failed_additions} nodes could not be added; there will be no further attempt for "
+            f"{wait_s:.0f} s. The last error: {self._told}"
+        )
+
+    # --- more nodes -------------------------------------------------------------------------------------------------
+
+    def _grow(self, count: int) -> None:
+        taken = self._wanted | self._leaving.keys()
+        ranks = [rank for rank in range(len(taken) + count) if rank not in taken][:count]
+        self._wanted.update(ranks)
+        self._user.expect(ranks)
+        launching = asyncio.create_task(self._fleet.launch(ranks))
+        for rank in ranks:
+            self._up[rank] = asyncio.get_running_loop().create_future()
+            self._launching[rank] = launching
+            self._keepers[rank] = asyncio.create_task(self._add(rank))
+
+    async def _add(self, rank: int) -> None:
+        try:
+            await asyncio.shield(self._launching[rank])
+            node = await self._fleet.bring_up(rank)
+            await self._attach(node)
+        except Exception as error:
+            _unless_cancelled(error)
+            self._failed_additions += 1
+            if self._failed_additions >= _ATTEMPTS:
+                self._barred_until = self._clock.monotonic() + min(_LONGEST_BAR_S, _BAR_S * self._failed_additions)
+            self._tell(f"node {rank} cannot be added", error)
+            self._give_up(rank, f"node {rank} could not be added: {error}")
+            _fail(self._up[rank], error)
+            return
+        self._failed_additions = 0
+        _succeed(self._up[rank])
+        await self._keep(node)
+
+    async def _attach(self, node: NodeHandle) -> None:
+        """Hand the node to its user, unless it dies meanwhile."""
+        try:
+            await unless_gone(node, self._user.attach(node))
+        except BaseException:
+            self._user.detach(node.rank, "its workers did not answer", for_good=False)
+            await self._fleet.end((node.rank,))
+            raise
+        self._attached.add(node.rank)
+
+    # --- other nodes in the place of lost ones ----------------------------------------------------------------------
+
+    async def _keep(self, node: NodeHandle) -> None:
+        """See to it that there is a node of this rank, until that is given up or not wanted any more."""
+        present, failures = node, 0
+
+        async def live() -> None:
+            nonlocal present, failures
+            while present is not None:
+                before, failures = failures, failures + 1  # counts if this raises: each run may buy a machine
+                present, failures = await self._outlive(present, before)
+
+        what = f"keeping node {node.rank}"
+        await keep(live, what=what, report=lambda why: self._publish(Error(why)), clock=self._clock)
+
+    async def _outlive(self, node: NodeHandle, failures: int) -> tuple[NodeHandle | None, int]:
+        """Another node of its rank once this one is gone, if it is still wanted and to be had."""
+        rank, began = node.rank, self._clock.monotonic()
+        try:
+            loss = await wait_lost(node, lambda: self._empty(rank), clock=self._clock)
+            self._attached.discard(rank)
+            self._fleet.discard(rank)
+            reason = f"node {rank} {'is preempted' if loss.announced else 'is lost'}: {loss.reason}"
+            if rank not in self._wanted:
+                self._user.detach(rank, reason, for_good=True)
+                return None, failures
+            if loss.timed_out:
+                self._publish(Error(reason, node.instance.id))
+                self._give_up(rank, reason)
+                return None, failures
+            tell = Notice if loss.announced else Error
+            self._publish(tell(f"{reason}; another takes its place", node.instance.id))
+            up = self._up[rank] = asyncio.get_running_loop().create_future()
+            self._user.detach(rank, reason, for_good=False)
+            failures = 0 if self._clock.monotonic() - began > _SETTLED_S else failures + 1
+            replacement, failures = await self._replace(rank, failures)
+            if replacement is None:
+                self._give_up(rank, f"{reason}, and could not be replaced")
+                _fail(up, CapacityError(f"{reason}, and could not be replaced"))
+            else:
+                _succeed(up)
+            return replacement, failures
+        finally:
+            await self._fleet.drop_spare(rank)
+
+    def _empty(self, rank: int) -> Coroutine[Any, Any, None] | None:
+        """Its machine is taken back: get the next one, and have it finish what it has begun."""
+        if rank not in self._wanted:
+            return None
+        if rank == HEAD or HEAD in self._wanted:
+            self._fleet.begin_spare(rank)
+        self._user.retire((rank,), comes_back=True)
+        return self._drain(rank)
+
+    async def _replace(self, rank: int, failures: int) -> tuple[NodeHandle | None, int]:
+        """Another node for a lost one, and how often that went wrong lately; None when it is hopeless."""
+        while failures < _ATTEMPTS:
+            await self._clock.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures) if failures > 1 else 0)
+            if rank != HEAD and HEAD not in self._wanted:
+                self._tell(f"node {rank} cannot be replaced", _no_scheduler(rank))
+                break
+            try:
+                await self._fleet.launch((rank,))
+                node = await self._fleet.bring_up(rank)
+                await self._attach(node)
+            except _HOPELESS as error:
+                _unless_cancelled(error)
+                self._tell(f"node {rank} cannot be replaced", error)
+                break
+            except Exception as error:
+                _unless_cancelled(error)
+                self._tell(f"node {rank} could not be replaced", error)
+                failures += 1
+            else:
+                return node, failures
+        return None, failures
+
+    def _give_up(self, rank: int, reason: str) -> None:
+        self._wanted.discard(rank)
+        self._user.detach(rank, reason, for_good=True)
+        self._fleet.resize(len(self._wanted))
+        if rank == HEAD:
+            self._fleet.fail_joining(_no_scheduler(rank, reason))
+
+    def _tell(self, what: str, error: Exception) -> None:
+        if error is not self._told:  # one error may be that of many nodes
+            self._told = error
+            self._publish(Error(f"{what}: {error}"))
+
+    # --- fewer nodes ------------------------------------------------------------------------------------------------
+
+    def _begin_to_leave(self, rank: int) -> None:
+        self._wanted.discard(rank)
+        self._user.retire((rank,))
+        self._up[rank].cancel()
+        self._leaving[rank] = asyncio.create_task(self._leave(rank))
+
+    async def _drain(self, rank: int) -> None:
+        try:
+            await self._user.drain(rank)
+        except Exception as error:  # it is paid for: it goes all the same
+            _unless_cancelled(error)
+            self._tell(f"node {rank} could not be drained", error)
+
+    async def _leave(self, rank: int) -> None:
+        try:
+            if rank in self._attached:
+                await self._drain(rank)
+            keeper = self._keepers[rank]
+            keeper.cancel()
+            launching = self._launching.get(rank)  # of other nodes too: it is not cancelled for this one
+            await asyncio.gather(keeper, *([launching] if launching else []), return_exceptions=True)
+            self._attached.discard(rank)
+            self._user.detach(rank, "the fleet was made smaller", for_good=True)
+            await self._fleet.end((rank,))
+        except SkywardError as error:
+            self._tell(f"node {rank} could not be ended", error)
+            raise
+        finally:
+            del self._leaving[rank]
+
+
+def _dispensable(wanted: AbstractSet[int], attached: AbstractSet[int], drop: Collection[int]) -> list[int]:
+    """Order nodes by who goes first: those named in ``drop``, those that are not there yet, the highest ranks."""
+    return sorted(wanted - {HEAD}, key=lambda rank: (rank not in drop, rank in attached, -rank))
+
+
+def _no_scheduler(rank: int, reason: str = "the head node was given up") -> BootstrapError:
+    return BootstrapError(f"there is no scheduler to join: {reason}", node=rank, step="server")
+
+
+def _unless_cancelled(error: Exception) -> None:
+    """An error while cleaning up after a cancellation does not hide it."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
+
+
+def _succeed(up: asyncio.Future[None]) -> None:
+    if not up.done():  # it is cancelled when the node is not wanted any more
+        up.set_result(None)
+
+
+def _fail(up: asyncio.Future[None], error: Exception) -> None:
+    if not up.done():
+        up.set_exception(error)
+        up.exception()  # it was told; whoever waits for the fleet's size hears of it besides
+
+
+async def _raise(error: Exception) -> None:
+    raise error
+
+
+async def _all_or_none(tasks: Sequence[asyncio.Future[None]]) -> None:
+    """Wait for all; when one of them fails, the others are cancelled and have ended before its error is raised."""
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _all_of(waiting: Sequence[asyncio.Future[None]]) -> None:
+    await asyncio.gather(*map(asyncio.shield, waiting))

@@ -1,0 +1,1 @@
+"""Preparation of one machine: its Python environment, files, volumes and supervisor."""

@@ -1,0 +1,99 @@
+"""One command of a node's preparation, run to its end although the link may drop on the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward.errors import AuthenticationError, BootstrapError, UnreachableError
+from skyward.transport.base import Transport
+
+__all__ = ["GRACE_S", "let_in", "masked", "persist"]
+
+T = TypeVar("T")
+
+GRACE_S = 30.0
+"""How much longer than the machine's own deadline this side waits, so that the machine can say what it was."""
+
+_AGAIN_S = 0.5
+_LEAST_S = 1.0
+_KNOCK_S = 2.5
+_ANSWER_S = 90.0
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
+_SHORTEST_SECRET = 8
+
+
+async def persist(attempt: Callable[[float], Awaitable[T]], *, deadline_s: float, node: int, step: str) -> T:
+    """What ``attempt`` returns; when the link drops, it is called again. It is told how many seconds are left.
+
+    Raises :class:`~skyward.errors.BootstrapError` past the deadline, and for what this side cannot read or write.
+    """
+    started = SYSTEM_CLOCK.monotonic()
+
+    async def once() -> T | NotYet:
+        try:
+            return await attempt(max(deadline_s - (SYSTEM_CLOCK.monotonic() - started), _LEAST_S))
+        except UnreachableError as error:
+            return NotYet(str(error))
+
+    what = f"step {step!r} of preparing node {node}"
+    try:
+        return await wait_until(once, deadline_s=deadline_s + GRACE_S, interval_s=_AGAIN_S, what=what)
+    except UnreachableError as error:
+        raise BootstrapError(
+            f"preparing node {node} failed at step {step!r}: its deadline of {deadline_s:g} s passed, and the machine "
+            f"did not say why. Check that it is up and reachable; {error}",
+            node=node,
+            step=step,
+        ) from error
+    except OSError as error:
+        raise BootstrapError(
+            f"preparing node {node} failed at step {step!r}: {error}. Check the space and the permissions there",
+            node=node,
+            step=step,
+        ) from error
+
+
+async def let_in(transport: Transport, *, within_s: float, node: int) -> None:
+    """Wait until a new machine answers us as itself; until then it may refuse keys, and show another host key.
+
+    Args:
+        transport: the way to it.
+        within_s: how long it may take; 0 asks nothing.
+        node: its rank, for the message.
+
+    Raises:
+        AuthenticationError: in the end it still refused us, or was another one.
+        UnreachableError: in the end it still did not answer.
+    """
+    refusals: list[AuthenticationError] = []
+
+    async def knock() -> bool | NotYet:
+        refusals.clear()
+        try:
+            await transport.run(["true"], timeout_s=_ANSWER_S)
+        except AuthenticationError as error:
+            refusals.append(error)
+            return NotYet(str(error))
+        except UnreachableError as error:
+            return NotYet(str(error))
+        return True
+
+    if not within_s:
+        return
+    try:
+        await wait_until(knock, deadline_s=within_s, interval_s=_KNOCK_S, what=f"node {node} to let us in")
+    except UnreachableError as error:
+        for refusal in refusals:
+            raise type(refusal)(f"node {node} did not let us in for {within_s:g} s: {refusal}") from error
+        raise
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """``text`` without the credentials of URLs and the values in ``secrets``; short ones are no secrets."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+    return _CREDENTIALS.sub("***@", text)

@@ -1,0 +1,205 @@
+"""The client's end of the control connection: it keeps a node alive, and hears how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import ssl
+from collections.abc import Callable
+from typing import TypeAlias
+
+from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward.errors import AuthenticationError, UnreachableError
+from skyward.wire.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
+from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, write_frame
+
+__all__ = ["ControlClient"]
+
+log = logging.getLogger("skyward.provision.preparing.control_client")
+
+_PING_S = 5.0
+_SILENT_PINGS = 3
+_REDIAL_S = 0.1
+_Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_LOST = (OSError, asyncio.IncompleteReadError, FrameError)
+
+
+class ControlClient:
+    """Stays connected to one node's supervisor until :meth:`close`: pings it, and dials again when the link is lost.
+
+    Not closing it properly is what tells the node that its client is gone.
+
+    Args:
+        address: ``host:port`` at which the supervisor's control port answers.
+        identity: the pool's certificates.
+        on_message: called on the loop with everything the node reports; after every reconnect it first reports the
+            workers that run. Must not block.
+        on_lost: called on the loop whenever the connection is lost, the last time included: after
+            :class:`~skyward.wire.control.Ending`, when the node has ended.
+        ping_s: how often to ping; three unanswered ones mean that the connection is lost.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: TlsIdentity,
+        *,
+        on_message: Callable[[Message], None],
+        on_lost: Callable[[], None],
+        ping_s: float = _PING_S,
+    ) -> None:
+        self._address = address
+        self._host, _, self._port = address.rpartition(":")
+        self._context = client_context(identity)
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._ping_s = ping_s
+        self._writer: asyncio.StreamWriter | None = None
+        self._connected = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ending = False
+        self._standing: Command | None = None
+        self._dialled: _Streams | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up now."""
+        return self._writer is not None
+
+    async def connect(self, deadline_s: float) -> None:
+        """Dial until the node answers, then stay connected in the background.
+
+        Raises:
+            AuthenticationError: one of the two is not of this pool.
+            UnreachableError: no answer within ``deadline_s``.
+        """
+        self._dialled = await self._dial(deadline_s)
+        self._task = asyncio.create_task(
+            keep(self._stay_connected, what=f"the connection to the node at {self._address}")
+        )
+        await self._connected.wait()
+
+    async def send(self, command: Command) -> None:
+        """Say something to the node; waits for the connection while it is lost.
+
+        Raises:
+            UnreachableError: the node has ended, or this client was closed.
+        """
+        await self._connected.wait()
+        if self._writer is None:
+            raise UnreachableError(f"the node at {self._address} has ended")
+        write_frame(self._writer, to_frame(command))
+
+    def keep_saying(self, command: Command) -> None:
+        """Say something that holds until something else is said here: now, and again after every reconnect.
+
+        Raises:
+            UnreachableError: the node has ended, or this client was closed.
+        """
+        if self._ended.is_set():
+            raise UnreachableError(f"the node at {self._address} has ended")
+        self._standing = command
+        if self._writer is not None:
+            write_frame(self._writer, to_frame(command))
+
+    async def stop_node(self, timeout_s: float) -> None:
+        """Ask the node to end everything and wait until it has; silent when it already had.
+
+        Raises:
+            UnreachableError: it has not confirmed within ``timeout_s``.
+        """
+        if self._ended.is_set():
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.send(Stop())
+                await self._ended.wait()
+        except TimeoutError as error:
+            raise UnreachableError(f"the node at {self._address} did not end within {timeout_s:g} s") from error
+
+    async def close(self) -> None:
+        """Hang up. The node ends when its lease is over, unless it was stopped before. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._finish()
+
+    async def _dial(self, deadline_s: float) -> _Streams:
+        return await wait_until(
+            self._try, deadline_s=deadline_s, interval_s=_REDIAL_S, what=f"the node at {self._address} to answer"
+        )
+
+    async def _try(self) -> _Streams | NotYet:
+        try:
+            return await self._connect()
+        except ssl.SSLCertVerificationError as error:
+            raise AuthenticationError(f"the node at {self._address} is not of this pool: {error}") from error
+        except OSError as error:
+            return NotYet(str(error))
+
+    async def _connect(self) -> _Streams:
+        sock = keep_from_forks(socket.socket())
+        try:
+            sock.settimeout(0)
+            await asyncio.get_running_loop().sock_connect(sock, (self._host, int(self._port)))
+            return await asyncio.open_connection(sock=sock, ssl=self._context, server_hostname=self._host)
+        except BaseException:
+            sock.close()
+            raise
+
+    async def _stay_connected(self) -> None:
+        while not self._ending:
+            dialled, self._dialled = self._dialled, None
+            await self._converse(*(dialled or await self._dial(math.inf)))
+            self._on_lost()
+            await SYSTEM_CLOCK.sleep(0 if self._ending else _REDIAL_S)
+        self._finish()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._connected.set()
+        if self._standing is not None:
+            write_frame(writer, to_frame(self._standing))
+        pinging = asyncio.create_task(self._ping(writer))
+        try:
+            while True:
+                async with asyncio.timeout(self._ping_s * _SILENT_PINGS):
+                    message = from_frame(await read_frame(reader))
+                self._ending = self._ending or isinstance(message, Ending)
+                if not isinstance(message, Pong):
+                    self._tell(message)
+        except TimeoutError:
+            log.info("the node at %s has not answered %d pings", self._address, _SILENT_PINGS)
+        except _LOST as error:
+            log.info("connection to the node at %s lost: %s", self._address, error)
+        except Exception:  # the next connection may make sense again
+            log.exception("connection to the node at %s given up", self._address)
+        finally:
+            self._connected.clear()
+            self._writer = None
+            pinging.cancel()
+            await asyncio.gather(pinging, return_exceptions=True)
+            writer.transport.abort()
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self._on_message(message)
+        except Exception:  # whoever listens must not cost the node its connection
+            log.exception("a message of the node at %s could not be handled: %s", self._address, message)
+
+    async def _ping(self, writer: asyncio.StreamWriter) -> None:
+        n = 0
+        while True:
+            n += 1
+            write_frame(writer, to_frame(Ping(n=n)))
+            await SYSTEM_CLOCK.sleep(self._ping_s)
+
+    def _finish(self) -> None:
+        self._ended.set()
+        self._connected.set()

@@ -1,0 +1,179 @@
+"""The Python environment of nodes on this machine: the running interpreter where it will do, else one built once.
+
+The bootstrap script is not used here: on a machine the user works at there is nothing to install system-wide and no
+time-to-live to arm, while the interpreter, the client's own files and pip's configuration are at hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import importlib.metadata
+import shutil
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+from packaging.requirements import InvalidRequirement, Requirement
+
+from skyward._concurrency.waiting import wait_until
+from skyward.errors import BootstrapError, UnreachableError
+from skyward.provision.preparing.pins import engine_pins
+from skyward.provision.preparing.sources import listed_settings, package_sources
+from skyward.provision.preparing.wheel import code_folders, own_wheel
+from skyward.request.image import Image
+from skyward.transport.base import Transport
+
+__all__ = ["is_satisfied", "prepare_environment"]
+
+_BUILD_TIMEOUT_S = 1800.0
+_LOG_TAIL_LINES = 30
+_FINISHED = ".finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Build:
+    """One environment to be made: where, from what, through which transport, on behalf of which node."""
+
+    root: Path
+    requirements: tuple[str, ...]
+    image: Image
+    transport: Transport
+    node: int
+    progress: Callable[[str], None]
+
+    @property
+    def python(self) -> str:
+        return str(self.root / "bin" / "python")
+
+    @property
+    def log(self) -> Path:
+        return self.root.with_suffix(".log")
+
+
+async def prepare_environment(image: Image, transport: Transport, *, node: int, progress: Callable[[str], None]) -> str:
+    """The interpreter to run a node of this machine with; a missing environment is built, once for all processes.
+
+    ``progress`` is told each step as it begins. Raises :class:`~skyward.errors.BootstrapError` with the log's tail.
+    """
+    if await asyncio.to_thread(is_satisfied, image.pip):
+        return sys.executable
+    requirements = (*image.pip, *engine_pins())
+    root = platformdirs.user_cache_path("skyward") / "envs" / await asyncio.to_thread(_key, image, requirements)
+    build = _Build(root=root, requirements=requirements, image=image, transport=transport, node=node, progress=progress)
+    async with _lock(root.with_suffix(".lock")):
+        if not (root / _FINISHED).exists():
+            await _run(build)
+    return build.python
+
+
+def is_satisfied(requirements: Sequence[str]) -> bool:
+    """Whether the running interpreter already has everything asked for, extras included, at the versions asked for."""
+    return all(_has(requirement) for requirement in requirements)
+
+
+def _has(text: str, extra: str = "") -> bool:
+    try:
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            return True
+        found = importlib.metadata.distribution(requirement.name)
+    except (InvalidRequirement, importlib.metadata.PackageNotFoundError):
+        return False
+    if requirement.url or not requirement.specifier.contains(found.version, prereleases=True):
+        return False
+    return all(_has_extra(found, name) for name in requirement.extras)
+
+
+def _has_extra(found: importlib.metadata.Distribution, extra: str) -> bool:
+    of_extra = [text for text in found.requires or () if "extra" in text.partition(";")[2]]
+    return all(_has(text, extra) for text in of_extra)
+
+
+def _key(image: Image, requirements: Sequence[str]) -> str:
+    """Names an environment by everything that goes into it, Skyward's own files included."""
+    digest = hashlib.blake2b(digest_size=10)
+    for text in (image.content_hash(), sys.version, sys.executable, own_wheel().digest, *requirements):
+        digest.update(f"{text}\n".encode())
+    return digest.hexdigest()
+
+
+async def _run(build: _Build) -> None:
+    """Build the environment; the finished-marker is written last, so that half an environment is never used."""
+    build.log.write_bytes(b"")
+    uv = shutil.which("uv")
+    sources = package_sources(build.image, listed_settings(await _pip_config(build.transport)))
+    environment = sources.for_uv() if uv else sources.for_pip()
+    if uv:
+        venv = [uv, "venv", "--clear", "--python", sys.executable, str(build.root)]
+        install = [uv, "pip", "install", "--python", build.python]
+    else:
+        venv = [sys.executable, "-m", "venv", "--clear", str(build.root)]
+        install = [build.python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    await _step(build, "uv", venv, environment)
+    await _step(build, "deps", [*install, "--", *build.requirements], environment)
+    build.progress("skyward")
+    await asyncio.to_thread(_copy_code, build)
+    (build.root / _FINISHED).touch()
+
+
+async def _pip_config(transport: Transport) -> str:
+    listed = await transport.run([sys.executable, "-m", "pip", "config", "list"], timeout_s=60.0)
+    return listed.stdout if listed.exit_code == 0 else ""
+
+
+async def _step(build: _Build, step: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    build.progress(step)
+    try:
+        completed = await build.transport.run(argv, env=environment, timeout_s=_BUILD_TIMEOUT_S)
+    except UnreachableError as error:
+        raise _failure(build, step, str(error)) from error
+    with build.log.open("a", encoding="utf-8") as log:
+        log.write(f"# {step}\n{completed.stdout}{completed.stderr}")
+    if completed.exit_code:
+        raise _failure(build, step, f"exit code {completed.exit_code}")
+
+
+def _failure(build: _Build, step: str, why: str) -> BootstrapError:
+    lines = build.log.read_text(encoding="utf-8").splitlines()
+    tail = "\n".join(lines[-_LOG_TAIL_LINES:])
+    return BootstrapError(
+        f"preparing node {build.node} on this machine failed at step {step!r}: {why}. "
+        f"Check the image's pip requirements and package indexes; the whole log is {build.log}\n{tail}",
+        node=build.node,
+        step=step,
+        log_tail=tail,
+        log_path=str(build.log),
+    )
+
+
+def _copy_code(build: _Build) -> None:
+    """Copy Skyward from the client, never from an index: both ends of a connection must run the same code."""
+    site = next((build.root / "lib").glob("python3.*/site-packages"))
+    for folder in code_folders():
+        shutil.copytree(folder, site / folder.name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+
+
+@asynccontextmanager
+async def _lock(path: Path) -> AsyncGenerator[None, None]:
+    """Hold ``path`` against every other process; a process that dies lets go of it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("wb") as file:
+
+        async def taken() -> bool | None:
+            return await asyncio.to_thread(_try_lock, file.fileno()) or None
+
+        await wait_until(taken, deadline_s=_BUILD_TIMEOUT_S, interval_s=0.1, what=f"the lock {path}")
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,106 @@
+"""Volumes on their way to a node: access is asked for here, and the node makes of it a folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.errors import BootstrapError
+from skyward.node.storage.volume_program import LOG_FILE, VolumeAnswer, VolumeOrder
+from skyward.providers.base import Provider
+from skyward.providers.storage import grant_volumes
+from skyward.provision.preparing.bootstrap import Environment
+from skyward.provision.preparing.commands import masked, persist
+from skyward.request.request import PoolRequest
+from skyward.request.volume import GrantedVolume
+from skyward.transport.access import Access, LocalAccess
+from skyward.transport.base import Completed, Transport
+
+__all__ = ["Grants", "deliver_volumes"]
+
+_STEP = "volumes"
+_TIMEOUT_S = 3600.0
+_UNDO_S = 60.0
+_MARGIN_S = 900.0
+_FRESH_S = 300.0
+
+
+class Grants:
+    """Access of a pool's machines to its volumes, which lasts as long as a machine may.
+
+    Args:
+        provider: whose machines.
+        request: what the pool asks for.
+    """
+
+    def __init__(self, provider: Provider, request: PoolRequest) -> None:
+        self._provider = provider
+        self._request = request
+        self._granted: tuple[GrantedVolume, ...] = ()
+        self._granted_at = -_FRESH_S
+        self._here = False
+
+    async def check(self) -> None:
+        """Raise what is wrong with the volumes, before anything is created; see :func:`grant_volumes`."""
+        await self._ask(here=True)
+
+    async def to(self, access: Access) -> Sequence[GrantedVolume]:
+        """What a machine is told. Raises as :func:`grant_volumes`."""
+        here = isinstance(access, LocalAccess)
+        fresh = SYSTEM_CLOCK.elapsed() - self._granted_at < _FRESH_S
+        if not fresh or here is not self._here:
+            await self._ask(here=here)
+        return self._granted
+
+    async def _ask(self, *, here: bool) -> None:
+        request = self._request
+        self._granted = await grant_volumes(
+            self._provider, request.volumes, lifetime_s=request.timeout_s + _MARGIN_S, here=here
+        )
+        self._granted_at, self._here = SYSTEM_CLOCK.elapsed(), here
+
+
+async def deliver_volumes(
+    volumes: Sequence[GrantedVolume],
+    transport: Transport,
+    *,
+    environment: Environment,
+    workdir: str,
+    instance_id: str,
+    node: int,
+) -> Sequence[str]:
+    """Make volumes available on a machine with its prepared environment; returns what the user should know.
+
+    Nothing of them is left there when it fails. Idempotent. Raises :class:`~skyward.errors.BootstrapError`.
+    """
+
+    async def run(order: VolumeOrder, timeout_s: float) -> Completed:
+        argv = [environment.python, "-m", "skyward.node.storage.volume_program"]
+        env = {**environment.env, "SKYWARD_INSTANCE": order.instance_id}
+        return await transport.run(argv, env=env, stdin=order.to_json().encode(), timeout_s=timeout_s)
+
+    fetch = VolumeOrder(verb="fetch", instance_id=instance_id, workdir=workdir, volumes=tuple(volumes))
+    release = VolumeOrder(verb="release", instance_id=instance_id, workdir=workdir, volumes=tuple(volumes))
+    try:
+        done = await persist(lambda left_s: run(fetch, left_s), deadline_s=_TIMEOUT_S, node=node, step=_STEP)
+    except BaseException:  # whatever cut it off left what was made until then
+        await asyncio.shield(asyncio.gather(run(release, _UNDO_S), return_exceptions=True))
+        raise
+    if done.exit_code:
+        tail = masked(done.stderr.strip(), _secrets(volumes))
+        *_, why = tail.splitlines() or [f"exit code {done.exit_code}"]
+        log_path = f"{workdir}/{LOG_FILE}"
+        raise BootstrapError(
+            f"preparing node {node} failed at step {_STEP!r}: {why}; the whole log is {log_path} there\n{tail}",
+            node=node,
+            step=_STEP,
+            log_tail=tail,
+            log_path=log_path,
+        )
+    return VolumeAnswer.from_json(done.stdout).notes
+
+
+def _secrets(volumes: Sequence[GrantedVolume]) -> Sequence[str]:
+    keys = [granted.access.key for granted in volumes if granted.access.key is not None]
+    return [secret for key in keys for secret in (key.secret, key.token)]

@@ -1,0 +1,429 @@
+"""One node as the client sees it: its machine, the way to it, and the control connection to its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
+from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
+from skyward.node.gpu.partitioner import MIG_UNDO_S
+from skyward.node.storage.write_back import RELEASE_S
+from skyward.providers.base import Instance
+from skyward.provision.preparing.bootstrap import Environment, bootstrap
+from skyward.provision.preparing.commands import let_in
+from skyward.provision.preparing.control_client import ControlClient
+from skyward.provision.preparing.environment import prepare_environment
+from skyward.provision.preparing.granting import deliver_volumes
+from skyward.provision.preparing.machine_status import unheard
+from skyward.provision.preparing.sending import deliver_includes
+from skyward.provision.preparing.supervisor_start import start_supervisor
+from skyward.request.image import Image
+from skyward.request.volume import GrantedVolume
+from skyward.transport.access import Access, LocalAccess, SSHAccess
+from skyward.transport.base import Transport
+from skyward.transport.local_transport import LocalTransport
+from skyward.transport.ssh_transport import SshTransport
+from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, Start
+from skyward.wire.frames import TlsIdentity
+from skyward.wire.node_config import NodeConfig, NodeReady
+
+__all__ = [
+    "SUPERVISOR_GONE",
+    "LinkDown",
+    "LinkUp",
+    "NodeHandle",
+    "NodeListener",
+    "NodeLoss",
+    "longest_absence_s",
+    "open_node",
+    "open_transport",
+    "unless_gone",
+]
+
+_CONNECT_TIMEOUT_S = 30.0
+_JUDGE_S = 0.5
+_JUDGE_TIMEOUT_S = 30.0
+_BLINK_S = 3.0
+_AWAY_MARGIN_S = 60.0
+SUPERVISOR_GONE = 99
+"""Exit status of the question whether a supervisor lives: it does not. Any other but 0 is no answer."""
+# Not just the pid: another process may have it by now, after a reboot above all. A dead one that nobody has waited for
+# has no environment any more. The verdict has a status of its own: a machine that is out of memory, or of processes,
+# lets this fail in every other way, and says nothing about the supervisor by it.
+_IS_THERE = f"""
+import os, sys
+environment = f"/proc/{{sys.argv[1]}}/environ"
+try:
+    os.kill(int(sys.argv[1]), 0)
+    if os.path.exists(environment):
+        with open(environment, "rb") as file:
+            if f"SKYWARD_INSTANCE={{sys.argv[2]}}".encode() not in file.read().split(b"\\0"):
+                sys.exit({SUPERVISOR_GONE})
+except (ProcessLookupError, PermissionError, FileNotFoundError):
+    sys.exit({SUPERVISOR_GONE})
+"""
+_logger = logging.getLogger("skyward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoss:
+    """A node is certainly gone.
+
+    Attributes:
+        reason: why, in plain English.
+        timed_out: whether its hard ``timeout`` is over: then no other node takes its place.
+        announced: whether its provider had said before that it takes the machine back.
+    """
+
+    reason: str
+    timed_out: bool = False
+    announced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkDown:
+    """The node cannot be reached for now, for this ``reason``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUp:
+    """It is back, after so many ``seconds``."""
+
+    seconds: float
+
+
+class NodeHandle:
+    """One node. Its verbs are called in order: ``prepare``, ``start``, ``join``; ``stop`` at any time.
+
+    Attributes:
+        instance: the provider's record of its machine.
+        rank: the node's rank, 0-based.
+        access: how the machine is reached.
+        transport: the way to the machine.
+        lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
+        volumes: what was made available on it.
+        inquire: asks who has the machine what became of it; answers with nothing unless it is over.
+    """
+
+    def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
+        if instance.access is None:
+            raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
+        self.instance = instance
+        self.rank = rank
+        self.access: Access = instance.access
+        self.transport = transport
+        self._on_message = on_message
+        self._environment = Environment(python="")
+        self._ready: NodeReady | None = None
+        self._control: ControlClient | None = None
+        self._unlinked = asyncio.Event()
+        self._loss: NodeLoss | None = None
+        self._ending = False
+        self._longest_absence_s = math.inf
+        self._partitions_undone_s = 0.0
+        self.lanes: tuple[str, ...] = ()
+        self.volumes: tuple[GrantedVolume, ...] = ()
+        self.inquire: Callable[[], Awaitable[str]] = unheard
+        self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
+        self._noticed = asyncio.Event()
+        self._seconds_left = math.inf
+        self._warned = False
+
+    @property
+    def linked(self) -> bool:
+        """Whether its supervisor is connected, and has not said that it ends."""
+        return self._loss is None and self._control is not None and self._control.connected
+
+    @property
+    def files(self) -> str:
+        """Folder of what the image includes, on the machine."""
+        return f"{self.access.workdir}/files"
+
+    @property
+    def ready(self) -> NodeReady:
+        """The node's ports and size; raises :class:`~skyward.errors.PoolStateError` before it has started."""
+        if self._ready is None:
+            raise PoolStateError(f"node {self.rank} has not started")
+        return self._ready
+
+    async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
+        """Give the node its Python environment and files; ``progress`` hears of each bootstrap step as it begins.
+
+        Raises :class:`~skyward.errors.BootstrapError`.
+        """
+        match self.access:
+            case LocalAccess():
+                python = await prepare_environment(image, self.transport, node=self.rank, progress=progress)
+                self._environment = Environment(python=python)
+            case SSHAccess(cache=cache, boot_s=boot_s):
+                await let_in(self.transport, within_s=boot_s, node=self.rank)
+                self._environment = await bootstrap(
+                    image, self.transport, cache=cache, node=self.rank, progress=progress
+                )
+            case _:
+                assert_never(self.access)
+        await deliver_includes(
+            image, self.transport, folder=self.files, python=self._environment.python, node=self.rank
+        )
+
+    async def provide(self, volumes: Sequence[GrantedVolume]) -> Sequence[str]:
+        """Make volumes available on the prepared node; returns what the user should know.
+
+        Raises :class:`~skyward.errors.BootstrapError`.
+        """
+        self.volumes = tuple(volumes)
+        return await deliver_volumes(
+            volumes,
+            self.transport,
+            environment=self._environment,
+            workdir=self.access.workdir,
+            instance_id=self.instance.id,
+            node=self.rank,
+        )
+
+    async def start(self, config: NodeConfig) -> None:
+        """Start the supervisor and connect to it; returns once its ports are known.
+
+        Raises :class:`~skyward.errors.BootstrapError` with what the supervisor said.
+        """
+        self._longest_absence_s = longest_absence_s(config)
+        self._partitions_undone_s = MIG_UNDO_S if config.mig and config.own_machine else 0.0
+        self._ready = await start_supervisor(self.transport, self._environment, config)
+        identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
+        self.lanes = tuple([await self._forwarded(lane) for lane in self._ready.lanes])
+        address = await self._forwarded(self._ready.control)
+        self._control = ControlClient(address, identity, on_message=self._hear, on_lost=self._connection_lost)
+        await self._control.connect(_CONNECT_TIMEOUT_S)
+
+    async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
+        """Have the supervisor start the workers, which register with ``scheduler`` (``tls://host:port``).
+
+        Workers that run already follow: they register there, and know of the fleet what they are told now. While the
+        connection is lost, it is said as soon as it is back.
+        """
+        self._connection.keep_saying(Start(scheduler=scheduler, head_addr=head_addr, total_nodes=total_nodes))
+
+    async def wait_gone(self) -> NodeLoss:
+        """Return once the node is certainly gone.
+
+        Either it says so itself, or it takes two independent signals: the control connection is lost, and the machine
+        says that its supervisor does not run; or the machine cannot be asked, and its provider says that it is over.
+        A machine of which nobody says so is merely away, until it must have ended by itself.
+        """
+        while self._loss is None:
+            await self._unlinked.wait()
+            self._unlinked.clear()
+            away = _Away(self, self._longest_absence_s)
+            try:
+                reason = await wait_until(
+                    lambda away=away: self._judge(away),
+                    deadline_s=math.inf,
+                    interval_s=_JUDGE_S,
+                    what=f"node {self.rank} to come back",
+                )
+            except BaseException:
+                self._unlinked.set()  # the next waiter judges again
+                raise
+            finally:
+                away.is_over()
+            if reason and self._loss is None:
+                self._loss = NodeLoss(reason=reason)
+        return self._loss
+
+    async def wait_notice(self) -> float:
+        """Return once the provider has said that it takes the machine back; in how many seconds it said."""
+        await self._noticed.wait()
+        return self._seconds_left
+
+    def tell(self, news: LinkDown | LinkUp) -> None:
+        """Let the node's listener hear of its link."""
+        self._on_message(self, news)
+
+    async def kill_worker(self, worker: int, incarnation: str) -> None:
+        """SIGKILL one worker, unless it is another incarnation by now; its supervisor starts it again."""
+        await self._connection.send(Kill(worker=worker, incarnation=incarnation))
+
+    async def fetch(self, order: Fetch) -> Fetched:
+        """Have the node get a large argument from other nodes, and wait until it has, or has not. Idempotent.
+
+        Raises :class:`~skyward.errors.UnreachableError` when the connection is lost meanwhile: then it is not known how
+        it ended, and the same order may be given again.
+        """
+        answer = self._fetching.get(order.path)
+        if answer is None and self.linked:
+            answer = self._fetching[order.path] = asyncio.get_running_loop().create_future()
+            await self._connection.send(order)
+        fetched = await asyncio.shield(answer) if answer is not None else None
+        if fetched is None:
+            raise UnreachableError(f"the connection to node {self.rank} was lost while it got a large argument")
+        return fetched
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ask the supervisor to end everything and wait for it; then give up the connection, in any case. Idempotent.
+
+        A node that has changes of volumes to write back, or GPUs to make what they were, even one that ends by itself,
+        is given the time for it.
+
+        Raises :class:`~skyward.errors.UnreachableError` when the node did not end in time: terminating its machine
+        is what ends it then.
+        """
+        control, self._control = self._control, None
+        leaving_s = RELEASE_S if any(not each.volume.read_only for each in self.volumes) else 0.0
+        leaving_s += self._partitions_undone_s
+        try:
+            if control is not None and (self._loss is None or (self._ending and leaving_s)):
+                await control.stop_node(timeout_s + leaving_s)
+        finally:
+            if control is not None:
+                await control.close()
+            self._forget_fetches()
+            await self.transport.close()
+
+    @property
+    def _connection(self) -> ControlClient:
+        if self._control is None:
+            raise PoolStateError(f"node {self.rank} is not connected")
+        return self._control
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Ending):
+            self._ending = True
+            self._loss = NodeLoss(reason=message.reason, timed_out=message.timed_out)
+            self._unlinked.set()
+        if isinstance(message, Fetched) and (answer := self._fetching.pop(message.path, None)) is not None:
+            answer.set_result(message)
+        if not self._is_old(message):
+            self._on_message(self, message)
+
+    def _is_old(self, message: Message) -> bool:
+        """Whether this is of the news that a node repeats on every connection, and was heard before."""
+        if isinstance(message, Preempting):
+            known, self._seconds_left = self._noticed.is_set(), message.seconds_left
+            self._noticed.set()
+            return known
+        known = isinstance(message, PreemptionLikely) and self._warned
+        self._warned = self._warned or isinstance(message, PreemptionLikely)
+        return known
+
+    async def _forwarded(self, address: str) -> str:
+        host, _, port = address.rpartition(":")
+        host, here = await self.transport.forward(host, int(port))
+        return f"{host}:{here}"
+
+    async def _judge(self, away: _Away) -> str | None:
+        """Why the node is gone; empty if it is back; None while nobody can tell."""
+        if self._loss is not None or self._control is None or self._control.connected:
+            return ""
+        if away.too_long:
+            return f"it could not be reached for {away.seconds:.0f} s, after which it ends by itself"
+        check = [self._environment.python, "-c", _IS_THERE, str(self.ready.pid), self.instance.id]
+        try:
+            completed = await self.transport.run(check, timeout_s=_JUDGE_TIMEOUT_S)
+        except (SkywardError, OSError) as error:  # another machine at its address refuses us, or is refused
+            _logger.debug("cannot tell whether node %d is gone: %s", self.rank, error)
+            away.reason = str(error)
+            word = await self.inquire()
+            return f"it cannot be reached, and {word}" if word else None
+        if completed.exit_code == SUPERVISOR_GONE:
+            return "its supervisor is gone"
+        if completed.exit_code:
+            away.reason = f"the machine cannot say whether its supervisor runs: {completed.stderr.strip()[-200:]}"
+            _logger.debug("node %d: %s", self.rank, away.reason)
+        return None
+
+    def _connection_lost(self) -> None:
+        self._unlinked.set()
+        self._forget_fetches()
+        _logger.info("lost the control connection to node %d", self.rank)
+
+    def _forget_fetches(self) -> None:
+        waiting, self._fetching = self._fetching, {}
+        for answer in waiting.values():
+            answer.set_result(None)
+
+
+NodeListener = Callable[[NodeHandle, Message | LinkDown | LinkUp], None]
+"""Hears what nodes report, on the event loop."""
+
+
+def longest_absence_s(config: NodeConfig) -> float:
+    """After so long without a word from here, whichever of its limits counts, a node has ended by itself."""
+    return max(config.away_s, config.lease_s) + _AWAY_MARGIN_S
+
+
+class _Away:
+    """A time during which a node cannot be reached; it is told of once it is more than a blink."""
+
+    def __init__(self, node: NodeHandle, limit_s: float) -> None:
+        self.reason = "the connection was lost"
+        self._node = node
+        self._limit_s = limit_s
+        self._began = SYSTEM_CLOCK.monotonic()
+        self._told = False
+        self._timer = asyncio.get_running_loop().call_later(_BLINK_S, self._tell)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return SYSTEM_CLOCK.monotonic() - self._began
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the node must have ended by itself."""
+        return self.seconds > self._limit_s
+
+    def is_over(self) -> None:
+        """It is known whether the node is back, or gone."""
+        self._timer.cancel()
+        if self._told and self._node.linked:
+            self._node.tell(LinkUp(seconds=self.seconds))
+
+    def _tell(self) -> None:
+        if not self._node.linked:
+            self._told = True
+            self._node.tell(LinkDown(reason=self.reason))
+
+
+async def unless_gone(node: NodeHandle, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for ``work``, which needs the node.
+
+    Raises:
+        BootstrapError: the node was lost meanwhile.
+    """
+    gone, working = asyncio.ensure_future(node.wait_gone()), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((gone, working), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise BootstrapError(
+                f"node {node.rank} ended while it started: {gone.result().reason}", node=node.rank, step="server"
+            )
+        working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+        await asyncio.gather(gone, working, return_exceptions=True)
+
+
+def open_transport(access: Access) -> Transport:
+    """The transport for a way to reach a machine."""
+    match access:
+        case LocalAccess():
+            return LocalTransport(access)
+        case SSHAccess():
+            return SshTransport(access.target)
+        case _:
+            assert_never(access)
+
+
+def open_node(instance: Instance, rank: int, on_message: NodeListener) -> NodeHandle:
+    """The node of a machine that is running; nothing has been sent to it yet."""
+    if instance.access is None:
+        raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
+    return NodeHandle(instance=instance, rank=rank, transport=open_transport(instance.access), on_message=on_message)

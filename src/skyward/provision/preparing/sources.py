@@ -1,0 +1,131 @@
+"""Where a machine gets packages from: the image's places on top of what pip has been told there."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from skyward.request.image import Image
+
+__all__ = ["PackageSources", "listed_settings", "package_sources", "written_settings"]
+
+_SECTIONS = ("global", "install", ":env:")
+"""Of pip's configuration, the last one winning."""
+
+_UV_ALIASES = {
+    "UV_DEFAULT_INDEX": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+    "UV_INDEX": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
+    "UV_FIND_LINKS": ("UV_FIND_LINKS",),
+    "UV_INDEX_STRATEGY": ("UV_INDEX_STRATEGY",),
+    "UV_INSECURE_HOST": ("UV_INSECURE_HOST",),
+    "UV_NO_INDEX": ("UV_NO_INDEX",),
+    "SSL_CERT_FILE": ("SSL_CERT_FILE",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageSources:
+    """Where packages come from; the URLs may hold credentials and are handed on in the environment only.
+
+    Attributes:
+        index_url: the main index; empty means the public one.
+        extra_index_urls: further indexes.
+        find_links: folders and pages with wheels.
+        trusted_hosts: whose certificates are not checked.
+        cert: file of certificates to trust instead of the system's.
+        no_index: whether no index is asked at all.
+    """
+
+    index_url: str = ""
+    extra_index_urls: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    trusted_hosts: tuple[str, ...] = ()
+    cert: str = ""
+    no_index: bool = False
+
+    def for_pip(self) -> Mapping[str, str]:
+        """Environment variables for pip."""
+        values = {
+            "PIP_INDEX_URL": self.index_url,
+            "PIP_EXTRA_INDEX_URL": " ".join(self.extra_index_urls),
+            "PIP_FIND_LINKS": " ".join(self.find_links),
+            "PIP_TRUSTED_HOST": " ".join(self.trusted_hosts),
+            "PIP_CERT": self.cert,
+            "PIP_NO_INDEX": "1" if self.no_index else "",
+        }
+        return {name: value for name, value in values.items() if value}
+
+    def for_uv(self, told: Iterable[str] = ()) -> Mapping[str, str]:
+        """Environment variables for uv, which does not read pip's configuration; it searches as pip would.
+
+        Args:
+            told: variables that somebody has set for uv: what they mean is left as it is.
+        """
+        values = {
+            "UV_DEFAULT_INDEX": self.index_url,
+            "UV_INDEX": " ".join(self.extra_index_urls),
+            "UV_FIND_LINKS": ",".join(self.find_links),
+            "UV_INDEX_STRATEGY": "unsafe-best-match",
+            "UV_INSECURE_HOST": " ".join(self.trusted_hosts),
+            "UV_NO_INDEX": "1" if self.no_index else "",
+            "SSL_CERT_FILE": self.cert,
+        }
+        already = frozenset(told)
+        return {name: value for name, value in values.items() if value and already.isdisjoint(_UV_ALIASES[name])}
+
+
+def package_sources(
+    image: Image, settings: Mapping[str, str], find_links: Sequence[str] | None = None
+) -> PackageSources:
+    """The image's sources on top of those in pip's ``settings``.
+
+    Args:
+        image: its places come first.
+        settings: option names of pip to values.
+        find_links: where the image's wheels lie, if not where the image says.
+    """
+    links = image.find_links if find_links is None else find_links
+    extra = (image.pip_extra_index_url,) if image.pip_extra_index_url else ()
+    return PackageSources(
+        index_url=image.pip_index_url or settings.get("index-url", ""),
+        extra_index_urls=(*extra, *settings.get("extra-index-url", "").split()),
+        find_links=(*links, *settings.get("find-links", "").split()),
+        trusted_hosts=tuple(settings.get("trusted-host", "").split()),
+        cert=settings.get("cert", ""),
+        no_index=settings.get("no-index", "").lower() in ("1", "true", "yes", "on"),
+    )
+
+
+def listed_settings(listing: str) -> Mapping[str, str]:
+    """Option names of pip to values, from the output of ``pip config list``."""
+    settings: dict[str, str] = {}
+    for section in _SECTIONS:
+        prefix = f"{section}."
+        for line in listing.splitlines():
+            if line.startswith(prefix):
+                name, _, value = line.removeprefix(prefix).partition("=")
+                settings[name] = str(ast.literal_eval(value))
+    return settings
+
+
+def written_settings(files: Iterable[str]) -> Mapping[str, str]:
+    """Option names of pip to values, from the texts of its configuration files, the last one winning."""
+    merged = configparser.RawConfigParser(strict=False, interpolation=None)
+    for text in files:
+        alone = configparser.RawConfigParser(strict=False, interpolation=None)
+        try:
+            alone.read_string(text)
+        except configparser.Error:  # pip there would say so; that a machine's file is broken need not stop it here
+            continue
+        merged.read_dict({section: dict(alone[section]) for section in alone.sections()})
+    settings: dict[str, str] = {}
+    for section in _SECTIONS:
+        if merged.has_section(section):
+            settings |= {_option(name): value for name, value in merged[section].items()}
+    return settings
+
+
+def _option(name: str) -> str:
+    return name.lower().replace("_", "-").removeprefix("--")

@@ -1,0 +1,49 @@
+"""Starting a node's supervisor, whatever becomes of the link meanwhile."""
+
+from __future__ import annotations
+
+from skyward.errors import BootstrapError
+from skyward.node.gpu.partitioner import MIG_START_S
+from skyward.node.processes import SUPERVISOR_LOG
+from skyward.provision.preparing.bootstrap import Environment
+from skyward.provision.preparing.commands import persist
+from skyward.transport.base import Completed, Transport
+from skyward.wire.node_config import NodeConfig, NodeReady
+
+__all__ = ["start_supervisor"]
+
+_START_TIMEOUT_S = 60.0
+_END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sys.argv[1])"
+
+
+async def start_supervisor(transport: Transport, environment: Environment, config: NodeConfig) -> NodeReady:
+    """Start the supervisor on a prepared machine; its ports are known then.
+
+    Raises :class:`~skyward.errors.BootstrapError` with what the supervisor said.
+    """
+    path = f"{config.workdir}/node.json"
+    python, env = environment.python, {**environment.env, "SKYWARD_INSTANCE": config.instance_id}
+    limit_s = _START_TIMEOUT_S + (MIG_START_S if config.mig else 0.0)
+    tried = False
+
+    async def start(left_s: float) -> Completed:
+        nonlocal tried
+        if tried:  # the link dropped: what came up of it has ports that nobody heard of
+            await transport.run([python, "-c", _END_ALL, config.instance_id], timeout_s=left_s)
+        tried = True
+        await transport.put(config.to_json().encode(), path, mode=0o600)
+        return await transport.run([python, "-m", "skyward.node.supervisor", path], env=env, timeout_s=limit_s)
+
+    completed = await persist(start, deadline_s=limit_s, node=config.node, step="server")
+    try:
+        return NodeReady.from_json(completed.stdout)
+    except (ValueError, KeyError, TypeError) as error:
+        log_path = f"{config.workdir}/{SUPERVISOR_LOG}"
+        raise BootstrapError(
+            f"the supervisor of node {config.node} did not start (exit code {completed.exit_code}); "
+            f"its log is {log_path}\n{completed.stderr.strip() or completed.stdout.strip()}",
+            node=config.node,
+            step="server",
+            log_tail=completed.stderr,
+            log_path=log_path,
+        ) from error

@@ -1,0 +1,284 @@
+"""``Accelerator``: what a pool asks for, and the factories by vendor."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from skyward.errors import ConfigurationError
+from skyward.request.accelerators.catalogue import Model, Variant, Vendor, find_model, find_variant, fold_name, models
+from skyward.request.accelerators.partitions import plan_partitions
+from skyward.request.checks import gibibytes, refusal, text, whole_number
+
+__all__ = ["Accelerator", "AcceleratorFactory", "AcceleratorLike", "is_nvidia", "is_trainium", "parse_accelerator"]
+
+_ALLOWED = 'a name such as "A100" or an Accelerator'
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorFactory:
+    """Makes requests for one model of the catalogue: ``Accelerator.NVIDIA.L4(count=2)``."""
+
+    name: str
+
+    def __call__(self, count: int = 1, mig: str | Sequence[str] | None = None) -> Accelerator:
+        """``count`` of this model on each node; ``mig`` is one profile (as many as fit) or exactly those."""
+        return Accelerator(name=self.name, count=count, mig=mig)
+
+
+class _NVIDIA:
+    """NVIDIA's GPUs. ``memory`` is text such as ``"40GB"``; ``mig`` one profile (as many as fit) or exactly those."""
+
+    @staticmethod
+    def H100(
+        count: int = 1,
+        memory: str | None = None,
+        mig: str | Sequence[str] | None = None,
+        form_factor: str | None = None,
+    ) -> Accelerator:
+        """H100, 80 GB; ``form_factor`` is ``"SXM"``, ``"PCIe"`` or ``"NVL"`` (94 GB)."""
+        return Accelerator(name="H100", count=count, memory=memory, mig=mig, form_factor=form_factor)
+
+    @staticmethod
+    def A100(count: int = 1, memory: str | None = None, mig: str | Sequence[str] | None = None) -> Accelerator:
+        """A100, 80 GB or 40 GB."""
+        return Accelerator(name="A100", count=count, memory=memory, mig=mig)
+
+    @staticmethod
+    def V100(count: int = 1, memory: str | None = None) -> Accelerator:
+        """V100, 16 GB or 32 GB."""
+        return Accelerator(name="V100", count=count, memory=memory)
+
+    H200 = AcceleratorFactory("H200")
+    B100 = AcceleratorFactory("B100")
+    B200 = AcceleratorFactory("B200")
+    B300 = AcceleratorFactory("B300")
+    GB200 = AcceleratorFactory("GB200")
+    GH200 = AcceleratorFactory("GH200")
+    L4 = AcceleratorFactory("L4")
+    L40 = AcceleratorFactory("L40")
+    L40S = AcceleratorFactory("L40S")
+    T4 = AcceleratorFactory("T4")
+    T4g = AcceleratorFactory("T4g")
+    A10 = AcceleratorFactory("A10")
+    A10G = AcceleratorFactory("A10G")
+    A30 = AcceleratorFactory("A30")
+    A40 = AcceleratorFactory("A40")
+    RTX_A2000 = AcceleratorFactory("RTX-A2000")
+    RTX_A4000 = AcceleratorFactory("RTX-A4000")
+    RTX_A4500 = AcceleratorFactory("RTX-A4500")
+    RTX_A5000 = AcceleratorFactory("RTX-A5000")
+    RTX_A6000 = AcceleratorFactory("RTX-A6000")
+    RTX_2000_Ada = AcceleratorFactory("RTX-2000-Ada")
+    RTX_4000_Ada = AcceleratorFactory("RTX-4000-Ada")
+    RTX_5000_Ada = AcceleratorFactory("RTX-5000-Ada")
+    RTX_6000_Ada = AcceleratorFactory("RTX-6000-Ada")
+    RTX_PRO_6000 = AcceleratorFactory("RTX-PRO-6000")
+    RTX_3070 = AcceleratorFactory("RTX-3070")
+    RTX_3080 = AcceleratorFactory("RTX-3080")
+    RTX_3080_Ti = AcceleratorFactory("RTX-3080-Ti")
+    RTX_3090 = AcceleratorFactory("RTX-3090")
+    RTX_3090_Ti = AcceleratorFactory("RTX-3090-Ti")
+    RTX_4070_Ti = AcceleratorFactory("RTX-4070-Ti")
+    RTX_4080 = AcceleratorFactory("RTX-4080")
+    RTX_4080_SUPER = AcceleratorFactory("RTX-4080-SUPER")
+    RTX_4090 = AcceleratorFactory("RTX-4090")
+    RTX_5080 = AcceleratorFactory("RTX-5080")
+    RTX_5090 = AcceleratorFactory("RTX-5090")
+
+
+class _AWS:
+    """AWS's own accelerators."""
+
+    @staticmethod
+    def Trainium(version: int = 2, count: int = 1) -> Accelerator:
+        """Trainium 1, 2 or 3."""
+        return Accelerator(name=f"Trainium{version}", count=count)
+
+    @staticmethod
+    def Inferentia(version: int = 2, count: int = 1) -> Accelerator:
+        """Inferentia 1 or 2."""
+        return Accelerator(name=f"Inferentia{version}", count=count)
+
+
+class _Google:
+    """Google's TPUs. They parse; no provider offers them yet."""
+
+    @staticmethod
+    def TPU(version: str = "v5p", count: int = 1) -> Accelerator:
+        """``count`` chips of a TPU version: ``"v2"``, ``"v3"``, ``"v4"``, ``"v5e"``, ``"v5p"`` or ``"v6e"``."""
+        return Accelerator(name=f"TPU-{version}", count=count)
+
+    @staticmethod
+    def TPUSlice(name: str) -> Accelerator:
+        """The chips of a slice such as ``"v5p-8"``: its size counts cores, two a chip, but chips for v5e and v6e."""
+        version, _, size = text("name", name).partition("-")
+        model = find_model(f"TPU-{version}")
+        units = int(size) if size.isascii() and size.isdigit() else 0
+        if model is None or not units or units % model.cores_per_chip:
+            raise refusal("name", 'a TPU slice such as "v5p-8"', name)
+        return Accelerator(name=model.name, count=units // model.cores_per_chip)
+
+
+class _AMD:
+    """AMD's GPUs."""
+
+    @staticmethod
+    def MI(model: str, count: int = 1) -> Accelerator:
+        """An Instinct, e.g. ``"300X"``."""
+        return Accelerator(name=f"MI{model}", count=count)
+
+    @staticmethod
+    def RadeonPro(model: str, count: int = 1) -> Accelerator:
+        """A Radeon Pro, e.g. ``"V710"``."""
+        return Accelerator(name=f"Radeon-Pro-{model}", count=count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
+class Accelerator:
+    """A kind of accelerator and how many of it each node must have.
+
+    Names of the catalogue are matched without regard to case and dashes and may carry a memory size or a form factor
+    (``"a100-40gb"``, ``"H100-SXM"``). Any other name needs its memory: ``Accelerator(name="Z1", memory="48GB")``.
+
+    Attributes:
+        name: the model's name, without memory and form factor.
+        memory_gib: memory of each accelerator, as sold.
+        count: accelerators a node.
+        mig: MIG profiles to create on each of them; empty is the whole accelerator.
+        form_factor: None is any.
+        vendor: who makes it.
+
+    Raises:
+        ConfigurationError: an unknown name (with the closest ones), memory, form factor or MIG profile, a count < 1.
+    """
+
+    NVIDIA: ClassVar = _NVIDIA
+    AWS: ClassVar = _AWS
+    Google: ClassVar = _Google
+    AMD: ClassVar = _AMD
+
+    name: str
+    memory_gib: float
+    count: int
+    mig: tuple[str, ...]
+    form_factor: str | None
+    vendor: Vendor
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        memory: str | None = None,
+        count: int = 1,
+        mig: str | Sequence[str] | None = None,
+        form_factor: str | None = None,
+    ) -> None:
+        variant = _resolve(text("accelerator", name, allowed=_ALLOWED), memory, form_factor)
+        values = {
+            "name": variant.model.name,
+            "memory_gib": variant.memory_gib,
+            "count": whole_number("count", count),
+            "mig": plan_partitions(variant, mig),
+            "form_factor": variant.form_factor,
+            "vendor": variant.model.vendor,
+        }
+        for attribute, value in values.items():
+            object.__setattr__(self, attribute, value)
+
+    @property
+    def partitions(self) -> int:
+        """What MIG makes of a node: partitions on all its accelerators together; 1 without MIG."""
+        return len(self.mig) * self.count or 1
+
+    @property
+    def label(self) -> str:
+        """The full name without the count: ``"H100-SXM"``, ``"A100-40GB"``, ``"T4"``."""
+        if self.form_factor:
+            return f"{self.name}-{self.form_factor}"
+        model = find_model(self.name)
+        sizes = model.memory_gib if model else ()
+        return f"{self.name}-{self.memory_gib:g}GB" if len(sizes) > 1 else self.name
+
+    def __str__(self) -> str:
+        return f"{self.count}x {self.label}"
+
+
+AcceleratorLike: TypeAlias = Accelerator | str
+"""What ``accelerator=`` takes; the members of :class:`NVIDIA` are strings."""
+
+
+def parse_accelerator(value: AcceleratorLike) -> Accelerator:
+    """The accelerator that ``value`` names; one of it if it is a name, and four if it is ``"A100:4"``.
+
+    Raises:
+        ConfigurationError: not a name or an Accelerator, or a name the catalogue does not have.
+    """
+    if isinstance(value, Accelerator):
+        return value
+    name, colon, count = str(value).partition(":")
+    if not colon:
+        return Accelerator(name=value)
+    if not (count.isascii() and count.isdecimal() and int(count)):
+        raise refusal("accelerator", 'a name, or a name and how many of it, such as "A100:4"', value)
+    return Accelerator(name=name, count=int(count))
+
+
+def is_nvidia(accelerator: AcceleratorLike) -> bool:
+    """Whether it is made by NVIDIA. An unknown name is not, unless it says so (``"NVIDIA Z1"``)."""
+    return _vendor(accelerator) is Vendor.NVIDIA
+
+
+def is_trainium(accelerator: AcceleratorLike) -> bool:
+    """Whether it is a Trainium, of whatever version."""
+    name = accelerator.name if isinstance(accelerator, Accelerator) else accelerator
+    return fold_name(name).startswith("trainium")
+
+
+def _vendor(accelerator: AcceleratorLike) -> Vendor:
+    if isinstance(accelerator, Accelerator):
+        return accelerator.vendor
+    if model := find_model(accelerator):
+        return model.vendor
+    return Vendor.NVIDIA if fold_name(accelerator).startswith("nvidia") else Vendor.UNKNOWN
+
+
+def _resolve(name: str, memory: str | None, form_factor: str | None) -> Variant:
+    variant = find_variant(name)
+    memory_gib = None if memory is None else gibibytes("memory", memory)
+    if variant is not None:
+        return _choose_variant(variant, memory_gib, form_factor)
+    if memory_gib is None:
+        raise ConfigurationError(
+            f"accelerator must be a known name, got {name!r}; closest: {_closest(name)}. "
+            f'For another one write Accelerator(name={name!r}, memory="...GB")'
+        )
+    model = Model(vendor=Vendor.UNKNOWN, name=name, memory_gib=(memory_gib,), source="the user")
+    return Variant(model=model, memory_gib=memory_gib, form_factor=form_factor)
+
+
+def _closest(name: str) -> str:
+    known = {fold_name(model.name): model.name for model in models()}
+    matches = difflib.get_close_matches(fold_name(name), known, n=3, cutoff=0.3)
+    return ", ".join(known[match] for match in matches) or ", ".join(known.values())
+
+
+def _choose_variant(named: Variant, memory_gib: float | None, form_factor: str | None) -> Variant:
+    """The named variant with what was asked for besides, if there is such a one."""
+    model = named.model
+    if form_factor is not None:
+        found = find_variant(f"{model.name}{text('form_factor', form_factor)}")
+        if found is None or found.form_factor is None or named.form_factor not in (None, found.form_factor):
+            raise refusal(
+                "form_factor", f"one of {', '.join(model.form_factors) or 'none'} for {model.name}", form_factor
+            )
+        named = found
+    if memory_gib is None:
+        return named
+    sizes = model.memory_gib if named.form_factor is None else (named.memory_gib,)
+    if memory_gib not in sizes:
+        allowed = " or ".join(f'"{size:g}GB"' for size in sizes)
+        raise ConfigurationError(f"memory must be {allowed} for {model.name}, got {memory_gib:g} GiB")
+    return Variant(model=model, memory_gib=memory_gib, form_factor=named.form_factor)

@@ -1,0 +1,209 @@
+"""``Image``: what must be on a node before it runs calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from skyward.errors import ConfigurationError
+from skyward.request.checks import refusal, text, texts, whole_number
+from skyward.request.env import EnvVars
+
+__all__ = ["Image", "client_python"]
+
+_HASH_LENGTH = 12
+_NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_PLAIN_REQUIREMENT = re.compile(r"[^/:@;]+(?:;.*)?$")
+_DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*(?::[a-z0-9]+)?(?:[=/][A-Za-z0-9.+:~-]+)?", re.ASCII)
+_PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?", re.ASCII)
+
+
+def client_python() -> str:
+    """The Python minor version of this process, e.g. ``"3.11"``."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
+class Image:
+    """A node's environment. Lists are taken and kept as tuples; the repr masks the values of ``env``.
+
+    Attributes:
+        python: version such as ``"3.11"``; None means the client's minor version, the only one a pool accepts.
+        pip: requirements, as pip reads them. Not Skyward: nodes get the code that runs here.
+        pip_extra_index_url: a further package index.
+        apt: Debian packages.
+        env: environment variables of every worker, set before user code.
+        includes: local files and folders, each put into the workers' current folder under its own name, and imported
+            from there. A pool reads them when it opens, and without ``__pycache__``.
+        pip_index_url: the package index instead of the default one. A ``file:`` URL means the node's files.
+        find_links: places with wheels, first one first. A folder that exists here is sent to the nodes, its wheels
+            only; URLs, and absolute paths that do not exist here, mean the node's own.
+
+    Raises:
+        ConfigurationError: a parameter has the wrong type or form, or an index URL carries credentials.
+    """
+
+    python: str | None
+    pip: tuple[str, ...]
+    pip_extra_index_url: str | None
+    apt: tuple[str, ...]
+    env: EnvVars
+    includes: tuple[str, ...]
+    pip_index_url: str | None
+    find_links: tuple[str, ...]
+
+    def __init__(
+        self,
+        *,
+        python: str | None = None,
+        pip: Sequence[str] = (),
+        pip_extra_index_url: str | None = None,
+        apt: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        includes: Sequence[str] = (),
+        pip_index_url: str | None = None,
+        find_links: Sequence[str] = (),
+    ) -> None:
+        values = {
+            "python": _python(python),
+            "pip": _requirements(pip),
+            "pip_extra_index_url": _index_url("pip_extra_index_url", pip_extra_index_url),
+            "apt": _packages(apt),
+            "env": EnvVars(env),
+            "includes": texts("includes", includes),
+            "pip_index_url": _index_url("pip_index_url", pip_index_url),
+            "find_links": texts("find_links", find_links),
+        }
+        for attribute, value in values.items():
+            object.__setattr__(self, attribute, value)
+
+    @property
+    def python_version(self) -> str:
+        """The Python version to install: ``python``, or the client's minor version."""
+        return self.python or client_python()
+
+    def content_hash(self, *, pins: Sequence[str] | None = None) -> str:
+        """12 hexadecimal characters that name the installed environment: Python, packages, indexes, engine pins.
+
+        The order of ``pip`` and ``apt`` does not matter, that of ``find_links`` does. ``env`` and ``includes`` install
+        nothing and are left out.
+
+        Args:
+            pins: versions of the engine's packages; None means those of this process.
+        """
+        from skyward.provision.preparing.pins import engine_pins
+
+        parts = {
+            "python": self.python_version,
+            "pip": sorted(set(self.pip)),
+            "apt": sorted(set(self.apt)),
+            "indexes": [self.pip_index_url, self.pip_extra_index_url],
+            "find_links": self.find_links,
+            "pins": sorted(engine_pins() if pins is None else pins),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_HASH_LENGTH]
+
+    def bootstrap(self, ttl: int = 0) -> str:
+        """The POSIX-sh script that prepares a machine; running it again changes nothing.
+
+        It holds no value of ``env``: those travel in a file of their own.
+
+        Args:
+            ttl: seconds until the machine shuts itself down, armed before anything else; 0 arms nothing.
+        """
+        from skyward.provision.preparing.pins import engine_pins
+        from skyward.provision.preparing.script import DEFAULT_ROOT, render_bootstrap
+        from skyward.provision.preparing.wheel import own_wheel
+
+        ttl_s = whole_number("ttl", ttl, minimum=0)
+        return render_bootstrap(
+            self, root=DEFAULT_ROOT, engine_pins=engine_pins(), code=own_wheel().digest, ttl_s=ttl_s
+        )
+
+    def merged(self, *, pip: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Image:
+        """This image with further requirements, and with ``env`` winning over its own."""
+        return Image(
+            python=self.python,
+            pip=tuple(dict.fromkeys((*self.pip, *texts("pip", pip)))),
+            pip_extra_index_url=self.pip_extra_index_url,
+            apt=self.apt,
+            env=self.env | EnvVars(env),
+            includes=self.includes,
+            pip_index_url=self.pip_index_url,
+            find_links=self.find_links,
+        )
+
+    def anchored(self) -> Image:
+        """This image with paths that do not depend on the current folder."""
+        return replace(
+            self,
+            includes=[os.path.abspath(os.path.expanduser(path)) for path in self.includes],
+            find_links=[os.path.abspath(place) if _is_local(place) else place for place in self.find_links],
+        )
+
+
+def _is_local(place: str) -> bool:
+    return "://" not in place
+
+
+def _python(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _PYTHON.fullmatch(value):
+        raise refusal("python", 'a version such as "3.11"', value)
+    return value
+
+
+def _requirements(value: object) -> tuple[str, ...]:
+    requirements = texts("pip", value)
+    from skyward.provision.preparing.pins import DISTRIBUTION
+
+    for i, requirement in enumerate(requirements):
+        if _PLAIN_REQUIREMENT.match(requirement):  # else an address or a path, which only an installer can judge
+            _check_requirement(f"pip[{i}]", requirement)
+        name = _NAME.match(requirement)
+        if name is not None and canonicalize_name(name[0]) in {DISTRIBUTION, "skyward"}:
+            raise ConfigurationError(
+                f"pip[{i}] must not be {requirement!r}: nodes get the Skyward that runs here. List packages that "
+                "it works with, such as joblib, by their own names"
+            )
+    return requirements
+
+
+def _check_requirement(parameter: str, requirement: str) -> None:
+    try:
+        Requirement(requirement)
+    except InvalidRequirement as error:
+        why = str(error).splitlines()[0]
+        raise refusal(parameter, f'a requirement such as "torch>=2.4,<3" ({why})', requirement) from None
+
+
+def _packages(value: object) -> tuple[str, ...]:
+    packages = texts("apt", value)
+    for i, package in enumerate(packages):
+        if not _DEBIAN_PACKAGE.fullmatch(package):
+            raise refusal(f"apt[{i}]", 'the name of a Debian package such as "libgl1" or "git=1:2.39.5-0"', package)
+    return packages
+
+
+def _index_url(parameter: str, value: object) -> str | None:
+    if value is None:
+        return None
+    url = urlsplit(text(parameter, value))
+    if "@" in url.netloc:
+        raise ConfigurationError(
+            f"{parameter} must not carry credentials: they would show in logs and command lines; "
+            "set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL, and UV_INDEX_URL or UV_EXTRA_INDEX_URL, in env instead"
+        )
+    if url.scheme not in ("http", "https", "file"):
+        raise refusal(parameter, "an http, https or file URL", value)
+    return url.geturl()

@@ -1,0 +1,181 @@
+"""``PoolRequest``: what a pool was asked for, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import PurePosixPath
+from typing import cast
+
+from skyward.errors import ConfigurationError
+from skyward.request.accelerators import Accelerator, AcceleratorLike, parse_accelerator
+from skyward.request.checks import flag, gibibytes, positive_number, refusal, text, texts, whole_number
+from skyward.request.env import EnvVars
+from skyward.request.image import Image, client_python
+from skyward.request.includes import included_files
+from skyward.request.instance import InstanceWish
+from skyward.request.spot import SpotLike, SpotStrategy, parse_spot
+from skyward.request.volume import S3Volume, Volume
+
+__all__ = ["PoolRequest", "checked_nodes", "checked_ranks", "parse_request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequest:
+    """Everything that ``ComputePool`` takes about machines, as checked values (:func:`parse_request` makes it).
+
+    Attributes:
+        nodes: how many machines.
+        machine: the provider's name of the machine type to use, whatever else is asked for.
+        accelerator: kind and number on each node.
+        cpu: least number of cores for each worker.
+        memory_gib: least main memory for each worker.
+        volumes: what to mount on every node.
+        spot: whether machines may be ones that the provider can take back.
+        timeout_s: hard cap on a node's life, from boot.
+        env: environment of every worker: the image's, overridden by the pool's. Secret.
+        concurrency: worker processes on each node, or on each MIG partition.
+        image: what to install, ``pip`` shorthand included; its ``env`` is the one above.
+        collect_metrics: whether nodes report metrics.
+        lease_s: how long a node lives on after its client died.
+        away_s: how long a node lives on while its client is silent.
+        max_cost: USD that the pool may cost, all in all; None is no limit.
+    """
+
+    image: Image
+    spot: SpotStrategy
+    nodes: int = 1
+    machine: str | None = None
+    accelerator: Accelerator | None = None
+    cpu: int | None = None
+    memory_gib: float | None = None
+    volumes: tuple[Volume, ...] = ()
+    timeout_s: float = 3600.0
+    env: EnvVars
+    concurrency: int = 1
+    collect_metrics: bool = True
+    lease_s: float = 120.0
+    away_s: float = 1800.0
+    max_cost: float | None = None
+
+    @property
+    def workers_per_node(self) -> int:
+        """Worker processes on each node: ``concurrency`` times the MIG partitions of the node."""
+        return self.concurrency * (self.accelerator.partitions if self.accelerator else 1)
+
+    @property
+    def wish(self) -> InstanceWish:
+        """The least that each machine must have, for all of its workers together."""
+        workers = self.workers_per_node
+        return InstanceWish(
+            accelerator=self.accelerator,
+            cpu=None if self.cpu is None else self.cpu * workers,
+            memory_gib=None if self.memory_gib is None else self.memory_gib * workers,
+        )
+
+
+def parse_request(
+    *,
+    nodes: int = 1,
+    machine: str | None = None,
+    accelerator: AcceleratorLike | None = None,
+    cpu: int | None = None,
+    memory: str | None = None,
+    volume: Sequence[Volume] | None = None,
+    spot: SpotLike = "always",
+    timeout: float = 3600,
+    env: Mapping[str, str] | None = None,
+    concurrency: int = 1,
+    image: Image | None = None,
+    pip: Sequence[str] | None = None,
+    collect_metrics: bool = True,
+    lease: float = 120,
+    away: float = 1800,
+    max_cost: float | None = None,
+) -> PoolRequest:
+    """Check every argument of ``ComputePool`` that concerns machines.
+
+    Raises:
+        ConfigurationError: a value or a type is wrong; the message names the parameter, what was given and what is
+            allowed. Nothing was started.
+    """
+    volumes = _volumes(volume)
+    complete = _image(image).merged(
+        pip=[*(() if pip is None else texts("pip", pip)), *_needs(volumes)], env=EnvVars(env)
+    )
+    complete = complete.anchored()
+    return PoolRequest(
+        nodes=checked_nodes(nodes),
+        machine=None if machine is None else text("machine", machine),
+        accelerator=None if accelerator is None else parse_accelerator(accelerator),
+        cpu=None if cpu is None else whole_number("cpu", cpu),
+        memory_gib=None if memory is None else gibibytes("memory", memory),
+        volumes=volumes,
+        spot=parse_spot(spot),
+        timeout_s=positive_number("timeout", timeout),
+        env=complete.env,
+        concurrency=whole_number("concurrency", concurrency),
+        image=complete,
+        collect_metrics=flag("collect_metrics", collect_metrics),
+        lease_s=positive_number("lease", lease),
+        away_s=positive_number("away", away),
+        max_cost=None if max_cost is None else positive_number("max_cost", max_cost),
+    )
+
+
+def _image(value: object) -> Image:
+    image = Image() if value is None else value
+    if not isinstance(image, Image):
+        raise refusal("image", "an Image", image)
+    here = client_python()
+    if image.python is not None and image.python.split(".")[:2] != here.split("."):
+        raise ConfigurationError(
+            f"image.python must be {here}, the Python that runs this program, got {image.python!r}: "
+            "functions are sent as bytecode. Leave it out, or run this program with that Python"
+        )
+    included_files(image.includes)
+    for i, place in enumerate(image.find_links):
+        if "://" not in place and not os.path.isabs(place) and not os.path.exists(place):
+            raise ConfigurationError(f"image.find_links[{i}] does not exist: there is no {os.path.abspath(place)}")
+    return image
+
+
+def _volumes(value: object) -> tuple[Volume, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise refusal("volume", "a list of S3Volume", value)
+    volumes = cast("Sequence[object]", value)
+    for i, volume in enumerate(volumes):
+        if not isinstance(volume, S3Volume):
+            raise refusal(f"volume[{i}]", "an S3Volume", volume)
+    checked = tuple(cast("Sequence[Volume]", volumes))
+    paths = [PurePosixPath(volume.mount_path) for volume in checked]
+    if len(set(paths)) < len(paths) or any(path in other.parents for path in paths for other in paths):
+        allowed = "a list of S3Volume with different mount paths, none within another"
+        raise refusal("volume", allowed, [volume.mount_path for volume in checked])
+    return checked
+
+
+def _needs(volumes: Sequence[Volume]) -> list[str]:
+    """What the nodes need for volumes, in the versions that are here."""
+    wanted = dict.fromkeys(package for volume in volumes for package in volume.requirements)
+    try:
+        return [f"{package}=={version(package)}" for package in wanted]
+    except PackageNotFoundError as error:
+        raise ConfigurationError(f"volume: {error.name} is missing here: pip install {' '.join(wanted)}") from error
+
+
+def checked_nodes(nodes: object) -> int:
+    """``nodes`` if it is a number of nodes that a pool can have.
+
+    Raises :class:`~skyward.errors.ConfigurationError`.
+    """
+    return whole_number("nodes", nodes)
+
+
+def checked_ranks(parameter: str, ranks: Iterable[object]) -> frozenset[int]:
+    """``ranks`` if each is a node's rank. Raises :class:`~skyward.errors.ConfigurationError`."""
+    return frozenset(whole_number(f"a rank in {parameter}", rank, minimum=0) for rank in ranks)

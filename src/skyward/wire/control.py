@@ -1,0 +1,322 @@
+"""What the client and a node's supervisor say to each other on the control connection."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from signal import SIGKILL
+from typing import Any, TypeAlias, cast
+
+from skyward.wire.frames import FrameError
+
+__all__ = [
+    "Command",
+    "Ending",
+    "Fetch",
+    "Fetched",
+    "Kill",
+    "Message",
+    "MetricsReport",
+    "Ping",
+    "Pong",
+    "Preempting",
+    "PreemptionLikely",
+    "Report",
+    "SchedulerExit",
+    "SchedulerRunning",
+    "Start",
+    "Stop",
+    "SupervisorTrouble",
+    "TimeoutWarning",
+    "VolumeTrouble",
+    "WorkerExit",
+    "WorkerRunning",
+    "WorkerStale",
+    "from_frame",
+    "to_frame",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Client to node: start the workers. Idempotent; with other values than before, those that run follow.
+
+    Attributes:
+        scheduler: ``tls://host:port`` of the scheduler that they register with.
+        head_addr: address of node 0, for :class:`~skyward.wire.node_config.WorkerPlace`.
+        total_nodes: how many nodes the fleet is meant to have, likewise.
+    """
+
+    scheduler: str
+    head_addr: str
+    total_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """Client to node: I am here. Renews the lease and is answered with :class:`Pong`."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Client to node: SIGKILL one worker, unless it is already another incarnation. It comes back by itself."""
+
+    worker: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Client to node: get a large argument from other nodes. Answered with :class:`Fetched`; idempotent.
+
+    Attributes:
+        blob_id: BLAKE3 of its content, in hex.
+        nbytes: its size.
+        path: the file it becomes, in one of the node's blob folders.
+        sources: ``host:port`` of nodes that have it (:attr:`NodeReady.blobs`), in the order to ask them.
+    """
+
+    blob_id: str
+    nbytes: int
+    path: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Client to node: end everything. Answered by :class:`Ending`; the connection closes once all of it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    """Node to client: the answer to the :class:`Ping` with the same number."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRunning:
+    """Node to client: a worker has registered with the scheduler. Sent again, for each, on every new connection.
+
+    Attributes:
+        worker: index of the worker on its node.
+        incarnation: id of this process; a worker that comes back has another.
+        pid: its process id, on the node.
+        address: ``tls://host:port``, the same for every incarnation.
+    """
+
+    worker: int
+    incarnation: str
+    pid: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExit:
+    """Node to client: a worker's process has ended; the node starts the next incarnation by itself.
+
+    Attributes:
+        worker: index of the worker on its node.
+        incarnation: id of the process that ended.
+        exit_code: its exit status; None when a signal ended it or nobody knows.
+        signal: number of the signal that ended it, or None.
+        reason: both in plain English.
+        memory_limit_bytes: the limit, when exceeding it was the reason; else None.
+        ended_for: why the node ended it on purpose, in plain English; empty if it did not.
+        last_words: end of the output that it may not have sent, such as the traceback of a crash; bytes as Latin-1.
+        last_words_at: their offset in its log.
+        omitted_bytes: how much of that output, before the last words, is left out.
+        begun: position of the last call that the process began, 0 if it began none; None when unknown.
+    """
+
+    worker: int
+    incarnation: str
+    exit_code: int | None
+    signal: int | None
+    reason: str
+    memory_limit_bytes: int | None
+    ended_for: str = ""
+    last_words: str = ""
+    last_words_at: int = 0
+    omitted_bytes: int = 0
+    begun: int | None = None
+
+    @property
+    def was_killed(self) -> bool:
+        """Return whether it may have been killed from outside, neither by itself nor for its memory."""
+        return self.exit_code is None and self.signal in (None, SIGKILL) and self.memory_limit_bytes is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStale:
+    """Node to client: a worker holds Dask's data for a scheduler that is no more, and cannot join the new one.
+
+    Its lane works as before. It is to be killed once that is idle. Sent again on every new connection.
+
+    Attributes:
+        worker: index of the worker on its node.
+        incarnation: id of the process.
+    """
+
+    worker: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """Node to client: how a :class:`Fetch` ended.
+
+    Attributes:
+        blob_id: as it was asked for.
+        path: likewise; the file is there, whole, unless there is an error.
+        error: why not, in plain English; else empty.
+        errno: the system's number of the error where the node could not store it; else 0.
+        unreached: sources that could not be connected to.
+    """
+
+    blob_id: str
+    path: str
+    error: str = ""
+    errno: int = 0
+    unreached: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerRunning:
+    """Node to client: the node's scheduler accepts connections."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerExit:
+    """Node to client: the scheduler's process has ended; the node starts it again, at the same address."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsReport:
+    """Node to client: how busy the node is.
+
+    Attributes:
+        values: the fields of :class:`skyward.wire.metrics.NodeMetrics`.
+    """
+
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutWarning:
+    """Node to client: the node's hard ``timeout`` is near."""
+
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempting:
+    """Node to client: its provider takes the machine back. Sent again on every new connection.
+
+    Attributes:
+        seconds_left: until then, as of when this was sent.
+    """
+
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionLikely:
+    """Node to client: its provider says that it will probably take the machine back. Sent again likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeTrouble:
+    """Node to client: what was changed in volumes is not written back, for this ``reason``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorTrouble:
+    """Node to client: a part of the supervisor failed for this ``reason`` and was started again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Node to client: the node is ending everything. The connection closes when it has.
+
+    Attributes:
+        reason: why, in plain English.
+        timed_out: whether it is because its hard ``timeout`` is over: then no other node takes its place.
+    """
+
+    reason: str
+    timed_out: bool = False
+
+
+Command: TypeAlias = Start | Ping | Kill | Fetch | Stop
+"""What a client says."""
+Report: TypeAlias = (
+    Pong
+    | WorkerRunning
+    | WorkerExit
+    | WorkerStale
+    | Fetched
+    | SchedulerRunning
+    | SchedulerExit
+    | MetricsReport
+    | TimeoutWarning
+    | VolumeTrouble
+    | SupervisorTrouble
+    | Preempting
+    | PreemptionLikely
+    | Ending
+)
+"""What a node says."""
+Message: TypeAlias = Command | Report
+
+_KINDS: dict[str, type[Message]] = {
+    "start": Start,
+    "ping": Ping,
+    "kill": Kill,
+    "fetch": Fetch,
+    "stop": Stop,
+    "pong": Pong,
+    "worker": WorkerRunning,
+    "worker_exit": WorkerExit,
+    "worker_stale": WorkerStale,
+    "fetched": Fetched,
+    "scheduler": SchedulerRunning,
+    "scheduler_exit": SchedulerExit,
+    "metrics": MetricsReport,
+    "warning": TimeoutWarning,
+    "volumes": VolumeTrouble,
+    "trouble": SupervisorTrouble,
+    "preempting": Preempting,
+    "preemption_likely": PreemptionLikely,
+    "ending": Ending,
+}
+_NAMES = {cls: kind for kind, cls in _KINDS.items()}
+
+
+def to_frame(message: Message) -> dict[str, Any]:
+    """The message as a map for a frame, or for a line of JSON."""
+    return {"kind": _NAMES[type(message)], **asdict(message)}
+
+
+def from_frame(frame: dict[str, Any]) -> Message:
+    """The message in a map.
+
+    Raises:
+        FrameError: it is none of ours.
+    """
+    # Lists are what msgpack and JSON make of tuples.
+    values: dict[str, Any] = {name: tuple(cast("Any", v)) if isinstance(v, list) else v for name, v in frame.items()}
+    kind = values.pop("kind", None)
+    try:
+        return _KINDS[kind](**values)
+    except (KeyError, TypeError) as error:
+        raise FrameError(f"not a control message: kind {kind!r} with {sorted(values)}") from error

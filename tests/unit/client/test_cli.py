@@ -1,0 +1,415 @@
+"""The ``skyward`` command: what each of its commands says, in both forms, and with which exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from skyward.client.cli import main
+from skyward.providers.base import Instance, LaunchOrder
+from skyward.providers.local import Local
+from skyward.provision.buying.ledger import Ledger, Purchase
+from skyward.provision.buying.owner import Owner
+from skyward.request.request import parse_request
+from skyward.testing.hosts import SshHost, find_openssh, write_known_hosts
+from skyward.transport.access import LocalAccess
+
+ALIVE = Owner.this_process()
+DEAD = replace(ALIVE, started="long ago")
+HOUR_S = 3600.0
+
+needs_sshd = pytest.mark.skipif(find_openssh("sshd") is None, reason="there is no sshd: tools/sshd gets it")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "state" / "skyward" / "ledger.db", now=lambda: time.time() - 2 * HOUR_S)
+
+
+@pytest.fixture
+def launch(ledger: Ledger) -> Iterator[Callable[..., list[Instance]]]:
+    """Makes nodes of this machine on which nothing runs."""
+    made: list[str] = []
+
+    def launch(*keys: str, pool: str = "sky-1", owner: Owner = DEAD, price: float | None = 1.5) -> list[Instance]:
+        purchase = Purchase(pool_id=pool, provider="local", machine="m", spot=True, price_per_hour=price)
+        ledger.reserve({key: node for node, key in enumerate(keys)}, purchase, owner=owner)
+        instances = asyncio.run(_launch(keys, pool))
+        paid = replace(instances[0].offer, price_per_hour=price)
+        ledger.record([replace(each, offer=paid) for each in instances])
+        made.extend(each.id for each in instances)
+        return instances
+
+    yield launch
+    asyncio.run(Local().terminate(made))
+
+
+async def _launch(keys: Sequence[str], pool: str) -> list[Instance]:
+    (offer,) = await Local().offers(parse_request())
+    return list(await Local().launch([offer], LaunchOrder(pool_id=pool, keys=tuple(keys), timeout_s=60.0)))
+
+
+def run(*arguments: str) -> Result:
+    done = CliRunner().invoke(main, arguments)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done
+
+
+def answer(*arguments: str, exit_code: int = 0) -> Any:
+    done = run(*arguments, "--json")
+    assert done.exit_code == exit_code, done.output
+    return json.loads(done.stdout)
+
+
+def folder_of(instance: Instance) -> Path:
+    assert isinstance(instance.access, LocalAccess)
+    return Path(instance.access.workdir)
+
+
+# --- all of them --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_every_command_explains_itself_and_speaks_json(command: str) -> None:
+    done = run(command, "--help")
+
+    assert done.exit_code == 0
+    assert "--json" in done.output
+    assert main.commands[command].help
+
+
+@pytest.mark.parametrize("command", [["ls"], ["sweep"], ["down", "sky-1"], ["logs", "sky-1"], ["clean"]])
+def test_a_ledger_that_cannot_be_used_is_named_in_either_form(command: list[str], ledger: Ledger) -> None:
+    ledger.path.write_bytes(b"no ledger" * 1000)
+
+    plain = run(*command)
+    assert plain.exit_code == 1
+    assert f"Error: the ledger {ledger.path} cannot be used" in plain.stderr
+    assert "move it away" in answer(*command, exit_code=1)["error"]
+
+
+def test_it_is_installed_and_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "skyward", "ls", "--json"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout) == {"machines": [], "cost": 0}
+    assert done.stderr == ""
+
+
+# --- its documentation ---------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = [
+    line.removeprefix("$ ").removeprefix("skyward ").partition("  #")[0].split()
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for line in page.read_text(encoding="utf-8").splitlines()
+    if line.startswith(("$ skyward ", "skyward "))
+]
+
+
+@pytest.mark.parametrize("arguments", EXAMPLES, ids=" ".join)
+def test_every_example_in_the_docs_is_understood(arguments: list[str]) -> None:
+    name, *rest = arguments
+
+    main.commands[name].make_context(name, rest)
+
+
+def test_every_command_and_every_option_is_in_the_docs() -> None:
+    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    options = [option for command in main.commands.values() for each in command.params for option in each.opts]
+
+    assert [name for name in main.commands if f"`skyward {name}" not in page] == []
+    assert [option for option in options if option.startswith("-") and option not in page] == []
+
+
+# --- ls -----------------------------------------------------------------------------------------------------------
+
+
+def test_ls_lists_open_machines_with_cost_and_owner(launch: Callable[..., list[Instance]]) -> None:
+    first, second = launch("a", "b")
+    launch("c", pool="sky-2", owner=ALIVE, price=None)
+
+    listed = answer("ls")
+
+    assert [(each["pool"], each["node"], each["instance"]) for each in listed["machines"]][:2] == [
+        ("sky-1", 0, first.id),
+        ("sky-1", 1, second.id),
+    ]
+    assert [each["owner"]["alive"] for each in listed["machines"]] == [False, False, True]
+    assert listed["cost"] == pytest.approx(2 * 2 * 1.5, rel=0.01)
+    said = run("ls").output
+    assert "dead: `skyward sweep` ends this" in said
+    assert f"{os.getpid()}, lives" in said
+    assert "3 machines, $6.00" in said
+
+
+def test_ls_says_where_an_owner_is_that_cannot_be_judged_from_here(launch: Callable[..., list[Instance]]) -> None:
+    launch("a", owner=replace(ALIVE, namespace="pid:[1]"))
+    assert "in another container, may live" in run("ls").output
+    assert "1 machine, $3.00" in run("ls").output
+    launch("b", owner=replace(ALIVE, host="far"))
+    assert "on far, may live" in run("ls").output
+
+
+def test_ls_lists_what_has_ended_only_when_asked_to(launch: Callable[..., list[Instance]], ledger: Ledger) -> None:
+    launch("a")
+    ledger.close(["a"])
+
+    assert answer("ls")["machines"] == []
+    assert "No machines are open; --all" in run("ls").output
+    assert [each["ended"] is not None for each in answer("ls", "--all")["machines"]] == [True]
+    assert "ended 2" in run("ls", "--all").output
+
+
+# --- down and sweep -----------------------------------------------------------------------------------------------
+
+
+def test_down_ends_pools_by_the_beginning_of_their_ids(launch: Callable[..., list[Instance]], ledger: Ledger) -> None:
+    (first,) = launch("a", pool="sky-aaa", owner=ALIVE)
+    (second,) = launch("b", pool="sky-bbb", owner=ALIVE)
+
+    ended = answer("down", "sky-a")
+
+    assert [each["instance"] for each in ended["ended"]] == [first.id]
+    assert not (folder_of(first) / "instance.json").exists()
+    assert [entry.instance_id for entry in ledger.open_entries()] == [second.id]
+    assert "1 ended, 0 were gone already, 0 left" in run("down", "sky-bbb").output
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"), [("nope", "knows no pool nope. The latest are sky-1, sky-2"), ("sky", "sky may be any of")]
+)
+@pytest.mark.parametrize("command", ["down", "logs"])
+def test_a_pool_that_is_not_there_or_not_the_only_one_is_a_usage_error(
+    launch: Callable[..., list[Instance]], command: str, pool: str, message: str
+) -> None:
+    launch("a")
+    launch("b", pool="sky-2")
+
+    done = run(command, pool)
+
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_sweep_ends_what_dead_owners_left_and_spares_the_living(launch: Callable[..., list[Instance]]) -> None:
+    (dead,) = launch("a")
+    (alive,) = launch("b", pool="sky-2", owner=ALIVE)
+
+    swept = answer("sweep")
+
+    assert [each["instance"] for each in swept["ended"]] == [dead.id]
+    assert [each["pool"] for each in swept["spared"]] == ["sky-2"]
+    assert (folder_of(alive) / "instance.json").exists()
+    assert "spared   sky-2: its owner lives\n0 ended, 0 were gone already, 0 left" in run("sweep").output
+
+
+def test_sweep_lists_a_machine_without_an_entry_and_ends_it_with_unknown(ledger: Ledger) -> None:
+    (stranger,) = asyncio.run(_launch(["stranger"], "sky-lost"))
+
+    assert f"unknown  local {stranger.id} (stranger)" in run("sweep").output
+    assert [each["ended"] for each in answer("sweep", "--unknown")["unknown"]] == [True]
+    assert answer("sweep")["unknown"] == []
+
+
+def test_sweep_says_what_it_could_not_end_and_exits_with_one(ledger: Ledger) -> None:
+    lost = Purchase(pool_id="sky-1", provider="atlantis")
+    ledger.reserve({"a": 0}, lost, owner=DEAD)
+
+    left = answer("sweep", exit_code=1)["left"]
+
+    assert [(each["key"], "knows no provider 'atlantis'" in each["reason"]) for each in left] == [("a", True)]
+    assert "LEFT     sky-1 node 0: atlantis without an id" in run("sweep").output
+
+
+# --- logs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logged(launch: Callable[..., list[Instance]]) -> list[Instance]:
+    nodes = launch("a", "b")
+    for rank, node in enumerate(nodes):
+        for name in ("supervisor", "worker-0", "worker-1"):
+            lines = "".join(f"{name} of {rank}, line {n}\n" for n in range(3))
+            (folder_of(node) / f"{name}.log").write_text(lines + "unfinished")
+    return nodes
+
+
+def test_logs_show_every_log_of_every_node(logged: list[Instance]) -> None:
+    shown = run("logs", "sky-1").output.splitlines()
+
+    assert shown[:3] == [f"node 0 supervisor | supervisor of 0, line {n}" for n in range(3)]
+    assert len(shown) == 2 * 3 * 3, "an unfinished line may still grow"
+    read = answer("logs", "sky-1")["logs"]
+    assert [(log["node"], log["worker"], len(log["lines"])) for log in read] == [
+        (node, worker, 3) for node in range(2) for worker in (None, 0, 1)
+    ]
+
+
+def test_logs_of_one_worker_can_be_cut_to_their_last_lines(logged: list[Instance]) -> None:
+    shown = run("logs", "sky-1", "--node", "1", "--worker", "0", "-n", "1").output.splitlines()
+
+    assert shown == ["node 1 worker-0 | worker-0 of 1, line 2"]
+
+
+def test_logs_of_a_node_that_has_ended_are_still_there_on_this_machine(logged: list[Instance]) -> None:
+    asyncio.run(Local().terminate([each.id for each in logged]))
+
+    shown = run("logs", "sky-1", "--worker", "1", "-f").output.splitlines()
+
+    assert len(shown) == 2 * 4, "nothing is unfinished any more, and there is nothing to follow"
+
+
+HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J\x1b[Aat 10%\rat 99% \x9b5n\x00end"
+
+
+def test_logs_are_shown_without_control_sequences_and_read_as_they_are(logged: list[Instance]) -> None:
+    (folder_of(logged[0]) / "worker-0.log").write_text(f"{HOSTILE}\n", encoding="utf-8", newline="")
+
+    shown = run("logs", "sky-1", "--node", "0", "--worker", "0").output
+    (read,) = answer("logs", "sky-1", "--node", "0", "--worker", "0")["logs"]
+
+    assert shown == "node 0 worker-0 | at 99% \\x00end\n"
+    assert read["lines"] == [HOSTILE]
+
+
+def test_logs_keep_colours_on_a_terminal(logged: list[Instance], tmp_path: Path) -> None:
+    (folder_of(logged[0]) / "worker-0.log").write_text("\x1b[31mred\x1b[0m \x1b[2Jtext\n")
+    command = [sys.executable, "-m", "skyward", "logs", "sky-1", "--node", "0", "--worker", "0"]
+    terminal, its_end = os.openpty()
+    try:
+        done = subprocess.run(command, stdout=its_end, check=False, timeout=60)
+        shown = os.read(terminal, 4096)
+    finally:
+        os.close(terminal)
+        os.close(its_end)
+
+    assert done.returncode == 0
+    assert shown == b"node 0 worker-0 | \x1b[31mred\x1b[0m text\x1b[0m\r\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--node", "7"], "the pool had no node 7; it had 0, 1"),
+        (["--worker", "7"], "there is no log of a worker 7"),
+        (["--follow", "--json"], "leave one out"),
+        (["--node", "x"], "Invalid value for '--node'"),
+    ],
+)
+def test_logs_that_cannot_be_are_usage_errors(logged: list[Instance], options: list[str], message: str) -> None:
+    done = run("logs", "sky-1", *options)
+
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+# --- clean --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Path:
+    folder = tmp_path / "cache" / "skyward" / "envs" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "lib").write_bytes(bytes(1 << 20))
+    return folder.parents[1]
+
+
+def test_clean_removes_the_cache_and_says_how_much_that_freed(cached: Path, ledger: Ledger) -> None:
+    assert answer("clean", "--dry-run")["freed_bytes"] >= 1 << 20
+    assert cached.exists()
+    assert "MiB freed" in run("clean").output
+    assert not cached.exists()
+    assert answer("clean")["freed_bytes"] == 0
+
+
+def test_clean_keeps_what_nodes_may_run_from(cached: Path, launch: Callable[..., list[Instance]]) -> None:
+    launch("a", owner=ALIVE)
+
+    kept = answer("clean", exit_code=1)["cleaned"][0]
+
+    assert "of sky-1; see `skyward ls`" in kept["kept_because"]
+    assert cached.exists()
+
+
+# --- doctor -------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_nothing_wrong_here_but_perhaps_keys() -> None:
+    findings = {each["what"]: each for each in answer("doctor")["findings"]}
+
+    assert {"python", "skyward", "dask", "distributed", "paramiko", "uv", "ssh", "ledger", "ssh keys"} <= set(findings)
+    assert [each for each in findings.values() if each["state"] == "fail"] == []
+    assert [each for each in findings.values() if each["state"] != "ok" and not each["fix"]] == []
+
+
+def test_doctor_says_how_to_mend_a_ledger_and_a_folder_and_what_crashed(
+    launch: Callable[..., list[Instance]], ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch("a")
+    assert "-> `skyward sweep` ends those" in run("doctor").output
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    done = run("doctor")
+    assert done.exit_code == 1
+    assert "fail state folder" in done.output
+    assert "set XDG_STATE_HOME to another folder" in done.output
+    assert "fail ledger" in done.output
+
+
+# --- hosts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[SshHost]:
+    with SshHost(tmp_path / "host", address="127.0.0.2") as host:
+        yield host
+
+
+@needs_sshd
+def test_doctor_and_clean_reach_hosts(host: SshHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    place = f"{host.address}:{host.port}"
+    known = write_known_hosts(tmp_path / "known_hosts", host)
+    options = ["--key", str(host.key_path), "--known-hosts", str(known)]
+
+    good = answer("doctor", "--ssh", place, *options)["findings"][-1]
+    assert (good["what"], good["state"]) == (f"host {place}", "ok")
+
+    (tmp_path / "none").write_text("")
+    bad = answer(
+        "doctor", "--ssh", place, "--key", str(host.key_path), "--known-hosts", str(tmp_path / "none"), exit_code=1
+    )
+    assert (bad["findings"][-1]["state"], "ssh" in bad["findings"][-1]["fix"]) == ("fail", True)
+
+    (home / ".ssh" / "known_hosts").write_text(known.read_text())
+    (home / ".ssh" / "id_ed25519").write_text(host.key_path.read_text())
+    (home / ".ssh" / "id_ed25519").chmod(0o600)
+    cache = host.home / ".cache/skyward"
+    (cache / "nodes/ssh-0-1").mkdir(parents=True)
+    (cache / "big").write_bytes(bytes(1 << 20))
+    (cache / "nodes/ssh-0-1/instance.json").write_text("{}")
+    assert answer("clean", "--ssh", place, exit_code=1)["cleaned"][0]["kept_because"] == "nodes run from it"
+    (cache / "nodes/ssh-0-1/instance.json").unlink()
+    assert answer("clean", "--ssh", place)["freed_bytes"] >= 1 << 20
+    assert not (cache / "big").exists()

@@ -1,0 +1,43 @@
+"""``sky.offers``: machine types and prices, from Python."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import skyward as sky
+from skyward.errors import ConfigurationError
+from skyward.providers.base import Offer
+from skyward.request.instance import InstanceSpec
+from skyward.testing.provider import FakeProvider
+
+
+def offer(name: str, price: float | None, *, spot: bool = False) -> Offer:
+    return Offer(spec=InstanceSpec(name=name, cpu=4, memory_gib=16), spot=spot, price_per_hour=price)
+
+
+PROVIDER = FakeProvider([offer("dear", 3.0), offer("spot", 2.5), offer("spot", 1.0, spot=True), offer("unknown", None)])
+
+
+def test_types_come_once_with_both_prices_the_cheapest_first() -> None:
+    found = sky.offers(PROVIDER)
+
+    assert [(spec.name, spec.price_spot, spec.price_on_demand) for spec in found] == [
+        ("spot", 1.0, 2.5),
+        ("dear", None, 3.0),
+        ("unknown", None, None),
+    ]
+    assert sky.select_instance(found, cpu=4).name == "spot"
+    assert "launch" not in PROVIDER.calls
+
+
+async def test_it_works_where_an_event_loop_runs() -> None:
+    assert len(await asyncio.to_thread(sky.offers, PROVIDER)) == len(sky.offers(PROVIDER))
+
+
+def test_a_wrong_parameter_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="cpu"):
+        sky.offers(PROVIDER, cpu=-1)
+    with pytest.raises(ConfigurationError, match="provider must be a provider object"):
+        sky.offers(FakeProvider)  # type: ignore[arg-type]

@@ -1,0 +1,386 @@
+"""Lazy calls and their operators."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import cloudpickle
+import pytest
+import stamina
+
+from skyward.client.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather, invocation_of
+from skyward.errors import ConfigurationError, SerializationError
+from skyward.wire.pickling import pack, unpack
+
+
+class FakePool:
+    """Runs calls at once, in this process, and remembers how it was asked."""
+
+    def __init__(self, workers: int = 2) -> None:
+        self.workers = workers
+        self.asked: list[str] = []
+
+    def run(self, pending: PendingCompute[Any]) -> Any:
+        self.asked.append("run")
+        return done(pending)
+
+    def run_batch(self, batch: PendingBatch[Any]) -> Any:
+        self.asked.append("run_batch")
+        return tuple(done(call) for call in batch)
+
+    def broadcast(self, pending: PendingCompute[Any]) -> Any:
+        self.asked.append("broadcast")
+        return tuple(done(pending) for _ in range(self.workers))
+
+
+def done(pending: PendingCompute[Any]) -> Any:
+    call = pending.invocation()
+    return call.fn(*call.args, **call.kwargs)
+
+
+@compute
+def add(left: int, right: int = 1) -> int:
+    """Add two numbers."""
+    return left + right
+
+
+@compute
+def countdown(number: int) -> list[int]:
+    return [number, *countdown.local(number - 1)] if number else []
+
+
+@compute(retries=0)
+def fragile() -> str:
+    return "fragile"
+
+
+class Scale:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    @compute
+    def times(self, number: int) -> int:
+        return self.factor * number
+
+    @staticmethod
+    @compute
+    def unit() -> int:
+        return 1
+
+    @classmethod
+    @compute
+    def name(cls) -> str:
+        return cls.__name__
+
+
+class TestDecorated:
+    def test_calling_it_runs_nothing(self) -> None:
+        ran: list[int] = []
+        pending = compute(ran.append)(1)
+        assert isinstance(pending, PendingCompute)
+        assert ran == []
+
+    def test_looks_like_the_function(self) -> None:
+        assert isinstance(add, ComputeFunction)
+        assert (add.__name__, add.__qualname__, add.__module__) == ("add", "add", __name__)
+        assert add.__doc__ == "Add two numbers."
+        assert inspect.signature(add) == inspect.signature(add.local)
+        assert inspect.unwrap(add) is add.local
+        assert repr(add) == f"<compute function {__name__}.add>"
+
+    def test_local_is_the_function_itself(self) -> None:
+        def plain() -> int:
+            return 3
+
+        assert compute(plain).local is plain
+        assert plain.__qualname__.endswith("<locals>.plain")
+
+    def test_takes_any_callable(self) -> None:
+        assert done(compute(len)("four")) == 4
+
+    @pytest.mark.parametrize("value", [3, "name", None])
+    def test_takes_nothing_else(self, value: object) -> None:
+        with pytest.raises(ConfigurationError, match=r"compute decorates a function, got (int|str|NoneType)"):
+            compute()(value)  # type: ignore[arg-type]
+
+    def test_keywords_of_any_value(self) -> None:
+        @compute
+        def collect(*args: object, **kwargs: object) -> object:
+            return args, kwargs
+
+        assert done(collect([1], fn={"a": [2]}, args=3)) == (([1],), {"fn": {"a": [2]}, "args": 3})
+
+    def test_a_method_takes_its_object_along(self) -> None:
+        assert done(Scale(3).times(4)) == 12
+        assert Scale.times.local(Scale(3), 5) == 15
+
+    def test_static_and_class_methods(self) -> None:
+        assert done(Scale(1).unit()) == 1
+        assert done(Scale.name()) == "Scale"
+
+    def test_a_pool_is_no_argument(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"an argument of add\(\) is a pool.*add\(\.\.\.\) >> pool"):
+            add(FakePool(), 1)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="is a pool"):
+            add(1, right=FakePool())  # type: ignore[arg-type]
+
+
+class TestOptions:
+    def test_retries_reach_the_invocation(self) -> None:
+        assert fragile().invocation().retries == 0
+        assert add(1).invocation().retries == 3
+
+    @pytest.mark.parametrize("retries", [-1, 1.5, True, "3"])
+    def test_retries_must_be_a_whole_number(self, retries: Any) -> None:
+        with pytest.raises(ConfigurationError, match="retries must be a whole number ≥ 0, got"):
+            compute(retries=retries)
+
+    @pytest.mark.parametrize("retry", [OSError, [OSError], (KeyboardInterrupt,), ("OSError",), (OSError("x"),)])
+    def test_retry_must_be_exception_classes(self, retry: Any) -> None:
+        with pytest.raises(
+            ConfigurationError, match=r"retry must be a tuple of exception classes such as \(OSError,\)"
+        ):
+            compute(retry=retry)
+
+    def test_a_listed_exception_is_retried_on_the_node(self) -> None:
+        flaky = Flaky(failures=2)
+        assert self.run_without_pauses(compute(retries=2, retry=(OSError,))(flaky)) == "ok"
+        assert flaky.calls == 3
+
+    def test_the_last_failure_is_raised(self) -> None:
+        flaky = Flaky(failures=5)
+        with pytest.raises(OSError, match="attempt 3"):
+            self.run_without_pauses(compute(retries=2, retry=(OSError,))(flaky))
+
+    def test_another_exception_is_raised_at_once(self) -> None:
+        flaky = Flaky(failures=1)
+        with pytest.raises(OSError, match="attempt 1"):
+            self.run_without_pauses(compute(retries=2, retry=(ValueError,))(flaky))
+
+    def test_no_exception_is_retried_unless_asked(self) -> None:
+        flaky = Flaky(failures=1)
+        with pytest.raises(OSError, match="attempt 1"):
+            self.run_without_pauses(compute(retries=2)(flaky))
+
+    def run_without_pauses(self, fn: ComputeFunction[[], str]) -> str:
+        with stamina.set_testing(True, attempts=100, cap=True):
+            return done(fn())
+
+
+class Flaky:
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.calls = 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise OSError(f"attempt {self.calls}")
+        return "ok"
+
+
+class TestOperators:
+    def test_one_call_runs_on_one_worker(self) -> None:
+        pool = FakePool()
+        assert add(1, 2) >> pool == 3
+        assert pool.asked == ["run"]
+
+    def test_at_runs_on_every_worker(self) -> None:
+        pool = FakePool(workers=3)
+        assert add(1, 2) @ pool == (3, 3, 3)
+        assert pool.asked == ["broadcast"]
+
+    def test_and_runs_in_parallel_in_order(self) -> None:
+        pool = FakePool()
+        assert (add(1) & fragile() & add(3)) >> pool == (2, "fragile", 4)
+        assert pool.asked == ["run_batch"]
+
+    def test_and_is_associative(self) -> None:
+        one, two, three, four = (add(number) for number in range(4))
+        assert list((one & two) & (three & four)) == list(one & (two & (three & four))) == [one, two, three, four]
+
+    @pytest.mark.parametrize(
+        "join",
+        [
+            lambda: add(1) & 3,
+            lambda: 3 & add(1),
+            lambda: (add(1) & add(2)) & None,
+            lambda: 3 & (add(1) & add(2)),
+            lambda: add(1) & add(2) >> FakePool(),
+            lambda: add(1) & add,
+        ],
+    )
+    def test_and_of_something_else_teaches_precedence(self, join: Callable[[], Any]) -> None:
+        with pytest.raises(TypeError, match=r"& joins pending calls.*write \(f\(\) & g\(\)\) >> pool"):
+            join()
+
+    @pytest.mark.parametrize("call", [lambda: add(1) >> 3, lambda: gather() >> 3, lambda: add(1) >> FakePool])
+    def test_only_a_pool_stands_to_the_right(self, call: Callable[[], Any]) -> None:
+        with pytest.raises(TypeError, match=r"a pool must stand to the right of >>, got (int|type)"):
+            call()
+
+    def test_pending_is_immutable(self) -> None:
+        pending = add(1)
+        with pytest.raises(FrozenInstanceError):
+            pending.args = ()  # type: ignore[misc]
+
+
+class TestGather:
+    def test_results_are_in_order(self) -> None:
+        assert gather(*(add(number) for number in range(5))) >> FakePool() == (1, 2, 3, 4, 5)
+
+    def test_of_nothing_is_empty(self) -> None:
+        assert gather() >> FakePool() == ()
+
+    def test_has_a_length_and_iterates(self) -> None:
+        calls = [add(1), add(2)]
+        batch = gather(*calls)
+        assert len(batch) == 2
+        assert list(batch) == calls
+
+    def test_return_exceptions_survives_joining(self) -> None:
+        assert not gather(add(1)).return_exceptions
+        assert (gather(add(1), return_exceptions=True) & add(2)).return_exceptions
+        assert (add(2) & gather(add(1), return_exceptions=True)).return_exceptions
+
+    @pytest.mark.parametrize("argument", [[add(1)], (add(n) for n in range(2)), add, 3, gather(add(1))])
+    def test_takes_pending_calls_only(self, argument: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"got \w+ as argument 2; .* gather\(\*calls\) for a list"):
+            gather(add(1), argument)
+
+
+class TestInvocationOf:
+    def test_a_plain_function_goes_as_it_is(self) -> None:
+        call = invocation_of(len, ("four",), {})
+        assert (call.fn, call.args, call.label) == (len, ("four",), "len")
+
+    def test_a_compute_function_keeps_its_options(self) -> None:
+        call = invocation_of(fragile, (), {})
+        assert (call.fn(), call.retries, call.label) == ("fragile", 0, "fragile")
+
+    def test_a_compute_method_runs_on_the_worker(self) -> None:
+        call = invocation_of(Scale(3).times, (4,), {})
+        assert call.fn(*call.args) == 12
+
+    def test_refuses_what_does_not_travel(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"an argument of len\(\) is a pool"):
+            invocation_of(len, (FakePool(),), {})
+        with pytest.raises(ConfigurationError, match="fn must be callable, got int"):
+            invocation_of(3, (), {})  # type: ignore[arg-type]
+
+
+def nested() -> ComputeFunction[[int], int]:
+    offset = 10
+
+    @compute
+    def shifted(number: int) -> int:
+        return shifted.local(number - 1) + 1 if number else offset
+
+    return shifted
+
+
+def through_pickle(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+def through_wire(value: Any) -> Any:
+    packed = pack(value, what="the value")
+    return unpack(packed.data, [bytearray(buffer) for buffer in packed.buffers])
+
+
+class TestPickling:
+    @pytest.mark.parametrize("travel", [through_pickle, through_wire])
+    @pytest.mark.parametrize("make", [lambda: add(1, right=2), lambda: nested()(3), lambda: Scale(3).times(4)])
+    def test_a_pending_call(self, travel: Callable[[Any], Any], make: Callable[[], PendingCompute[int]]) -> None:
+        assert done(travel(make())) == done(make())
+        assert travel(make()).retries == make().retries
+
+    def test_a_batch(self) -> None:
+        batch = through_pickle(gather(add(1), nested()(3), return_exceptions=True))
+        assert [done(call) for call in batch] == [2, 13]
+        assert batch.return_exceptions
+
+    @pytest.mark.parametrize("travel", [through_pickle, through_wire])
+    def test_a_function_of_a_module(self, travel: Callable[[Any], Any]) -> None:
+        copy = travel(add)
+        assert done(copy(2)) == 3
+        assert (copy.__name__, copy.local(2), inspect.signature(copy)) == ("add", 3, inspect.signature(add))
+
+    @pytest.mark.parametrize("fn", [nested(), countdown])
+    def test_a_function_that_calls_itself_goes_by_value(self, fn: ComputeFunction[[int], Any]) -> None:
+        assert done(through_wire(fn)(2)) == done(fn(2))
+
+    def test_a_function_keeps_its_retries(self) -> None:
+        assert through_wire(compute(retries=7)(nested().local))(0).retries == 7
+
+    def test_one_function_is_one_object_for_all_calls(self) -> None:
+        assert add(1).invocation().fn is add(2).invocation().fn
+        assert Scale(1).times(1).invocation().fn is Scale(2).times(2).invocation().fn
+
+    def test_a_large_argument(self) -> None:
+        copy = through_pickle(compute(len)(bytearray(3 << 20)))
+        assert done(copy) == 3 << 20
+
+    def test_what_cannot_travel_is_named(self) -> None:
+        import threading
+
+        with pytest.raises(SerializationError, match=r"lock"):
+            pickle.dumps(add(threading.Lock()))  # type: ignore[arg-type]
+
+    def test_an_installed_module_goes_by_reference(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "installed_tasks.py").write_text(
+            "import threading, skyward\nlock = threading.Lock()\n"
+            "@skyward.compute\ndef locked():\n    with lock:\n        return 'by reference'\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        import installed_tasks  # type: ignore[import-not-found]
+
+        assert done(pickle.loads(cloudpickle.dumps(installed_tasks.locked))()) == "by reference"
+        monkeypatch.delitem(sys.modules, "installed_tasks")
+
+    def test_a_function_of_a_script_or_notebook(self) -> None:
+        script = textwrap.dedent("""
+            import cloudpickle, pickle, sys
+            from skyward import compute
+
+            @compute
+            def twice(number):
+                return 2 * helper.local(number)
+
+            @compute
+            def helper(number):
+                return number + 1
+
+            pickle.loads(pickle.dumps(twice(1)))
+            pickle.loads(pickle.dumps(twice))
+            sys.stdout.buffer.write(cloudpickle.dumps(twice(20).invocation().fn))
+        """)
+        fn = pickle.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
+        assert fn(20) == 42
+
+
+@pytest.mark.parametrize("operator", [">>", "@"])
+def test_a_function_that_was_not_called_is_told_so(operator):
+    with pytest.raises(TypeError, match=r"was not called: write add\(\.\.\.\)"):
+        eval(f"add {operator} None", {"add": add})
+
+
+async def coroutine():
+    return 1
+
+
+def generator():
+    yield 1
+
+
+@pytest.mark.parametrize("fn", [coroutine, generator])
+def test_what_cannot_return_a_value_is_refused_when_it_is_decorated(fn):
+    with pytest.raises(ConfigurationError, match="plain function"):
+        compute(fn)

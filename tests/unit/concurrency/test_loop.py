@@ -1,0 +1,265 @@
+"""The loop thread: shared by reference count, called from other threads, ended without noise."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import CancelledError
+from contextvars import ContextVar
+
+import pytest
+
+from skyward._concurrency.loop import LoopThread, acquire_loop
+from skyward.errors import PoolStateError
+
+colour: ContextVar[str] = ContextVar("colour", default="none")
+
+
+@pytest.fixture
+def loop_thread() -> Iterator[LoopThread]:
+    thread = acquire_loop()
+    yield thread
+    thread.release()
+
+
+def loop_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "skyward-loop"]
+
+
+async def name_of_thread() -> str:
+    return threading.current_thread().name
+
+
+def test_users_share_one_thread_that_ends_with_the_last() -> None:
+    first, second = acquire_loop(), acquire_loop()
+    assert first is second
+    assert loop_threads() == ["skyward-loop"]
+    first.release()
+    assert second.call(name_of_thread()) == "skyward-loop"
+    second.release()
+    assert loop_threads() == []
+    assert second.loop.is_closed()
+
+
+def test_next_user_after_the_end_gets_a_new_loop() -> None:
+    first = acquire_loop()
+    first.release()
+    second = acquire_loop()
+    try:
+        assert second is not first
+        assert second.call(name_of_thread()) == "skyward-loop"
+    finally:
+        second.release()
+
+
+def test_release_of_an_ended_loop_leaves_the_next_one_alone() -> None:
+    ended = acquire_loop()
+    ended.release()
+    current = acquire_loop()
+    ended.release()
+    assert current.call(name_of_thread()) == "skyward-loop"
+    current.release()
+
+
+def test_call_raises_what_the_coroutine_raises(loop_thread: LoopThread) -> None:
+    async def fail() -> None:
+        raise LookupError("no such node")
+
+    with pytest.raises(LookupError, match="no such node"):
+        loop_thread.call(fail())
+
+
+def test_call_runs_in_the_context_of_the_caller(loop_thread: LoopThread) -> None:
+    async def read() -> str:
+        return colour.get()
+
+    token = colour.set("blue")
+    try:
+        assert loop_thread.call(read()) == "blue"
+    finally:
+        colour.reset(token)
+
+
+def test_call_past_its_timeout_cancels_the_coroutine(loop_thread: LoopThread) -> None:
+    cancelled = threading.Event()
+
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(TimeoutError):
+        loop_thread.call(hang(), timeout_s=0.01)
+    assert cancelled.wait(5)
+
+
+def test_ctrl_c_in_the_waiting_thread_cancels_the_coroutine(loop_thread: LoopThread) -> None:
+    cancelled = threading.Event()
+
+    async def hang() -> None:
+        try:
+            asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        loop_thread.call(hang())
+    assert cancelled.wait(5)
+
+
+def test_call_from_the_loop_itself_is_refused(loop_thread: LoopThread) -> None:
+    async def nested() -> None:
+        loop_thread.call(name_of_thread())
+
+    with pytest.raises(PoolStateError, match="await"):
+        loop_thread.call(nested())
+
+
+def test_release_from_the_loop_itself_is_refused(loop_thread: LoopThread) -> None:
+    async def nested() -> None:
+        loop_thread.release()
+
+    with pytest.raises(PoolStateError, match="own thread"):
+        loop_thread.call(nested())
+
+
+def test_call_after_the_end_is_refused() -> None:
+    thread = acquire_loop()
+    thread.release()
+    with pytest.raises(PoolStateError, match="has ended"):
+        thread.call(name_of_thread())
+    with pytest.raises(PoolStateError, match="has ended"):
+        thread.spawn(name_of_thread())
+
+
+def test_spawned_coroutine_runs_and_its_failure_is_logged(
+    loop_thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise LookupError("lost in the background")
+
+    async def pause() -> None:
+        await asyncio.sleep(0)
+
+    with caplog.at_level(logging.ERROR, logger="skyward"):
+        loop_thread.spawn(fail())
+        for _ in range(3):
+            loop_thread.call(pause())
+    assert "lost in the background" in caplog.text
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_loop_goes_on_after_what_passes_through_asyncio(
+    loop_thread: LoopThread, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = asyncio.Event()
+
+    async def outlast() -> str:
+        await left.wait()
+        return await name_of_thread()
+
+    def leave() -> None:
+        left.set()
+        raise error
+
+    waiting = asyncio.run_coroutine_threadsafe(outlast(), loop_thread.loop)
+    loop_thread.loop.call_soon_threadsafe(leave)
+    assert waiting.result(10) == "skyward-loop"
+    assert loop_thread.call(name_of_thread()) == "skyward-loop"
+    assert "goes on" in caplog.text
+
+
+def test_tasks_and_generators_are_cleaned_up_at_the_end() -> None:
+    ended: list[str] = []
+
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("task")
+
+    async def numbers() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        finally:
+            ended.append("generator")
+
+    generator = numbers()
+
+    async def start() -> int:
+        return await anext(generator)
+
+    thread = acquire_loop()
+    thread.spawn(hang())
+    assert thread.call(start()) == 1
+    thread.release()
+    assert ended == ["task", "generator"]
+
+
+def test_waiting_caller_is_freed_when_the_loop_ends() -> None:
+    thread = acquire_loop()
+    waiting = threading.Event()
+    outcome: list[BaseException] = []
+
+    async def hang() -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            thread.call(hang())
+        except CancelledError as error:
+            outcome.append(error)
+
+    caller = threading.Thread(target=wait)
+    caller.start()
+    assert waiting.wait(5)
+    thread.release()
+    caller.join(5)
+    assert len(outcome) == 1
+
+
+def test_tornado_finds_its_loop_inside(loop_thread: LoopThread) -> None:
+    async def current() -> asyncio.AbstractEventLoop:
+        from tornado.ioloop import IOLoop
+
+        return IOLoop.current().asyncio_loop  # type: ignore[attr-defined]
+
+    assert loop_thread.call(current()) is loop_thread.loop
+
+
+SCRIPT = """
+import asyncio, os, sys
+from skyward._concurrency.loop import acquire_loop
+from skyward.errors import PoolStateError
+
+async def hang(): await asyncio.Event().wait()
+async def seven(): return 7
+
+inherited = acquire_loop()
+inherited.spawn(hang())
+if "fork" in sys.argv:
+    child = os.fork()
+    if not child:
+        try:
+            inherited.call(seven())
+        except PoolStateError:
+            os._exit(acquire_loop().call(seven()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    inherited.release()
+"""
+
+
+@pytest.mark.parametrize("mode", ["fork", "exit without release"])
+def test_fork_starts_afresh_and_exit_is_silent(mode: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, mode], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

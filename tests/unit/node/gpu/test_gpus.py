@@ -1,0 +1,278 @@
+"""What GPUs a machine has, which of them are a node's, and which each worker sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import ConfigurationError
+from skyward.node.gpu.driver import (
+    Device,
+    Gpu,
+    GpuInstance,
+    NvidiaDriver,
+    Partition,
+    SmiAnswer,
+    choose_devices,
+    run_command,
+)
+from skyward.node.supervisor.plan import NodePlan
+from skyward.testing._gpu_cards import PROFILES, place_for
+from skyward.testing.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut
+from skyward.testing.nodes import node_ready
+from skyward.wire.control import Start
+from skyward.wire.node_config import NodeConfig
+
+Fake = Callable[..., FakeGpus]
+ORDER = Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=1)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    return lambda *gpus, **machine: FakeGpus(tmp_path / "gpus.json", Machine(gpus=list(gpus), **machine))
+
+
+def driver_of(fake: FakeGpus) -> NvidiaDriver:
+    return NvidiaDriver(lambda argv: SmiAnswer(*fake.run(argv)), fake.nvml)
+
+
+def gpu(index: int, name: str = "NVIDIA H100 80GB HBM3", *, mig: bool | None = False) -> Gpu:
+    return Gpu(index=index, uuid=f"GPU-{index}0", name=name, memory_gib=80, mig=mig)
+
+
+def chosen(asked: Sequence[str], gpus: Sequence[Gpu] | None, shown: str | None = None) -> list[tuple[str, str]]:
+    return [(device.name, device.shown_as) for device in choose_devices(asked, gpus, (), shown)]
+
+
+class TestDriver:
+    @pytest.mark.parametrize("version", DRIVERS)
+    def test_says_what_gpus_there_are(self, fake: Fake, version: str) -> None:
+        a100, t4 = FakeGpu(card="A100-40", mig=True, pending=True), FakeGpu(card="T4")
+
+        found = driver_of(fake(a100, t4, driver=version)).gpus()
+
+        brand = "" if version.startswith("450") else "NVIDIA "
+        assert found == [
+            Gpu(index=0, uuid=a100.uuid, name=f"{brand}A100-SXM4-40GB", memory_gib=40, mig=True, mig_pending=True),
+            Gpu(index=1, uuid=t4.uuid, name="T4" if not brand else "Tesla T4", memory_gib=15, mig=None),
+        ]
+
+    def test_a_gpu_that_does_not_answer_is_left_out(self, fake: Fake) -> None:
+        found = driver_of(fake(FakeGpu(lost=True), FakeGpu())).gpus()
+
+        assert found is not None
+        assert [each.index for each in found] == [1]
+
+    def test_nobody_is_left_using_the_gpus(self, fake: Fake) -> None:
+        nvml = fake(FakeGpu()).nvml()
+
+        NvidiaDriver(load=lambda: nvml).gpus()
+
+        assert nvml.users == 0
+
+    @pytest.mark.parametrize("version", DRIVERS)
+    def test_lists_partitions_and_instances_whatever_its_tables_look_like(self, fake: Fake, version: str) -> None:
+        whole, parted = FakeGpu(), FakeGpu()
+        cut(parted, ["3g.40gb", "1g.10gb"], int(version[:3]))
+        driver = driver_of(fake(whole, parted, driver=version))
+
+        assert driver.partitions() == [
+            Partition(gpu=1, profile=each.profile, uuid=each.uuid) for each in parted.instances
+        ]
+        assert set(driver.instances(1)) == {GpuInstance(id=each.id, profile=each.profile) for each in parted.instances}
+        assert driver.instances(0) == []
+
+    def test_where_there_is_none_nobody_can_tell(self) -> None:
+        def fails() -> None:
+            raise ImportError("pynvml")
+
+        assert NvidiaDriver(load=fails).gpus() is None
+
+    def test_becomes_root_where_that_is_needed_and_allowed(self, fake: Fake) -> None:
+        gpus = fake(FakeGpu(), root=False)
+
+        driver_of(gpus).set_mig(0, on=True)
+
+        assert gpus.changes == ["nvidia-smi -i 0 -mig 1", "sudo -n nvidia-smi -i 0 -mig 1"]
+        assert gpus.machine.gpus[0].mig
+
+    def test_a_command_that_is_not_there_has_failed(self) -> None:
+        assert run_command(["no-such-program"]) == SmiAnswer(exit_code=127, text="no-such-program is not installed")
+
+
+class TestFake:
+    """NVIDIA's user guide shows where the driver puts instances, and how it numbers them."""
+
+    @pytest.mark.parametrize(
+        ("asked", "placed"),
+        [
+            ("19,14,5", [(13, "6:1"), (5, "4:2"), (1, "0:4")]),
+            ("9,19,14,19", [(2, "4:4"), (7, "0:1"), (4, "2:2"), (8, "1:1")]),
+            ("14,19,19,19,19,19", [(5, "4:2"), (13, "6:1"), (7, "0:1"), (8, "1:1"), (9, "2:1"), (10, "3:1")]),
+            ("9,9", [(2, "4:4"), (1, "0:4")]),
+        ],
+    )
+    def test_places_instances_as_the_driver_does(self, fake: Fake, asked: str, placed: list[tuple[int, str]]) -> None:
+        gpus = fake(FakeGpu(card="A100-40", mig=True))
+
+        gpus.run(["nvidia-smi", "mig", "-i", "0", "-cgi", asked, "-C"])
+
+        sizes = {profile.name: profile.size for profile in PROFILES["A100-40"]}
+        made = gpus.machine.gpus[0].instances
+        assert [(each.id, f"{each.start}:{sizes[each.profile]}") for each in made] == placed
+
+    def test_has_no_place_for_a_large_one_after_small_ones(self, fake: Fake) -> None:
+        exit_code, said = fake(FakeGpu(card="A100-40", mig=True)).run(
+            ["nvidia-smi", "mig", "-i", "0", "-cgi", "19,19,14,9", "-C"]
+        )
+
+        assert exit_code != 0
+        assert said.splitlines()[-2:] == [
+            "Unable to create a GPU instance on GPU  0 using profile 9: Insufficient Resources",
+            "Failed to create GPU instances: Insufficient Resources",
+        ]
+        with pytest.raises(LookupError):
+            place_for(PROFILES["A100-40"][-1], [(0, 1)])
+
+
+class TestChoice:
+    def test_is_what_was_asked_for_of_what_there_is(self) -> None:
+        there = [gpu(0, "Tesla T4"), gpu(1), gpu(2), gpu(3)]
+
+        assert chosen(["H100"] * 2, there) == [("H100", "1"), ("H100", "2")]
+
+    def test_is_everything_where_nothing_was_asked_for(self) -> None:
+        assert chosen([], [gpu(0, "Tesla T4"), gpu(1)]) == [("T4", "0"), ("H100", "1")]
+
+    @pytest.mark.parametrize(
+        ("asked", "there", "message"),
+        [
+            (["H100"] * 2, [gpu(0)], r"2x H100 asked for, .* has 1; what it has: GPU 0|H100"),
+            (["A100"], [gpu(0), gpu(1)], "1x A100 asked for, .* has 0; what it has: H100, H100"),
+            (["A100"], [], "1x A100 asked for, .* has 0; what it has: none"),
+        ],
+    )
+    def test_too_few_are_refused_and_both_are_named(self, asked: list[str], there: list[Gpu], message: str) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            choose_devices(asked, there, (), None)
+
+    def test_what_was_asked_for_counts_where_nobody_can_tell(self) -> None:
+        assert chosen(["A100"] * 2, None) == [("A100", "0"), ("A100", "1")]
+        assert chosen(["Trainium2"], [gpu(0)]) == [("Trainium2", "0")]
+        assert chosen([], None) == []
+
+    def test_a_name_of_the_users_own_is_looked_for_in_the_drivers(self) -> None:
+        assert chosen(["Z1"], [gpu(0), gpu(1, "NVIDIA Z1 48GB")]) == [("NVIDIA Z1 48GB", "1")]
+
+    @pytest.mark.parametrize(
+        ("shown", "names"),
+        [("2,0", ["2", "0"]), ("GPU-1,GPU-0", ["GPU-1", "GPU-0"]), ("0,9,1", ["0"]), ("", []), ("-1", [])],
+    )
+    def test_is_of_what_the_node_is_shown(self, shown: str, names: list[str]) -> None:
+        assert chosen([], [gpu(0), gpu(1), gpu(2)], shown) == [("H100", name) for name in names]
+
+    def test_a_gpu_in_mig_mode_is_its_partitions_and_no_whole_one(self) -> None:
+        parts = [Partition(gpu=1, profile="3g.40gb", uuid=f"MIG-{name}") for name in "ab"]
+        there = [gpu(0), gpu(1, mig=True)]
+
+        found = choose_devices([], there, parts, None)
+
+        assert [device.shown_as for device in found] == ["0", "MIG-a", "MIG-b"]
+        assert [device.shown_as for device in choose_devices([], there, parts, "MIG-b")] == ["MIG-b"]
+        with pytest.raises(ConfigurationError, match=r"H100, H100 \(3g.40gb\), H100 \(3g.40gb\)"):
+            choose_devices(["H100"] * 2, there, parts, None)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> NodePlan:
+    config = NodeConfig(
+        pool_id="pool",
+        instance_id="unit",
+        node=0,
+        total_nodes=1,
+        workers=3,
+        head=True,
+        address="127.0.0.9",
+        workdir=str(tmp_path),
+        env={},
+        tls_ca="",
+        tls_cert="",
+        tls_key="",
+        accelerators=("A100",),
+    )
+    return NodePlan(config=config, ready=node_ready(8), nanny_ports=())
+
+
+def planned(plan: NodePlan, devices: int, *, workers: int, asked: bool = True) -> NodePlan:
+    config = replace(plan.config, workers=workers, accelerators=("A100",) if asked else ())
+    dealt = tuple(Device(name=f"A{index}", shown_as=str(index)) for index in range(devices))
+    return replace(plan, config=config, devices=dealt)
+
+
+class TestDealing:
+    @pytest.mark.parametrize(
+        ("devices", "workers", "names", "gpus"),
+        [
+            (0, 2, ["", ""], [None, None]),
+            (2, 1, ["A0 A1"], [2.0]),
+            (4, 2, ["A0 A2", "A1 A3"], [2.0, 2.0]),
+            (3, 2, ["A0 A2", "A1"], [2.0, 1.0]),
+            (1, 2, ["A0", "A0"], [0.5, 0.5]),
+            (2, 3, ["A0", "A1", "A0"], [0.5, 1.0, 0.5]),
+            (2, 4, ["A0", "A1", "A0", "A1"], [0.5, 0.5, 0.5, 0.5]),
+        ],
+    )
+    def test_goes_round_the_workers(
+        self, plan: NodePlan, devices: int, workers: int, names: list[str], gpus: list[float | None]
+    ) -> None:
+        own = planned(plan, devices, workers=workers)
+
+        assert [" ".join(own.place(worker, ORDER).accelerators) for worker in range(workers)] == names
+        assert [own.resources(worker).get("GPU") for worker in range(workers)] == gpus
+
+    def test_shows_each_worker_its_own_in_the_drivers_order(
+        self, plan: NodePlan, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        own = planned(plan, 6, workers=3)
+
+        envs = [own.worker_env(worker, ORDER) for worker in range(3)]
+
+        assert [env["CUDA_VISIBLE_DEVICES"] for env in envs] == ["0,3", "1,4", "2,5"]
+        assert {env["CUDA_DEVICE_ORDER"] for env in envs} == {"PCI_BUS_ID"}
+
+    def test_keeps_to_the_order_of_what_the_node_is_shown(
+        self, plan: NodePlan, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+
+        assert "CUDA_DEVICE_ORDER" not in planned(plan, 2, workers=2).worker_env(0, ORDER)
+
+    def test_leaves_one_worker_alone_that_asked_for_nothing(self, plan: NodePlan) -> None:
+        alone = planned(plan, 2, workers=1, asked=False)
+
+        assert "CUDA_VISIBLE_DEVICES" not in alone.worker_env(0, ORDER)
+        assert alone.place(0, ORDER).accelerators == ("A0", "A1")
+        assert planned(plan, 2, workers=2, asked=False).worker_env(1, ORDER)["CUDA_VISIBLE_DEVICES"] == "1"
+
+    def test_keeps_dasks_monitor_from_what_it_does_not_understand(self, plan: NodePlan) -> None:
+        setting = "DASK_DISTRIBUTED__DIAGNOSTICS__NVML"
+        parts = replace(plan, devices=(Device(name="H100", shown_as="MIG-a", profile="1g.10gb"),))
+
+        assert parts.process_env()[setting] == "False"
+        assert setting not in planned(plan, 2, workers=2).process_env()
+
+    def test_gives_way_to_what_the_user_says(self, plan: NodePlan) -> None:
+        own = planned(plan, 2, workers=2)
+        own = replace(own, config=replace(own.config, env={"CUDA_VISIBLE_DEVICES": "1"}))
+
+        assert "CUDA_VISIBLE_DEVICES" not in own.worker_env(0, ORDER)
+        assert own.process_env()["CUDA_VISIBLE_DEVICES"] == "1"
+
+    def test_survives_the_plans_line(self, plan: NodePlan) -> None:
+        own = planned(plan, 2, workers=2)
+
+        assert NodePlan.from_json(own.to_json()) == own

@@ -1,0 +1,171 @@
+"""Real processes of small programs, which take no part in a node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from skyward.node.supervisor.children import Child, Zygote
+from skyward.node.supervisor.plan import NodePlan
+from skyward.node.supervisor.survey import make_plan
+from skyward.testing.nodes import node_config
+from skyward.wire.control import Message, Ping, Pong
+
+DEADLINE_S = 30.0
+
+SHARED = """
+import json, os
+
+IMPORTED_BY = os.getpid()
+
+def say(number):
+    print(json.dumps({"kind": "pong", "n": number}), flush=True)
+"""
+
+FAITHFUL = """
+import sys, shared
+
+def main():
+    sys.stdin.readline()
+    shared.say(shared.IMPORTED_BY)
+    for line in sys.stdin:
+        shared.say(shared.json.loads(line)["n"])
+"""
+
+
+class Running:
+    """A zygote and its forks: what they have said, in turn, and why anything ended."""
+
+    def __init__(self, programs: tuple[str, ...], plan: NodePlan) -> None:
+        self.said: asyncio.Queue[Message] = asyncio.Queue()
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
+        self.zygote_ended: asyncio.Queue[str] = asyncio.Queue()
+        self.doomed: list[psutil.Process] = []
+        self.zygote = Zygote(("shared", *programs), plan, on_exit=self._end_forks)
+        self.children = [
+            Child(program, plan, zygote=self.zygote, on_report=self.said.put_nowait, on_exit=self.ended.put_nowait)
+            for program in programs
+        ]
+
+    async def number(self) -> int:
+        said = await self.said.get()
+        assert isinstance(said, Pong)
+        return said.n
+
+    def forks(self) -> list[psutil.Process]:
+        return psutil.Process(self.zygote.pid).children()
+
+    def kill_zygote(self) -> None:
+        if self.zygote.pid is not None:
+            self.doomed = self.forks()
+            os.kill(self.zygote.pid, signal.SIGKILL)
+
+    def _end_forks(self, reason: str) -> None:
+        for fork in self.doomed:
+            fork.kill()
+        self.zygote_ended.put_nowait(reason)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Iterator[NodePlan]:
+    """Of a node that nobody starts."""
+    folder = str(tmp_path)
+    config = node_config(instance_id=f"unit-{os.getpid()}", workdir=folder, env={"PYTHONPATH": folder})
+    plan = make_plan(config, control_port=4711, blob_port=4712, ports=range(4713, 4813))
+    yield plan
+    for folder in {plan.ready.blob_dir, plan.ready.blob_dir_disk}:
+        Path(folder).rmdir()
+
+
+@asynccontextmanager
+async def running(plan: NodePlan, **programs: str) -> AsyncGenerator[Running]:
+    write_modules(Path(plan.config.workdir), {"shared": SHARED, **programs})
+    running = Running(tuple(programs), plan)
+    keeping = asyncio.create_task(running.zygote.keep())
+    tasks = [asyncio.create_task(child.keep()) for child in running.children]
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield running
+    finally:
+        forks = running.forks() if running.zygote.pid is not None else []
+        await cancelled(*tasks)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, forks, DEADLINE_S)
+        running.kill_zygote()
+        await running.zygote_ended.get()
+        await cancelled(keeping)
+    assert not alive, "nobody gives them commands any more"
+
+
+async def cancelled(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def write_modules(folder: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+
+
+async def test_what_processes_need_is_imported_once(plan: NodePlan) -> None:
+    async with running(plan, one=FAITHFUL, other=FAITHFUL) as node:
+        assert {await node.number(), await node.number()} == {node.zygote.pid}
+        assert len(node.forks()) == 2
+
+
+async def test_commands_reach_the_process_and_its_successors(plan: NodePlan) -> None:
+    async with running(plan, one=FAITHFUL) as node:
+        node.children[0].send(Ping(n=7))
+        assert [await node.number(), await node.number()] == [node.zygote.pid, 7]
+        node.forks()[0].kill()
+        assert await node.ended.get() == "killed by signal 9 (SIGKILL)"
+        assert [await node.number(), await node.number()] == [node.zygote.pid, 7]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("pass", "exited with status 0"),
+        ("import os; os._exit(3)", "exited with status 3"),
+        ("raise ValueError('expected by the test')", "exited with status 1"),
+        ("import os; os.kill(os.getpid(), 6)", "killed by signal 6 (SIGABRT)"),
+    ],
+)
+async def test_a_process_that_ends_is_replaced_and_its_status_is_known(plan: NodePlan, body: str, reason: str) -> None:
+    async with running(plan, one=f"def main(): {body}") as node:
+        assert [await node.ended.get(), await node.ended.get()] == [reason, reason]
+
+
+async def test_a_process_has_one_thread_and_no_connections_but_its_own(plan: NodePlan) -> None:
+    async with running(plan, one=FAITHFUL, other=FAITHFUL) as node:
+        await node.number()
+        await node.number()
+        for fork in node.forks():
+            assert fork.num_threads() == 1
+            assert len(fork.net_connections("unix")) == 2
+
+
+async def test_processes_whose_zygote_has_ended_come_back_with_another(plan: NodePlan) -> None:
+    async with running(plan, one=FAITHFUL) as node:
+        first = await node.number()
+        node.kill_zygote()
+        assert await node.zygote_ended.get() == "killed by signal 9 (SIGKILL)"
+        assert await node.ended.get() == "ended with the process that it was forked from"
+        second = await node.number()
+        assert first != second == node.zygote.pid
+
+
+async def test_a_zygote_that_cannot_import_says_why_and_is_tried_again(
+    plan: NodePlan, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with running(plan, one="raise ImportError('expected by the test')") as node:
+        assert [await node.zygote_ended.get() for _ in range(2)] == ["exited with status 1"] * 2
+        assert await node.ended.get() == "ended with the process that it was forked from"
+    assert capfd.readouterr().err.count("expected by the test") >= 2

@@ -1,0 +1,175 @@
+"""Spot machines: how insistently they are asked for, what is taken instead, and what the user is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.errors import AuthenticationError, CapacityError
+from skyward.events import InstanceLaunching, Notice
+from skyward.providers.base import Offer
+from skyward.provision.buying.choose import choose
+from skyward.provision.buying.ledger import Ledger
+from skyward.request.instance import InstanceSpec
+from skyward.request.request import parse_request
+from skyward.request.spot import Spot
+from skyward.testing.fleets import FleetStage
+from skyward.testing.provider import FakeProvider
+
+SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
+ON_DEMAND = Offer(spec=SPEC, price_per_hour=3.0, on_demand_price_per_hour=3.0)
+ON_SPOT = Offer(spec=SPEC, spot=True, price_per_hour=1.0, on_demand_price_per_hour=3.0)
+OTHER = Offer(spec=InstanceSpec(name="small", cpu=2, memory_gib=4), spot=True, price_per_hour=1.5)
+
+
+@dataclass(kw_only=True)
+class Stage(FleetStage):
+    provider: FakeProvider = field(default_factory=lambda: FakeProvider([ON_DEMAND, ON_SPOT]))
+
+    def notices(self) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, Notice)]
+
+    def bought(self) -> list[Offer]:
+        return [instance.offer for instance in self.provider.instances.values()]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(ledger=Ledger(tmp_path / "ledger.db"))
+
+
+async def test_always_asks_again_as_often_and_as_slowly_as_it_says(stage: Stage) -> None:
+    stage.provider.fail("launch", CapacityError("sold out"), times=3)
+    fleet = stage.fleet(spot=Spot.Always(retries=3, interval=20))
+    await fleet.start()
+    await fleet.stop()
+
+    assert stage.provider.calls.count("launch") == 4
+    assert stage.clock.slept_s[:3] == [20, 20, 20]
+    assert stage.bought() == [ON_SPOT, ON_SPOT]
+    assert sum(isinstance(event, InstanceLaunching) for event in stage.events) == 1
+    assert len(stage.ledger.entries()) == 8
+    assert stage.ledger.open_entries() == ()
+
+
+async def test_what_always_does_not_get_in_the_end_is_an_error_that_says_how_often_it_was_tried(stage: Stage) -> None:
+    stage.provider.fail("launch", CapacityError("sold out"), times=100)
+    with pytest.raises(CapacityError, match=r"3 times in a row, 5 s apart, .*sold out.*if-available"):
+        await stage.fleet(spot=Spot.Always(retries=2, interval=5)).start()
+
+    assert stage.provider.calls.count("launch") == 3
+    assert stage.bought() == []
+    assert stage.ledger.open_entries() == ()
+
+
+async def test_only_a_lack_of_machines_is_asked_about_again(stage: Stage) -> None:
+    stage.provider.fail("launch", AuthenticationError("who are you?"))
+    with pytest.raises(AuthenticationError):
+        await stage.fleet(spot="always").start()
+
+    assert stage.provider.calls.count("launch") == 1
+
+
+async def test_on_demand_is_asked_for_once(stage: Stage) -> None:
+    stage.provider.fail("launch", CapacityError("sold out"), times=100)
+    with pytest.raises(CapacityError, match="another accelerator, machine, region or provider"):
+        await stage.fleet(spot="never").start()
+
+    assert stage.provider.calls.count("launch") == 1
+
+
+async def test_what_falls_back_to_on_demand_says_what_it_costs_instead(stage: Stage) -> None:
+    stage.provider.fail("launch", CapacityError("sold out"))
+    fleet = stage.fleet(spot="if-available")
+    await fleet.start()
+    await fleet.stop()
+
+    assert stage.bought() == [ON_DEMAND, ON_DEMAND]
+    assert stage.notices() == ["asked for big on the spot market ($1 an hour), got big on demand ($3 an hour)"]
+
+
+async def test_nothing_is_said_of_machines_that_are_what_was_asked_for(stage: Stage) -> None:
+    fleet = stage.fleet(spot="if-available")
+    await fleet.start()
+    await fleet.stop()
+
+    assert stage.bought() == [ON_SPOT, ON_SPOT]
+    assert stage.notices() == []
+
+
+async def test_another_type_is_told_of_with_what_there_is_to_know_of_it(stage: Stage) -> None:
+    noted = Offer(spec=OTHER.spec, spot=True, note="it has no disk")
+    stage.provider = FakeProvider([ON_SPOT, noted])
+    stage.provider.fail("launch", CapacityError("sold out"))
+    fleet = stage.fleet(nodes=1)
+    await fleet.start()
+    await fleet.stop()
+
+    got = "small on the spot market (price not known)"
+    assert stage.notices() == [
+        f"asked for big on the spot market ($1 an hour), got {got}",
+        "it has no disk",
+        f"{got} counts as nothing: what the pool really costs is not known",
+    ]
+
+
+async def test_a_share_is_asked_for_again_and_never_bought_on_demand(stage: Stage) -> None:
+    class NoSpot(FakeProvider):
+        async def _launch(self, offer: Offer, order: Any) -> Any:
+            if offer.spot:
+                self._enter("launch")
+                raise CapacityError("sold out")
+            return await super()._launch(offer, order)
+
+    stage.provider = NoSpot([ON_DEMAND, ON_SPOT])
+    with pytest.raises(CapacityError, match=r"lower the share: spot=0\.5 asks for 1 of 2 nodes"):
+        await stage.fleet(spot=0.5).start()
+
+    assert stage.provider.calls.count("launch") == 1 + 11
+    assert stage.bought() == [ON_DEMAND]
+    assert stage.provider.alive == []
+
+
+async def test_a_note_of_an_offer_is_told_once_per_pool_and_before_it_is_bought(stage: Stage) -> None:
+    stage.provider = FakeProvider([Offer(spec=SPEC, spot=True, price_per_hour=1.0, note="it comes in eights")])
+    fleet = stage.fleet(nodes=1)
+    await fleet.start()
+    await fleet.launch([1])
+    await fleet.stop()
+
+    assert stage.notices() == ["it comes in eights"]
+    kinds = [type(event) for event in stage.events]
+    assert kinds.index(Notice) < kinds.index(InstanceLaunching)
+
+
+@pytest.mark.parametrize(
+    ("beside", "nodes", "on_spot"),
+    [
+        ([ON_DEMAND, ON_DEMAND, ON_SPOT], 1, 1),
+        ([ON_DEMAND, ON_SPOT, ON_SPOT], 1, 0),
+        ([ON_DEMAND, ON_DEMAND, ON_SPOT, ON_SPOT], 2, 1),
+        ([ON_SPOT] * 4, 2, 0),
+        ([ON_DEMAND] * 4, 2, 2),
+        ([], 4, 2),
+    ],
+)
+def test_a_share_is_one_of_the_whole_fleet(beside: list[Offer], nodes: int, on_spot: int) -> None:
+    choice = choose(parse_request(spot=0.5), [ON_DEMAND, ON_SPOT], nodes=nodes, provider="cloud", beside=beside)
+
+    assert sum(batch.nodes for batch in choice.batches if batch.offers[0].spot) == on_spot
+    assert sum(batch.nodes for batch in choice.batches) == nodes
+
+
+@pytest.mark.parametrize(("lost", "spot"), [(0, False), (3, True)])
+async def test_a_lost_node_is_replaced_by_its_like(stage: Stage, lost: int, spot: bool) -> None:
+    fleet = stage.fleet(nodes=4, spot=0.5)
+    await fleet.start()
+    assert [offer.spot for offer in stage.bought()] == [False, False, True, True]
+    fleet.discard(lost)
+    await fleet.launch([lost])
+    await fleet.stop()
+
+    assert stage.bought()[-1].spot is spot

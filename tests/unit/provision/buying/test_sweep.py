@@ -1,0 +1,246 @@
+"""What a sweep ends, what it spares, and what it says about the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
+from skyward.provision.buying import termination
+from skyward.provision.buying.ledger import Ledger, Purchase
+from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.sweep import Sweep, SweepReport
+from skyward.request.request import parse_request
+from skyward.testing.provider import FakeProvider
+
+DEAD = replace(Owner.this_process(), started="long ago")
+ALIVE = Owner.this_process()
+ELSEWHERE = replace(DEAD, host="another machine")
+PURCHASE = Purchase(pool_id="pool", provider="fake", settings={"account": 1})
+
+
+class Unlistable:
+    """A provider that cannot say what it has."""
+
+    name = "fake"
+
+    def __init__(self, provider: FakeProvider) -> None:
+        self.describe = provider.describe
+        self.terminate = provider.terminate
+        self.close = provider.close
+
+
+class Stage:
+    """A ledger, a provider, and the pools that used it."""
+
+    def __init__(self, path: Path) -> None:
+        self.ledger = Ledger(path)
+        self.provider = FakeProvider()
+        self.made: list[tuple[str, Mapping[str, Any]]] = []
+
+    def launch(
+        self, *keys: str, owner: Owner = DEAD, recorded: bool = True, reserved: bool = True, pool_id: str = "pool"
+    ) -> list[Instance]:
+        if reserved:
+            purchase = replace(PURCHASE, pool_id=pool_id)
+            self.ledger.reserve({key: rank for rank, key in enumerate(keys)}, purchase, owner=owner)
+
+        async def scenario() -> list[Instance]:
+            (offer,) = await self.provider.offers(parse_request())
+            return list(
+                await self.provider.launch([offer], LaunchOrder(pool_id=pool_id, keys=tuple(keys), timeout_s=60.0))
+            )
+
+        launched = asyncio.run(scenario())
+        if reserved and recorded:
+            self.ledger.record(launched)
+        return launched
+
+    def make(self, name: str, settings: Mapping[str, Any]) -> Provider:
+        self.made.append((name, settings))
+        return self.provider
+
+    def sweep(self, **options: Any) -> SweepReport:
+        return asyncio.run(Sweep(self.ledger, make=self.make).run(**options))
+
+    def down(self, pool_id: str = "pool") -> SweepReport:
+        return asyncio.run(Sweep(self.ledger, make=self.make).end_pool(pool_id))
+
+    @property
+    def open_keys(self) -> Sequence[str]:
+        return [entry.key for entry in self.ledger.open_entries()]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(termination, "_ATTEMPTS", 2)
+    return Stage(tmp_path / "ledger.db")
+
+
+def test_machines_of_a_dead_owner_are_ended_confirmed_and_closed(stage: Stage) -> None:
+    ids = [each.id for each in stage.launch("a", "b")]
+
+    report = stage.sweep()
+
+    assert sorted(each.instance_id for each in report.ended) == ids
+    assert (report.clean, report.left, report.forgotten) == (True, [], [])
+    assert (stage.provider.alive, stage.open_keys) == ([], [])
+    assert stage.made == [("fake", {"account": 1})]
+
+
+def test_a_second_sweep_finds_nothing(stage: Stage) -> None:
+    stage.launch("a")
+    stage.sweep()
+
+    assert stage.sweep() == SweepReport()
+
+
+@pytest.mark.parametrize("options", [{}, {"others": True}, {"unknown": True}])
+def test_a_living_owners_machines_are_never_touched(stage: Stage, options: dict[str, Any]) -> None:
+    (instance,) = stage.launch("a", owner=ALIVE)
+
+    report = stage.sweep(**options)
+
+    assert [entry.key for entry in report.spared] == ["a"]
+    assert (stage.provider.alive, stage.open_keys, report.clean) == ([instance.id], ["a"], True)
+
+
+def test_what_belongs_to_another_machine_is_ended_only_when_asked_for(stage: Stage) -> None:
+    stage.launch("a", owner=ELSEWHERE)
+
+    assert [entry.key for entry in stage.sweep().spared] == ["a"]
+    assert [each.entry.key for each in stage.sweep(others=True).ended] == ["a"]
+    assert stage.provider.alive == []
+
+
+def test_what_is_gone_already_is_closed_and_counted_and_its_by_products_ended(stage: Stage) -> None:
+    (instance,) = stage.launch("a")
+    stage.provider.set_state(instance.id, InstanceState.GONE)
+
+    report = stage.sweep()
+
+    assert ([entry.key for entry in report.forgotten], report.ended, stage.open_keys) == (["a"], [], [])
+    assert stage.provider.calls[-1] == "terminate"
+
+
+def test_a_crash_during_the_create_call_is_looked_up_by_its_tag(stage: Stage) -> None:
+    (instance,) = stage.launch("a", recorded=False)
+    stage.ledger.reserve({"never made": 0}, PURCHASE, owner=DEAD)
+
+    report = stage.sweep()
+
+    assert [each.instance_id for each in report.ended] == [instance.id]
+    assert [entry.key for entry in report.forgotten] == ["never made"]
+    assert (stage.provider.alive, stage.open_keys) == ([], [])
+
+
+def test_without_an_id_and_a_provider_that_answers_the_entry_is_kept(stage: Stage) -> None:
+    stage.launch("a", recorded=False)
+    stage.launch("b")
+    stage.provider.fail("tagged", UnreachableError("host 7 is off"))
+
+    report = stage.sweep()
+
+    assert [(each.entry.key, each.reason) for each in report.left] == [
+        ("a", "nobody knows whether it was made. fake: host 7 is off")
+    ]
+    assert [each.entry.key for each in report.ended] == ["b"]
+    assert (stage.open_keys, report.clean) == (["a"], False)
+
+
+def test_a_provider_that_cannot_list_its_machines_can_still_end_those_with_an_id(stage: Stage) -> None:
+    stage.launch("a")
+    sweep = Sweep(stage.ledger, make=lambda *_: Unlistable(stage.provider))  # type: ignore[arg-type]
+
+    report = asyncio.run(sweep.run())
+
+    assert [each.entry.key for each in report.ended] == ["a"]
+    assert report.unasked == ["fake: it cannot list its machines"]
+
+
+def test_a_machine_that_does_not_end_is_left_named_and_keeps_no_other(stage: Stage) -> None:
+    first, second = stage.launch("a", "b")
+    terminate = stage.provider.terminate
+
+    async def stuck(instance_ids: Sequence[str]) -> None:
+        await terminate([each for each in instance_ids if each != first.id])
+
+    stage.provider.terminate = stuck  # type: ignore[method-assign]
+    report = stage.sweep()
+
+    assert [(each.entry.key, first.id in each.reason) for each in report.left] == [("a", True)]
+    assert [each.instance_id for each in report.ended] == [second.id]
+    assert (stage.open_keys, report.clean) == (["a"], False)
+
+
+def test_a_provider_that_cannot_be_made_again_keeps_its_entries_and_no_others(stage: Stage) -> None:
+    stage.launch("a")
+    stage.ledger.reserve({"b": 0}, Purchase(pool_id="pool", provider="another"), owner=DEAD)
+
+    def make(name: str, settings: Mapping[str, Any]) -> Provider:
+        if name == "another":
+            raise ConfigurationError("key_path: there is no file")
+        return stage.make(name, settings)
+
+    report = asyncio.run(Sweep(stage.ledger, make=make).run())
+
+    assert [(each.entry.key, each.reason) for each in report.left] == [("b", "key_path: there is no file")]
+    assert [each.entry.key for each in report.ended] == ["a"]
+
+
+def test_machines_that_the_ledger_does_not_know_are_listed_and_ended_only_when_asked_for(stage: Stage) -> None:
+    (stranger,) = stage.launch("stranger", reserved=False)
+    also = [("fake", {"account": 1})]
+
+    listed = stage.sweep(also=also)
+    assert [(each.instance_id, each.ended) for each in listed.unknown] == [(stranger.id, False)]
+    assert (stage.provider.alive, listed.clean) == ([stranger.id], True)
+
+    ended = stage.sweep(unknown=True, also=also)
+    assert [(each.instance_id, each.ended) for each in ended.unknown] == [(stranger.id, True)]
+    assert stage.provider.alive == []
+
+
+def test_what_is_launched_while_the_sweep_looks_is_not_taken_for_unknown(stage: Stage) -> None:
+    stage.launch("a")
+    tagged = stage.provider.tagged
+
+    async def slow() -> Sequence[Instance]:
+        await asyncio.to_thread(lambda: stage.launch("new", owner=ALIVE, pool_id="new pool"))
+        return await tagged()
+
+    stage.provider.tagged = slow  # type: ignore[method-assign]
+    report = stage.sweep(unknown=True)
+
+    assert report.unknown == []
+    assert stage.open_keys == ["new"]
+
+
+def test_a_pool_that_is_ended_from_outside_is_ended_whoever_owns_it_and_gets_no_more(stage: Stage) -> None:
+    stage.launch("a", owner=ALIVE)
+    (other,) = stage.launch("b", owner=ALIVE, pool_id="another")
+
+    report = stage.down()
+
+    assert [each.entry.key for each in report.ended] == ["a"]
+    assert (stage.provider.alive, stage.open_keys) == ([other.id], ["b"])
+    with pytest.raises(PoolStateError):
+        stage.launch("c", owner=ALIVE)
+
+
+@pytest.mark.parametrize(("owner", "kept"), [(ALIVE, True), (ELSEWHERE, True), (DEAD, False)])
+def test_a_machine_that_its_owner_may_just_be_asking_for_is_not_forgotten(
+    stage: Stage, owner: Owner, kept: bool
+) -> None:
+    stage.ledger.reserve({"a": 0}, PURCHASE, owner=owner)
+
+    report = stage.down()
+
+    assert [each.entry.key for each in report.left] == (["a"] if kept else [])
+    assert stage.open_keys == (["a"] if kept else [])

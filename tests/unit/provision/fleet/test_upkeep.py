@@ -1,0 +1,435 @@
+"""The fleet is kept at its wanted size: nodes are replaced, added, taken away, and given up."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stamina
+
+from skyward.errors import AuthenticationError, CapacityError, PoolStateError, TerminationError, UnreachableError
+from skyward.events import Error
+from skyward.providers.base import Instance, LaunchOrder, Offer
+from skyward.provision.buying.ledger import Ledger
+from skyward.provision.fleet.upkeep import Upkeep
+from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.testing.fleets import FleetStage
+from skyward.wire.control import Ending
+
+
+@dataclass
+class Engine:
+    """Who works with the nodes, and writes down what it is told."""
+
+    log: list[tuple[Any, ...]] = field(default_factory=list)
+    busy: dict[int, asyncio.Event] = field(default_factory=dict)
+    refuses: dict[int, Exception] = field(default_factory=dict)
+    breaks: list[Exception] = field(default_factory=list)
+    cancels_itself: set[int] = field(default_factory=set)
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        self.log.append(("expect", *ranks))
+
+    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
+        self.log.append(("retire", *ranks))
+
+    async def attach(self, node: NodeHandle) -> None:
+        if (error := self.refuses.pop(node.rank, None)) is not None:
+            raise error
+        if node.rank in self.cancels_itself:
+            raise asyncio.CancelledError
+        self.log.append(("attach", node.rank))
+
+    async def drain(self, rank: int) -> None:
+        self.log.append(("drain", rank))
+        if rank in self.busy:
+            await self.busy[rank].wait()
+
+    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+        if self.breaks:
+            raise self.breaks.pop()
+        self.log.append(("detach", rank, reason, for_good))
+
+    def of(self, verb: str) -> list[tuple[Any, ...]]:
+        return [entry[1:] for entry in self.log if entry[0] == verb]
+
+
+@dataclass(kw_only=True)
+class Stage(FleetStage):
+    engine: Engine = field(default_factory=Engine)
+
+    @asynccontextmanager
+    async def upkeep(self, nodes: int = 2) -> AsyncGenerator[Upkeep]:
+        fleet = self.present = self.fleet(nodes=nodes, timeout=600)
+        upkeep = Upkeep(fleet, self.engine, publish=self.events.append, clock=self.clock)
+        try:
+            await upkeep.start(range(nodes))
+            yield upkeep
+        finally:
+            await upkeep.close()
+            await fleet.stop()
+        assert self.provider.alive == []
+        assert self.ledger.open_entries() == ()
+
+    def lose(self, rank: int, *, reason: str = "struck by lightning", timed_out: bool = False) -> None:
+        """The node says that it ends."""
+        node = [node for node in self.nodes.opened if node.rank == rank][-1]
+        node._hear(Ending(reason=reason, timed_out=timed_out))
+
+    def ranks(self) -> list[int]:
+        return [node.rank for node in self.present.nodes]
+
+    def errors(self) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, Error)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(ledger=Ledger(tmp_path / "ledger.db"))
+
+
+@pytest.fixture(autouse=True)
+def no_backoff() -> Any:
+    with stamina.set_testing(True, attempts=3):
+        yield
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.001)
+
+
+async def test_a_lost_node_is_replaced_under_its_rank(stage: Stage) -> None:
+    async with stage.upkeep():
+        stage.lose(1)
+        await until(lambda: stage.engine.of("attach") == [(0,), (1,), (1,)])
+        assert stage.engine.of("detach") == [(1, "node 1 is lost: struck by lightning", False)]
+        assert stage.errors() == ["node 1 is lost: struck by lightning; another takes its place"]
+        await until(lambda: len(stage.provider.alive) == 2)
+        assert stage.ranks() == [0, 1]
+
+
+async def test_a_node_is_replaced_although_keeping_it_failed_once(stage: Stage) -> None:
+    async with stage.upkeep():
+        stage.engine.breaks.append(OSError(errno.EMFILE, "Too many open files"))
+        stage.lose(1)
+        await until(lambda: stage.engine.of("attach") == [(0,), (1,), (1,)])
+        assert any("keeping node 1 failed and was started again" in error for error in stage.errors())
+        await until(lambda: len(stage.provider.alive) == 2)
+
+
+async def test_a_node_whose_keeping_fails_again_and_again_is_given_up_and_not_bought_for_ever(stage: Stage) -> None:
+    async with stage.upkeep():
+        stage.engine.cancels_itself.add(1)
+        stage.lose(1)
+        await until(lambda: stage.engine.of("detach")[-1:] != [] and stage.engine.of("detach")[-1][2])
+        assert len([node for node in stage.nodes.opened if node.rank == 1]) <= 1 + 5
+        await until(lambda: len(stage.provider.alive) == 1)
+
+
+async def test_survivors_are_told_of_the_next_heads_scheduler(stage: Stage) -> None:
+    async with stage.upkeep():
+        survivor = stage.nodes.opened[1]
+        assert survivor.scheduler == "tls://127.0.0.1:9000"
+        stage.lose(0)
+        await until(lambda: survivor.scheduler == "tls://127.0.0.1:9001")
+
+
+async def test_a_node_whose_time_is_over_is_not_replaced(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.lose(1, reason="its timeout is over", timed_out=True)
+        await until(lambda: upkeep.wanted == {0})
+        assert stage.engine.of("detach") == [(1, "node 1 is lost: its timeout is over", True)]
+        assert len(stage.provider.instances) == 2
+
+
+async def test_replacing_is_tried_again_after_growing_pauses(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.provider.fail("launch", CapacityError("sold out"), times=2)
+        stage.lose(1)
+        await until(lambda: stage.engine.of("attach").count((1,)) == 2)
+        assert upkeep.wanted == {0, 1}
+        assert [pause for pause in stage.clock.slept_s if pause >= 1] == [4.0, 8.0]
+        assert len(stage.errors()) == 3
+        assert all("node 1 could not be replaced: " in error for error in stage.errors()[1:])
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"), [(CapacityError("sold out"), 4), (AuthenticationError("who are you?"), 1)]
+)
+async def test_what_cannot_be_replaced_is_given_up(stage: Stage, error: Exception, attempts: int) -> None:
+    async with stage.upkeep() as upkeep:
+        launches = stage.provider.calls.count("launch")
+        stage.provider.fail("launch", error, times=20)
+        stage.lose(1)
+        await until(lambda: upkeep.wanted == {0})
+        assert stage.provider.calls.count("launch") == launches + attempts
+        assert stage.engine.of("detach")[-1] == (
+            1,
+            "node 1 is lost: struck by lightning, and could not be replaced",
+            True,
+        )
+        await until(lambda: stage.nodes.opened[0].total_nodes == 1)  # it is told by a task of its own
+
+
+async def test_a_node_that_never_lasts_is_not_bought_for_ever(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        for lives in range(2, 6):
+            stage.lose(1)
+            await until(lambda lives=lives: stage.engine.of("attach").count((1,)) == lives)
+        stage.lose(1)
+        await until(lambda: upkeep.wanted == {0})
+        assert len(stage.provider.instances) == 6
+
+
+async def test_growing_adds_nodes_at_the_lowest_free_ranks(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        await upkeep.scale(4, ())
+        assert stage.ranks() == [0, 1, 2, 3]
+        assert stage.engine.of("expect") == [(0, 1), (2, 3)]
+        assert {node.total_nodes for node in stage.nodes.opened} == {4}
+        await upkeep.scale(3, {1})
+        await upkeep.scale(4, ())
+        assert stage.engine.of("attach")[-1] == (1,)
+
+
+async def test_what_cannot_be_added_is_an_error_and_the_rest_goes_on(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.provider.fail("launch", CapacityError("sold out"))
+        with pytest.raises(CapacityError, match="sold out"):
+            await upkeep.scale(4, ())
+        assert upkeep.wanted == {0, 1}
+        assert [entry[0] for entry in stage.engine.of("detach")] == [2, 3]
+        assert len(stage.errors()) == 1
+        await upkeep.scale(3, ())
+        assert stage.ranks() == [0, 1, 2]
+
+
+async def test_a_new_node_whose_workers_do_not_answer_is_ended(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.engine.refuses[2] = CapacityError("no answer")
+        with pytest.raises(CapacityError, match="no answer"):
+            await upkeep.scale(3, ())
+        assert len(stage.provider.alive) == 2
+
+
+async def test_shrinking_drains_before_it_ends_and_spares_the_head(stage: Stage) -> None:
+    async with stage.upkeep(3) as upkeep:
+        stage.engine.busy[2] = asyncio.Event()
+        shrinking = asyncio.ensure_future(upkeep.scale(1, {0, 2}))
+        await until(lambda: stage.ranks() == [0, 2])  # the idle one is gone, the busy one is not
+        assert not shrinking.done()
+        stage.engine.busy[2].set()
+        await shrinking
+        assert stage.ranks() == [0]
+        verbs = [entry[0] for entry in stage.engine.log if entry[1] == 2]
+        assert verbs == ["attach", "retire", "drain", "detach"]
+
+
+async def test_those_not_yet_there_go_first_and_who_waits_for_them_is_told(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.hang(2, "prepare")
+        growing = asyncio.ensure_future(upkeep.scale(3, ()))
+        await stage.nodes.hanging.wait()
+        await upkeep.scale(2, ())
+        with pytest.raises(asyncio.CancelledError):
+            await growing
+        assert stage.ranks() == [0, 1]
+        assert len(stage.provider.alive) == 2
+
+
+async def test_a_node_that_is_lost_while_it_drains_is_not_replaced(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.engine.busy[1] = asyncio.Event()
+        shrinking = asyncio.ensure_future(upkeep.scale(1, ()))
+        await until(lambda: stage.engine.of("drain") == [(1,)])
+        stage.lose(1)
+        await until(lambda: stage.engine.of("detach") != [])
+        stage.engine.busy[1].set()
+        await shrinking
+        assert len(stage.provider.instances) == 2
+
+
+async def test_a_closed_upkeep_takes_nothing_more(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        await upkeep.close()
+        with pytest.raises(PoolStateError, match="closed"):
+            upkeep.scale(3, ())
+
+
+async def test_who_asks_for_a_size_while_a_node_is_replaced_waits_for_it(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.hang(1, "prepare")
+        stage.lose(1)
+        await stage.nodes.hanging.wait()
+        waiting = asyncio.ensure_future(upkeep.scale(2, ()))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await upkeep.scale(1, ())
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert stage.ranks() == [0]
+
+
+async def test_a_node_that_cannot_be_drained_is_ended_all_the_same(stage: Stage) -> None:
+    async def refuse(rank: int) -> None:
+        raise ValueError("no")
+
+    async with stage.upkeep() as upkeep:
+        stage.engine.drain = refuse  # type: ignore[method-assign]
+        await upkeep.scale(1, ())
+        assert stage.ranks() == [0]
+        assert stage.errors() == ["node 1 could not be drained: no"]
+
+
+class HeldUp:
+    """A launch that is refused, but not before it is let go."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+        self._launch = stage.provider.launch
+        stage.provider.launch = self.launch  # type: ignore[method-assign]
+
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        if self.go.is_set():
+            return await self._launch(offers, order)
+        self.begun.set()
+        await self.go.wait()
+        raise CapacityError("sold out")
+
+
+@pytest.mark.parametrize("action", ["close", "shrink"])
+async def test_a_refusal_that_comes_after_the_end_buys_nothing_more(stage: Stage, action: str) -> None:
+    async with stage.upkeep() as upkeep:
+        held_up = HeldUp(stage)
+        stage.lose(1)
+        await held_up.begun.wait()
+        ending = asyncio.ensure_future(upkeep.close() if action == "close" else upkeep.scale(1, ()))
+        await asyncio.sleep(0.01)
+        held_up.go.set()
+        async with asyncio.timeout(5):
+            await ending
+        assert len(stage.provider.instances) == 2
+
+
+async def test_closing_while_cleaning_up_fails_still_closes(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.hang(1, "prepare")
+        stage.lose(1)
+        await stage.nodes.hanging.wait()
+        await until(lambda: len(stage.provider.alive) == 2)
+        stage.provider.fail("terminate", RuntimeError("500"), times=3)
+        async with asyncio.timeout(5):
+            await upkeep.close()
+        assert len(stage.provider.instances) == 3
+
+
+class Stubborn:
+    """A provider that does not end some machines for now."""
+
+    def __init__(self, stage: Stage, *machines: str) -> None:
+        self.machines = set(machines)
+        self._terminate = stage.provider.terminate
+        stage.provider.terminate = self.terminate  # type: ignore[method-assign]
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        await self._terminate([each for each in instance_ids if each not in self.machines])
+
+
+async def test_stopping_ends_lost_machines_even_where_others_cannot_be_ended(stage: Stage) -> None:
+    async with stage.upkeep():
+        stubborn = Stubborn(stage, "fake-0", "fake-1")
+        stage.lose(1)
+        await until(lambda: stage.engine.of("attach").count((1,)) == 2)
+        stubborn.machines.discard("fake-1")
+        with pytest.raises(TerminationError) as left:
+            await stage.present.stop()
+        assert left.value.instance_ids == ("fake-0",)
+        assert stage.provider.alive == ["fake-0"]
+        stubborn.machines.clear()
+
+
+async def test_a_machine_that_cannot_be_ended_keeps_no_other_from_its_rank(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stubborn = Stubborn(stage, "fake-1")
+        with pytest.raises(TerminationError):
+            await upkeep.scale(1, ())
+        await upkeep.scale(2, ())
+        assert stage.ranks() == [0, 1]
+        stubborn.machines.clear()
+
+
+async def test_a_survivor_that_could_not_be_told_of_the_next_head_is_told_the_next_time(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        survivor = stage.nodes.opened[1]
+        stage.nodes.fail(1, "join", UnreachableError("the link is down for a second"))
+        stage.lose(0)
+        await until(lambda: survivor.log.count("join") == 2)
+        stage.nodes.heal(1, "join")
+        await upkeep.scale(3, ())
+        assert survivor.scheduler == "tls://127.0.0.1:9001"
+
+
+async def test_a_node_that_joins_as_the_head_is_lost_joins_the_next_one(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.hang(2, "join")
+        growing = asyncio.ensure_future(upkeep.scale(3, ()))
+        await stage.nodes.hanging.wait()
+        stage.nodes.heal(2, "join")
+        stage.lose(0)
+        await growing
+        assert stage.nodes.opened[2].scheduler == "tls://127.0.0.1:9001"
+
+
+async def test_a_head_that_was_given_up_is_the_first_to_be_added_again(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.provider.fail("launch", AuthenticationError("expired"))
+        stage.lose(0)
+        await until(lambda: upkeep.wanted == {1})
+        await upkeep.scale(2, ())
+        assert stage.ranks() == [0, 1]
+
+
+async def test_nodes_that_wait_for_a_head_that_is_given_up_fail_and_the_next_scale_brings_one(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.hang(2, "start")
+        growing = asyncio.ensure_future(upkeep.scale(3, ()))
+        await stage.nodes.hanging.wait()
+        stage.provider.fail("launch", AuthenticationError("expired"))
+        stage.lose(0)
+        await until(lambda: 0 not in upkeep.wanted)
+        growing.cancel()
+        await upkeep.scale(1, ())
+        await until(lambda: stage.ranks() == [0])
+
+
+async def test_what_can_never_be_added_is_not_bought_again_and_again(stage: Stage) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.nodes.fail(2, "prepare", CapacityError("it never starts"))
+        errors: list[str] = []
+        for _ in range(20):  # as adaptive scaling asks while work waits
+            with pytest.raises(CapacityError) as refused:
+                await upkeep.scale(3, ())
+            errors.append(str(refused.value))
+        assert len(stage.provider.instances) == 2 + 5
+        assert "the last 5 nodes could not be added; there will be no further attempt for 60 s" in errors[-1]
+        stage.nodes.heal(2, "prepare")
+        stage.clock.advance(61)
+        await upkeep.scale(3, ())
+        assert stage.ranks() == [0, 1, 2]
+
+
+async def test_a_machine_that_cannot_be_ended_is_tried_again_until_it_is_gone(stage: Stage) -> None:
+    async with stage.upkeep():
+        stubborn = Stubborn(stage, "fake-1")
+        stage.lose(1)
+        await until(lambda: any("may still cost money: fake-1" in error for error in stage.errors()))
+        stubborn.machines.clear()
+        await until(lambda: "fake-1" not in stage.provider.alive)

@@ -1,0 +1,103 @@
+"""Files of an image on their way into a node's folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import BootstrapError, UnreachableError
+from skyward.provision.preparing.sending import deliver_includes
+from skyward.request.image import Image
+from skyward.transport.access import LocalAccess
+from skyward.transport.base import Completed
+from skyward.transport.local_transport import LocalTransport
+
+
+class Node(LocalTransport):
+    """A node of this machine, whose link drops as often as the test says, after the command has run."""
+
+    def __init__(self, folder: Path, drops: int = 0) -> None:
+        super().__init__(LocalAccess(address="127.0.0.1", workdir=str(folder / "node")))
+        self.files = folder / "node" / "files"
+        self.drops = drops
+
+    async def run(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+    ) -> Completed:
+        completed = await super().run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
+        if self.drops:
+            self.drops -= 1
+            raise UnreachableError("the link is down")
+        return completed
+
+    async def take(self, *includes: str, python: str = sys.executable) -> None:
+        image = Image(includes=includes)
+        await deliver_includes(image, self, folder=str(self.files), python=python, node=1)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    project = tmp_path / "project"
+    (project / "pkg").mkdir(parents=True)
+    (project / "pkg" / "a.sh").write_text("echo 1")
+    (project / "pkg" / "a.sh").chmod(0o750)
+    (project / "pkg" / "b").symlink_to("a.sh")
+    monkeypatch.chdir(project)
+    return project
+
+
+async def test_files_arrive_as_they_were(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+
+    await node.take("pkg")
+
+    arrived = node.files / "pkg"
+    assert (arrived / "b").read_text() == "echo 1"
+    assert (arrived / "b").readlink() == Path("a.sh")
+    assert (arrived / "a.sh").stat().st_mode & 0o700 == 0o700
+
+
+async def test_files_are_read_anew_each_time(tmp_path: Path, project: Path) -> None:
+    node = Node(tmp_path)
+    await node.take("pkg")
+    (project / "pkg" / "a.sh").write_text("echo 2")
+
+    await node.take("pkg")
+
+    assert (node.files / "pkg" / "a.sh").read_text() == "echo 2"
+
+
+async def test_a_link_that_drops_costs_nothing(tmp_path: Path) -> None:
+    node = Node(tmp_path, drops=2)
+
+    await node.take("pkg")
+
+    assert (node.files / "pkg" / "a.sh").read_text() == "echo 1"
+
+
+async def test_nothing_included_is_nothing_done(tmp_path: Path) -> None:
+    node = Node(tmp_path, drops=1)
+
+    await node.take()
+
+    assert (node.drops, node.files.exists()) == (1, False)
+
+
+async def test_a_folder_that_cannot_be_written_is_an_error_with_what_was_said(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.files.parent.mkdir()
+    node.files.touch()
+
+    with pytest.raises(BootstrapError, match=r"cannot be unpacked into .*/files of node 1") as raised:
+        await node.take("pkg")
+
+    assert raised.value.step == "skyward"
+    assert "Error" in raised.value.log_tail
+
+
+async def test_files_that_have_gone_since_they_were_checked_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BootstrapError, match=r"cannot be sent to node 1: includes\[0\] \('gone'\) does not exist"):
+        await Node(tmp_path).take("gone")

@@ -1,0 +1,113 @@
+"""A node that does not come up says why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from skyward.errors import BootstrapError, PoolStateError
+from skyward.providers.base import Instance, InstanceState
+from skyward.provision.preparing.node_handle import NodeHandle, open_node
+from skyward.request.image import Image
+from skyward.testing.nodes import node_config, node_instance
+from skyward.transport.base import Completed
+
+RUNNING = node_instance()
+CONFIG = node_config(node=3, total_nodes=4, env={"TOKEN": "secret"})
+
+
+class Answering:
+    """A transport whose commands all end in one way."""
+
+    def __init__(self, answer: Completed) -> None:
+        self.answer = answer
+        self.argv: list[str] = []
+        self.env: Mapping[str, str] = {}
+        self.written: dict[str, tuple[bytes, int]] = {}
+        self.closed = False
+
+    async def run(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+    ) -> Completed:
+        self.argv, self.env = list(argv), env or {}
+        return self.answer
+
+    async def put(self, data: Any, path: str, *, mode: int = 0o600) -> None:
+        self.written[path] = (bytes(data), mode)
+
+    async def forward(self, host: str, port: int) -> tuple[str, int]:
+        return (host, port)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def node_on(transport: Answering) -> NodeHandle:
+    return NodeHandle(instance=RUNNING, rank=3, transport=transport, on_message=lambda node, message: None)
+
+
+async def start(node: NodeHandle) -> None:
+    await node.prepare(Image(), lambda step: None)
+    await node.start(CONFIG)
+
+
+@pytest.mark.parametrize("said", ["", "not json", "{}", "[]"])
+def test_a_supervisor_that_does_not_announce_itself_is_an_error_with_what_it_said(said: str) -> None:
+    transport = Answering(Completed(exit_code=1, stdout=said, stderr="Traceback: no module"))
+
+    with pytest.raises(BootstrapError, match=r"node 3 did not start \(exit code 1\)") as raised:
+        asyncio.run(start(node_on(transport)))
+
+    assert (raised.value.step, raised.value.log_tail) == ("server", "Traceback: no module")
+    assert raised.value.log_path == "/nonexistent/supervisor.log"
+
+
+def test_secrets_travel_in_the_private_file_only() -> None:
+    transport = Answering(Completed(exit_code=1, stdout="", stderr=""))
+    with pytest.raises(BootstrapError) as raised:
+        asyncio.run(start(node_on(transport)))
+
+    ((data, mode),) = transport.written.values()
+    assert json.loads(data)["env"] == {"TOKEN": "secret"}
+    assert mode == 0o600
+    assert "secret" not in f"{transport.argv} {transport.env} {raised.value!r}"
+
+
+def test_every_process_of_the_node_will_carry_its_id() -> None:
+    transport = Answering(Completed(exit_code=1, stdout="", stderr=""))
+    with pytest.raises(BootstrapError):
+        asyncio.run(start(node_on(transport)))
+
+    assert transport.env == {"SKYWARD_INSTANCE": "i-1"}
+
+
+def test_a_node_that_never_started_can_be_stopped_twice() -> None:
+    transport = Answering(Completed(exit_code=0, stdout="", stderr=""))
+    node = node_on(transport)
+
+    async def scenario() -> None:
+        await node.stop(1.0)
+        await node.stop(1.0)
+
+    asyncio.run(scenario())
+    assert transport.closed
+
+
+def test_what_needs_a_connection_says_so() -> None:
+    node = node_on(Answering(Completed(exit_code=0, stdout="", stderr="")))
+
+    with pytest.raises(PoolStateError, match="node 3 is not connected"):
+        asyncio.run(node.kill_worker(0, "x"))
+    with pytest.raises(PoolStateError, match="node 3 has not started"):
+        _ = node.ready
+
+
+def test_a_machine_that_cannot_be_reached_yet_is_no_node() -> None:
+    pending = Instance(id="i-2", key="key", state=InstanceState.PENDING, offer=RUNNING.offer)
+
+    with pytest.raises(PoolStateError, match="i-2 of node 0 cannot be reached yet"):
+        open_node(pending, 0, lambda node, message: None)

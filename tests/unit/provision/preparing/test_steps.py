@@ -1,0 +1,72 @@
+"""A new machine is waited for until it lets us in as itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
+from skyward.provision.preparing import commands as steps
+from skyward.provision.preparing.commands import let_in
+from skyward.transport.base import Completed
+
+
+class Booting:
+    """A transport to a machine that answers so many times in these ways, and then as it should."""
+
+    def __init__(self, *refusals: Exception) -> None:
+        self.refusals = list(refusals)
+        self.asked = 0
+
+    async def run(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+    ) -> Completed:
+        self.asked += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return Completed(exit_code=0, stdout="", stderr="")
+
+    async def put(self, data: Any, path: str, *, mode: int = 0o600) -> None:
+        raise NotImplementedError
+
+    async def forward(self, host: str, port: int) -> tuple[str, int]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def knocking_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_KNOCK_S", 0.001)
+
+
+def test_another_host_key_a_refused_user_and_silence_are_not_yet_the_end() -> None:
+    machine = Booting(UnreachableError("no answer"), HostKeyError("the image's"), AuthenticationError("no key yet"))
+
+    asyncio.run(let_in(machine, within_s=30, node=0))
+
+    assert machine.asked == 4
+
+
+def test_a_machine_that_is_not_new_is_not_asked() -> None:
+    machine = Booting(HostKeyError("another one"))
+    asyncio.run(let_in(machine, within_s=0, node=0))
+    assert machine.asked == 0
+
+
+@pytest.mark.parametrize("kind", [HostKeyError, AuthenticationError])
+def test_who_refuses_us_to_the_end_is_told_as_that(kind: type[AuthenticationError]) -> None:
+    machine = Booting(*[kind("it is another")] * 10_000)
+    with pytest.raises(kind, match=r"node 3 did not let us in for 0.05 s: it is another") as told:
+        asyncio.run(let_in(machine, within_s=0.05, node=3))
+    assert type(told.value) is kind
+
+
+def test_who_does_not_answer_to_the_end_cannot_be_reached() -> None:
+    machine = Booting(HostKeyError("the image's"), *[UnreachableError("no answer")] * 10_000)
+    with pytest.raises(UnreachableError, match=r"waited 0.05 s for node 3 to let us in; last observed: no answer"):
+        asyncio.run(let_in(machine, within_s=0.05, node=3))

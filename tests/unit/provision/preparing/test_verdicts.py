@@ -1,0 +1,207 @@
+"""A node is lost by two independent signals, never because somebody could not be asked: that buys machines in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skyward.errors import HostKeyError, RateLimitError, UnreachableError
+from skyward.node.supervisor.lease import Lease
+from skyward.providers.base import InstanceState
+from skyward.provision.preparing import node_handle as nodes
+from skyward.provision.preparing.machine_status import Inquiry
+from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.testing.clock import FakeClock
+from skyward.testing.nodes import node_config, node_instance
+from skyward.testing.provider import FakeProvider
+from skyward.transport.base import Completed
+
+INSTANCE = node_instance()
+CONFIG = node_config(node=1, total_nodes=2)
+RUNS = Completed(exit_code=0, stdout="", stderr="")
+GONE = Completed(exit_code=99, stdout="", stderr="")
+NO_ROOM = [
+    Completed(exit_code=2, stdout="", stderr="sh: 1: Cannot fork"),
+    Completed(exit_code=1, stdout="", stderr="MemoryError"),
+    Completed(exit_code=127, stdout="", stderr="python: not found"),
+    Completed(exit_code=-9, stdout="", stderr=""),
+]
+TIMED_OUT = UnreachableError("no answer within 30 s")
+
+
+class Machine:
+    """A transport that answers the question whether the supervisor runs; the last answer stays."""
+
+    def __init__(self, *answers: Completed | Exception) -> None:
+        self.answers = deque(answers)
+        self.asked = 0
+        self.asked_again = asyncio.Event()
+
+    async def run(self, argv: Sequence[str], **_: Any) -> Completed:
+        self.asked += 1
+        if self.asked > len(self.answers) + 1:
+            self.asked_again.set()
+        answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_JUDGE_S", 0.001)
+
+
+def unlinked_node(machine: Machine) -> NodeHandle:
+    node = NodeHandle(instance=INSTANCE, rank=1, transport=machine, on_message=lambda node, message: None)  # type: ignore[arg-type]
+    node._ready = SimpleNamespace(pid=1)  # type: ignore[assignment]
+    node._environment = SimpleNamespace(python="python")  # type: ignore[assignment]
+    node._control = SimpleNamespace(connected=False)  # type: ignore[assignment]
+    node._connection_lost()
+    return node
+
+
+@pytest.mark.parametrize("answer", [TIMED_OUT, OSError("no route"), RUNS, *NO_ROOM])
+async def test_a_lost_connection_alone_is_no_loss(answer: Completed | Exception) -> None:
+    machine = Machine(answer)
+    waiting = asyncio.ensure_future(unlinked_node(machine).wait_gone())
+
+    async with asyncio.timeout(10):
+        await machine.asked_again.wait()
+
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_machine_that_says_its_supervisor_is_gone_is_believed_once_it_can_be_asked() -> None:
+    machine = Machine(TIMED_OUT, TIMED_OUT, GONE)
+
+    async with asyncio.timeout(10):
+        loss = await unlinked_node(machine).wait_gone()
+
+    assert loss.reason == "its supervisor is gone"
+    assert machine.asked == 3
+
+
+@pytest.mark.parametrize(
+    ("pid", "instance_id", "verdict"), [("self", "mine", 0), ("self", "other", 99), ("none", "mine", 99)]
+)
+def test_the_machine_is_asked_for_this_very_supervisor(pid: str, instance_id: str, verdict: int) -> None:
+    with subprocess.Popen(["sleep", "60"], env={"SKYWARD_INSTANCE": "mine"}) as process:
+        try:
+            number = process.pid if pid == "self" else 1 << 22
+            asked = [sys.executable, "-c", nodes._IS_THERE, str(number), instance_id]
+            assert subprocess.run(asked, check=False).returncode == verdict
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("lease_s", "away_s"), [(120, 1800), (600, 30), (1, 1)])
+def test_a_node_that_is_given_up_has_ended(lease_s: float, away_s: float) -> None:
+    """However long it took until somebody told it that the client's connection is closed."""
+    limit_s = nodes.longest_absence_s(replace(CONFIG, lease_s=lease_s, away_s=away_s))
+    for left_s in range(int(away_s) + 1):
+        lease = Lease(timeout_s=1e9, lease_s=lease_s, away_s=away_s, now=0)
+        lease.joined(0)
+        lease.left(left_s)
+        assert lease.end_reason(limit_s, age_s=limit_s)
+
+
+# --- the provider's word ----------------------------------------------------------------------------------------------
+
+
+class Seller(FakeProvider):
+    """Says of the machine what it is told to."""
+
+    def __init__(self, state: InstanceState, reason: str = "") -> None:
+        super().__init__()
+        self.instances["i-1"] = replace(INSTANCE, state=state, reason=reason)
+
+
+def asking(machine: Machine, provider: FakeProvider, clock: FakeClock) -> NodeHandle:
+    node = unlinked_node(machine)
+    node.inquire = Inquiry(provider, "i-1", clock=clock)
+    return node
+
+
+class Passing(FakeClock):
+    """A second passes between two looks at it."""
+
+    def monotonic(self) -> float:
+        self.advance(1)
+        return super().monotonic()
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (InstanceState.GONE, "fake says that it is gone: Server.Reclaimed"),
+        (InstanceState.STOPPING, "fake says that it is stopping: Server.Reclaimed"),
+        (InstanceState.FAILED, "fake says that it is failed: Server.Reclaimed"),
+    ],
+)
+@pytest.mark.parametrize("error", [TIMED_OUT, OSError("no route"), HostKeyError("another machine has its address")])
+async def test_a_machine_that_cannot_be_asked_and_is_over_by_its_providers_word_is_lost(
+    error: Exception, state: InstanceState, says: str
+) -> None:
+    async with asyncio.timeout(10):
+        loss = await asking(Machine(error), Seller(state, "Server.Reclaimed"), Passing()).wait_gone()
+
+    assert loss.reason == f"it cannot be reached, and {says}"
+
+
+@pytest.mark.parametrize("state", [InstanceState.PENDING, InstanceState.RUNNING])
+async def test_a_machine_that_cannot_be_asked_and_runs_by_its_providers_word_is_away(state: InstanceState) -> None:
+    machine, provider = Machine(TIMED_OUT), Seller(state)
+    waiting = asyncio.ensure_future(asking(machine, provider, Passing()).wait_gone())
+
+    async with asyncio.timeout(10):
+        while provider.calls.count("describe") < 3:  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.001)
+
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_provider_is_not_asked_while_the_machine_answers() -> None:
+    machine, provider = Machine(RUNS), Seller(InstanceState.GONE)
+    waiting = asyncio.ensure_future(asking(machine, provider, Passing()).wait_gone())
+
+    async with asyncio.timeout(10):
+        await machine.asked_again.wait()
+
+    assert not waiting.done()
+    assert provider.calls == []
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_provider_that_cannot_say_is_asked_again_and_believed_then() -> None:
+    provider = Seller(InstanceState.GONE)
+    provider.fail("describe", RateLimitError("later"), times=2)
+
+    async with asyncio.timeout(10):
+        loss = await asking(Machine(TIMED_OUT), provider, Passing()).wait_gone()
+
+    assert loss.reason == "it cannot be reached, and fake says that it is gone"
+    assert provider.calls.count("describe") == 3
+
+
+async def test_a_provider_is_asked_no_oftener_than_every_five_seconds() -> None:
+    provider, clock = Seller(InstanceState.RUNNING), FakeClock()
+    inquire = Inquiry(provider, "i-1", clock=clock)
+    for _ in range(20):
+        assert await inquire() == ""
+        clock.advance(1)
+
+    assert provider.calls.count("describe") == 4

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import pickle
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from skyward.errors import ConfigurationError
+from skyward.request.accelerators import Accelerator
+from skyward.request.image import Image
+from skyward.request.instance import InstanceWish
+from skyward.request.request import PoolRequest, parse_request
+from skyward.request.spot import Spot
+from skyward.request.volume import S3Volume
+
+OTHER_PYTHON = f"3.{sys.version_info.minor + 1}"
+
+
+def test_defaults_are_those_of_the_reference():
+    image = Image()
+
+    assert parse_request() == PoolRequest(image=image, spot=Spot.Always(), env=image.env)
+
+
+def test_every_parameter_arrives_parsed():
+    volume = S3Volume(mount_path="/data", bucket="my-bucket")
+
+    request = parse_request(
+        nodes=3,
+        machine="p5.48xlarge",
+        accelerator="a100-40gb",
+        cpu=4,
+        memory="32GB",
+        volume=[volume],
+        spot=0.5,
+        timeout=60,
+        env={"A": "pool"},
+        concurrency=2,
+        image=Image(pip=["a"], env={"A": "image", "B": "image"}),
+        pip=["b"],
+        collect_metrics=False,
+    )
+
+    pins = [f"boto3=={version('boto3')}"]
+    assert request.image == Image(pip=["a", "b", *pins], env={"A": "pool", "B": "image"})
+    assert request == PoolRequest(
+        nodes=3,
+        machine="p5.48xlarge",
+        accelerator=Accelerator.NVIDIA.A100(memory="40GB"),
+        cpu=4,
+        memory_gib=32.0,
+        volumes=(volume,),
+        spot=Spot.Percent(0.5),
+        timeout_s=60.0,
+        env=request.image.env,
+        concurrency=2,
+        image=request.image,
+        collect_metrics=False,
+    )
+
+
+NOT_COUNTS = [0, -1, 1.5, "2", True, None, float("nan")]
+NOT_TIMES = [0, -1, "60", True, None, float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "message"),
+    [
+        *(("nodes", value, "a whole number ≥ 1") for value in NOT_COUNTS),
+        *(("concurrency", value, "a whole number ≥ 1") for value in NOT_COUNTS),
+        *(("cpu", value, "a whole number ≥ 1") for value in NOT_COUNTS if value is not None),
+        *(("timeout", value, "a number > 0") for value in NOT_TIMES),
+        *(("memory", value, "a size such as") for value in ["", "lots", "32", "0GB", "-1GB", "32PB", 32, "٣GB"]),
+        *(("machine", value, "non-empty text") for value in ["", " ", 3]),
+        *(("spot", value, '"always", "if-available", "never"') for value in ["sometimes", 2, None]),
+        *(("volume", value, "a list of S3Volume") for value in ["/data", 3, S3Volume(mount_path="/a", bucket="abc")]),
+        *(("image", value, "an Image") for value in ["torch", Image, {}]),
+        *(("pip", value, "a list of strings") for value in ["torch", "", 0, {}]),
+        *(("env", value, "a dict of strings to strings") for value in [[], "A=b", 3]),
+        *(("accelerator", value, "a name such as") for value in [3, ""]),
+        *(("collect_metrics", value, "True or False") for value in [1, "yes", None]),
+    ],
+)
+def test_a_bad_value_is_refused_naming_parameter_and_what_is_allowed(parameter: str, value: object, message: str):
+    arguments: dict[str, Any] = {parameter: value}
+
+    with pytest.raises(ConfigurationError, match=f"^{parameter} must be {message}.*, got "):
+        parse_request(**arguments)
+
+
+def test_the_message_says_it_all():
+    with pytest.raises(ConfigurationError, match=r"^nodes must be a whole number ≥ 1, got 0$"):
+        parse_request(nodes=0)
+
+
+def test_secrets_of_a_bad_environment_are_not_shown():
+    with pytest.raises(ConfigurationError, match=r"env\['A'\] must be text") as caught:
+        parse_request(env={"A": b"s3cret"})  # pyright: ignore[reportArgumentType]
+
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_list_of_volumes_holds_volumes_at_different_places():
+    volume = S3Volume(mount_path="/data", bucket="my-bucket")
+
+    with pytest.raises(ConfigurationError, match=r"volume\[1\] must be an S3Volume, got '/data'"):
+        parse_request(volume=[volume, "/data"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigurationError, match="different mount paths"):
+        parse_request(volume=[volume, volume])
+    with pytest.raises(ConfigurationError, match="none within another"):
+        parse_request(volume=[volume, S3Volume(mount_path="/data/deep/er", bucket="my-bucket")])
+    with pytest.raises(ConfigurationError, match="different mount paths"):
+        parse_request(volume=[volume, S3Volume(mount_path="/data/", bucket="other-bucket")])
+
+
+def test_another_python_than_the_clients_is_refused_before_anything_starts():
+    with pytest.raises(ConfigurationError, match=rf"image\.python must be 3\.\d+, .* got '{OTHER_PYTHON}'"):
+        parse_request(image=Image(python=OTHER_PYTHON))
+
+
+def test_a_patch_version_of_the_clients_python_is_accepted():
+    version = f"3.{sys.version_info.minor}.1"
+
+    assert parse_request(image=Image(python=version)).image.python_version == version
+
+
+@pytest.mark.parametrize(
+    ("text", "gib"), [("32GB", 32), ("32gib", 32), (" 1.5 TB ", 1536), ("512MB", 0.5), ("512 MiB", 0.5)]
+)
+def test_memory_is_read_as_machines_are_sold(text: str, gib: float):
+    assert parse_request(memory=text).memory_gib == gib
+
+
+def test_workers_are_concurrency_times_partitions():
+    assert parse_request(concurrency=3).workers_per_node == 3
+    assert parse_request(concurrency=2, accelerator=Accelerator.NVIDIA.A100(mig="3g.40gb")).workers_per_node == 4
+    assert parse_request(concurrency=2, accelerator=Accelerator.NVIDIA.A100(count=8)).workers_per_node == 2
+
+
+def test_cores_and_memory_are_asked_for_each_worker():
+    request = parse_request(cpu=2, memory="4GB", concurrency=3)
+
+    assert request.wish == InstanceWish(cpu=6, memory_gib=12.0)
+    assert parse_request().wish == InstanceWish()
+
+
+def test_a_request_is_a_value_that_hides_secrets():
+    request = parse_request(env={"TOKEN": "s3cret"})
+
+    assert pickle.loads(pickle.dumps(request)) == request
+    assert "s3cret" not in repr(request)
+
+
+@pytest.mark.parametrize("parameter", ["lease", "away"])
+@pytest.mark.parametrize("value", [0, -1, "120", True, float("inf"), None])
+def test_times_a_node_lives_on_are_positive_seconds(parameter: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{parameter} must be a number > 0"):
+        parse_request(**{parameter: value})
+
+
+def test_times_a_node_lives_on_have_the_documented_defaults() -> None:
+    assert (parse_request().lease_s, parse_request().away_s) == (120.0, 1800.0)
+    assert (parse_request(lease=5).lease_s, parse_request(away=0.5).away_s) == (5.0, 0.5)
