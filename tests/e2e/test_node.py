@@ -294,7 +294,7 @@ async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -
     plan = make_plan(config, control_port=0, blob_port=0, ports=free_ports(config.address, port_count(config)))
     plan = replace(plan, ready=replace(plan.ready, memory_bytes=2 * 400 * MIB))
     heard: asyncio.Queue[Message] = asyncio.Queue()
-    programs = ("skyward.node.supervisor.scheduler", "skyward.node.worker.nanny_program")
+    programs = ("skyward.node.supervisor.scheduler", "skyward.node.worker.nannies")
     zygote = Zygote(programs, plan, on_exit=lambda reason: None)
     children = [
         Child(module, plan, zygote=zygote, on_report=heard.put_nowait, on_exit=lambda reason: None)

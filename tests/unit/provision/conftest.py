@@ -32,7 +32,7 @@ TOOLS = (
 )
 """What every machine has."""
 
-PROGRAMS = ("supervisor/supervisor", "supervisor/scheduler", "worker/nanny_program", "worker/worker")
+PROGRAMS = ("supervisor/supervisor", "supervisor/scheduler", "worker/nannies", "worker/worker")
 
 
 class Machine(LocalTransport):

@@ -69,7 +69,7 @@ __all__ = ["Supervisor", "main"]
 log = logging.getLogger("skyward.node.supervisor")
 
 _SCHEDULER = "skyward.node.supervisor.scheduler"
-_NANNIES = "skyward.node.worker.nanny_program"
+_NANNIES = "skyward.node.worker.nannies"
 _TICK_S = 0.25
 _POWER_OFF_S = 30.0
 

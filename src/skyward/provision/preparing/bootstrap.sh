@@ -275,7 +275,7 @@ has_server() { has_skyward && [ -e "$finished" ]; }
 # Whether the node's programs will start, which also compiles them.
 step_server() {
     modules=
-    [ ! -e "$code" ] || modules="skyward.node.supervisor.supervisor skyward.node.worker.nanny_program skyward.node.supervisor.scheduler skyward.node.worker.worker"
+    [ ! -e "$code" ] || modules="skyward.node.supervisor.supervisor skyward.node.worker.nannies skyward.node.supervisor.scheduler skyward.node.worker.worker"
     limited "$environment/bin/python" -I -c '
 import importlib
 import sys

@@ -20,7 +20,7 @@ def look_from_below(answer):
 
 PROGRAM = """
 import multiprocessing.forkserver, os, sys
-from skyward.node.worker import nanny_program as nannies
+from skyward.node.worker import nannies
 from skyward.node.program import take_standard_output
 import tasks
 

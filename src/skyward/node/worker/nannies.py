@@ -17,7 +17,7 @@ from skyward.node.worker.nanny import keep_slots
 
 __all__ = ["main"]
 
-log = logging.getLogger("skyward.node.worker.nanny_program")
+log = logging.getLogger("skyward.node.worker.nannies")
 
 _DEATH_S = 1.0
 _END_S = 15.0
