@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from skyward.engine.blobs import Blob, NodeBlobs, identify
+from skyward.engine.blobs import Blob, Exchange, NodeBlobs, identify
 from skyward.engine.certificates import issue
-from skyward.engine.exchange import Exchange
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.image import Image

@@ -16,7 +16,7 @@ from skyward.client.opening import Opens, innermost
 from skyward.client.pending import PendingBatch, PendingCompute, Ts, checked_call
 from skyward.client.scaling import Scales
 from skyward.distributed.runtime import refuse_inside_call
-from skyward.engine.futures import Batch, RemoteFuture
+from skyward.engine.futures import CallBatch, RemoteFuture
 from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, SkywardEvent, current_callbacks, forward_emitted
@@ -194,7 +194,7 @@ class ComputePool(CallsByFunction, Scales, Opens):
         """The pool as a :class:`concurrent.futures.Executor`; shutting it down leaves the pool open."""
         return PoolExecutor(self)
 
-    def _results(self, batch: Batch, *, return_exceptions: bool) -> tuple[Any, ...]:
+    def _results(self, batch: CallBatch, *, return_exceptions: bool) -> tuple[Any, ...]:
         self._ready.wait(batch, all_of_them=return_exceptions)
         if return_exceptions:
             return tuple(_outcome_of(batch, index) for index in range(len(batch)))
@@ -247,7 +247,7 @@ class ComputePool(CallsByFunction, Scales, Opens):
         )
 
 
-def _outcome_of(batch: Batch, index: int) -> Any:
+def _outcome_of(batch: CallBatch, index: int) -> Any:
     try:
         return batch.result(index)
     except Exception as error:

@@ -2,7 +2,7 @@
 
 Under ``@`` the workers of such a call are a gang. Before the user's function runs each tells the others where it can
 be reached, through the client, and the framework is brought up with what all of them have said. A gang begins and
-fails as a whole: see :mod:`skyward.engine.gangs`.
+fails as a whole: see :mod:`skyward.engine.calls`.
 """
 
 from __future__ import annotations

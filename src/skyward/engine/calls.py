@@ -1,20 +1,136 @@
-"""The calls of a pool that are not over."""
+"""Unfinished calls of a pool: their records, their gangs, and the partial results received for them."""
 
 from __future__ import annotations
 
+import mmap
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 from skyward.engine.blobs import Stored
 from skyward.engine.dispatch import CallState, WorkerId
-from skyward.engine.futures import RawOutcome, Sink
-from skyward.engine.gangs import Gang
+from skyward.engine.futures import OutcomeSink, RawOutcome
 from skyward.engine.packing import Parcel
-from skyward.engine.receiving import Incoming
-from skyward.events import Callback
-from skyward.wire.messages import CallHeader
+from skyward.events import Callback, Error, LogLine, SkywardEvent
+from skyward.wire.log_pieces import LogPiece, Reassembler
+from skyward.wire.messages import CallHeader, Kind, Outcome
+from skyward.wire.pickling import PackedError
+from skyward.wire.session import Item
 
-__all__ = ["CallTable", "LiveCall"]
+__all__ = ["CallGang", "CallTable", "Incoming", "LiveCall"]
+
+
+class CallGang:
+    """The calls of one broadcast, by rank. Belongs to the event loop.
+
+    None of them is ever run again alone: what the others have done with its predecessor would be lost on it.
+
+    Attributes:
+        calls: the calls.
+        failed: whether one of them has failed, and so all.
+        raised: ids of those that raised something, which may be no more than an echo of what another one died of.
+    """
+
+    def __init__(self, calls: Sequence[LiveCall]) -> None:
+        self.calls = tuple(calls)
+        self.failed = False
+        self.raised: set[int] = set()
+        self._said: dict[int, str] = {}
+        for call in self.calls:
+            call.gang = self
+
+    def hear(self, rank: int, text: str) -> list[str] | None:
+        """What one tells the others; returns what all of them have told, by rank, once the last one has.
+
+        One that begins anew, in a fresh process, tells again: what it said before counts no more.
+        """
+        self._said[rank] = text
+        if len(self._said) < len(self.calls):
+            return None
+        said, self._said = self._said, {}
+        return [said[rank] for rank in range(len(self.calls))]
+
+    def fail(self) -> bool:
+        """One has failed; returns whether it is the first one."""
+        first, self.failed = not self.failed, True
+        return first
+
+
+@dataclass(slots=True, kw_only=True)
+class Incoming:
+    """Chunks, lines and events of a call, until its outcome."""
+
+    _parts: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
+    _lines: Reassembler = field(default_factory=Reassembler)
+    _no_memory: OSError | MemoryError | None = None
+
+    def add_chunk(self, item: Item) -> None:
+        """Store a piece of a large result. Without memory for the result, drop this piece and all that follow."""
+        if self._no_memory is not None:
+            return
+        _, _, index, part_bytes, offset, data = item
+        part = self._parts.get(index)
+        try:
+            if part is None:
+                part = self._parts[index] = _own_memory(part_bytes)
+        except (OSError, MemoryError) as error:
+            self._parts.clear()
+            self._no_memory = error
+            return
+        part[offset : offset + len(data)] = data
+
+    def outcome(self, wire: Sequence[Any], worker: WorkerId) -> RawOutcome:
+        """The end of the call."""
+        outcome = Outcome.from_wire(wire)
+        if outcome.error is not None:
+            type_name, message, traceback, pickled = outcome.error
+            error = PackedError(type_name=type_name, message=message, traceback=traceback, pickled=pickled)
+            return RawOutcome(error=error, seconds=outcome.seconds, worker=worker)
+        if self._no_memory is not None:
+            too_large = _too_large(sum(outcome.part_bytes), worker, self._no_memory)
+            return RawOutcome(error=too_large, seconds=outcome.seconds, worker=worker)
+        parts = [self._parts[index] for index in range(len(outcome.part_bytes))]
+        data = outcome.data or parts.pop(0)
+        return RawOutcome(data=data, buffers=tuple(parts), seconds=outcome.seconds, worker=worker)
+
+    def events(self, item: Item, *, node: int, instance_id: str) -> Iterator[SkywardEvent]:
+        """The events in an item of lines, or of an event that user code emitted."""
+        if item[0] == Kind.EVENT:
+            yield _event(item[2], instance_id)
+            return
+        for stream, text, partial, timestamp, writer in item[2]:
+            piece = LogPiece(text=text, partial=partial, stream=stream, timestamp=timestamp, writer=writer)
+            line = self._lines.add(piece)
+            if line is not None:
+                yield LogLine(node, instance_id, line.text, line.timestamp)
+
+
+def _own_memory(size: int) -> memoryview:
+    """Memory that no forked child shares, in large pages where there are any: those cost a fraction of the faults."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # this kernel has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+def _too_large(size: int, worker: WorkerId, cause: OSError | MemoryError) -> MemoryError:
+    return MemoryError(
+        f"the result of a call that ran on node {worker.node}, worker {worker.worker} has {size / 1e6:,.0f} MB, "
+        f"and this process has no memory for it ({cause}): raise its memory limit, drop earlier results, or have "
+        "the call return less, for example by writing to a volume"
+    )
+
+
+def _event(data: bytes, instance_id: str) -> SkywardEvent:
+    try:
+        return pickle.loads(data)
+    except BaseException as error:  # a value in it may be of a class that is not here, or exit when it is rebuilt
+        return Error(
+            f"an event that a call emitted cannot be rebuilt here: {type(error).__name__}: {error}", instance_id
+        )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -35,12 +151,12 @@ class LiveCall(CallState):
     """
 
     parcel: Parcel
-    sink: Sink
+    sink: OutcomeSink
     index: int = 0
     header: CallHeader | None = None
     callbacks: tuple[Callback, ...] = ()
     incoming: Incoming | None = None
-    gang: Gang | None = None
+    gang: CallGang | None = None
     renewals: int = 0
     held: Sequence[Stored] = ()
     shipping: object = None

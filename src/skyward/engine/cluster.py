@@ -10,12 +10,11 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 from skyward._concurrency.waiting import EAGER_S, PROMPT_S
-from skyward.engine.calls import CallTable, LiveCall
+from skyward.engine.calls import CallTable, Incoming, LiveCall
 from skyward.engine.dispatch import Dispatch, WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.engine.membership import Membership
-from skyward.engine.receiving import Incoming
 from skyward.engine.slots import Slot
 from skyward.errors import PoolStateError, SkywardError
 from skyward.events import Error

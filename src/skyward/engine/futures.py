@@ -15,7 +15,7 @@ from skyward.engine.dispatch import WorkerId
 from skyward.submission import CallFuture
 from skyward.wire.pickling import PackedError, unpack, unpack_error
 
-__all__ = ["Batch", "RawOutcome", "RemoteFuture", "Sink"]
+__all__ = ["CallBatch", "OutcomeSink", "RawOutcome", "RemoteFuture"]
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class RawOutcome:
         return f"node {self.worker.node}, worker {self.worker.worker}" if self.worker else "no worker"
 
 
-class Sink(Protocol):
+class OutcomeSink(Protocol):
     """Takes the outcomes of calls, each once. Called on the event loop only."""
 
     def begin(self) -> bool:
@@ -73,7 +73,7 @@ class Sink(Protocol):
         ...
 
 
-class Batch:
+class CallBatch:
     """The outcomes of calls that one caller waits for.
 
     Attributes:
@@ -94,11 +94,11 @@ class Batch:
         return len(self._outcomes)
 
     def begin(self) -> bool:
-        """See :class:`Sink`."""
+        """See :class:`OutcomeSink`."""
         return True
 
     def deliver(self, index: int, raw: RawOutcome) -> None:
-        """See :class:`Sink`."""
+        """See :class:`OutcomeSink`."""
         self._outcomes[index] = raw
         self.remaining -= 1
         if raw.error is not None and self.failed is None:
@@ -150,13 +150,13 @@ class RemoteFuture(CallFuture[Any]):
         self._error: BaseException | None = None
 
     def begin(self) -> bool:
-        """See :class:`Sink`; False if the future was cancelled."""
+        """See :class:`OutcomeSink`; False if the future was cancelled."""
         if self._begun is None:
             self._begun = self.set_running_or_notify_cancel()
         return self._begun
 
     def deliver(self, index: int, raw: RawOutcome) -> None:  # noqa: ARG002 - a sink of one call
-        """See :class:`Sink`."""
+        """See :class:`OutcomeSink`."""
         if isinstance(raw.error, CancelledError) and self._begun is None:
             super().cancel()
         if self.begin():

@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any, cast
 
 from skyward._concurrency.loop import LoopThread
-from skyward.engine.calls import LiveCall
+from skyward.engine.calls import CallGang, LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.futures import Batch, RemoteFuture, Sink
-from skyward.engine.gangs import Gang
+from skyward.engine.futures import CallBatch, OutcomeSink, RemoteFuture
 from skyward.engine.packing import Parcel
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events import Callback, current_callbacks
@@ -33,7 +32,7 @@ _CALLBACKS_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _BroadcastTarget:
     """Where one call of a broadcast runs, and what it knows of itself."""
 
     worker: WorkerId
@@ -61,24 +60,24 @@ class Intake:
         self._refuse_lone_ranks(parcels)
         return self._enter_with_futures([self._with_future(parcel) for parcel in parcels])
 
-    def submit_batch(self, parcels: Sequence[Parcel]) -> Batch:
+    def submit_batch(self, parcels: Sequence[Parcel]) -> CallBatch:
         """Queue calls, each for any worker, for one who waits for all of them."""
         self._refuse_lone_ranks(parcels)
-        batch = Batch(len(parcels))
+        batch = CallBatch(len(parcels))
         return self._enter_batch(batch, [self._call(parcel, batch, None, i) for i, parcel in enumerate(parcels)])
 
     def broadcast(self, parcel: Parcel) -> list[RemoteFuture]:
         """Queue one call on every worker, ordered by (node, worker)."""
         with self._cluster.members.lock:
-            places = self._places(gang=parcel.gang)
-            return self._enter_with_futures(_bound([self._with_future(parcel, place) for place in places]))
+            targets = self._targets(gang=parcel.gang)
+            return self._enter_with_futures(_bound([self._with_future(parcel, target) for target in targets]))
 
-    def broadcast_batch(self, parcel: Parcel) -> Batch:
+    def broadcast_batch(self, parcel: Parcel) -> CallBatch:
         """The same, for one who waits for all of them."""
         with self._cluster.members.lock:  # a node that goes knows of these calls before it looks whether it is idle
-            places = self._places(gang=parcel.gang)
-            batch = Batch(len(places))
-            calls = [self._call(parcel, batch, place, i) for i, place in enumerate(places)]
+            targets = self._targets(gang=parcel.gang)
+            batch = CallBatch(len(targets))
+            calls = [self._call(parcel, batch, target, i) for i, target in enumerate(targets)]
             return self._enter_batch(batch, _bound(calls))
 
     def cancel(self, calls: Iterable[Any], *, kill: bool = True) -> None:
@@ -97,22 +96,24 @@ class Intake:
         if not self._callbacks.close(_CALLBACKS_TIMEOUT_S):
             log.warning("a done-callback is still busy %g s after its pool was closed", _CALLBACKS_TIMEOUT_S)
 
-    def _with_future(self, parcel: Parcel, place: _Place | None = None) -> LiveCall:
+    def _with_future(self, parcel: Parcel, target: _BroadcastTarget | None = None) -> LiveCall:
         future = RemoteFuture(drop=self._drop, run_callback=self._run_callback)
-        future.call = call = self._call(parcel, future, place)
+        future.call = call = self._call(parcel, future, target)
         return call
 
-    def _call(self, parcel: Parcel, sink: Sink, place: _Place | None = None, index: int = 0) -> LiveCall:
+    def _call(
+        self, parcel: Parcel, sink: OutcomeSink, target: _BroadcastTarget | None = None, index: int = 0
+    ) -> LiveCall:
         return LiveCall(
             id=next(self._ids),
             kind=parcel.function.id,
             retries=parcel.retries,
-            pinned=place.worker if place else None,
+            pinned=target.worker if target else None,
             together=parcel.gang,
             parcel=parcel,
             sink=sink,
             index=index,
-            header=place.header if place else None,
+            header=target.header if target else None,
             callbacks=self._callbacks_in_force(),
         )
 
@@ -128,7 +129,7 @@ class Intake:
                 f"use @, as in {lone.label}(...) @ pool"
             )
 
-    def _places(self, *, gang: bool) -> list[_Place]:
+    def _targets(self, *, gang: bool) -> list[_BroadcastTarget]:
         workers = self._cluster.members.places
         if not workers:
             raise PoolStateError("every node of the pool is gone")
@@ -136,7 +137,7 @@ class Intake:
         counts = Counter(worker.node for worker in workers)
         firsts = dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
         return [
-            _Place(
+            _BroadcastTarget(
                 worker=worker,
                 header=CallHeader(
                     world=len(workers),
@@ -172,7 +173,7 @@ class Intake:
         self._enter(calls)
         return [cast("RemoteFuture", call.sink) for call in calls]
 
-    def _enter_batch(self, batch: Batch, calls: list[LiveCall]) -> Batch:
+    def _enter_batch(self, batch: CallBatch, calls: list[LiveCall]) -> CallBatch:
         batch.calls = calls
         self._enter(calls)
         return batch
@@ -200,5 +201,5 @@ class Intake:
 def _bound(calls: list[LiveCall]) -> list[LiveCall]:
     """The calls of a broadcast, which run together where they have to."""
     if calls[0].together:
-        Gang(calls)
+        CallGang(calls)
     return calls

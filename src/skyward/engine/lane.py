@@ -17,7 +17,7 @@ from skyward._concurrency.forking import keep_from_forks
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.recent import Recent
+from skyward.engine.functions import Recent
 from skyward.wire.connection import Connection
 from skyward.wire.link import Link
 from skyward.wire.session import Item, Session

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from skyward._concurrency.waiting import wait_until
+from skyward.engine.blobs import Exchange
 from skyward.engine.calls import CallTable
 from skyward.engine.dispatch import Dispatch, WorkerId
-from skyward.engine.exchange import Exchange
 from skyward.engine.lane import Lane, LaneOwner
 from skyward.engine.performing import Performer
 from skyward.engine.slots import AttachedNode, Slot

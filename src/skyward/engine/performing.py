@@ -9,10 +9,9 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, assert_never, cast
 
-from skyward.engine.calls import CallTable, LiveCall
+from skyward.engine.calls import CallGang, CallTable, LiveCall
 from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.engine.futures import RawOutcome
-from skyward.engine.gangs import Gang
 from skyward.engine.slots import Slot, given_up, used_up
 from skyward.wire.messages import Kind
 from skyward.wire.pickling import PackedError
@@ -130,7 +129,7 @@ class Performer:
         else:
             self._complete(call, raw)
 
-    def _settle(self, call: LiveCall, gang: Gang, raw: RawOutcome, until: float) -> None:
+    def _settle(self, call: LiveCall, gang: CallGang, raw: RawOutcome, until: float) -> None:
         """Wait on while the link to one that has not raised anything is down: it may be lost, or will say so soon."""
         silent = [member for member in gang.calls if member.id not in gang.raised]
         doubtful = any(not slot.linked or slot.exit_reason for slot, _ in self.held(silent))

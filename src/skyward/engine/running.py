@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from skyward._concurrency.loop import LoopThread
+from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.engine.certificates import issue
 from skyward.engine.cluster import Cluster
 from skyward.engine.elastic import Elastic
 from skyward.engine.functions import FunctionCache
-from skyward.engine.futures import Batch, RemoteFuture
+from skyward.engine.futures import CallBatch, RemoteFuture
 from skyward.engine.intake import Intake
 from skyward.engine.packing import wrap
-from skyward.engine.spending import Spending
 from skyward.errors import BudgetError, PoolStateError, TerminationError
 from skyward.events import (
     Callback,
@@ -33,6 +34,8 @@ from skyward.events import (
 )
 from skyward.events.bus import EventBus
 from skyward.providers.base import Provider
+from skyward.provision.buying.budget import Budget
+from skyward.provision.buying.cost import CostReport
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
@@ -50,7 +53,80 @@ from skyward.wire.control import (
 from skyward.wire.frames import client_context
 from skyward.wire.metrics import NodeMetrics
 
-__all__ = ["RunningPool"]
+__all__ = ["RunningPool", "Spending"]
+
+_REPORT_S = 30.0
+_LOOK_S = 5.0
+"""The rate changes with the machines: a projection holds no longer."""
+
+
+class Spending:
+    """Belongs to the event loop on which it is made.
+
+    Args:
+        cost: what the pool has cost until a reading of the clock.
+        max_cost: USD that it may cost; None is no limit.
+        publish: hears what it costs; must not block.
+        on_spent: called once, when the pool has to be ended for not to cost more.
+        clock: its ``elapsed`` reading is the one that the costs are read by.
+    """
+
+    def __init__(
+        self,
+        cost: Callable[[float], CostReport],
+        *,
+        max_cost: float | None,
+        publish: Callable[[SkywardEvent], None],
+        on_spent: Callable[[BudgetError], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._cost = cost
+        self._budget = None if max_cost is None else Budget(max_cost=max_cost)
+        self._publish = publish
+        self._on_spent = on_spent
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def watch(self) -> None:
+        """Look from now on whether the sum is about to be reached."""
+        if self._budget is not None:
+            budget = self._budget
+            self._begin("watching the costs", lambda: self._watch(budget))
+
+    def report(self) -> None:
+        """Tell from now on what it costs."""
+        self._begin("reporting the costs", self._report)
+
+    def close(self) -> None:
+        """Look and tell no more, but for :meth:`tell_final`. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+
+    def tell_final(self) -> None:
+        """Tell what it cost in all."""
+        self._publish(self._cost(self._clock.elapsed()).final())
+
+    def _begin(self, what: str, live: Callable[[], Awaitable[None]]) -> None:
+        def report(why: str) -> None:
+            self._publish(Error(why))
+
+        self._tasks.append(asyncio.ensure_future(keep(live, what=what, report=report, clock=self._clock)))
+
+    async def _report(self) -> None:
+        while True:
+            self._publish(self._cost(self._clock.elapsed()).update())
+            await self._clock.sleep(_REPORT_S)
+
+    async def _watch(self, budget: Budget) -> None:
+        while True:
+            now = self._clock.elapsed()
+            usages = self._cost(now).usages
+            left_s = budget.seconds_left(usages, now)
+            if left_s <= 0:
+                self._on_spent(budget.spent(usages, now))
+                return
+            await self._clock.sleep(min(left_s, _LOOK_S))
+
 
 _PROGRESS_AFTER_S = 0.5
 _PROGRESS_INTERVAL_S = 0.1
@@ -132,11 +208,11 @@ class RunningPool:
         (parcel,) = wrap([call], ArgumentMemo(), self._functions)
         return self._open_intake.broadcast(parcel)
 
-    def submit_batch(self, calls: Sequence[Invocation]) -> Batch:
+    def submit_batch(self, calls: Sequence[Invocation]) -> CallBatch:
         """As :meth:`submit`, for :meth:`wait`."""
         return self._open_intake.submit_batch(wrap(calls, ArgumentMemo(), self._functions))
 
-    def broadcast_batch(self, call: Invocation) -> Batch:
+    def broadcast_batch(self, call: Invocation) -> CallBatch:
         """As :meth:`broadcast`, for :meth:`wait`."""
         (parcel,) = wrap([call], ArgumentMemo(), self._functions)
         return self._open_intake.broadcast_batch(parcel)
@@ -161,7 +237,7 @@ class RunningPool:
         """See :meth:`skyward.engine.elastic.Elastic.forward`."""
         return self._loop.call(self.elastic.forward(address))
 
-    def wait(self, batch: Batch, *, all_of_them: bool) -> None:
+    def wait(self, batch: CallBatch, *, all_of_them: bool) -> None:
         """Wait for a batch; the first failure ends the wait and drops the rest, unless ``all_of_them`` are wanted.
 
         Ctrl-C ends what runs: its workers are replaced, the pool stays usable.
@@ -175,7 +251,7 @@ class RunningPool:
         if batch.remaining:
             self.cancel(batch.calls, kill=False)
 
-    def _follow(self, batch: Batch, *, all_of_them: bool) -> None:
+    def _follow(self, batch: CallBatch, *, all_of_them: bool) -> None:
         label, total = _label_of(batch), len(batch)
         self._bus.publish(Progress(label, total - batch.remaining, total))
         try:
@@ -299,7 +375,7 @@ class RunningPool:
             self._bus.publish(event)
 
 
-def _label_of(batch: Batch) -> str:
+def _label_of(batch: CallBatch) -> str:
     """Return the name of the function that all calls of a batch run; ``calls`` where there are several."""
     labels = {call.parcel.label for call in batch.calls}
     return labels.pop() if len(labels) == 1 else "calls"

@@ -10,10 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
-from skyward.engine.blobs import NodeBlobs, Stored
+from skyward.engine.blobs import Exchange, NodeBlobs, Stored
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import GiveUp, WorkerId
-from skyward.engine.exchange import Exchange
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.engine.packing import PackedFunction

@@ -14,8 +14,7 @@ import pytest
 from blake3 import blake3
 
 from skyward._concurrency.waiting import wait_until
-from skyward.engine.blobs import Blob, NodeBlobs
-from skyward.engine.exchange import Exchange
+from skyward.engine.blobs import Blob, Exchange, NodeBlobs
 from skyward.engine.slots import AttachedNode
 from skyward.errors import UnreachableError
 from skyward.provision.preparing.node_handle import NodeHandle

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 
-from skyward.engine.futures import Batch, RawOutcome
+from skyward.engine.futures import CallBatch, RawOutcome
 
 FAILED = RawOutcome(error=ValueError("no"))
 DONE = RawOutcome(data=b"")
 
 
 def test_the_first_failure_ends_the_wait() -> None:
-    batch = Batch(3)
+    batch = CallBatch(3)
     assert not batch.wait(0)
     batch.deliver(1, FAILED)
     assert batch.wait(0)
@@ -19,7 +19,7 @@ def test_the_first_failure_ends_the_wait() -> None:
 
 
 def test_who_waits_on_after_failures_is_told_of_the_end() -> None:
-    batch = Batch(3)
+    batch = CallBatch(3)
     batch.deliver(0, FAILED)
     batch.deliver(1, FAILED)
     assert batch.wait(0)
@@ -32,7 +32,7 @@ def test_who_waits_on_after_failures_is_told_of_the_end() -> None:
 
 
 def test_an_end_that_came_before_the_wait_goes_on_is_not_missed() -> None:
-    batch = Batch(2)
+    batch = CallBatch(2)
     batch.deliver(0, FAILED)
     batch.deliver(1, DONE)
     batch.rearm()
@@ -40,4 +40,4 @@ def test_an_end_that_came_before_the_wait_goes_on_is_not_missed() -> None:
 
 
 def test_a_batch_of_nothing_is_over() -> None:
-    assert Batch(0).wait(0)
+    assert CallBatch(0).wait(0)

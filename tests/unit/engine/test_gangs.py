@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from skyward.engine.calls import CallGang
 from skyward.engine.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
-from skyward.engine.gangs import Gang
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
 
@@ -21,7 +21,7 @@ def busy(*calls: CallState) -> Dispatch:
 
 class TestGang:
     def test_everyone_is_answered_once_the_last_one_has_spoken(self) -> None:
-        gang = Gang([])
+        gang = CallGang([])
         gang.calls = (object(),) * 3  # type: ignore[assignment]  # only their number counts
 
         assert gang.hear(2, "c") is None
@@ -30,7 +30,7 @@ class TestGang:
         assert gang.hear(1, "again") is None
 
     def test_who_begins_anew_speaks_anew(self) -> None:
-        gang = Gang([])
+        gang = CallGang([])
         gang.calls = (object(),) * 2  # type: ignore[assignment]
 
         assert gang.hear(0, "before") is None
@@ -38,7 +38,7 @@ class TestGang:
         assert gang.hear(1, "b") == ["after", "b"]
 
     def test_the_first_failure_counts(self) -> None:
-        gang = Gang([])
+        gang = CallGang([])
 
         assert gang.fail()
         assert not gang.fail()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.engine import spending
-from skyward.engine.spending import Spending
+from skyward.engine import running
+from skyward.engine.running import Spending
 from skyward.errors import BudgetError, ConfigurationError, PoolStateError
 from skyward.events import CostFinal, CostUpdate, Error, PoolStopped, SkywardEvent
 from skyward.providers.base import Instance, LaunchOrder, Offer
@@ -309,7 +309,7 @@ def wait_for_ever() -> None:
 def spent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set it to have the sum reached."""
     reached = threading.Event()
-    monkeypatch.setattr(spending, "_LOOK_S", 0.01)
+    monkeypatch.setattr(running, "_LOOK_S", 0.01)
     monkeypatch.setattr(Budget, "seconds_left", lambda *_: -1.0 if reached.is_set() else math.inf)
     return reached
 

@@ -15,8 +15,8 @@ from skyward.engine.blobs import Blob
 from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
+from skyward.engine.functions import Recent
 from skyward.engine.futures import RawOutcome
-from skyward.engine.recent import Recent
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.transport.access import LocalAccess
@@ -129,7 +129,7 @@ async def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> AsyncIterator
     await stage.cluster.close()
 
 
-class Sink:
+class OutcomeSink:
     def __init__(self) -> None:
         self.outcomes: list[RawOutcome] = []
 
@@ -144,7 +144,7 @@ def call(number: int, *, blobs: tuple[Blob, ...] = (), pinned: WorkerId | None =
     payload = SimpleNamespace(data=b"", to_wire=list)
     function = SimpleNamespace(id="f", label="f", nbytes=8, wrapped=SimpleNamespace(payload=payload))
     parcel: Any = SimpleNamespace(function=function, label="f", data=b"x", arguments=None, blobs=blobs, retries=3)
-    return LiveCall(id=number, kind="f", parcel=parcel, sink=Sink(), pinned=pinned)
+    return LiveCall(id=number, kind="f", parcel=parcel, sink=OutcomeSink(), pinned=pinned)
 
 
 async def test_the_worker_of_a_replacement_takes_calls_although_an_earlier_one_never_started(stage: Stage) -> None:

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from skyward.engine.calls import Incoming
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import RawOutcome
-from skyward.engine.receiving import Incoming
 from skyward.errors import RemoteError
 from skyward.events import Error, LogLine
 from skyward.wire.messages import Kind, Outcome

@@ -11,8 +11,8 @@ from typing import Any
 from skyward.engine.blobs import Blob, NodeBlobs
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import WorkerId
+from skyward.engine.functions import Recent
 from skyward.engine.packing import PackedFunction, Parcel, Wrapped
-from skyward.engine.recent import Recent
 from skyward.engine.slots import Slot
 from skyward.node.worker.functions_sent import KnownFunctions
 from skyward.wire.messages import Kind, Payload

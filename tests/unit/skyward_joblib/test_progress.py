@@ -6,7 +6,7 @@ from joblib import Parallel, delayed, parallel_config
 from packaging.version import Version
 
 from skyward.events import Progress
-from skyward_joblib.progress import LoopProgress
+from skyward_joblib.backend import LoopProgress
 
 
 class Pool:

@@ -7,7 +7,7 @@ import pytest
 
 from skyward.errors import SerializationError
 from skyward.submission import CallFuture, Invocation
-from skyward_joblib.window import CallWindow
+from skyward_joblib.backend import CallWindow
 
 
 def call(number=0):

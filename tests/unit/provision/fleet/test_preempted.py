@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skyward.engine.spending import Spending
+from skyward.engine.running import Spending
 from skyward.errors import BudgetError, CapacityError, WorkerLostError
 from skyward.events import Error, Notice, WorkerLost
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
