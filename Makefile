@@ -15,13 +15,13 @@ CONFORMANCE := .venv-conformance
 
 # What each target needs beside the library itself.
 demo_needs := -e '.[sklearn]'
-test_needs := -e '.[all]' --group test
-check_needs := -e '.[all]' --group test --group check
+test_needs := -e '.[all,testing]' --group test
+check_needs := -e '.[all,testing]' --group test --group check
 bench_needs := -e '.[all]' --group bench
 docs_needs := -e . --group docs
 dist_needs := --group dist
-ml_needs := -e '.[all]' --group test --group ml
-conformance_needs := -e '.[all]' --group test --group conformance
+ml_needs := -e '.[all,testing]' --group test --group ml
+conformance_needs := -e '.[all,testing]' --group test --group conformance
 
 # joblib and scikit-learn in pairs, old with old and new with new, and what is tested with each.
 pairs := 1.4+1.6 1.5+1.7 1.6+1.8 1.6+1.9
@@ -102,6 +102,6 @@ $(CONFORMANCE)/conformance.installed: pyproject.toml tools/install
 # Precious, or make would remove the stamps, which only patterns name.
 .PRECIOUS: $(MATRIX)/%/installed
 $(MATRIX)/%/installed: pyproject.toml tools/install
-	tools/install $(PYTHON) $(@D) -e . --group test threadpoolctl $(patsubst %,'%.*',\
+	tools/install $(PYTHON) $(@D) -e '.[testing]' --group test threadpoolctl $(patsubst %,'%.*',\
 	    joblib==$(word 1,$(subst +, ,$*)) scikit-learn==$(word 2,$(subst +, ,$*)))
 	@touch $@

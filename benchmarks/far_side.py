@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from skyward.testing.chaos import ChaosProxy, Link
+from tests.support.chaos import ChaosProxy, Link
+
 from skyward.testing.hosts import SshHost, write_known_hosts
 
 __all__ = ["BYTES_PER_S", "ROUND_TRIP_S", "FarSide", "Place", "far_side"]

@@ -16,9 +16,9 @@ from skyward._concurrency.waiting import wait_until
 from skyward.provision.preparing.bootstrap import bootstrap
 from skyward.provision.preparing.script import quote
 from skyward.request.image import Image
-from skyward.testing.chaos import ChaosProxy
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.transport.ssh_transport import SshTransport
+from support.chaos import ChaosProxy
 
 pytestmark = pytest.mark.timeout(300)  # environments are built
 

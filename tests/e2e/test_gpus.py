@@ -15,7 +15,7 @@ import stamina
 
 import skyward as sky
 from skyward import Accelerator
-from skyward.testing.gpus import FakeGpu, FakeGpus, Machine
+from support.gpus import FakeGpu, FakeGpus, Machine
 
 Fake = Callable[..., FakeGpus]
 DEADLINE_S = 120.0

@@ -16,8 +16,8 @@ import pytest
 
 import skyward as sky
 from skyward.events import InstanceProvisioned, NodeReachable, NodeUnreachable, SkywardEvent
-from skyward.testing.chaos import ChaosProxy
 from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
+from support.chaos import ChaosProxy
 
 require_sshd()
 pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment

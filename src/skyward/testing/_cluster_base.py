@@ -14,7 +14,7 @@ from distributed import Client
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 
-__all__ = ["ClusterSuite", "Membership", "membership"]
+__all__ = ["ClusterMembers", "ClusterSuite", "membership"]
 
 # Asserts in library code explain themselves only if pytest is told of the modules before they are imported.
 pytest.register_assert_rewrite(
@@ -30,7 +30,7 @@ _GLANCE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class ClusterMembers:
     """Which workers a cluster has, by name.
 
     Attributes:
@@ -48,11 +48,11 @@ class Membership:
         return self.plan == self.requested == self.observed and len(self.plan) == workers
 
 
-def membership(cluster: Any) -> Membership:
+def membership(cluster: Any) -> ClusterMembers:
     """Which workers ``cluster``, a synchronous one, has at one moment of its event loop."""
 
-    async def look() -> Membership:
-        return Membership(
+    async def look() -> ClusterMembers:
+        return ClusterMembers(
             plan=frozenset(cluster.plan), requested=frozenset(cluster.requested), observed=frozenset(cluster.observed)
         )
 
@@ -143,7 +143,7 @@ class ClusterSuite:
         """Assert that ``client`` gets its work done."""
         assert client.submit(add, "a", "b", pure=False).result(timeout=self.patience_s) == "ab"
 
-    def settle(self, cluster: Any, workers: int) -> Membership:
+    def settle(self, cluster: Any, workers: int) -> ClusterMembers:
         """Wait until ``cluster`` has exactly ``workers`` workers and wants no others."""
         return self.until(
             lambda: membership(cluster), lambda seen: seen.is_settled(workers), what=f"{workers} workers to be settled"

@@ -74,22 +74,22 @@ class ClusterLifecycle(ClusterSuite):
     @pytest.mark.usefixtures("cluster")  # what a process starts once has been started
     def test_starting_and_closing_again_and_again_leaves_nothing(self) -> None:
         """No thread, process, listening socket or open file."""
-        before = self.until(_Held, bool, what="a first look")
+        before = self.until(_ProcessResources, bool, what="a first look")
         for _ in range(_ROUNDS):
             with self.make_cluster(workers=self.count(1)) as cluster, Client(cluster) as client:
                 self.check_works(client)
             del cluster, client
             gc.collect()
-            self.until(lambda: _Held().beyond(before), lambda more: not more, what="nothing to be left")
+            self.until(lambda: _ProcessResources().beyond(before), lambda more: not more, what="nothing to be left")
 
     @pytest.mark.usefixtures("cluster")  # likewise
     def test_failed_start_raises_and_leaves_nothing(self) -> None:
         """Although nobody has a cluster to close."""
-        before = self.until(_Held, bool, what="a first look")
+        before = self.until(_ProcessResources, bool, what="a first look")
         with pytest.raises(Exception, match=r"\S"):
             self.make_broken_cluster()
         gc.collect()
-        self.until(lambda: _Held().beyond(before), lambda more: not more, what="nothing to be left")
+        self.until(lambda: _ProcessResources().beyond(before), lambda more: not more, what="nothing to be left")
 
     def test_process_that_ends_takes_its_cluster_with_it(self) -> None:
         """Without an error, though nobody closed it."""
@@ -162,7 +162,7 @@ class ClusterLifecycle(ClusterSuite):
             _forget(clusters)
 
 
-class _Held:
+class _ProcessResources:
     """What this process has: threads, processes, sockets that listen, and files (an event loop is one)."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class _Held:
         }
         self._files = process.num_fds() - len(process.net_connections("all"))
 
-    def beyond(self, before: _Held) -> set[str]:
+    def beyond(self, before: _ProcessResources) -> set[str]:
         """What there was not before."""
         more = self._files - before._files
         return self._each - before._each | ({f"{more} more open files"} if more > 0 else set())

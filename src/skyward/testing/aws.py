@@ -14,9 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, cast
-
-import pytest
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.providers.aws.kept import forget
@@ -29,6 +27,9 @@ from skyward.testing._aws_market import Capacity, Market
 from skyward.testing._aws_region import TAKEN_BACK, Looks, Region
 from skyward.testing._aws_wire import AwsCall
 from skyward.testing.hosts import SshHost, share_cache
+
+if TYPE_CHECKING:
+    import pytest  # for its users' annotation only: this module works without it
 
 __all__ = ["AwsFault", "Capacity", "LocalEC2", "Looks", "Market", "UserData", "use_ec2"]
 

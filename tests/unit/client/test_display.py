@@ -39,7 +39,7 @@ from skyward.events import (
     WorkerRestarting,
 )
 from skyward.events.bus import EventBus
-from skyward.testing.displays import Show, Terminal, shown
+from support.displays import Show, Terminal, shown
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -19,7 +19,7 @@ from skyward.client.executor import PoolExecutor
 from skyward.client.pending import compute
 from skyward.errors import ConfigurationError, PoolStateError, RemoteTraceback, SerializationError
 from skyward.submission import Invocation
-from skyward.testing.submission import InProcessSubmitter
+from skyward.testing.in_process import InProcessSubmitter
 
 gates: dict[str, threading.Event] = {}
 passed: list[str] = []

@@ -15,7 +15,7 @@ import pytest
 
 from skyward.client.display import PoolTag
 from skyward.events import CostUpdate, InfraCreating, LogLine, Metrics, NodeUnreachable, PoolStarted, Progress
-from skyward.testing.displays import Show, Terminal, shown
+from support.displays import Show, Terminal, shown
 
 ROWS, COLUMNS = 40, 100
 

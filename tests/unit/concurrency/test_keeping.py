@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from skyward._concurrency.recurring import keep
-from skyward.testing.clock import FakeClock
+from support.clock import FakeClock
 
 FAILURES = [
     OSError(errno.EMFILE, "Too many open files"),

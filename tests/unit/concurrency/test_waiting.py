@@ -11,7 +11,7 @@ import pytest
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import UnreachableError
-from skyward.testing.clock import FakeClock
+from support.clock import FakeClock
 
 
 @dataclass

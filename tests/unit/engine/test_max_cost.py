@@ -25,9 +25,9 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 from skyward.request.spot import Spot
-from skyward.testing.clock import FakeClock
-from skyward.testing.fleets import FleetStage
 from skyward.testing.provider import FakeProvider
+from support.clock import FakeClock
+from support.fleets import FleetStage
 
 SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
 SPOT = Offer(spec=SPEC, spot=True, price_per_hour=3.6, minimum_billed_s=60.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from skyward.testing.elastic import FakeElasticFleet
+from skyward.testing.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
 
 PATIENCE_S = 20.0

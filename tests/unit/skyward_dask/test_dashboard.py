@@ -7,7 +7,7 @@ import pytest
 from distributed import Client
 
 from skyward.errors import UnreachableError
-from skyward.testing.elastic import FakeElasticFleet
+from skyward.testing.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
 
 LINK = "http://127.0.0.1:8787/status?token=secret"

@@ -7,7 +7,7 @@ import pytest
 from distributed import Client
 
 from skyward.errors import ConfigurationError
-from skyward.testing.elastic import FakeElasticFleet
+from skyward.testing.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
 
 

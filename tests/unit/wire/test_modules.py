@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from skyward.submission import Invocation
-from skyward.testing.submission import InProcessSubmitter
+from skyward.testing.in_process import InProcessSubmitter
 from skyward.wire.modules import ModuleSource, SourceFinder, came_along, sources_of
 from skyward.wire.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
 

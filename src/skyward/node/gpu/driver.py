@@ -1,7 +1,7 @@
 """The NVIDIA GPUs of this machine: the driver behind one seam, and what of them a node's workers may use.
 
 What is said here of ``nvidia-smi`` is in NVIDIA's MIG user guide ("Getting Started with MIG", "MIG Device Names") and
-in the manual page nvidia-smi(1); of NVML in its reference. ``skyward.testing.gpus`` has a driver that answers likewise.
+in the manual page nvidia-smi(1); of NVML in its reference. ``support.gpus`` has a driver that answers likewise.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from skyward.node.gpu.driver import (
     run_command,
 )
 from skyward.node.supervisor.plan import NodePlan
-from skyward.testing._gpu_cards import PROFILES, place_for
-from skyward.testing.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut
-from skyward.testing.nodes import node_ready
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig
+from support._gpu_cards import PROFILES, place_for
+from support.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut
+from support.nodes import node_ready
 
 Fake = Callable[..., FakeGpus]
 ORDER = Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=1)

@@ -23,11 +23,11 @@ from skyward.node.gpu.driver import Device, NvidiaDriver, SmiAnswer
 from skyward.node.gpu.partitioner import largest_first
 from skyward.node.supervisor.plan import NodePlan
 from skyward.request.accelerators import Accelerator
-from skyward.testing._gpu_cards import PROFILES
-from skyward.testing.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut, make_instance
-from skyward.testing.nodes import node_ready
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig
+from support._gpu_cards import PROFILES
+from support.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut, make_instance
+from support.nodes import node_ready
 
 Fake = Callable[..., FakeGpus]
 ORDER = Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=1)

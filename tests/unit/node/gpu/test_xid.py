@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyward.node.gpu.health import GpuWatch, is_doubtful, open_watch
-from skyward.testing.gpus import FakeGpu, FakeGpus, Machine
+from support.gpus import FakeGpu, FakeGpus, Machine
 
 Watched = Callable[..., tuple[FakeGpus, GpuWatch]]
 

@@ -10,8 +10,8 @@ import pytest
 
 from skyward.node.storage.write_back import RELEASE_S, VolumeKeeper
 from skyward.request.volume import GrantedVolume, S3Volume, VolumeAccess
-from skyward.testing.nodes import node_config
-from skyward.testing.simulation import simulate
+from support.nodes import node_config
+from support.simulation import simulate
 
 
 class Keeper(VolumeKeeper):

@@ -15,8 +15,8 @@ import pytest
 from skyward.node.supervisor.children import Child, Zygote
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.survey import make_plan
-from skyward.testing.nodes import node_config
 from skyward.wire.control import Message, Ping, Pong
+from support.nodes import node_config
 
 DEADLINE_S = 30.0
 

@@ -9,8 +9,8 @@ import pytest
 from skyward.engine.certificates import issue
 from skyward.node.supervisor.lease import Lease
 from skyward.node.supervisor.supervisor import Supervisor
-from skyward.testing.clock import FakeClock
 from skyward.wire.node_config import NodeConfig
+from support.clock import FakeClock
 
 
 def make_config(folder: Path, **fields: Any) -> NodeConfig:

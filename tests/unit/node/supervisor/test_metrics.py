@@ -14,8 +14,8 @@ import pytest
 
 from skyward.events import GpuMetrics, Metrics
 from skyward.node.supervisor.sampling import MetricsSampler, find_memory_cgroup, open_gpu_probe, open_sampler
-from skyward.testing import gpus
 from skyward.wire.metrics import GpuReading, NodeMetrics
+from support import gpus
 
 GIB = 2**30
 

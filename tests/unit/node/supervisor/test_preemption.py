@@ -17,8 +17,8 @@ import pytest
 from skyward.node.supervisor import preemption_watcher as preemption
 from skyward.node.supervisor.preemption_watcher import PreemptionWatcher
 from skyward.request.metadata import PreemptionWatch
-from skyward.testing.clock import FakeClock
 from skyward.wire.control import Preempting, PreemptionLikely
+from support.clock import FakeClock
 
 ADDRESS = "127.73.1.1"
 NOW = datetime(2026, 11, 22, 1, 0, 0, tzinfo=UTC)

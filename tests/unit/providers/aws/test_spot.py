@@ -18,7 +18,7 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.machines import Machines
 from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, Market, use_ec2
-from skyward.testing.clock import FakeClock
+from support.clock import FakeClock
 
 PRICES = {"m7i.large": 0.096, "c7i.large": 0.085, "m7i.xlarge": 0.192}
 

@@ -11,8 +11,8 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.machines import Machines
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
-from skyward.testing.clock import FakeClock
 from skyward.testing.provider import FakeProvider
+from support.clock import FakeClock
 
 SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
 DEAR = Offer(spec=SPEC, spot=True, price_per_hour=36.0, minimum_billed_s=60.0)

@@ -23,9 +23,9 @@ from skyward.provision.buying.sweep import Sweep
 from skyward.provision.fleet.upkeep import Upkeep
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.instance import InstanceSpec
-from skyward.testing.fleets import FleetStage
 from skyward.testing.provider import FakeProvider
 from skyward.wire.control import Ending
+from support.fleets import FleetStage
 
 OFFER = Offer(spec=InstanceSpec(name="big", cpu=2, memory_gib=4), region="here", spot=True, price_per_hour=2.0)
 

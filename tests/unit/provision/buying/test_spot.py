@@ -16,8 +16,8 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
 from skyward.request.spot import Spot
-from skyward.testing.fleets import FleetStage
 from skyward.testing.provider import FakeProvider
+from support.fleets import FleetStage
 
 SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
 ON_DEMAND = Offer(spec=SPEC, price_per_hour=3.0, on_demand_price_per_hour=3.0)

@@ -13,10 +13,10 @@ from skyward.providers.base import Provider
 from skyward.providers.registry import Admits
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
-from skyward.testing.clock import FakeClock
-from skyward.testing.fleets import FleetStage
 from skyward.testing.provider import FakeProvider
 from skyward.transport.base import Completed
+from support.clock import FakeClock
+from support.fleets import FleetStage
 
 DONE = Completed(exit_code=0, stdout="", stderr="")
 

@@ -36,10 +36,10 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.fleet import Fleet
 from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
-from skyward.testing.fleets import FleetStage
-from skyward.testing.nodes import Phase
 from skyward.testing.provider import FakeProvider
 from skyward.wire.node_config import NodeConfig
+from support.fleets import FleetStage
+from support.nodes import Phase
 
 
 class Stage(FleetStage):

@@ -33,11 +33,11 @@ from skyward.events import WorkerLost
 from skyward.providers.base import InstanceState, LaunchOrder
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.lifecycle import NodeState
-from skyward.testing.faults import Fate, Fault
-from skyward.testing.pools import Call, SimulatedPool, Ticket, simulated_time
-from skyward.testing.simulation import simulate
-from skyward.testing.supervisors import SimulatedNode, Startup
-from skyward.testing.workers import SimulatedWorker
+from support.faults import Fate, Fault
+from support.pools import Call, SimulatedPool, Ticket, simulated_time
+from support.simulation import simulate
+from support.supervisors import SimulatedNode, Startup
+from support.workers import SimulatedWorker
 
 AWAY_S = 120.0
 """Longer than any link is down."""

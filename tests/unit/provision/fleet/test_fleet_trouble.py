@@ -10,9 +10,9 @@ import pytest
 
 from skyward.errors import PoolStateError, TerminationError
 from skyward.provision.buying.ledger import Ledger
-from skyward.testing.faults import Fault
-from skyward.testing.pools import Call, SimulatedPool, simulated_time
-from skyward.testing.simulation import simulate
+from support.faults import Fault
+from support.pools import Call, SimulatedPool, simulated_time
+from support.simulation import simulate
 
 HANGS = Fault(hangs=True)
 

@@ -16,13 +16,13 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.preparing.node_handle import open_node
 from skyward.request.instance import InstanceSpec
-from skyward.testing.faults import Fate, Fault
-from skyward.testing.pools import Call, SimulatedPool, Ticket, simulated_time
 from skyward.testing.provider import running
-from skyward.testing.simulation import simulate
-from skyward.testing.supervisors import SimulatedNode
-from skyward.testing.workers import SimulatedWorker
 from skyward.wire.control import Preempting, PreemptionLikely
+from support.faults import Fate, Fault
+from support.pools import Call, SimulatedPool, Ticket, simulated_time
+from support.simulation import simulate
+from support.supervisors import SimulatedNode
+from support.workers import SimulatedWorker
 
 SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
 SPOT = Offer(spec=SPEC, spot=True, price_per_hour=3.6, on_demand_price_per_hour=10.8, minimum_billed_s=60.0)

@@ -19,8 +19,8 @@ from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.upkeep import Upkeep
 from skyward.provision.preparing.node_handle import NodeHandle
-from skyward.testing.fleets import FleetStage
 from skyward.wire.control import Ending
+from support.fleets import FleetStage
 
 
 @dataclass

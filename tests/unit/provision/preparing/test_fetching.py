@@ -17,11 +17,11 @@ from skyward.errors import UnreachableError
 from skyward.node.supervisor.control_server import ControlServer
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.image import Image
-from skyward.testing.nodes import node_config, node_instance
 from skyward.transport.base import Completed
 from skyward.wire.control import Command, Ending, Fetch, Fetched, Ping, Pong, Report, Stop
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeReady
+from support.nodes import node_config, node_instance
 
 ADDRESS = "127.83.3.1"
 ORDER = Fetch(blob_id="ab", nbytes=5, path="/memory/ab", sources=("10.0.0.1:1",))

@@ -13,8 +13,8 @@ from skyward.errors import BootstrapError, PoolStateError
 from skyward.providers.base import Instance, InstanceState
 from skyward.provision.preparing.node_handle import NodeHandle, open_node
 from skyward.request.image import Image
-from skyward.testing.nodes import node_config, node_instance
 from skyward.transport.base import Completed
+from support.nodes import node_config, node_instance
 
 RUNNING = node_instance()
 CONFIG = node_config(node=3, total_nodes=4, env={"TOKEN": "secret"})

@@ -19,10 +19,10 @@ from skyward.providers.base import InstanceState
 from skyward.provision.preparing import node_handle as nodes
 from skyward.provision.preparing.machine_status import Inquiry
 from skyward.provision.preparing.node_handle import NodeHandle
-from skyward.testing.clock import FakeClock
-from skyward.testing.nodes import node_config, node_instance
 from skyward.testing.provider import FakeProvider
 from skyward.transport.base import Completed
+from support.clock import FakeClock
+from support.nodes import node_config, node_instance
 
 INSTANCE = node_instance()
 CONFIG = node_config(node=1, total_nodes=2)

@@ -10,7 +10,7 @@ from typing import Any
 from skyward.client.display import PoolTag, open_display
 from skyward.events import Callback, SkywardEvent
 from skyward.events.bus import EventBus
-from skyward.testing.clock import FakeClock
+from support.clock import FakeClock
 
 __all__ = ["InlineBus", "Show", "Terminal", "shown"]
 
@@ -34,12 +34,12 @@ class InlineBus(EventBus):
         super().__init__()
         self.heard_by: list[Callback] = []
 
-    def subscribe(self, event_type: Any, callback: Any) -> Callable[[], None]:  # noqa: ARG002 - whatever it is
+    def subscribe(self, event_type: Any, callback: Any) -> Callable[[], None]:
         """Hear every event."""
         self.heard_by.append(callback)
         return self.heard_by.clear
 
-    def publish(self, event: SkywardEvent, also: object = ()) -> None:  # noqa: ARG002 - there are no others
+    def publish(self, event: SkywardEvent, also: object = ()) -> None:
         """Have it heard."""
         for callback in self.heard_by:
             callback(event)

@@ -32,13 +32,13 @@ from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
 from skyward.request.spot import SpotLike
-from skyward.testing.faults import FaultyProvider
-from skyward.testing.simulation import SimulatedClock
-from skyward.testing.supervisors import SimulatedNode, SimulatedNodes
-from skyward.testing.workers import SimulatedLane, SimulatedNetwork, SimulatedWorker
 from skyward.wire.control import Message
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.messages import Payload
+from support.faults import FaultyProvider
+from support.simulation import SimulatedClock
+from support.supervisors import SimulatedNode, SimulatedNodes
+from support.workers import SimulatedLane, SimulatedNetwork, SimulatedWorker
 
 __all__ = ["Call", "SimulatedPool", "Ticket", "simulated_time"]
 
@@ -53,7 +53,7 @@ def simulated_time() -> Generator[None]:
     """Everywhere in this process, lanes are simulated ones and time is that of :class:`SimulatedLoop`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(skyward.engine.membership, "Lane", SimulatedLane)
-        patch.setattr(skyward.wire.link._Gate, "available", False)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        patch.setattr(skyward.wire.link._Gate, "available", False)  # pyright: ignore[reportPrivateUsage]
         patch.setattr(SystemClock, "monotonic", SimulatedClock.monotonic)
         patch.setattr(SystemClock, "elapsed", SimulatedClock.monotonic)
         patch.setattr(skyward.engine.cluster, "_REBALANCE_S", _REBALANCE_S)  # else nine tenths of all that happens

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from skyward.testing._gpu_cards import CARDS, PROFILES, R510, R550, Profile
-from skyward.testing.gpus import FakeGpu, FakeInstance, Machine, make_instance, partition_uuid
+from support._gpu_cards import CARDS, PROFILES, R510, R550, Profile
+from support.gpus import FakeGpu, FakeInstance, Machine, make_instance, partition_uuid
 
 __all__ = ["Smi"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skyward.testing._gpu_cards import CARDS, PROFILES
+from support._gpu_cards import CARDS, PROFILES
 
 if TYPE_CHECKING:
-    from skyward.testing.gpus import FakeGpu, FakeGpus, FakeInstance
+    from support.gpus import FakeGpu, FakeGpus, FakeInstance
 
 __all__ = ["FakeNvml", "NVMLError"]
 

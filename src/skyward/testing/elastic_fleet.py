@@ -150,12 +150,12 @@ class FakeElasticFleet:
         return self._thread
 
 
-class _Scheduler(Scheduler):
+class _HeadlessScheduler(Scheduler):
     def start_http_server(self, *_args: Any, **_kwargs: Any) -> None:
         """Serve no HTTP."""
 
 
-class _Worker(Worker):
+class _HeadlessWorker(Worker):
     def start_http_server(self, *_args: Any, **_kwargs: Any) -> None:
         """Serve no HTTP."""
 
@@ -223,7 +223,7 @@ class _Fleet:
         self._held.discard(rank)
         with dask.config.set(_MEMORY_UNWATCHED):
             workers: list[Worker] = [
-                _Worker(
+                _HeadlessWorker(
                     self.scheduler.address,
                     name=name,
                     nthreads=1,
@@ -264,7 +264,9 @@ class _Fleet:
 
     async def _new_scheduler(self) -> Scheduler:
         with dask.config.set({"temporary-directory": self._folder.name}):
-            scheduler = _Scheduler(host="127.0.0.1", port=0, protocol="tls", security=self.security, dashboard=False)
+            scheduler = _HeadlessScheduler(
+                host="127.0.0.1", port=0, protocol="tls", security=self.security, dashboard=False
+            )
         scheduler.handlers.update(self._handlers)
         return await scheduler
 

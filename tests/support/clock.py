@@ -31,7 +31,7 @@ class FakeClock:
         """Move on by ``seconds`` at once, letting others run."""
         self.slept_s.append(seconds)
         self.advance(seconds)
-        await asyncio.sleep(0)  # noqa: TID251 - gives way to other tasks, waits for nothing
+        await asyncio.sleep(0)
 
     def advance(self, seconds: float) -> None:
         """Move on by ``seconds``."""

@@ -69,7 +69,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """Simulated seconds since the loop was made."""
         return self._timing.now
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # noqa: ARG002  # pyright: ignore[reportIncompatibleMethodOverride]
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
         """Run ``func`` at once, as a thread that is free would; its result comes a turn later."""
         future: asyncio.Future[T] = self.create_future()
         try:
@@ -142,18 +142,18 @@ class SimulatedConnection(Connection):
     def cut(self) -> None:
         """What travels is lost, and both ends learn that it is over."""
         self._fall_apart()
-        self._peer._fall_apart()  # noqa: SLF001 - one of us
+        self._peer._fall_apart()
 
     def silence(self) -> None:
         """From now on nothing arrives, and nobody is told: :meth:`cut` it later."""
         self._fall_silent()
-        self._peer._fall_silent()  # noqa: SLF001 - one of us
+        self._peer._fall_silent()
 
     def close(self) -> None:
         """See :meth:`Connection.close`; what was sent before still arrives."""
         if not self._broken:
             self._broken = True
-            self._peer._set_out(_END)  # noqa: SLF001 - one of us
+            self._peer._set_out(_END)
 
     def write(self, message: Any) -> None:
         """See :meth:`Connection.write`."""
@@ -165,7 +165,7 @@ class SimulatedConnection(Connection):
             raise ConnectionResetError("the connection was cut")
         written, self._written = self._written, []
         for message in written:
-            self._peer._set_out(message)  # noqa: SLF001 - one of us
+            self._peer._set_out(message)
         return True
 
     def receive(self) -> list[Any]:

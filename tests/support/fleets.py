@@ -9,10 +9,10 @@ from skyward.events import SkywardEvent
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.fleet import Fleet
 from skyward.request.request import parse_request
-from skyward.testing.clock import FakeClock
-from skyward.testing.nodes import FakeNodes
 from skyward.testing.provider import FakeProvider
 from skyward.wire.frames import TlsIdentity
+from support.clock import FakeClock
+from support.nodes import FakeNodes
 
 __all__ = ["FleetStage"]
 
@@ -44,7 +44,7 @@ class FleetStage:
             pool_id="pool",
             tls=TlsIdentity(ca="ca", cert="cert", key="key"),
             publish=self.events.append,
-            on_node_message=lambda node, message: None,  # noqa: ARG005 - nobody listens
+            on_node_message=lambda node, message: None,
             ledger=self.ledger,
             clock=self.clock,
             open_node=self.nodes,

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skyward.testing._gpu_cards import COMPUTE_SLICES, PROFILES, R470, Profile, place_for
+from support._gpu_cards import COMPUTE_SLICES, PROFILES, R470, Profile, place_for
 
 __all__ = [
     "DRIVERS",
@@ -59,7 +59,7 @@ class FakeGpu:
     """A GPU.
 
     Attributes:
-        card: its model, one of :data:`skyward.testing._gpu_cards.CARDS`.
+        card: its model, one of :data:`support._gpu_cards.CARDS`.
         uuid: the driver's name of it.
         mig: whether MIG mode is on.
         pending: whether it will be after a reset.
@@ -153,7 +153,7 @@ class FakeGpus:
 
     def run(self, argv: Sequence[str]) -> tuple[int, str]:
         """Run a command: its exit status, and what it prints."""
-        from skyward.testing._gpu_smi import Smi
+        from support._gpu_smi import Smi
 
         with self.change() as machine:
             machine.commands.append(" ".join(argv))
@@ -166,15 +166,15 @@ class FakeGpus:
 
     def nvml(self) -> Any:
         """What ``import pynvml`` gives."""
-        from skyward.testing._gpu_nvml import FakeNvml
+        from support._gpu_nvml import FakeNvml
 
         return FakeNvml(self)
 
     def install(self, folder: Path) -> Mapping[str, str]:
         """Make programs of them in a folder; returns the environment in which other processes find those first."""
         folder.mkdir(parents=True, exist_ok=True)
-        own = Path(__file__).parents[2]
-        start = f"import sys; sys.path.append({str(own)!r}); from skyward.testing import gpus\n"
+        own = Path(__file__).parents[1]
+        start = f"import sys; sys.path.append({str(own)!r}); from support import gpus\n"
         for name in ("nvidia-smi", "sudo"):
             program = folder / name
             be = f"gpus.main({str(self._path)!r}, {name!r})"

@@ -13,9 +13,6 @@ from skyward.providers.base import Instance
 from skyward.provision.preparing import node_handle as nodes
 from skyward.provision.preparing.control_client import ControlClient
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
-from skyward.testing.faults import NO_FAULT, Fault, suffer
-from skyward.testing.nodes import FakeNode, FakeNodes, Phase
-from skyward.testing.workers import SimulatedNetwork, SimulatedWorker, Work
 from skyward.transport.base import Completed
 from skyward.wire.control import (
     Command,
@@ -29,6 +26,9 @@ from skyward.wire.control import (
     WorkerStale,
 )
 from skyward.wire.node_config import NodeConfig
+from support.faults import NO_FAULT, Fault, suffer
+from support.nodes import FakeNode, FakeNodes, Phase
+from support.workers import SimulatedNetwork, SimulatedWorker, Work
 
 __all__ = ["SimulatedNode", "SimulatedNodes", "Startup"]
 
@@ -253,11 +253,11 @@ class _Transport:
 
     async def run(
         self,
-        argv: Sequence[str],  # noqa: ARG002 - the seam takes it
+        argv: Sequence[str],
         *,
-        env: Mapping[str, str] | None = None,  # noqa: ARG002 - likewise
-        stdin: bytes = b"",  # noqa: ARG002 - likewise
-        timeout_s: float,  # noqa: ARG002 - likewise
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float,
     ) -> Completed:
         """The one thing that is asked this way is whether the supervisor lives."""
         await SYSTEM_CLOCK.sleep(self._around.control_s)
@@ -267,10 +267,10 @@ class _Transport:
 
     async def put(
         self,
-        data: bytes | memoryview | Sequence[memoryview],  # noqa: ARG002 - the seam takes it
-        path: str,  # noqa: ARG002 - likewise
+        data: bytes | memoryview | Sequence[memoryview],
+        path: str,
         *,
-        mode: int = 0o600,  # noqa: ARG002 - likewise
+        mode: int = 0o600,
     ) -> None:
         self._refuse_if_cut_off()
         await suffer(self._around.puts.popleft() if self._around.puts else NO_FAULT)

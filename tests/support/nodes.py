@@ -102,7 +102,7 @@ class FakeNode(NodeHandle):
         self._faults = faults
         self._predecessors = predecessors
 
-    async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:  # noqa: ARG002 - the seam takes it
+    async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
         """See :meth:`NodeHandle.prepare`."""
         await self._enter("prepare")
 
@@ -114,18 +114,18 @@ class FakeNode(NodeHandle):
         self._ready = node_ready(config.workers, scheduler=scheduler)
         self.lanes = self._ready.lanes
 
-    async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:  # noqa: ARG002 - the seam takes it
+    async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
         """See :meth:`NodeHandle.join`."""
         await self._enter("join")
         self.scheduler, self.total_nodes = scheduler, total_nodes
 
-    async def stop(self, timeout_s: float) -> None:  # noqa: ARG002 - the seam takes it
+    async def stop(self, timeout_s: float) -> None:
         """See :meth:`NodeHandle.stop`."""
         await self._enter("stop")
 
     async def _enter(self, phase: Phase) -> None:
         self.log.append(phase)
-        await asyncio.sleep(0)  # noqa: TID251 - gives way to other tasks, waits for nothing
+        await asyncio.sleep(0)
         match self._faults.get(phase):
             case asyncio.Event() as hanging:
                 hanging.set()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from skyward.errors import PoolStateError
-from skyward.testing.chaos import ChaosProxy, Link
+from support.chaos import ChaosProxy, Link
 
 MIB = 1 << 20
 SILENCE_S = 0.2

@@ -1,0 +1,28 @@
+"""Fakes work where pytest is not installed; only the contract suites require it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import skyward.testing
+
+SUITES = {"clusters", "transport", "_cluster_base", "_cluster_facts", "_cluster_lifecycle", "_cluster_scaling"}
+SUITES |= {"_cluster_security"}
+
+
+def test_every_fake_is_importable_without_pytest() -> None:
+    folder = Path(skyward.testing.__file__).parent
+    modules = sorted(path.stem for path in folder.glob("*.py") if path.stem not in {*SUITES, "__init__"})
+    script = (
+        "import importlib, sys\n"
+        "sys.modules.update({'pytest': None, '_pytest': None})\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(f'skyward.testing.{name}')\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script, *modules], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert {"aws", "elastic_fleet", "hosts", "in_process", "provider"} <= set(modules)
