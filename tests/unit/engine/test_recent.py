@@ -14,7 +14,7 @@ from skyward.engine.dispatch import WorkerId
 from skyward.engine.functions import Recent
 from skyward.engine.packing import PackedFunction, Parcel, Wrapped
 from skyward.engine.slots import Slot
-from skyward.node.worker.functions_sent import KnownFunctions
+from skyward.node.worker.call_runner import SentFunction
 from skyward.wire.messages import Kind, Payload
 
 MIB = 1 << 20
@@ -38,22 +38,21 @@ class Worker:
 
     def __init__(self, bound_bytes: int) -> None:
         self.worker_id, self.functions = WorkerId(0, 0), Recent[str, bool](bound_bytes)
-        self.known = KnownFunctions()
+        self.known: dict[str, SentFunction] = {}
         self.bytes: dict[str, int] = {}
         self.most = self.sent = 0
 
     def push(self, item: Sequence[Any], nbytes: int = 64) -> None:
         match item[0]:
             case Kind.FUNCTION:
-                self.known.know(item[1], Payload.from_wire(item[2]), item[3])
+                self.known[item[1]] = SentFunction(item[3], Payload.from_wire(item[2]))
                 self.bytes[item[1]] = nbytes
                 self.sent += 1
             case Kind.FORGET:
-                self.known.forget(item[1])
                 for function_id in item[1]:
-                    del self.bytes[function_id]
+                    del self.bytes[function_id], self.known[function_id]
             case _:
-                assert self.known.get(item[1]).label == item[1], "a call came before its function"
+                assert self.known[item[1]].label == item[1], "a call came before its function"
         self.most = max(self.most, sum(self.bytes.values()))
 
     def flush(self) -> None: ...
@@ -80,10 +79,8 @@ async def test_a_worker_keeps_a_bounded_number_of_functions_and_gets_one_again_t
 
 
 def test_a_call_that_waits_keeps_a_function_that_was_forgotten_and_a_forgotten_one_is_freed() -> None:
-    known = KnownFunctions()
-    known.know("f", Payload(data=b"f"), "f")
-    waiting = known.get("f")
-    known.forget(["f", "unknown"])
+    known = {"f": SentFunction("f", Payload(data=b"f"))}
+    waiting = known.pop("f")
 
     def loaded() -> int:
         return 1

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from skyward.node.worker.output import CallOutput
-from skyward.node.worker.router import OutputRouter
+from skyward.node.worker.output import CallOutput, OutputRouter
 from skyward.wire.log_pieces import PIECE_CHARS, LineAssembler, LogPiece, Reassembler
 
 

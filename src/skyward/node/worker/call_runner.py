@@ -20,15 +20,14 @@ from skyward._concurrency.waiting import PROMPT_S
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.events import SkywardEvent, use_callback
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
-from skyward.node.worker.forks import call_in_this_process
-from skyward.node.worker.functions_sent import KnownFunction, KnownFunctions
+from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
 from skyward.wire.messages import CallHeader, Kind, Outcome, Payload
 from skyward.wire.pickling import LARGE_BYTES, Packed, pack_error, pack_result, text_of, unpack_call
 from skyward.wire.session import CHUNK_BYTES, Item
 
-__all__ = ["CallRunner", "Outlet", "ReceivedCall"]
+__all__ = ["CallRunner", "Outlet", "ReceivedCall", "SentFunction"]
 
 log = logging.getLogger("skyward.node.worker.call_runner")
 
@@ -39,6 +38,29 @@ _KEPT_BYTES_BOUND = 256 << 20
 _COPIED_BYTES_BOUND = 64 << 20
 _RESULTS_PER_ITEM = 1024
 _PAUSE_S = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class SentFunction:
+    """Function that calls name by its id. Each call that waits holds it, whether or not it was forgotten meanwhile.
+
+    Attributes:
+        label: its name, for messages.
+        payload: its pickle; empty once it was loaded.
+        loaded: the function; None until its first call.
+    """
+
+    label: str
+    payload: Payload
+    loaded: Callable[..., Any] | None = None
+
+    def load(self, load: Callable[[Payload], Any]) -> Callable[..., Any]:
+        """Return the function, unpickled by ``load`` at the first use."""
+        loaded = self.loaded
+        if loaded is None:
+            loaded = self.loaded = load(self.payload)
+            self.payload = Payload()
+        return loaded
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +78,7 @@ class ReceivedCall:
     """
 
     id: int
-    function: KnownFunction
+    function: SentFunction
     position: int
     final: bool
     data: bytes
@@ -120,7 +142,7 @@ class CallRunner:
         self, outlet: Outlet, output: CallOutput, blob_dirs: Sequence[Path], begun: Mark | None = None
     ) -> None:
         self.running = 0
-        self.functions = KnownFunctions()
+        self.functions: dict[str, SentFunction] = {}
         self._begun = [0] if begun is None else begun
         self._outlet = outlet
         self._output = output

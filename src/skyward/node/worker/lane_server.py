@@ -20,7 +20,7 @@ from typing import Any
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
-from skyward.node.worker.call_runner import CallRunner, ReceivedCall
+from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFunction
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.output import CallOutput
 from skyward.wire.connection import Connection
@@ -207,20 +207,21 @@ class LaneServer:
             match item[0]:
                 case Kind.CALLS:
                     _, function_id, first, final, call_ids, pickles = item
-                    function = self.runner.functions.get(function_id)
+                    function = self.runner.functions[function_id]
                     for position, (i, data) in enumerate(zip(call_ids, pickles, strict=True), first):
                         calls.append(ReceivedCall(i, function, position, final, data))
                 case Kind.SPECIAL:
                     _, function_id, position, final, call_id, payload, header = item
                     payload, header = Payload.from_wire(payload), CallHeader.from_wire(header)
-                    function = self.runner.functions.get(function_id)
+                    function = self.runner.functions[function_id]
                     calls.append(ReceivedCall(call_id, function, position, final, b"", payload, header))
                 case Kind.MET:
                     self.runner.met(item[1], item[2])
                 case Kind.FUNCTION:
-                    self.runner.functions.know(item[1], Payload.from_wire(item[2]), item[3])
+                    self.runner.functions[item[1]] = SentFunction(item[3], Payload.from_wire(item[2]))
                 case Kind.FORGET:
-                    self.runner.functions.forget(item[1])
+                    for function_id in item[1]:
+                        self.runner.functions.pop(function_id, None)
                 case _:
                     self.runner.add(calls)
                     calls = []

@@ -1,26 +1,245 @@
-"""The program of a node's nanny process, and of the fork server that it has its workers from."""
+"""The nannies of a node: one per worker, replaced when it closes for good."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import multiprocessing
+import multiprocessing.process
 import os
-from collections.abc import Collection, Sequence
+import sys
+import uuid
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker, util
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from skyward.node.processes import end_all, has_ended, name_process
-from skyward.node.program import read_plan, run_program, take_standard_output
-from skyward.node.worker.nanny import keep_slots
+import dask.config as dask_config
+import distributed.utils
+import stamina
+from distributed import Nanny, Status
+from distributed.comm.core import CommClosedError
 
-__all__ = ["main"]
+from skyward.node.processes import end_all, exit_reason, has_ended, kill_session, name_process
+from skyward.node.program import Program, read_plan, run_program, take_standard_output
+from skyward.node.supervisor.plan import NodePlan
+from skyward.node.worker.begun import make_mark, take_mark
+from skyward.node.worker.capture import take_last_words
+from skyward.node.worker.child_processes import allow_multiprocessing
+from skyward.node.worker.worker import LaneWorker
+from skyward.wire.control import Report, Start, WorkerExit, WorkerRunning, WorkerStale
+from skyward.wire.security import PoolSecurity
+
+__all__ = ["SlotNanny", "keep_slots", "main", "start_worker", "worker_exit"]
 
 log = logging.getLogger("skyward.node.worker.nannies")
 
+_GIB = 1 << 30
 _DEATH_S = 1.0
 _END_S = 15.0
+
+
+def start_worker(**kwargs: Any) -> LaneWorker:
+    """The worker of a fresh process, which leads a session: what its calls spawn can be found and ended with it."""
+    os.setsid()
+    name_process("worker")
+    if "numpy.random" in sys.modules:
+        # Forked with the fork server's state, every worker would draw the same numbers.
+        sys.modules["numpy.random"].seed()
+    if files := os.environ.get("SKYWARD_FILES"):
+        os.chdir(files)
+        sys.path.insert(0, files)
+    worker = LaneWorker(**kwargs)
+    allow_multiprocessing()
+    return worker
+
+
+def worker_exit(worker: int, incarnation: str, exit_code: int, memory_limit_bytes: int | None) -> WorkerExit:
+    """The report on a process that ended; ``memory_limit_bytes`` only if exceeding it was the reason."""
+    if memory_limit_bytes is not None:
+        reason = f"exceeded its memory limit of {memory_limit_bytes / _GIB:.1f} GiB"
+    else:
+        reason = exit_reason(exit_code)
+    return WorkerExit(
+        worker=worker,
+        incarnation=incarnation,
+        exit_code=exit_code if exit_code >= 0 else None,
+        signal=-exit_code if exit_code < 0 else None,
+        reason=reason,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+
+
+class SlotNanny(Nanny):
+    """Dask's nanny of one worker: every process it starts is a new incarnation, and every end is reported."""
+
+    def __init__(self, plan: NodePlan, worker: int, order: Start, report: Callable[[Report], None]) -> None:
+        self._slot = worker
+        self._report = report
+        self._worker_address = plan.ready.workers[worker]
+        self._incarnation = ""
+        self._begun_mark = ""
+        self._pid: int | None = None
+        self._ended_for = ""
+        self._plan = plan
+        config = plan.config
+        super().__init__(
+            order.scheduler,
+            nthreads=1,
+            name=f"node{config.node}-worker{worker}",
+            host=config.address,
+            port=plan.nanny_ports[worker],
+            worker_port=int(self._worker_address.rpartition(":")[2]),
+            protocol="tls",
+            security=PoolSecurity(config.identity),
+            local_directory=plan.worker_folder,
+            memory_limit=str(plan.memory_limit_bytes),
+            resources=plan.resources(worker),
+            env=plan.worker_env(worker, order),
+            worker_class=start_worker,
+        )
+        self.handlers["worker_stale"] = self._worker_stale
+
+    async def start_unsafe(self) -> SlotNanny:
+        """Start the first process. The scheduler may end meanwhile: then the worker finds the next one by itself."""
+        try:
+            await super().start_unsafe()
+        except CommClosedError:  # the last that Dask's nanny does is to tell the scheduler that it has started
+            if self.process is None or self.process.status is not Status.running:
+                raise
+            log.info("the scheduler ended while worker %d started", self._slot)
+            self.start_periodic_callbacks()
+        return self
+
+    def follow(self, order: Start) -> None:
+        """Have this worker, and those that come after it, join the scheduler of ``order`` and know of the fleet."""
+        self.scheduler_addr = order.scheduler
+        self.scheduler = self.rpc(order.scheduler)
+        self.env |= self._plan.worker_env(self._slot, order)
+        if self.process is not None:
+            self.process.worker_kwargs["scheduler_ip"] = order.scheduler
+            self._ongoing_background_tasks.call_soon(self._tell_worker)
+
+    async def _tell_worker(self) -> None:
+        # Dask knows the address only once the worker has registered, for which this may be needed; ours is fixed.
+        worker = cast("Any", self.rpc(self._worker_address))
+        with suppress(OSError):  # no process at the moment: the next one has it from here
+            await worker.follow(scheduler=self.scheduler_addr, place=self.env["SKYWARD_WORKER"])
+
+    def _worker_stale(self) -> None:
+        self._report(WorkerStale(worker=self._slot, incarnation=self._incarnation))
+
+    async def instantiate(self) -> Status:
+        """Start the worker process under a new incarnation, unless there is one."""
+        if self.process is not None and self.process.status in (Status.starting, Status.running):
+            return await super().instantiate()
+        self._incarnation = self.env["SKYWARD_INCARNATION"] = uuid.uuid4().hex
+        self._pid = None
+        self.env["SKYWARD_BEGUN"] = self._begun_mark = str(
+            Path(self._plan.ready.blob_dir, f"begun-{self._incarnation}")
+        )
+        make_mark(self._begun_mark)
+        status = await super().instantiate()
+        if self.process is not None and self.process.pid is not None:
+            self._pid = self.process.pid
+            self._report(
+                WorkerRunning(
+                    worker=self._slot,
+                    incarnation=self._incarnation,
+                    pid=self._pid,
+                    address=self._worker_address,
+                )
+            )
+        return status
+
+    async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:  # noqa: ASYNC109 - Dask's signature
+        """End the process for Dask's ``restart``; the report on its end gives that reason."""
+        self._ended_for = "Dask restarted it"
+        try:
+            await super().kill(timeout=timeout, reason=reason)
+        finally:
+            self._ended_for = ""
+
+    def _on_worker_exit_sync(self, exitcode: int) -> None:
+        over_limit = self._pid is not None and self.memory_manager._last_terminated_pid == self._pid  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        limit = self.memory_manager.memory_limit if over_limit else None
+        if self._pid is not None:
+            # A forked child would hold the port that the next incarnation needs.
+            kill_session(self._pid)
+        left = take_last_words(Path(self._plan.worker_log(self._slot)), Path(self._plan.worker_mark(self._slot)))
+        ended = worker_exit(self._slot, self._incarnation, exitcode, limit)
+        self._report(
+            replace(
+                ended,
+                ended_for=self._ended_for,
+                last_words=left.data.decode("latin-1"),
+                last_words_at=left.at,
+                omitted_bytes=left.omitted,
+                begun=take_mark(self._begun_mark),
+            )
+        )
+        super()._on_worker_exit_sync(exitcode)
+
+
+class _NannyClosedError(Exception):
+    """A nanny closed for good, as Dask's do when a worker dies while it starts."""
+
+
+class _Slot:
+    """One worker's place: keeps a nanny in it, under the order that counts at the moment."""
+
+    def __init__(self, program: Program, worker: int, order: Start) -> None:
+        self._program = program
+        self._worker = worker
+        self._order = order
+        self._nanny: SlotNanny | None = None
+
+    async def keep(self) -> None:
+        async for attempt in stamina.retry_context(
+            on=Exception, attempts=None, timeout=None, wait_initial=0.1, wait_max=1.0, wait_jitter=0.1
+        ):
+            with attempt:
+                self._nanny = SlotNanny(self._program.plan, self._worker, self._order, self._program.report)
+                async with self._nanny:
+                    await self._nanny.finished()
+                raise _NannyClosedError(f"nanny of worker {self._worker} closed")
+
+    def follow(self, order: Start) -> None:
+        self._order = order
+        if self._nanny is not None:
+            self._nanny.follow(order)
+
+
+def _leave_them_to_their_threads() -> None:
+    return None
+
+
+async def keep_slots(program: Program) -> None:
+    """Wait for the scheduler's address, then keep a nanny running for every worker; never returns."""
+    order = await _next_order(program)
+    # The fork server is up already, with less preloaded than distributed would put there: see _start_fork_server.
+    distributed.utils._forkserver_preload_set = True  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    # Starting a process polls all others, each of which has a thread that waits for it; a fork server tells an exit
+    # code once, and the second reader takes it for 255 (multiprocessing/popen_forkserver.py).
+    multiprocessing.process._cleanup = _leave_them_to_their_threads  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
+    dask_config.set({"distributed.worker.daemon": False, "distributed.worker.multiprocessing-method": "forkserver"})
+    slots = [_Slot(program, worker, order) for worker in range(program.plan.config.workers)]
+    async with asyncio.TaskGroup() as tasks:
+        for slot in slots:
+            tasks.create_task(slot.keep())
+        while True:
+            order = await _next_order(program)
+            for slot in slots:
+                slot.follow(order)
+
+
+async def _next_order(program: Program) -> Start:
+    order = await program.commands.get()
+    if not isinstance(order, Start):
+        raise TypeError(f"the only command is Start, got {order!r}")
+    return order
 
 
 def main() -> None:

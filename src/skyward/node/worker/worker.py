@@ -31,7 +31,7 @@ from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.node.worker.begun import open_mark
 from skyward.node.worker.capture import WorkerLog
-from skyward.node.worker.forks import call_in_this_process
+from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.lane_server import LaneServer
 from skyward.wire.listening import BACKLOG
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import SkywardError
-from skyward.node.storage import mount as mounting
-from skyward.node.storage.mount import mount, unmount
+from skyward.node.storage import volume_program as mounting
+from skyward.node.storage.volume_program import mount, unmount
 from skyward.providers.storage import MountWay
 
 MOUNTS = """#!/bin/sh

@@ -25,7 +25,7 @@ from skyward.node.supervisor.survey import (
     memory_bytes,
     share_of,
 )
-from skyward.node.worker.nanny import worker_exit
+from skyward.node.worker.nannies import worker_exit
 from skyward.providers import local
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig, WorkerPlace

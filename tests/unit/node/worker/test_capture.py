@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from skyward.node.worker.capture import LAST_WORDS_BYTES, WorkerLog, take_last_words
-from skyward.node.worker.output import CallOutput
-from skyward.node.worker.router import OutputRouter
+from skyward.node.worker.output import CallOutput, OutputRouter
 from skyward.wire.log_pieces import LogPiece, Reassembler
 
 

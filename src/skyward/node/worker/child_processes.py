@@ -1,24 +1,66 @@
-"""Multiprocessing inside calls: child processes receive the user's functions and classes by value.
-
-The standard library pickles them by name. On a node that fails: the module they come from is the client's, and nothing
-can import it. Child processes started by "spawn" or "forkserver" are new programs; the first such object that they
-receive gives them the same ability, so that results may be instances of those classes.
-"""
+"""Children that user code forks: each ends where the call that forked it ends, and never runs the worker's own code."""
 
 from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
 import pickle
 import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from skyward.wire.modules import came_along, with_sources
 from skyward.wire.pickling import pack
 
-__all__ = ["allow_multiprocessing"]
+__all__ = ["allow_multiprocessing", "call_in_this_process"]
+
+
+def call_in_this_process(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call ``function``; in a child that it forked, end the child instead of returning or raising.
+
+    The child's exit status is the one it would have at the end of a program. Handlers at exit are not called: they are
+    the worker's.
+    """
+    caller = os.getpid()
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        if os.getpid() != caller:
+            _end(error)
+        raise
+    if os.getpid() != caller:
+        _end(None)
+    return result
+
+
+def _end(error: BaseException | None) -> NoReturn:
+    status = 1
+    try:
+        status = _exit_status(error)
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            if stream is not None:
+                with suppress(Exception):
+                    stream.flush()
+    finally:
+        os._exit(status)
+
+
+def _exit_status(error: BaseException | None) -> int:
+    match error:
+        case None | SystemExit(code=None):
+            return 0
+        case SystemExit(code=int(code)):
+            return code & 0xFF
+        case SystemExit(code=message):
+            sys.stderr.write(f"{message}\n")
+        case _:
+            sys.stderr.write("".join(traceback.format_exception(error)))
+    return 1
 
 
 def allow_multiprocessing() -> None:
