@@ -14,7 +14,7 @@ import pytest
 
 from skyward._concurrency.waiting import wait_until
 from skyward.provision.preparing.bootstrap import bootstrap
-from skyward.provision.preparing.script import quote
+from skyward.provision.preparing.bootstrap_script import quote
 from skyward.request.image import Image
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.transport.ssh_transport import SshTransport

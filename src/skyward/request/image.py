@@ -100,7 +100,7 @@ class Image:
         Args:
             pins: versions of the engine's packages; None means those of this process.
         """
-        from skyward.provision.preparing.pins import engine_pins
+        from skyward.provision.preparing.distribution import engine_pins
 
         parts = {
             "python": self.python_version,
@@ -120,9 +120,8 @@ class Image:
         Args:
             ttl: seconds until the machine shuts itself down, armed before anything else; 0 arms nothing.
         """
-        from skyward.provision.preparing.pins import engine_pins
-        from skyward.provision.preparing.script import DEFAULT_ROOT, render_bootstrap
-        from skyward.provision.preparing.wheel import own_wheel
+        from skyward.provision.preparing.bootstrap_script import DEFAULT_ROOT, render_bootstrap
+        from skyward.provision.preparing.distribution import engine_pins, own_wheel
 
         ttl_s = whole_number("ttl", ttl, minimum=0)
         return render_bootstrap(
@@ -165,7 +164,7 @@ def _python(value: object) -> str | None:
 
 def _requirements(value: object) -> tuple[str, ...]:
     requirements = texts("pip", value)
-    from skyward.provision.preparing.pins import DISTRIBUTION
+    from skyward.provision.preparing.distribution import DISTRIBUTION
 
     for i, requirement in enumerate(requirements):
         if _PLAIN_REQUIREMENT.match(requirement):  # else an address or a path, which only an installer can judge

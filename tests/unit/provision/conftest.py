@@ -19,8 +19,8 @@ import pytest
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.provision.preparing import bootstrap as module
 from skyward.provision.preparing.bootstrap import Environment, bootstrap
-from skyward.provision.preparing.script import quote
-from skyward.provision.preparing.wheel import OwnWheel
+from skyward.provision.preparing.bootstrap_script import quote
+from skyward.provision.preparing.distribution import OwnWheel
 from skyward.request.image import Image
 from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed

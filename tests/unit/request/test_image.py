@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.provision.preparing.pins import ENGINE_PACKAGES, engine_pins
+from skyward.provision.preparing.distribution import ENGINE_PACKAGES, engine_pins
 from skyward.request.env import EnvVars
 from skyward.request.image import Image
 

@@ -9,7 +9,7 @@ from skyward.client.cli._doctor import doctor
 from skyward.client.cli._logs import logs
 from skyward.client.cli._offers import offers
 from skyward.client.cli._pools import down, ls, sweep
-from skyward.provision.preparing.pins import DISTRIBUTION
+from skyward.provision.preparing.distribution import DISTRIBUTION
 
 __all__ = ["main"]
 

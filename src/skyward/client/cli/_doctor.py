@@ -25,7 +25,7 @@ from skyward.providers.base import Provider
 from skyward.providers.registry import OWN, PROVIDERS, Checkable, Finding, make_provider
 from skyward.providers.ssh import SSH
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.preparing.pins import DISTRIBUTION
+from skyward.provision.preparing.distribution import DISTRIBUTION
 from skyward.request.request import parse_request
 
 __all__ = ["doctor"]

@@ -39,7 +39,7 @@ from skyward.provision.buying.choose import Batch, choose, notes_on_purchase
 from skyward.provision.buying.cost import Usage
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.termination import end_instances
-from skyward.provision.preparing.granting import Grants
+from skyward.provision.preparing.delivery import Grants
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.request import PoolRequest
 

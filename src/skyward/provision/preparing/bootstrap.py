@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from skyward.errors import BootstrapError
+from skyward.provision.preparing.bootstrap_script import STEPS, render_bootstrap, render_env_file
 from skyward.provision.preparing.commands import GRACE_S, masked, persist
-from skyward.provision.preparing.pins import engine_pins
-from skyward.provision.preparing.script import STEPS, render_bootstrap, render_env_file
-from skyward.provision.preparing.sources import package_sources, written_settings
-from skyward.provision.preparing.wheel import OwnWheel, own_wheel
-from skyward.provision.preparing.wheelhouse import Wheelhouse, gather_wheels, mapped_file
+from skyward.provision.preparing.distribution import OwnWheel, engine_pins, own_wheel
+from skyward.provision.preparing.sources import (
+    Wheelhouse,
+    gather_wheels,
+    mapped_file,
+    package_sources,
+    written_settings,
+)
 from skyward.request.image import Image
 from skyward.transport.base import Completed, Transport
 

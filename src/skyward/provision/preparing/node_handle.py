@@ -17,10 +17,9 @@ from skyward.providers.base import Instance
 from skyward.provision.preparing.bootstrap import Environment, bootstrap
 from skyward.provision.preparing.commands import let_in
 from skyward.provision.preparing.control_client import ControlClient
-from skyward.provision.preparing.environment import prepare_environment
-from skyward.provision.preparing.granting import deliver_volumes
+from skyward.provision.preparing.delivery import deliver_includes, deliver_volumes
+from skyward.provision.preparing.local_environment import prepare_environment
 from skyward.provision.preparing.machine_status import unheard
-from skyward.provision.preparing.sending import deliver_includes
 from skyward.provision.preparing.supervisor_start import start_supervisor
 from skyward.request.image import Image
 from skyward.request.volume import GrantedVolume

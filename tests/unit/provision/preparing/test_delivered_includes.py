@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.provision.preparing.sending import deliver_includes
+from skyward.provision.preparing.delivery import deliver_includes
 from skyward.request.image import Image
 from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed

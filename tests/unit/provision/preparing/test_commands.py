@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
-from skyward.provision.preparing import commands as steps
+from skyward.provision.preparing import commands
 from skyward.provision.preparing.commands import let_in
 from skyward.transport.base import Completed
 
@@ -41,7 +41,7 @@ class Booting:
 
 @pytest.fixture(autouse=True)
 def knocking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "_KNOCK_S", 0.001)
+    monkeypatch.setattr(commands, "_KNOCK_S", 0.001)
 
 
 def test_another_host_key_a_refused_user_and_silence_are_not_yet_the_end() -> None:

@@ -22,9 +22,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.provision.preparing.pins import engine_pins
+from skyward.provision.preparing.distribution import code_folders, engine_pins, own_wheel
 from skyward.provision.preparing.sources import listed_settings, package_sources
-from skyward.provision.preparing.wheel import code_folders, own_wheel
 from skyward.request.image import Image
 from skyward.transport.base import Transport
 

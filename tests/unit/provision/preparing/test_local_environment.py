@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.provision.preparing import environment
-from skyward.provision.preparing.environment import is_satisfied, prepare_environment
+from skyward.provision.preparing import local_environment
+from skyward.provision.preparing.local_environment import is_satisfied, prepare_environment
 from skyward.request.image import Image
 from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed
@@ -170,7 +170,7 @@ def test_a_real_environment_has_the_package_and_the_clients_skyward(
     wheels.mkdir()
     _make_wheel(wheels, "skyward_test_tiny")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setattr(environment, "engine_pins", tuple)
+    monkeypatch.setattr(local_environment, "engine_pins", tuple)
     workdir = tmp_path / "node"
     transport = LocalTransport(LocalAccess(address="127.0.0.1", workdir=str(workdir)))
 

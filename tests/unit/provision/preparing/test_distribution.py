@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 
-from skyward.provision.preparing.wheel import own_wheel
+from skyward.provision.preparing.distribution import own_wheel
 
 
 def names() -> set[str]:

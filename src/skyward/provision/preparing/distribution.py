@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from skyward.provision.preparing.pins import DISTRIBUTION
+__all__ = ["DISTRIBUTION", "ENGINE_PACKAGES", "OwnWheel", "code_folders", "engine_pins", "own_wheel"]
 
-__all__ = ["OwnWheel", "code_folders", "own_wheel"]
+DISTRIBUTION = "skyward-fleet"
+"""Name of the distribution that holds Skyward's packages; on the public index, ``skyward`` is another project."""
+
+ENGINE_PACKAGES = ("cloudpickle", "dask", "distributed", "msgpack", "tornado")
+"""What both ends of a connection must have in the same version; skyward's own requirements are pinned too."""
 
 _PACKAGES = ("skyward", "skyward_joblib", "skyward_dask")
 _DIGEST_BYTES = 8
@@ -36,6 +40,24 @@ class OwnWheel:
 
     data: bytes = field(repr=False)
     digest: str
+
+
+@cache
+def engine_pins() -> tuple[str, ...]:
+    """``name==version`` of every engine package and requirement of skyward installed here, sorted."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    try:
+        declared = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
+    except PackageNotFoundError:
+        declared = []
+    needed = [r.name for r in declared if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return tuple(
+        sorted(f"{name}=={version(name)}" for name in {canonicalize_name(n) for n in (*ENGINE_PACKAGES, *needed)})
+    )
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Volumes on their way to a node: access is asked for here, and the node makes of it a folder."""
+"""Delivery of an image's files and a pool's volumes to a prepared node."""
 
 from __future__ import annotations
 
@@ -6,24 +6,35 @@ import asyncio
 from collections.abc import Sequence
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
-from skyward.errors import BootstrapError
+from skyward.errors import BootstrapError, ConfigurationError
 from skyward.node.storage.volume_program import LOG_FILE, VolumeAnswer, VolumeOrder
 from skyward.providers.base import Provider
 from skyward.providers.storage import grant_volumes
 from skyward.provision.preparing.bootstrap import Environment
 from skyward.provision.preparing.commands import masked, persist
+from skyward.request.image import Image
+from skyward.request.includes import included_files, pack_files
 from skyward.request.request import PoolRequest
 from skyward.request.volume import GrantedVolume
 from skyward.transport.access import Access, LocalAccess
 from skyward.transport.base import Completed, Transport
 
-__all__ = ["Grants", "deliver_volumes"]
+__all__ = ["Grants", "deliver_includes", "deliver_volumes"]
 
-_STEP = "volumes"
-_TIMEOUT_S = 3600.0
+_VOLUMES_STEP = "volumes"
+_VOLUMES_TIMEOUT_S = 3600.0
 _UNDO_S = 60.0
 _MARGIN_S = 900.0
 _FRESH_S = 300.0
+_FILES_TIMEOUT_S = 1800.0
+_FILES_STEP = "skyward"
+# What a release of Python lacks, it does not need: the archive is the client's own.
+_UNPACK = """
+import sys, tarfile
+with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
+    archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+    archive.extractall(sys.argv[1])
+"""
 
 
 class Grants:
@@ -61,6 +72,35 @@ class Grants:
         self._granted_at, self._here = SYSTEM_CLOCK.elapsed(), here
 
 
+async def deliver_includes(image: Image, transport: Transport, *, folder: str, python: str, node: int) -> None:
+    """Put what the image includes into ``folder`` of the machine, with its interpreter ``python``. Idempotent.
+
+    Raises :class:`~skyward.errors.BootstrapError`.
+    """
+    if not image.includes:
+        return
+    try:
+        archive = await asyncio.to_thread(lambda: pack_files(included_files(image.includes)))
+    except (ConfigurationError, OSError) as error:
+        raise BootstrapError(
+            f"the image's files cannot be sent to node {node}: {error}", node=node, step=_FILES_STEP
+        ) from error
+
+    async def unpack(left_s: float) -> Completed:
+        return await transport.run([python, "-I", "-c", _UNPACK, folder], stdin=archive, timeout_s=left_s)
+
+    done = await persist(unpack, deadline_s=_FILES_TIMEOUT_S, node=node, step=_FILES_STEP)
+    if done.exit_code:
+        tail = done.stderr.strip()
+        raise BootstrapError(
+            f"the image's files cannot be unpacked into {folder} of node {node} (exit code {done.exit_code}). "
+            f"Check the space there\n{tail}",
+            node=node,
+            step=_FILES_STEP,
+            log_tail=tail,
+        )
+
+
 async def deliver_volumes(
     volumes: Sequence[GrantedVolume],
     transport: Transport,
@@ -83,7 +123,9 @@ async def deliver_volumes(
     fetch = VolumeOrder(verb="fetch", instance_id=instance_id, workdir=workdir, volumes=tuple(volumes))
     release = VolumeOrder(verb="release", instance_id=instance_id, workdir=workdir, volumes=tuple(volumes))
     try:
-        done = await persist(lambda left_s: run(fetch, left_s), deadline_s=_TIMEOUT_S, node=node, step=_STEP)
+        done = await persist(
+            lambda left_s: run(fetch, left_s), deadline_s=_VOLUMES_TIMEOUT_S, node=node, step=_VOLUMES_STEP
+        )
     except BaseException:  # whatever cut it off left what was made until then
         await asyncio.shield(asyncio.gather(run(release, _UNDO_S), return_exceptions=True))
         raise
@@ -92,9 +134,9 @@ async def deliver_volumes(
         *_, why = tail.splitlines() or [f"exit code {done.exit_code}"]
         log_path = f"{workdir}/{LOG_FILE}"
         raise BootstrapError(
-            f"preparing node {node} failed at step {_STEP!r}: {why}; the whole log is {log_path} there\n{tail}",
+            f"preparing node {node} failed at step {_VOLUMES_STEP!r}: {why}; the whole log is {log_path} there\n{tail}",
             node=node,
-            step=_STEP,
+            step=_VOLUMES_STEP,
             log_tail=tail,
             log_path=log_path,
         )
