@@ -25,7 +25,7 @@ conformance_needs := -e '.[all,testing]' --group test --group conformance
 
 # joblib and scikit-learn in pairs, old with old and new with new, and what is tested with each.
 pairs := 1.4+1.6 1.5+1.7 1.6+1.8 1.6+1.9
-pair_tests := tests/unit/skyward_joblib tests/e2e/test_joblib.py tests/e2e/test_examples.py tests/conformance
+pair_tests := tests/unit/skyward_joblib tests/e2e/joblib tests/conformance
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 FILES = sorted(SOURCE.rglob("*.py"))
 EXAMPLES = [ROOT / "examples" / name for name in ("demo.py", "demo_ssh.py")]
-EXAMPLES_TESTS = ("dask_examples", "aws_examples")
+EXAMPLES_TESTS = ("dask/test_dask_examples.py", "machines/test_aws_examples.py")
 """Where the others have tests that read what they print."""
 DOCS = "\n".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))])
 
@@ -260,7 +260,7 @@ def test_every_allowed_skip_is_of_a_test_that_exists_and_gives_a_reason() -> Non
 
 
 def test_every_example_has_a_test() -> None:
-    tests = "".join((ROOT / f"tests/e2e/test_{name}.py").read_text(encoding="utf-8") for name in EXAMPLES_TESTS)
+    tests = "".join((ROOT / f"tests/e2e/{name}").read_text(encoding="utf-8") for name in EXAMPLES_TESTS)
     others = [path for path in (ROOT / "examples").glob("*.py") if path not in EXAMPLES]
 
     assert len(others) >= 4

@@ -44,7 +44,7 @@ Start = Callable[[Path], LocalEC2]
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=SkywardEvent)
 
-PAGE = Path(__file__).parents[2] / "docs/providers/aws.md"
+PAGE = Path(__file__).parents[3] / "docs/providers/aws.md"
 MACHINE = "m7i.large"
 NODES = 4
 CALLS = 400

@@ -15,7 +15,7 @@ from joblib import parallel_config
 import skyward as sky
 import skyward_joblib  # noqa: F401  # registers the backend
 
-FOLDER = Path(__file__).parents[2] / "examples/joblib"
+FOLDER = Path(__file__).parents[3] / "examples/joblib"
 NAMES = sorted(script.stem for script in FOLDER.glob("*.py"))
 ON_LOKY = """
 import importlib, json, sys, contextlib, io

@@ -1,4 +1,4 @@
-"""Every name that the specification's pages show exists and takes what they show; tests/e2e/test_spec.py uses them."""
+"""Every name that the specification shows exists and takes what is shown; tests/e2e/calls/test_spec.py uses them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import skyward as sky
 from skyward import NVIDIA, Accelerator, Image, S3Volume, Spot
 
-SPEC = Path(__file__).parents[3] / "shared" / "spec"
+SPEC = Path(__file__).parents[4] / "shared" / "spec"
 PAGES = ("concepts.md", "api-reference.md", "accelerators.md")
 REQUIRED = inspect.Parameter.empty
 

@@ -17,7 +17,7 @@ from skyward.testing.hosts import require_sshd
 require_sshd()
 pytestmark = pytest.mark.timeout(300)
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture

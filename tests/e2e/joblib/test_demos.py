@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = [ROOT / "examples" / name for name in ("demo.py", "demo_ssh.py")]
 
 
