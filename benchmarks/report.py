@@ -12,9 +12,10 @@ from benchmarks.rows import Goal, Limit, Row
 __all__ = ["Circumstances", "duration", "page", "tables"]
 
 _HOW = """\
-`make bench` measures what Skyward costs on one machine, beside others who run Python calls in processes: loky (joblib's
-own executor), Dask's `LocalCluster`, Ray and ipyparallel. Each has two workers and is used as its documentation says.
-This page is what the command wrote last. In the rows of `SkywardCluster` all peers do Dask's work: *skyward* is a
+`make bench` measures the costs of Skyward on one machine, next to other libraries that run Python calls in processes:
+loky (joblib's own executor), Dask's `LocalCluster`, Ray and ipyparallel. Each has two workers and is
+used as in its documentation.
+This page is the output of the last whole run. In the rows of `SkywardCluster` all peers do Dask's work: *skyward* is a
 `SkywardCluster` on one node, *dask* a `LocalCluster` as it comes, *dask, TLS* one that encrypts as a pool always does.
 
 The rows of *50 ms, 100 Mbit/s* have four hosts: SSH servers of this machine, behind a proxy that makes of the loopback
@@ -29,7 +30,7 @@ time divided by Skyward's in the same round. Nothing is repeated because it look
 """
 
 _NOTES = """\
-- *copies*: what the node's processes hold at the peak beyond what they held before the array came, in units of the
+- *copies*: the memory of the node's processes at the peak, less their memory before the array came, in units of the
   array: their private memory, and every mapped file once. Measured in runs that are not timed.
 - *stall*: by how much a 5 ms ticker on the event loop was late at most while the data travelled.
 - The time to make a 500 MB result is taken off. Both ends read a byte of every page.
@@ -45,7 +46,7 @@ _NOTES = """\
 """
 
 _MISSED = """\
-## What is missed, and why
+## Missed targets, with causes
 
 - *A result of 500 MB.* It goes through TLS, about 0.6 ns a byte on either side, and is copied into messages and out of
   them; Ray's is in memory that both processes share. Half of the time measured here is the kernel clearing pages.

@@ -42,7 +42,7 @@ joblib's own default, `loky`:
 $ make conformance
 ```
 
-writes this page, and fails where Skyward does not do what loky does. It was written with {versions}, on {cores} cores.
+writes this page, and fails where Skyward differs from loky. It was written with {versions}, on {cores} cores.
 
 ## joblib
 
@@ -55,18 +55,18 @@ them all. `make test` runs the left column as well.
 |---|--:|--:|
 {joblib}
 
-A case that sent nothing to a pool tests what joblib does in the caller's process: checking parameters, a loop of one
-job, a loop in threads. Where joblib's table says that a combination is beyond loky (two generators at a time, loops
+A case that sent nothing to a pool tests joblib in the caller's process: checking parameters, a loop of one
+job, a loop in threads. Where joblib's table marks a combination as beyond loky (two generators at a time, loops
 below threads), the case on Skyward expects it to work.
 
-### What is left out
+### Exceptions
 
 {pins}
 
 ## scikit-learn
 
 Every test of {modules}. They run under `parallel_config("skyward")`, with a `Local()` pool of two workers, and under
-`parallel_config("loky", n_jobs=2)`: where code does not say how many jobs it wants, Skyward's default is all workers,
+`parallel_config("loky", n_jobs=2)`: where code gives no number of jobs, Skyward's default is all workers,
 loky's is one. Where a test names loky, Skyward takes its place. A test that sent nothing to a pool runs no loop of more
 than one job, or one that asks for threads.
 
@@ -83,9 +83,10 @@ seen first is chance on both backends, so that it passes now and then:
 """
 
 FAILING = """\
-The {number} tests that fail on both look in their own process for what a task did in another (a counter, a warning, a
-printed line), or hand over what cannot be pickled. They run once more with one job where they do not ask for more,
-under `parallel_config("skyward", n_jobs=1)` and `parallel_config("loky")`: {ours} and {theirs} of them pass then.
+The {number} tests that fail on both look in their own process for the effects of a task in another (a counter, a
+warning, a printed line), or pass objects that cannot be pickled. They run once more with one job where they do not ask
+for more, under `parallel_config("skyward", n_jobs=1)` and `parallel_config("loky")`: {ours} and {theirs} of them pass
+then.
 
 {tests}"""
 

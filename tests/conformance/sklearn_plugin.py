@@ -17,7 +17,7 @@ WORKERS = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--one-job", action="store_true", help="where a test does not say how many jobs it wants, one")
+    parser.addoption("--one-job", action="store_true", help="one job where a test gives no number")
     parser.addoption("--only", type=Path, help="a file with the ids of the tests to run, one per line")
 
 

@@ -116,7 +116,7 @@ def processes_of(instances: Iterable[str]) -> list[str]:
 
 def documented() -> list[str]:
     """The page's list of events."""
-    section = PAGE.read_text(encoding="utf-8").partition("## What happens\n")[2]
+    section = PAGE.read_text(encoding="utf-8").partition("## Events of a pool\n")[2]
     found = re.search(r"```text\n(.*?)```", section, re.DOTALL)
     assert found is not None
     return found[1].split("\n")[:-1]
