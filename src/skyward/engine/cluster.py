@@ -129,10 +129,10 @@ class Cluster:
         if not linked and slot.exit_reason:
             self.members.lose(slot)
 
-    def lane_lost(self, lane: Lane) -> None:
+    async def lane_lost(self, lane: Lane) -> None:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
         if (slot := self._slot_of(lane)) is not None:
-            self.members.lose(slot)
+            await self.members.lose_reported(slot)
 
     def lane_items(self, lane: Lane, items: Sequence[Item]) -> None:
         """See :class:`~skyward.engine.lane.LaneOwner`."""

@@ -55,7 +55,7 @@ class LaneOwner(Protocol):
         """The link was made, or lost after all that came over it was handed over."""
         ...
 
-    def lane_lost(self, lane: Lane) -> None:
+    async def lane_lost(self, lane: Lane) -> None:
         """The worker that held calls is no more; ``lane_up`` follows at once."""
         ...
 
@@ -172,7 +172,7 @@ class Lane:
         self.round_trip_s = time.perf_counter() - asked
         if fresh:
             if self.incarnation:
-                self._owner.lane_lost(self)
+                await self._owner.lane_lost(self)
             self._link = self._new_link()
             self.functions.clear()
             self.incarnation = incarnation

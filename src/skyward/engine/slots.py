@@ -54,6 +54,7 @@ class Slot:
         unsent: ids of calls given to it whose blobs are still on their way.
         log_end: offset in its log up to which captured output has arrived.
         exit_report: the supervisor's report that it ended.
+        exited: set once there is an exit report.
     """
 
     def __init__(self, lane: Lane, node: AttachedNode) -> None:
@@ -68,6 +69,7 @@ class Slot:
         self.unsent: set[int] = set()
         self.log_end = 0
         self.exit_report: WorkerExit | None = None
+        self.exited = asyncio.Event()
         self._positions = itertools.count(1)  # never starts again: no position has two meanings
         self._failed_starts = 0
 
@@ -93,6 +95,7 @@ class Slot:
         """A new process answered."""
         self.alive, self.exit_reason, self.ended_for, self._failed_starts = True, "", "", 0
         self.log_end, self.exit_report = 0, None
+        self.exited.clear()
         self.ended_with.clear()
         if not self.ready.done():
             self.ready.set_result(None)

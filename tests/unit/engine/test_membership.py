@@ -110,7 +110,8 @@ class Stage:
         lane = self.lane(handle.rank)
         self.cluster.lane_items(lane, [[Kind.SPENT, [call_id], "it is in use"]])
         await eventually(lambda: lane.incarnation in handle.killed)
-        self.cluster.lane_lost(lane)
+        self.members.slots[lane.worker_id].exited.set()
+        await self.cluster.lane_lost(lane)
         lane.come_up(incarnation)
 
 
@@ -288,6 +289,20 @@ async def test_a_crashed_workers_last_words_are_published_without_those_that_cam
 def exit_of(incarnation: str, **how: Any) -> WorkerExit:
     described = {"exit_code": None, "signal": None, "reason": "it ended", "memory_limit_bytes": None} | how
     return WorkerExit(worker=0, incarnation=incarnation, **described)
+
+
+async def test_the_end_of_a_process_is_known_although_the_next_one_answers_first(stage: Stage) -> None:
+    handle = await stage.attach(0)
+    lane = stage.lane(0)
+    stage.cluster.lane_linked(lane, linked=False)
+
+    losing = asyncio.ensure_future(stage.cluster.lane_lost(lane))
+    await asyncio.sleep(0)
+    stage.members.heard(handle, exit_of("first", reason="ended by signal 11"))
+    await losing
+
+    (lost,) = [event for event in stage.events if isinstance(event, WorkerLost)]
+    assert "signal 11" in lost.reason
 
 
 @pytest.mark.parametrize(
