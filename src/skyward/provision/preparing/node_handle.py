@@ -19,7 +19,6 @@ from skyward.provision.preparing.commands import let_in
 from skyward.provision.preparing.control_client import ControlClient
 from skyward.provision.preparing.delivery import deliver_includes, deliver_volumes
 from skyward.provision.preparing.local_environment import prepare_environment
-from skyward.provision.preparing.machine_status import unheard
 from skyward.provision.preparing.supervisor_start import start_supervisor
 from skyward.request.image import Image
 from skyward.request.volume import GrantedVolume
@@ -108,7 +107,7 @@ class NodeHandle:
         transport: the way to the machine.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
         volumes: what was made available on it.
-        inquire: asks who has the machine what became of it; answers with nothing unless it is over.
+        machine_status: returns from its provider why the machine is over; empty while it is not.
     """
 
     def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
@@ -129,7 +128,7 @@ class NodeHandle:
         self._partitions_undone_s = 0.0
         self.lanes: tuple[str, ...] = ()
         self.volumes: tuple[GrantedVolume, ...] = ()
-        self.inquire: Callable[[], Awaitable[str]] = unheard
+        self.machine_status: Callable[[], Awaitable[str]] = _no_status
         self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
         self._noticed = asyncio.Event()
         self._seconds_left = math.inf
@@ -328,7 +327,7 @@ class NodeHandle:
         except (SkywardError, OSError) as error:  # another machine at its address refuses us, or is refused
             _logger.debug("cannot tell whether node %d is gone: %s", self.rank, error)
             away.reason = str(error)
-            word = await self.inquire()
+            word = await self.machine_status()
             return f"it cannot be reached, and {word}" if word else None
         if completed.exit_code == SUPERVISOR_GONE:
             return "its supervisor is gone"
@@ -388,6 +387,11 @@ class _Away:
         if not self._node.linked:
             self._told = True
             self._node.tell(LinkDown(reason=self.reason))
+
+
+async def _no_status() -> str:
+    """Return nothing: no provider is asked."""
+    return ""
 
 
 async def unless_gone(node: NodeHandle, work: Coroutine[Any, Any, None]) -> None:
