@@ -14,6 +14,7 @@ from skyward.errors import UnreachableError
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall
 from skyward.node.worker.lane_server import LaneServer
 from skyward.wire.connection import Connection
+from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.messages import Kind, Outcome
 from skyward.wire.pickling import pack_error, pack_result
 from support.simulation import SimulatedConnection
@@ -23,7 +24,6 @@ __all__ = ["SimulatedLane", "SimulatedNetwork", "SimulatedWorker", "Work"]
 Work = Callable[[bytes, "SimulatedWorker"], Awaitable[Any]]
 """Does what a call does: takes the pickle of its arguments and where it runs, returns its result or raises."""
 
-_DIAL_TIMEOUT_S = 10.0
 _FAREWELL_S = 0.5
 
 
@@ -98,7 +98,7 @@ class SimulatedLane(Lane):
         if connection is None:
             return None
         try:
-            async with asyncio.timeout(_DIAL_TIMEOUT_S):
+            async with asyncio.timeout(HANDSHAKE_S):
                 await self._greet(connection)
         except OSError:
             connection.close()

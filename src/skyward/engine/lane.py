@@ -19,6 +19,7 @@ from skyward._concurrency.waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.functions import Recent
 from skyward.wire.connection import Connection
+from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Link
 from skyward.wire.session import Item, Session
 
@@ -26,7 +27,6 @@ __all__ = ["Lane", "LaneOwner"]
 
 log = logging.getLogger("skyward.engine.lane")
 
-_DIAL_TIMEOUT_S = 10.0
 _FUNCTION_BYTES = 64 << 20
 _FIRST_PAUSE_S = 0.05
 
@@ -152,7 +152,7 @@ class Lane:
             log.warning("%s cannot be dialled yet: %s", self._address, error)
             return None
         try:
-            async with asyncio.timeout(_DIAL_TIMEOUT_S):
+            async with asyncio.timeout(HANDSHAKE_S):
                 await connection.connect(self._address)
                 await connection.handshake()
                 await self._greet(connection)

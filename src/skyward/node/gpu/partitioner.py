@@ -23,14 +23,9 @@ from skyward.errors import ConfigurationError, SkywardError
 from skyward.node.gpu.driver import Gpu, GpuDriver, GpuInstance, Partition
 from skyward.request.accelerators import MigProfile
 
-__all__ = ["MIG_START_S", "MIG_UNDO_S", "GpuPartitioner", "largest_first"]
+__all__ = ["GpuPartitioner", "largest_first"]
 
 T = TypeVar("T")
-
-MIG_START_S = 240.0
-"""Further seconds that a node may take to start: eight GPUs are reset and cut one after the other."""
-MIG_UNDO_S = 120.0
-"""Further seconds that a node may take to end."""
 
 _IN_USE_S = 20.0
 """Seconds for which the driver may count killed processes as users of a partition."""

@@ -24,6 +24,7 @@ from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFuncti
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.output import CallOutput
 from skyward.wire.connection import Connection
+from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Link
 from skyward.wire.listening import Listener
 from skyward.wire.log_pieces import LogPiece
@@ -41,7 +42,6 @@ _PACE_S = 0.005
 _LONGEST_PAUSE_S = 1.0
 _PRINT_EVERY_S = 0.001
 _FAREWELL_S = 0.5
-_GREETING_S = 10.0
 
 
 class LaneServer:
@@ -90,7 +90,7 @@ class LaneServer:
             await connection.handshake()
             return connection
 
-        await Listener(listening, admit=admit, serve=self._converse, admission_s=_GREETING_S).run()
+        await Listener(listening, admit=admit, serve=self._converse).run()
 
     async def watch_output(self) -> None:
         """Send captured output while it comes, until cancelled; a call's last lines are taken when it ends."""
@@ -169,7 +169,7 @@ class LaneServer:
         assert task is not None
         self._keep_until_done(task)
         try:
-            async with asyncio.timeout(_GREETING_S):
+            async with asyncio.timeout(HANDSHAKE_S):
                 client, seen = await connection.first_message()
                 await self._end_last_connection()
                 self._serving = task

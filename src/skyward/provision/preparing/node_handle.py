@@ -11,8 +11,6 @@ from typing import Any, assert_never
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
-from skyward.node.gpu.partitioner import MIG_UNDO_S
-from skyward.node.storage.write_back import RELEASE_S
 from skyward.providers.base import Instance
 from skyward.provision.preparing.bootstrap import Environment, bootstrap
 from skyward.provision.preparing.commands import let_in
@@ -28,6 +26,7 @@ from skyward.transport.local_transport import LocalTransport
 from skyward.transport.ssh_transport import SshTransport
 from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, Start
 from skyward.wire.frames import TlsIdentity
+from skyward.wire.limits import MIG_UNDO_S, RELEASE_S
 from skyward.wire.node_config import NodeConfig, NodeReady
 
 __all__ = [
