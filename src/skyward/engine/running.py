@@ -44,7 +44,6 @@ from skyward.submission import ArgumentMemo, Invocation, SchedulerInfo
 from skyward.wire.control import (
     Message,
     MetricsReport,
-    NodeMetrics,
     Preempting,
     PreemptionLikely,
     SupervisorTrouble,
@@ -52,6 +51,7 @@ from skyward.wire.control import (
     VolumeTrouble,
 )
 from skyward.wire.frames import client_context
+from skyward.wire.metrics import NodeMetrics
 
 __all__ = ["RunningPool", "Spending"]
 

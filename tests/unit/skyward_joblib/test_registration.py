@@ -9,14 +9,16 @@ import pytest
 
 OPEN = """
 from contextlib import ExitStack
-from skyward import ComputePool, Local
+from skyward.client.opening import Opens
 
-class Anything(ComputePool):
+class Anything(Opens):
     is_active = True
 
     def _open(self, stack: ExitStack) -> None: ...
+    def _retire(self) -> None: ...
+    def _forget(self) -> None: ...
 
-Anything(provider=Local()).__enter__().__exit__(None, None, None)
+Anything().__enter__().__exit__(None, None, None)
 """
 USE = "import joblib; joblib.parallel_backend('skyward'); print(type(joblib.parallel.get_active_backend()[0]).__name__)"
 

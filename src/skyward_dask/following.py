@@ -20,11 +20,13 @@ from tornado.ioloop import IOLoop, PeriodicCallback
 
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.submission import SchedulerInfo
-from skyward_dask.clients import NO_DIRECT_ACCESS, admit_by_address, check_versions, refuse_past_tunnel
-from skyward_dask.pool_handle import PoolHandle, PoolLike
+from skyward_dask import direct
+from skyward_dask.by_address import admit_by_address
+from skyward_dask.holding import Fleet, PoolHolding
 from skyward_dask.settings import seconds
+from skyward_dask.versions import check_versions
 
-__all__ = ["ConnectedCluster"]
+__all__ = ["FollowingCluster"]
 
 _ATTEMPT_S = 15.0
 """How long one attempt to reach a new scheduler may take before its address is asked for again."""
@@ -33,12 +35,12 @@ _REPLACED_S = 120.0
 """How long a new client waits for a scheduler that is being replaced."""
 
 # A scheduler tells one cluster object of its workers: the one that asked last.
-_told: WeakKeyDictionary[PoolLike, int] = WeakKeyDictionary()
+_told: WeakKeyDictionary[Fleet, int] = WeakKeyDictionary()
 
 _logger = logging.getLogger("skyward.dask")
 
 
-class ConnectedCluster(Cluster):
+class FollowingCluster(Cluster):
     """The connection of a cluster object to its pool, from start to close.
 
     Everything that is not about scaling or about what is shown. Dask's objects are touched on the loop only; the pool,
@@ -47,7 +49,7 @@ class ConnectedCluster(Cluster):
 
     def __init__(
         self,
-        holding: PoolHandle,
+        holding: PoolHolding,
         *,
         name: str | None,
         asynchronous: bool,
@@ -82,7 +84,7 @@ class ConnectedCluster(Cluster):
         return cast("dict[str, dict[str, Any]]", self.scheduler_info["workers"])
 
     @property
-    def pool(self) -> PoolLike:
+    def pool(self) -> Fleet:
         """The pool: native and joblib calls run on it beside Dask's tasks."""
         return self._holding.pool
 
@@ -166,9 +168,9 @@ class ConnectedCluster(Cluster):
         own = cast("str", self.scheduler_info["address"]).rpartition("://")[2]
         if await asyncio.to_thread(self.pool.forward, own) == own:
             return
-        refuse_past_tunnel(self)
+        direct.refuse_past_tunnel(self)
         if dask.config.get("distributed.client.direct-to-workers", default=None):
-            raise ConfigurationError(f"distributed.client.direct-to-workers {NO_DIRECT_ACCESS}")
+            raise ConfigurationError(f"distributed.client.direct-to-workers {direct.REASON}")
 
     async def _follow(self) -> None:
         while self.status == Status.running:
