@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo demo-ssh test test-ml test-matrix check conformance bench dist docs clean
+.PHONY: help demo demo-ssh test test-full test-gpu test-ml test-matrix coverage check conformance bench dist docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,10 +13,14 @@ MATRIX := .venv-matrix
 ML := .venv-ml
 CONFORMANCE := .venv-conformance
 
+PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/ml
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+
 # What each target needs beside the library itself.
 demo_needs := -e '.[sklearn]'
 test_needs := -e '.[all,testing]' --group test
 check_needs := -e '.[all,testing]' --group test --group check
+coverage_needs := -e '.[all,testing]' --group test --group coverage
 bench_needs := -e '.[all]' --group bench
 docs_needs := -e . --group docs
 dist_needs := --group dist
@@ -37,10 +41,27 @@ demo-ssh: $(VENV)/demo.installed ## the same, on two machines that SSH servers o
 	tools/sshd
 	$(BIN)/python examples/demo_ssh.py
 
-test: $(VENV)/test.installed ## every test but those that train
+test: $(VENV)/test.installed ## every behaviour once, except training; a few minutes
 	-tools/browser
 	tools/sshd
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/ml
+	$(PYTEST) -m "not full"
+
+test-full: $(VENV)/test.installed ## every test except those that train, with random plans from a fresh SEED
+	-tools/browser
+	tools/sshd
+	@echo "repeat the same random plans with: make test-full SEED=$(SEED)"
+	HYPOTHESIS_PROFILE=full $(PYTEST) --hypothesis-seed=$(SEED)
+
+test-gpu: ## tests on this machine's NVIDIA GPU, with PYTHON's own packages: nothing is installed
+	PYTHONPATH=src $(PYTHON) tests/gpu
+
+coverage: $(VENV)/coverage.installed ## branch coverage of src by `make test`, node processes included; FULL=1: by every test; TESTS=tests/unit
+	-tools/browser
+	tools/sshd
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/python -m coverage run -m $(subst $(BIN)/python -m ,,$(PYTEST)) $(if $(FULL),,-m "not full") $(TESTS)
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report --skip-covered --sort=cover
 
 test-ml: $(ML)/ml.installed ## the tests that train: torch, jax, tensorflow, keras, transformers and the examples with them
 	tools/sshd

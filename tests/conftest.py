@@ -33,7 +33,8 @@ LONGEST = (
     "test_docs.py",
     "unit/provision/test_fleet_properties.py",
     "unit/providers/aws/",
-    "unit/test_repository.py",
+    "e2e/joblib/test_demos.py",
+    "e2e/machines/",
 )
 """Files, and folders of them, that take longer than one would think by their place."""
 

@@ -6,9 +6,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,13 +81,18 @@ def lab(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator[P
 
 
 RUNNABLE = [page for page in PAGES if program(page, "").strip()]
-
-
 ON_HOSTS = [page for page in RUNNABLE if "gpu1" in program(page, "")]
+FIRST = (ROOT / "README.md", ROOT / "docs/dask.md", *ON_HOSTS)
+"""The pages that `make test` runs; the behaviours on the others have tests of their own."""
+
+
+def tiered(pages: Iterable[Path]) -> list[Any]:
+    """Return the pages as parameters, those not in `FIRST` marked `full`."""
+    return [page if page in FIRST else pytest.param(page, marks=pytest.mark.full) for page in pages]
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("page", [page for page in RUNNABLE if page not in ON_HOSTS], ids=name)
+@pytest.mark.parametrize("page", tiered(page for page in RUNNABLE if page not in ON_HOSTS), ids=name)
 def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
     run(page, tmp_path, {})
 
@@ -122,19 +128,20 @@ def assert_printed(text: str, output: str) -> None:
     assert [line for line in PRINTED.findall(text) if line not in printed] == [], output
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_blocks_that_are_not_run_are_valid_python(page: Path) -> None:
-    for remark in NOT_RUN:
-        compile(program(page, remark), str(page), "exec")
+def test_blocks_that_are_not_run_are_valid_python() -> None:
+    for page in PAGES:
+        for remark in NOT_RUN:
+            compile(program(page, remark), str(page), "exec")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_python_blocks_say_how_they_are_treated(page: Path) -> None:
-    assert {block.remark for block in blocks(page) if block.language == "python"} <= {"", *NOT_RUN}
+def test_python_blocks_say_how_they_are_treated() -> None:
+    remarks = {name(page): {each.remark for each in blocks(page) if each.language == "python"} for page in PAGES}
+
+    assert {page: found for page, found in remarks.items() if not found <= {"", *NOT_RUN}} == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+def test_links_between_pages_lead_somewhere() -> None:
+    link = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+    targets = [(page, target) for page in PAGES for target in link.findall(page.read_text(encoding="utf-8"))]
 
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    assert [(name(page), target) for page, target in targets if not (page.parent / target).exists()] == []

@@ -49,7 +49,7 @@ writes this page, and fails where Skyward differs from loky. It was written with
 `joblib.test.test_parallel` holds joblib's tests of its parallel loops. Wherever a test lists the backends that it is to
 run on and loky is among them, `skyward` is added. Where it names none, or loky inside its code, Skyward takes loky's
 place. Cases of the other backends (threads, multiprocessing) are not run. One `Local()` pool of four workers serves
-them all. `make test` runs the left column as well.
+them all. `make test-full` runs the left column as well.
 
 | | skyward | loky |
 |---|--:|--:|

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import skyward as sky
 from skyward.testing.clusters import StrictClusterConformance
 from skyward.testing.provider import FakeProvider
 from skyward_dask import SkywardCluster
 
 
+@pytest.mark.full
 class TestSkywardCluster(StrictClusterConformance):
     fewest_workers = 1
     finds_by_name = True

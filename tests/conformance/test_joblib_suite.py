@@ -18,6 +18,7 @@ SKIPPED_BY_JOBLIB = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.timeout(TIMEOUT_S + 20)
 def test_joblibs_own_suite_passes_but_for_what_is_pinned(tmp_path: Path) -> None:
     outcomes = tmp_path / "outcomes.json"

@@ -53,7 +53,9 @@ def idle_connections(address: str, count: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("port", ["control", "lane", "blobs"])
+@pytest.mark.parametrize(
+    "port", ["lane", *(pytest.param(each, marks=pytest.mark.full) for each in ("control", "blobs"))]
+)
 def test_idle_connections_cost_a_node_neither_its_descriptors_nor_its_calls(pool: sky.ComputePool, port: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     node = node_of(pool)

@@ -97,6 +97,7 @@ class Load:
             self.wrong.append(f"{kind}: {results}")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_calls_survive_the_murder_of_their_workers_and_nothing_is_left_of_the_pool() -> None:
     losses: list[sky.WorkerLost] = []

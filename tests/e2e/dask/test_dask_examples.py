@@ -11,7 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
-pytestmark = [pytest.mark.example, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.example, pytest.mark.full, pytest.mark.timeout(150)]
 
 
 def run(script, *arguments, tmp_path):

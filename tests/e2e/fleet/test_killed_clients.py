@@ -172,7 +172,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator
         yield "ssh", settings
 
 
-@pytest.fixture(params=["local", "ssh"])
+@pytest.fixture(params=["local", pytest.param("ssh", marks=pytest.mark.full)])
 def provider(request: pytest.FixtureRequest) -> tuple[str, dict[str, object]]:
     return ("local", {}) if request.param == "local" else request.getfixturevalue("hosts")
 

@@ -56,7 +56,9 @@ def press_ctrl_c(after_s: float) -> None:
     threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
-@pytest.mark.parametrize("after_s", [0.05, 0.15, 0.4, 0.8, 1.2])
+@pytest.mark.parametrize(
+    "after_s", [0.4, *(pytest.param(after_s, marks=pytest.mark.full) for after_s in (0.05, 0.15, 0.8, 1.2))]
+)
 def test_ctrl_c_while_opening_leaves_nothing(after_s: float) -> None:
     pool = new_pool(nodes=2)  # what it imports is imported now: an interrupted import leaves its file open
     with pytest.raises(KeyboardInterrupt):

@@ -376,7 +376,7 @@ async def test_node_ends_at_its_timeout_and_warns_before(config: NodeConfig) -> 
         await nothing_left(node)
 
 
-@pytest.mark.parametrize("role", ["nannies", "zygote"])
+@pytest.mark.parametrize("role", ["zygote", pytest.param("nannies", marks=pytest.mark.full)])
 async def test_dead_nanny_process_is_reported_and_replaced(config: NodeConfig, role: str) -> None:
     async with running(config) as node:
         await node.all_running()
@@ -400,7 +400,7 @@ async def test_dead_scheduler_is_replaced_at_its_address(config: NodeConfig) -> 
             await client.wait_for_workers(WORKERS, timeout=DEADLINE_S)
 
 
-@pytest.mark.parametrize("and_the", ["", "sky-zygote"])
+@pytest.mark.parametrize("and_the", ["", pytest.param("sky-zygote", marks=pytest.mark.full)])
 async def test_nothing_outlives_a_killed_supervisor(config: NodeConfig, and_the: str) -> None:
     completed = await run_supervisor(config)
     node = Node(config, NodeReady.from_json(completed.stdout))

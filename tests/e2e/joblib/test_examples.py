@@ -58,6 +58,7 @@ def pool(start_callbacks):
         yield pool
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("pool")
 def test_example_prints_the_same_on_loky_and_on_a_fleet(name, on_loky, capsys, monkeypatch):

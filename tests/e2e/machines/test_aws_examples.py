@@ -15,7 +15,7 @@ from skyward.testing.aws import LocalEC2, use_ec2
 from skyward.testing.hosts import require_sshd
 
 require_sshd()
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -65,6 +65,7 @@ def run(*argv: str, cwd: Path, check: bool = True) -> subprocess.CompletedProces
     return done
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_wheel_runs_a_pool_and_each_front_end_in_a_bare_environment(bare: Path) -> None:
     python = str(bare / "venv/bin/python")

@@ -165,7 +165,7 @@ async def eventually(condition: Callable[[], object], what: str, deadline_s: flo
 # --- who may log in -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
+@pytest.mark.parametrize("kind", ["ecdsa", pytest.param("rsa", marks=pytest.mark.full)])
 async def test_every_usual_kind_of_key_logs_in(host: SshHost, tmp_path: Path, kind: str) -> None:
     with letting_in(host, new_key(tmp_path / "key", kind)):
         assert await says_hello(replace(host.target(), key_path=str(tmp_path / "key")))

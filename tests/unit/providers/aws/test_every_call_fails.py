@@ -101,18 +101,26 @@ async def healthy(launcher: Launcher) -> list[str]:
     return calls
 
 
+SOME_OR_ALL = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.full)], ids=["some", "all"])
+"""Fail every fifth call in `make test`, each of them in `make test-full`: a launch takes a second of processor time."""
+
+
+@SOME_OR_ALL
 @pytest.mark.timeout(240)
-async def test_whichever_call_is_refused_for_a_moment_the_machines_run(launcher: Launcher, healthy: list[str]) -> None:
-    for nth, action in enumerate(healthy, start=1):
+async def test_whichever_call_is_refused_for_a_moment_the_machines_run(
+    launcher: Launcher, healthy: list[str], every: int
+) -> None:
+    for nth, action in list(enumerate(healthy, start=1))[::every]:
         launcher.ec2.fail(THROTTLED, nth=nth)
         made, calls, error = await launcher.launch()
         assert (made, error) == (NODES, None), f"{action}, call {nth}"
         assert len(calls) == len(healthy) + 1, f"{action}, call {nth}"
 
 
+@SOME_OR_ALL
 @pytest.mark.timeout(240)
-async def test_whichever_call_is_forbidden_nothing_is_left(launcher: Launcher, healthy: list[str]) -> None:
-    for nth, action in enumerate(healthy, start=1):
+async def test_whichever_call_is_forbidden_nothing_is_left(launcher: Launcher, healthy: list[str], every: int) -> None:
+    for nth, action in list(enumerate(healthy, start=1))[::every]:
         launcher.ec2.fail(FORBIDDEN, nth=nth)
         made, _, error = await launcher.launch()
         if action in DISPENSABLE:
