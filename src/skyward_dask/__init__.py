@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from skyward_dask.settings import load_defaults
 
 if TYPE_CHECKING:
-    from skyward_dask.cluster import SkywardCluster
-    from skyward_dask.versions import check_versions
+    from skyward_dask.clients import check_versions
+    from skyward_dask.skyward_cluster import SkywardCluster
 
 __all__ = ["SkywardCluster", "check_versions"]
 
-_HOMES = {"SkywardCluster": "skyward_dask.cluster", "check_versions": "skyward_dask.versions"}
+_HOMES = {"SkywardCluster": "skyward_dask.skyward_cluster", "check_versions": "skyward_dask.clients"}
 
 load_defaults()
 

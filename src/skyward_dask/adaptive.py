@@ -9,8 +9,8 @@ from typing import Any, Protocol, cast
 from distributed.deploy.adaptive import Adaptive
 from distributed.protocol import pickle
 
-from skyward_dask.holding import Fleet
-from skyward_dask.scaling import superfluous
+from skyward_dask.pool_handle import PoolLike
+from skyward_dask.sizing import superfluous
 
 __all__ = ["NodeAdaptive"]
 
@@ -24,7 +24,7 @@ class _NodeCluster(Protocol):
     """What is needed of a cluster here and not by Dask's own."""
 
     @property
-    def pool(self) -> Fleet: ...
+    def pool(self) -> PoolLike: ...
 
     @property
     def requested(self) -> set[str]: ...

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["CARDS", "COMPUTE_SLICES", "PROFILES", "R470", "R510", "R550", "Card", "Profile", "place_for"]
+__all__ = ["CARDS", "COMPUTE_SLICES", "PROFILES", "R470", "R510", "Card", "Profile", "place_for"]
 
 COMPUTE_SLICES = 7
-R470, R510, R550 = 470, 510, 550
-"""The families of drivers that changed names (R470), names and tables (R510), tables (R550)."""
+R470, R510 = 470, 510
+"""Families of drivers that changed names (R470), and that first describe profiles by name (R510)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,7 @@ class Profile:
         memory_gib: its memory, as the driver lists it.
         multiprocessors: likewise.
         compute_id: the driver's number of the compute instance that takes all of it.
+        index: NVML's constant for it, ``NVML_GPU_INSTANCE_PROFILE_…``.
     """
 
     id: int
@@ -60,6 +61,7 @@ class Profile:
     memory_gib: float
     multiprocessors: int
     compute_id: int
+    index: int
 
     @property
     def total(self) -> int:
@@ -77,12 +79,12 @@ CARDS: Mapping[str, Card] = {
 
 def _profiles(gib: Sequence[int], memory: Sequence[float], processors: Sequence[int]) -> tuple[Profile, ...]:
     shapes = (
-        (19, 1, 1, (0, 1, 2, 3, 4, 5, 6), 0),
-        (15, 1, 2, (0, 2, 4, 6), 0),
-        (14, 2, 2, (0, 2, 4), 1),
-        (9, 3, 4, (0, 4), 2),
-        (5, 4, 4, (0,), 3),
-        (0, 7, 8, (0,), 4),
+        (19, 1, 1, (0, 1, 2, 3, 4, 5, 6), 0, 0),
+        (15, 1, 2, (0, 2, 4, 6), 0, 9),
+        (14, 2, 2, (0, 2, 4), 1, 1),
+        (9, 3, 4, (0, 4), 2, 2),
+        (5, 4, 4, (0,), 3, 3),
+        (0, 7, 8, (0,), 4, 4),
     )
     return tuple(
         Profile(
@@ -94,8 +96,9 @@ def _profiles(gib: Sequence[int], memory: Sequence[float], processors: Sequence[
             memory_gib=memory[size.bit_length() - 1],
             multiprocessors=processors[index],
             compute_id=compute_id,
+            index=constant,
         )
-        for index, (number, compute, size, starts, compute_id) in enumerate(shapes)
+        for index, (number, compute, size, starts, compute_id, constant) in enumerate(shapes)
     )
 
 

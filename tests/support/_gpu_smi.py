@@ -1,12 +1,12 @@
-"""What ``nvidia-smi`` does and says, over GPUs that do not exist."""
+"""The commands of ``nvidia-smi`` that change MIG mode and instances, over GPUs that do not exist."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
-from support._gpu_cards import CARDS, PROFILES, R510, R550, Profile
+from support._gpu_cards import CARDS, PROFILES
 from support.gpus import FakeGpu, FakeInstance, Machine, make_instance, partition_uuid
 
 __all__ = ["Smi"]
@@ -44,8 +44,6 @@ class Smi:
             return refused.exit_code, "\n".join(refused.lines)
 
     def _act(self, arguments: list[str]) -> list[str]:
-        if arguments == ["-L"]:
-            return self._list()
         if arguments and arguments[0].startswith("--query-gpu=name,memory.total"):
             return [f"{self._name(gpu)}, {CARDS[gpu.card].memory_mib}" for gpu in self.machine.gpus]
         match arguments:
@@ -60,8 +58,6 @@ class Smi:
 
     def _verbs(self) -> dict[str, Callable[[int, FakeGpu, list[str]], list[str]]]:
         return {
-            "-lgi": self._list_instances,
-            "-lgip": self._list_profiles,
             "-dci": self._destroy_compute,
             "-dgi": self._destroy,
         }
@@ -77,18 +73,6 @@ class Smi:
 
     def _name(self, gpu: FakeGpu) -> str:
         return CARDS[gpu.card].called(self.machine.family)
-
-    def _list(self) -> list[str]:
-        lines: list[str] = []
-        for index, gpu in enumerate(self.machine.gpus):
-            lines.append(f"GPU {index}: {self._name(gpu)} (UUID: {gpu.uuid})")
-            parts = sorted((each for each in gpu.instances if each.uuid), key=lambda each: each.id)
-            for number, part in enumerate(parts):
-                if self.machine.family < R510:
-                    lines.append(f"  MIG {part.profile} Device {number}: (UUID: {part.uuid})")
-                else:
-                    lines.append(f"  MIG {part.profile:<11} Device {number:>2}: (UUID: {part.uuid})")
-        return lines
 
     # --- MIG mode ---------------------------------------------------------------------------------------------------
 
@@ -185,62 +169,6 @@ class Smi:
             case _:
                 raise _RefusedError(_INVALID, ["Invalid combination of input arguments."])
 
-    # --- lists ------------------------------------------------------------------------------------------------------
-
-    def _list_instances(self, index: int, gpu: FakeGpu, _: list[str]) -> list[str]:
-        if not self.root:
-            self._refuse(_PERMISSIONS, "Failed to display GPU instances")
-        self._needs_mig(gpu)
-        if not gpu.instances:
-            raise _RefusedError(_NOT_FOUND, ["No GPU instances found: Not Found"])
-        numbers = {profile.name: profile for profile in PROFILES[gpu.card]}
-        rows: list[list[str]] = []
-        for each in sorted(gpu.instances, key=lambda each: (numbers[each.profile].size, each.start)):
-            profile = numbers[each.profile]
-            place = f"{each.start}:{profile.size}"
-            name = f"MIG {each.profile}"
-            rows.append([f"|   {index}  {name:<{self._column}}{profile.id:>8}{each.id:>9}{place:>13}     |"])
-        pad = " " * (self._column - 11)
-        return _table(
-            [
-                f"| GPU instances:                                     {pad}|",
-                f"| GPU   Name          {pad}Profile  Instance   Placement  |",
-                f"|                     {pad}  ID       ID       Start:Size |",
-            ],
-            rows,
-        )
-
-    def _list_profiles(self, index: int, gpu: FakeGpu, _: list[str]) -> list[str]:
-        if not PROFILES[gpu.card]:
-            raise _RefusedError(_NOT_FOUND, ["No MIG-supported devices found."])
-        rows: list[list[str]] = []
-        for profile in PROFILES[gpu.card]:
-            rows.append(self._profile_row(index, profile))
-            if profile is PROFILES[gpu.card][0] and self.machine.family >= R510:
-                # The same size with media extensions, once on a GPU.
-                media = replace(profile, id=profile.id + 1, name=f"{profile.name}+me", starts=(0,))
-                rows.append(self._profile_row(index, media))
-        pad = " " * (self._column - 11)
-        return _table(
-            [
-                f"| GPU instance profiles:                                                   {pad}|",
-                f"| GPU   Name          {pad}ID    Instances   Memory     P2P    SM    DEC   ENC  |",
-                f"|                     {pad}      Free/Total   GiB              CE    JPEG  OFA  |",
-            ],
-            rows,
-        )
-
-    def _profile_row(self, index: int, profile: Profile) -> list[str]:
-        name, of = f"MIG {profile.name}", f"{profile.total}/{profile.total}"
-        start = f"|   {index}  {name:<{self._column}}{profile.id:>6}{of:>8}        {profile.memory_gib:<11.2f}No"
-        more = f"{profile.multiprocessors:>7}     0     0   |"
-        return [f"{start}{more}", f"|{'':<{len(start) - 1}}{profile.compute:>7}     0     0   |"]
-
-    @property
-    def _column(self) -> int:
-        """How wide a profile's name is."""
-        return 11 if self.machine.family < R510 else 14 if self.machine.family < R550 else 16
-
     def _needs_mig(self, gpu: FakeGpu) -> None:
         if not gpu.mig:
             raise _RefusedError(_NOT_FOUND, ["No MIG-enabled devices found."])
@@ -250,9 +178,3 @@ class Smi:
         why = _SAID[exit_code]
         last = [f"{failed}: {why}" if failed.startswith("Failed") else failed] if failed else []
         raise _RefusedError(exit_code, [*lines, f"{unable}: {why}", *last])
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    width = len(rows[0][0]) - 2
-    line = f"+{'-' * width}+"
-    return [line, *head, f"|{'=' * width}|", *(text for row in rows for text in [*row, line])]

@@ -32,6 +32,7 @@ _QUEUE_S: Final = 0.02
 """How long bytes may wait for a narrow link before their sender is held back."""
 _BACKLOG: Final = 100
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
+_LINGER_AS_EVER: Final = struct.pack("ii", 0, 0)
 
 _Way: TypeAlias = Literal["up", "down"]
 
@@ -267,7 +268,9 @@ class _Connection:
                 _reset(end.writer)
 
     async def _open(self, sock: socket.socket) -> _End:
+        _reset_at_close(sock)  # cancelled in here, asyncio would close it in order, and its peer would see an end
         end = _End(*await asyncio.open_connection(sock=sock, limit=_BUFFER_BYTES))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_AS_EVER)
         self._ends.append(end)
         return end
 

@@ -1,7 +1,7 @@
 """NVIDIA GPUs that do not exist: ``nvidia-smi`` and NVML over one file, so that several processes see the same GPUs.
 
-What is answered follows NVIDIA's MIG user guide ("Getting Started with MIG", "Supported MIG Profiles"), nvidia-smi(1),
-and outputs of the drivers named in :data:`DRIVERS`, whose tables and names differ.
+They follow NVIDIA's MIG user guide ("Getting Started with MIG", "Supported MIG Profiles"), nvidia-smi(1), NVML's
+reference, and outputs of the drivers named in :data:`DRIVERS`, whose names and functions differ.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = [
     "partition_uuid",
 ]
 
-DRIVERS = ("450.80.02", "470.57.02", "525.85.12", "550.127.05", "570.133.20")
-"""One of each family whose outputs differ."""
+DRIVERS = ("450.80.02", "470.57.02", "525.85.12", "570.133.20")
+"""One of each family whose answers differ."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,8 +148,7 @@ class FakeGpus:
     @property
     def changes(self) -> list[str]:
         """The commands so far that do more than look."""
-        looking = {"-L", "-lgi", "-lgip", "-lgipp"}
-        return [each for each in self.machine.commands if not looking & set(each.split()) and "--query" not in each]
+        return [each for each in self.machine.commands if "nvml.py" not in each and "--query" not in each]
 
     def run(self, argv: Sequence[str]) -> tuple[int, str]:
         """Run a command: its exit status, and what it prints."""
@@ -162,13 +161,17 @@ class FakeGpus:
                 if not machine.sudo:
                     return 1, "sudo: a password is required"
                 argv, root = argv[2:], True
-            return Smi(machine, root=root).run(list(argv[1:]))
+            if argv[0] == "nvidia-smi":
+                return Smi(machine, root=root).run(list(argv[1:]))
+        from skyward.node.gpu.nvml import instances_as_json
 
-    def nvml(self) -> Any:
-        """What ``import pynvml`` gives."""
+        return 0, instances_as_json(self.nvml(root=root), argv[-1])  # python nvml.py UUID
+
+    def nvml(self, *, root: bool | None = None) -> Any:
+        """What ``import pynvml`` gives to root, or to another user; by default to the machine's."""
         from support._gpu_nvml import FakeNvml
 
-        return FakeNvml(self)
+        return FakeNvml(self, root=root)
 
     def install(self, folder: Path) -> Mapping[str, str]:
         """Make programs of them in a folder; returns the environment in which other processes find those first."""

@@ -14,7 +14,8 @@ from skyward.errors import UnreachableError
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall
 from skyward.node.worker.lane_server import LaneServer
 from skyward.wire.connection import Connection
-from skyward.wire.messages import CallResult, Outcome
+from skyward.wire.limits import HANDSHAKE_S
+from skyward.wire.messages import Kind, Outcome
 from skyward.wire.pickling import pack_error, pack_result
 from support.simulation import SimulatedConnection
 
@@ -23,7 +24,6 @@ __all__ = ["SimulatedLane", "SimulatedNetwork", "SimulatedWorker", "Work"]
 Work = Callable[[bytes, "SimulatedWorker"], Awaitable[Any]]
 """Does what a call does: takes the pickle of its arguments and where it runs, returns its result or raises."""
 
-_DIAL_TIMEOUT_S = 10.0
 _FAREWELL_S = 0.5
 
 
@@ -98,7 +98,7 @@ class SimulatedLane(Lane):
         if connection is None:
             return None
         try:
-            async with asyncio.timeout(_DIAL_TIMEOUT_S):
+            async with asyncio.timeout(HANDSHAKE_S):
                 await self._greet(connection)
         except OSError:
             connection.close()
@@ -145,8 +145,9 @@ class _Runner(CallRunner):
             result = await self._work(call.data if call.payload is None else call.payload.data)
         except Exception as raised:
             packed = pack_error(raised)
-            outcome = Outcome(seconds=asyncio.get_running_loop().time() - began, error=packed)
-            self._outlet.push(CallResult(call.id, outcome))
+            error = (packed.type_name, packed.message, packed.traceback, packed.pickled)
+            outcome = Outcome(seconds=asyncio.get_running_loop().time() - began, error=error)
+            self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])
             self._outlet.flush_soon()
         else:
             self._send(call.id, pack_result(result, what="a result"), asyncio.get_running_loop().time() - began)

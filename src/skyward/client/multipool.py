@@ -40,13 +40,13 @@ class MultiPool(Generic[P]):
                 raise ConfigurationError(f"MultiPool takes pools, got {type(pool).__name__} as argument {position}")
         self._pools = pools
         self._in_use = threading.Lock()
-        self._members: tuple[_Member[P], ...] = ()
+        self._members: tuple[_PoolInContext[P], ...] = ()
 
     def __enter__(self) -> tuple[P, ...]:
         if not self._in_use.acquire(blocking=False):
             raise PoolStateError("this MultiPool is open already; make another one, with pools of its own")
         arm()
-        self._members = tuple(_Member(pool=pool, context=copy_context()) for pool in self._pools)
+        self._members = tuple(_PoolInContext(pool=pool, context=copy_context()) for pool in self._pools)
         try:
             return self._open_all()
         except BaseException:
@@ -88,7 +88,7 @@ class MultiPool(Generic[P]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Member(Generic[P]):
+class _PoolInContext(Generic[P]):
     """A pool and the context variables it is opened with; they are those of the caller, and stay its own."""
 
     pool: AbstractContextManager[P]

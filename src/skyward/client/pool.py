@@ -1,20 +1,27 @@
-"""``ComputePool``: what a user opens. Wiring and lifecycle, nothing else."""
+"""``ComputePool``, the object that users open: lifecycle, size, and submission of calls."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import itertools
+import logging
+import os
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any, TypeVar, cast
+from contextvars import ContextVar
+from functools import cache
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from skyward._concurrency.exits import arm, at_exit, disarm, hold, release, uninterrupted, wait_for
 from skyward._concurrency.loop import acquire_loop
 from skyward.client.display import PoolTag, open_display, parse_display
 from skyward.client.executor import CallsByFunction, PoolExecutor
-from skyward.client.opening import Opens, innermost
 from skyward.client.pending import PendingBatch, PendingCompute, Ts, checked_call
-from skyward.client.scaling import Scales
 from skyward.distributed.runtime import refuse_inside_call
 from skyward.engine.futures import CallBatch, RemoteFuture
 from skyward.engine.running import RunningPool
@@ -22,21 +29,29 @@ from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, SkywardEvent, current_callbacks, forward_emitted
 from skyward.events.bus import EventBus
 from skyward.providers.base import Provider, checked_provider
+from skyward.provision.fleet.machines import to_its_end
 from skyward.request.accelerators import Accelerator
 from skyward.request.image import Image
-from skyward.request.request import parse_request
+from skyward.request.request import checked_nodes, checked_ranks, parse_request
 from skyward.request.spot import SpotLike
 from skyward.request.volume import Volume
-from skyward.submission import ArgumentMemo, CallFuture, Invocation
+from skyward.submission import ArgumentMemo, CallFuture, FleetStatus, Invocation, SchedulerInfo
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 __all__ = ["ComputePool", "current_pool"]
 
 R = TypeVar("R")
 
+_logger = logging.getLogger("skyward")
 _pools_made = itertools.count()
+_current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=None)
+# In threads, which start with an empty context, the pool opened last is the current one.
+_open_pools: list[ComputePool] = []
 
 
-class ComputePool(CallsByFunction, Scales, Opens):
+class ComputePool(CallsByFunction):
     """Machines for as long as a ``with`` block lasts.
 
     Entering creates and prepares them; leaving ends them and confirms it, whatever happened in between. A pool may be
@@ -93,7 +108,6 @@ class ComputePool(CallsByFunction, Scales, Opens):
         away: float = 1800,
         max_cost: float | None = None,
     ) -> None:
-        super().__init__()
         self._provider = checked_provider(provider)
         self._request = parse_request(
             image=image,
@@ -117,9 +131,98 @@ class ComputePool(CallsByFunction, Scales, Opens):
         if on_event is not None and not callable(on_event):
             raise ConfigurationError(f"on_event must be a function of one event, got {type(on_event).__name__}")
         self._subscriptions: list[tuple[type[Any] | None, Callback]] = [(None, on_event)] if on_event else []
+        self._made = next(_pools_made)
+        self._opener = threading.current_thread()
+        self._outer: ComputePool | None = None
+        self._reset()
+
+    def __enter__(self) -> Self:
+        refuse_inside_call()
+        with self._lock:
+            if self._entered:
+                raise PoolStateError("the pool is already open; leave its `with` block first, or make another pool")
+            self._entered = True
+        self._opener = threading.current_thread()
+        _open_pools.append(self)  # from the first, so that whatever comes in between, it is closed at exit
+        try:
+            _register_with_joblib()
+            hold(_close_all_now)
+            self._closing.callback(release)
+            self._open(self._closing)
+            self._make_current()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with uninterrupted(), self._shutting:
+            if _current.get() is self:
+                _current.set(self._outer)
+            self._running = None
+            try:
+                self._closing.close()
+            finally:
+                self._entered = False
+                if self in _open_pools:  # else this is a forked child, which has nothing to close
+                    _open_pools.remove(self)
+
+    async def __aenter__(self) -> Self:
+        arm()
+        opening = asyncio.ensure_future(asyncio.to_thread(self.__enter__))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled: the pool opens, and is closed at once.
+            await to_its_end(self._close_once_open(opening))
+            raise
+        finally:
+            disarm()
+        self._make_current()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await to_its_end(asyncio.to_thread(self.__exit__, exc_type, exc, traceback))
+        finally:
+            disarm()
+
+    async def _close_once_open(self, opening: asyncio.Future[Self]) -> None:
+        await asyncio.gather(opening, return_exceptions=True)
+        if opening.exception() is None:
+            await asyncio.to_thread(self.__exit__, None, None, None)
+
+    def _make_current(self) -> None:
+        self._outer = _current.get()
+        _current.set(self)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the pool is the parent's, and the thread that would do its work was not copied."""
+        self._reset()
+
+    def _reset(self) -> None:
         self._running: RunningPool | None = None
         self._bus: EventBus | None = None
-        self._made = next(_pools_made)
+        self._lock = threading.Lock()
+        self._entered = False
+        self._closing = ExitStack()
+        self._shutting = threading.RLock()
+
+    def close_at_exit(self) -> None:
+        """The interpreter exits: end the machines, once the thread that opened the pool had its time to."""
+        wait_for(self._opener)
+        self.close_logged("the interpreter exits")
+
+    def close_logged(self, why: str) -> None:
+        """End the machines, in whatever thread; log an error instead of raising it."""
+        try:
+            self.__exit__(None, None, None)
+        except Exception:
+            _logger.exception("a pool could not be closed as %s", why)
 
     def _open(self, stack: ExitStack) -> None:
         loop = acquire_loop()
@@ -145,9 +248,6 @@ class ComputePool(CallsByFunction, Scales, Opens):
         stack.callback(running.close)
         running.open()
         self._running = running
-
-    def _retire(self) -> None:
-        self._running = None
 
     def _forget(self) -> None:
         self._running = self._bus = None
@@ -203,6 +303,83 @@ class ComputePool(CallsByFunction, Scales, Opens):
         return tuple(map(batch.result, range(len(batch))))
 
     @property
+    def status(self) -> FleetStatus:
+        """The pool's nodes, how many are wanted, and what they have cost so far.
+
+        Raises:
+            PoolStateError: the pool is not open.
+        """
+        return self._ready.elastic.status()
+
+    def scale(self, nodes: int, *, drop: Collection[int] = ()) -> Future[None]:
+        """Grow or shrink to ``nodes`` nodes, while calls run.
+
+        Returns at once; ``pool.scale(4).result()`` waits. New nodes are made in parallel and take calls as they come
+        up; ``@`` counts them from now on. Nodes that go finish what they have begun, and what only they may run; the
+        rest of their calls runs elsewhere. A later call overrides an earlier one.
+
+        Args:
+            nodes: how many, at least 1: node 0 stays, because the scheduler runs there.
+            drop: ranks of the nodes to go first; without them the highest go.
+
+        Returns:
+            Done when the pool has that size; raises why a node cannot be had, and then the pool stays smaller. It is
+            cancelled when a later call overrides this one.
+
+        Raises:
+            ConfigurationError: ``nodes`` or ``drop`` is wrong.
+            PoolStateError: the pool is not open.
+        """
+        return self._ready.scale(checked_nodes(nodes), checked_ranks("drop", drop))
+
+    @property
+    def total_slots(self) -> int:
+        """Number of calls that run at once on the wanted nodes: nodes times workers per node.
+
+        Raises:
+            PoolStateError: the pool is not open.
+        """
+        status = self.status
+        return status.wanted * status.workers_per_node
+
+    @property
+    def scheduler(self) -> SchedulerInfo:
+        """The address and the certificates of the Dask scheduler under the pool, for Dask clients.
+
+        Another one after the head node, where it runs, was replaced.
+
+        Raises:
+            ConfigurationError: Dask or Python differ between this process and a node.
+            PoolStateError: the pool is not open, or its head node is being replaced.
+        """
+        return self._ready.scheduler()
+
+    def dask_client(self, **options: Any) -> Client:
+        """A Dask client of this pool; close it before the pool.
+
+        Args:
+            **options: :class:`distributed.Client`'s, such as ``set_as_default`` or ``asynchronous``.
+
+        Raises:
+            ConfigurationError: Dask or Python differ between this process and a node; or ``direct_to_workers`` was
+                asked for where workers cannot be reached.
+            PoolStateError: the pool is not open, or its head node is being replaced.
+        """
+        from distributed import Client
+
+        info = self.scheduler
+        if info.tunnelled and options.get("direct_to_workers"):
+            raise ConfigurationError(
+                "direct_to_workers=True cannot work here: this process reaches only the pool's scheduler, through "
+                "a tunnel; leave it out, and data comes through the scheduler"
+            )
+        return Client(info.address, security=info.security, **options)
+
+    def forward(self, address: str) -> str:
+        """See :meth:`skyward.submission.ElasticFleet.forward`."""
+        return self._ready.forward(address)
+
+    @property
     def capacity(self) -> int:
         """See :attr:`skyward.submission.TaskSubmitter.capacity`."""
         nodes = self._running.elastic.wanted if self._running else self._request.nodes
@@ -254,6 +431,45 @@ def _outcome_of(batch: CallBatch, index: int) -> Any:
         return error
 
 
+@cache
+def _register_with_joblib() -> None:
+    """Make joblib's name ``"skyward"`` known, now or when joblib is imported; without joblib, load nothing."""
+    import wrapt
+
+    wrapt.register_post_import_hook(_import_backend, "joblib")
+
+
+def _import_backend(_: ModuleType) -> None:
+    try:
+        importlib.import_module("skyward_joblib")
+    except ImportError as error:  # an older joblib: the program may have no use for the backend
+        _logger.debug("joblib's backend is not registered: %s", error)
+
+
 def current_pool() -> ComputePool | None:
     """The innermost pool in whose ``with`` block this code runs; in other threads, the pool opened last."""
-    return cast("ComputePool | None", innermost())
+    pool = _current.get()
+    if pool is not None and pool.is_active:
+        return pool
+    return next((pool for pool in reversed(_open_pools) if pool.is_active), None)
+
+
+def _leave_all_to_parent() -> None:
+    for pool in _open_pools:
+        pool.leave_to_parent()
+    _open_pools.clear()
+
+
+def _close_all() -> None:
+    for pool in list(reversed(_open_pools)):
+        pool.close_at_exit()
+
+
+def _close_all_now() -> None:
+    for pool in list(reversed(_open_pools)):
+        pool.close_logged("a signal ends the process")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all_to_parent)
+at_exit(_close_all)

@@ -10,25 +10,26 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import os
 import random
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import ParamSpec, Protocol, TypeVar
 
-from skyward.distributed._environment import environment
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, current_call, node_address, node_rank
 from skyward.errors import ConfigurationError
 
 __all__ = [
     "Framework",
     "Gang",
+    "GangSession",
     "Peer",
-    "Session",
     "checked_backend",
     "decorator",
+    "environment",
     "imported",
     "is_gang",
     "own_rank",
@@ -97,7 +98,7 @@ class Gang:
         return sum(peer.node == self.mine.node for peer in self.peers)
 
 
-class Session(Protocol):
+class GangSession(Protocol):
     """One training of one framework on one worker.
 
     Attributes:
@@ -118,9 +119,9 @@ class Session(Protocol):
 
 
 class Framework(Protocol):
-    """Knows one framework: opens a :class:`Session` for every call, on the worker, in the thread of the call."""
+    """Knows one framework: opens a :class:`GangSession` for every call, on the worker, in the thread of the call."""
 
-    def session(self) -> Session:
+    def session(self) -> GangSession:
         """Look whether the framework can be used in this process, and choose a port.
 
         Raises:
@@ -181,7 +182,7 @@ def _begun(fn: Callable[[], R]) -> R:
         ) from needed
 
 
-def _meet(session: Session) -> Gang:
+def _meet(session: GangSession) -> Gang:
     call = _gang_call()
     mine = Peer(
         node=node_rank(),
@@ -208,6 +209,21 @@ def own_rank() -> int:
 def _peer(text: str) -> Peer:
     values = json.loads(text)
     return Peer(**(values | {"gpus": tuple(values["gpus"])}))
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Generator[None]:
+    """Set environment variables of this process for the duration of the block, then restore their former values."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def imported(module: str, *, pip: str) -> ModuleType:

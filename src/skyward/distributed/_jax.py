@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
-from skyward.distributed._environment import environment
-from skyward.distributed._gang import Gang, decorator, imported, own_rank, unused_port
+from skyward.distributed._gang import Gang, decorator, environment, imported, own_rank, unused_port
 from skyward.distributed.runtime import FreshProcessNeeded, current_call, node_address
 
 __all__ = ["JaxFramework", "JaxSession", "jax"]
@@ -61,7 +60,7 @@ class JaxSession:
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
-        """See :meth:`~skyward.distributed._gang.Session.join`."""
+        """See :meth:`~skyward.distributed._gang.GangSession.join`."""
         if self._alone:  # outside a pool jax may be in use, and is what it should be: one process
             yield
             return

@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
-from skyward.distributed._environment import environment
-from skyward.distributed._gang import Framework, Gang, Session, checked_backend, decorator, imported
+from skyward.distributed._gang import Framework, Gang, GangSession, checked_backend, decorator, environment, imported
 from skyward.distributed._jax import JaxFramework
 from skyward.distributed._tensorflow import TensorflowFramework
 from skyward.distributed._torch import TorchFramework
@@ -79,7 +78,7 @@ class KerasSession:
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
-        self._inner: Session = _FRAMEWORKS[backend].session()
+        self._inner: GangSession = _FRAMEWORKS[backend].session()
         self.port, self.gpus = self._inner.port, self._inner.gpus
         with environment({_VARIABLE: backend}):
             self._keras: Any = imported("keras", pip="keras")
@@ -89,7 +88,7 @@ class KerasSession:
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
-        """See :meth:`~skyward.distributed._gang.Session.join`."""
+        """See :meth:`~skyward.distributed._gang.GangSession.join`."""
         with ExitStack() as stack:
             stack.enter_context(environment({_VARIABLE: self._backend}))
             stack.enter_context(self._inner.join(gang))

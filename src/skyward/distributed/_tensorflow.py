@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from skyward.distributed._environment import environment
-from skyward.distributed._filter import only_reached_at
-from skyward.distributed._gang import Gang, decorator, imported, unused_port
+from skyward.distributed._gang import Gang, decorator, environment, imported, unused_port
 from skyward.distributed.runtime import FreshProcessNeeded, current_call
 
 __all__ = ["TensorflowFramework", "TensorflowSession", "cluster", "tensorflow"]
@@ -58,12 +56,12 @@ class TensorflowSession:
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
-        """See :meth:`~skyward.distributed._gang.Session.join`."""
+        """See :meth:`~skyward.distributed._gang.GangSession.join`."""
         if self._alone:  # outside a pool TensorFlow may be in use, and needs no cluster
             yield
             return
-        # Its server takes what comes in at any address of the machine, and cannot be told otherwise.
-        with environment({"TF_CONFIG": cluster(gang)}), only_reached_at(gang.mine.address, self.port):
+        # TensorFlow's server listens on every address and has no option for one: docs/training.md names the remedy.
+        with environment({"TF_CONFIG": cluster(gang)}):
             yield
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any, ParamSpec, TypeVar
 
-from skyward.distributed._environment import environment, interface_of, interfaces, unless_set
-from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, imported, own_rank
+import psutil
+
+from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, environment, imported, own_rank
 from skyward.distributed.runtime import FreshProcessNeeded, node_address, visible_gpus
 from skyward.errors import ConfigurationError
 
@@ -20,7 +23,10 @@ __all__ = [
     "TorchSession",
     "chosen_backend",
     "device_index",
+    "interface_of",
+    "interfaces",
     "torch",
+    "unless_set",
     "usable_gpus",
     "variables",
 ]
@@ -94,7 +100,7 @@ class TorchSession:
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
-        """See :meth:`~skyward.distributed._gang.Session.join`."""
+        """See :meth:`~skyward.distributed._gang.GangSession.join`."""
         dist = self._torch.distributed
         backend = self._backend or chosen_backend(gang.peers)
         if backend == "nccl" and not self.gpus:
@@ -160,6 +166,36 @@ def _interface(address: str) -> dict[str, str]:
     """Keep gloo and nccl to the interface that nodes reach each other through."""
     name = interface_of(address, interfaces())
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
+
+
+def unless_set(values: Mapping[str, str]) -> dict[str, str]:
+    """Return those of ``values`` whose variables are not set in this process."""
+    return {name: value for name, value in values.items() if name not in os.environ}
+
+
+def interfaces() -> dict[str, list[str]]:
+    """Return the addresses of this machine's network interfaces, by interface name."""
+    return {name: [entry.address for entry in entries] for name, entries in psutil.net_if_addrs().items()}
+
+
+def interface_of(address: str, interfaces: Mapping[str, Collection[str]]) -> str | None:
+    """Return the name of the interface that carries ``address``, or None.
+
+    All of 127.0.0.0/8 belongs to the loopback interface, although it lists one address only.
+    """
+    wanted = ip_address(address)
+    for name, addresses in interfaces.items():
+        for text in addresses:
+            if text == address or (wanted.is_loopback and _is_loopback(text)):
+                return name
+    return None
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        return ip_address(text).is_loopback
+    except ValueError:  # a hardware address
+        return False
 
 
 def usable_gpus(torch: Any) -> tuple[str, ...]:

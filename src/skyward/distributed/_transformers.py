@@ -66,7 +66,7 @@ class TransformersSession:
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
-        """See :meth:`~skyward.distributed._gang.Session.join`."""
+        """See :meth:`~skyward.distributed._gang.GangSession.join`."""
         with self._inner.join(gang), _as_before():
             yield
 

@@ -19,15 +19,14 @@ from skyward._concurrency.waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.functions import Recent
 from skyward.wire.connection import Connection
+from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Link
-from skyward.wire.messages import ToWorker
 from skyward.wire.session import Item, Session
 
 __all__ = ["Lane", "LaneOwner"]
 
 log = logging.getLogger("skyward.engine.lane")
 
-_DIAL_TIMEOUT_S = 10.0
 _FUNCTION_BYTES = 64 << 20
 _FIRST_PAUSE_S = 0.05
 
@@ -56,7 +55,7 @@ class LaneOwner(Protocol):
         """The link was made, or lost after all that came over it was handed over."""
         ...
 
-    def lane_lost(self, lane: Lane) -> None:
+    async def lane_lost(self, lane: Lane) -> None:
         """The worker that held calls is no more; ``lane_up`` follows at once."""
         ...
 
@@ -95,9 +94,9 @@ class Lane:
         self._pauses = _Pauses()
         self._task = asyncio.ensure_future(keep(self._serve, what=f"the lane to {address}", report=self._report))
 
-    def push(self, item: ToWorker) -> None:
+    def push(self, item: Item, nbytes: int = 64) -> None:
         """Queue an item for the worker; :meth:`flush` sends it."""
-        self._link.push(item.to_wire(), item.nbytes)
+        self._link.push(item, nbytes)
 
     def flush(self) -> None:
         """Send what is queued."""
@@ -153,7 +152,7 @@ class Lane:
             log.warning("%s cannot be dialled yet: %s", self._address, error)
             return None
         try:
-            async with asyncio.timeout(_DIAL_TIMEOUT_S):
+            async with asyncio.timeout(HANDSHAKE_S):
                 await connection.connect(self._address)
                 await connection.handshake()
                 await self._greet(connection)
@@ -173,7 +172,7 @@ class Lane:
         self.round_trip_s = time.perf_counter() - asked
         if fresh:
             if self.incarnation:
-                self._owner.lane_lost(self)
+                await self._owner.lane_lost(self)
             self._link = self._new_link()
             self.functions.clear()
             self.incarnation = incarnation

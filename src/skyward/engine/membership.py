@@ -8,6 +8,7 @@ import random
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from skyward._concurrency.waiting import wait_until
 from skyward.engine.blobs import Exchange
@@ -89,6 +90,7 @@ class Membership:
                 slot = self.slots.get(WorkerId(node.rank, message.worker))
                 if slot is not None and slot.lane.incarnation == message.incarnation:
                     slot.exit_report = message
+                    slot.exited.set()
                 self.exited(WorkerId(node.rank, message.worker), message.incarnation, message.reason)
             case WorkerRunning():
                 self.started(WorkerId(node.rank, message.worker))
@@ -215,6 +217,16 @@ class Membership:
         reason = slot.exit_reason or "its process is gone"
         why_ended = slot.why_ended(self._dispatch.call)
         self._lost(slot, f"{why_ended} ({reason})" if why_ended else reason, why_ended)
+
+    async def lose_reported(self, slot: Slot) -> None:
+        """Lose a slot whose next process answers already, once the end of the last one is reported.
+
+        The report takes another connection than the answer. Without it all calls that were sent count as begun, and
+        the error has no cause. A control connection that is down must not keep the next process waiting.
+        """
+        with suppress(TimeoutError):
+            await asyncio.wait_for(slot.exited.wait(), _EXIT_PATIENCE_S)
+        self.lose(slot)
 
     async def close(self) -> None:
         """Hang up. Idempotent."""

@@ -44,6 +44,7 @@ from skyward.submission import ArgumentMemo, Invocation, SchedulerInfo
 from skyward.wire.control import (
     Message,
     MetricsReport,
+    NodeMetrics,
     Preempting,
     PreemptionLikely,
     SupervisorTrouble,
@@ -51,7 +52,6 @@ from skyward.wire.control import (
     VolumeTrouble,
 )
 from skyward.wire.frames import client_context
-from skyward.wire.metrics import NodeMetrics
 
 __all__ = ["RunningPool", "Spending"]
 

@@ -22,7 +22,7 @@ from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.transport.access import LocalAccess
 from skyward.wire.control import WorkerExit
 from skyward.wire.log_pieces import LineAssembler
-from skyward.wire.messages import CallHeader, ForgetFunctions, Payload, RunCalls, RunSpecialCall, StoreFunction
+from skyward.wire.messages import CallHeader, Kind, Payload
 
 __all__ = ["AttachedNode", "Slot", "given_up", "used_up"]
 
@@ -54,6 +54,7 @@ class Slot:
         unsent: ids of calls given to it whose blobs are still on their way.
         log_end: offset in its log up to which captured output has arrived.
         exit_report: the supervisor's report that it ended.
+        exited: set once there is an exit report.
     """
 
     def __init__(self, lane: Lane, node: AttachedNode) -> None:
@@ -68,6 +69,7 @@ class Slot:
         self.unsent: set[int] = set()
         self.log_end = 0
         self.exit_report: WorkerExit | None = None
+        self.exited = asyncio.Event()
         self._positions = itertools.count(1)  # never starts again: no position has two meanings
         self._failed_starts = 0
 
@@ -93,6 +95,7 @@ class Slot:
         """A new process answered."""
         self.alive, self.exit_reason, self.ended_for, self._failed_starts = True, "", "", 0
         self.log_end, self.exit_report = 0, None
+        self.exited.clear()
         self.ended_with.clear()
         if not self.ready.done():
             self.ready.set_result(None)
@@ -157,7 +160,8 @@ class Slot:
                 call.position = next(self._positions)
             if plain:
                 ids, pickles = [call.id for call in group], [call.parcel.data for call in group]
-                self.lane.push(RunCalls(function_id, group[0].position, final, ids, pickles))
+                item = [Kind.CALLS, function_id, group[0].position, final, ids, pickles]
+                self.lane.push(item, sum(map(len, pickles)) + 64)
             else:
                 for call in group:
                     self._push_special(call)
@@ -168,14 +172,15 @@ class Slot:
             return
         # Calls that wait there keep the functions that go: the stream is in order.
         if gone := self.lane.functions.put(function.id, True, function.nbytes):  # noqa: FBT003 - a value
-            self.lane.push(ForgetFunctions(gone))
-        self.lane.push(StoreFunction(function.id, function.wrapped.payload, function.label))
+            self.lane.push([Kind.FORGET, gone])
+        payload = function.wrapped.payload
+        self.lane.push([Kind.FUNCTION, function.id, payload.to_wire(), function.label], len(payload.data) + 64)
 
     def _push_special(self, call: LiveCall) -> None:
         payload = call.parcel.arguments or Payload(data=call.parcel.data)
         header = call.header or CallHeader()
-        function_id = call.parcel.function.id
-        self.lane.push(RunSpecialCall(function_id, call.position, call.final, call.id, payload, header))
+        place = [call.parcel.function.id, call.position, call.final, call.id]
+        self.lane.push([Kind.SPECIAL, *place, payload.to_wire(), header.to_wire()], len(payload.data) + 128)
 
     def hold_present(self, call: LiveCall) -> bool:
         """Whether the call's blobs lie on the node; they stay there until it is over."""

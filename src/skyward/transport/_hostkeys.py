@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 
 from skyward.errors import AuthenticationError, ConfigurationError, HostKeyError
-from skyward.transport._settings import Settings
+from skyward.transport._ssh_config import Settings
 
 __all__ = ["HostKey", "KnownKeys", "known_keys", "verify"]
 

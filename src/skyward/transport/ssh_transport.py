@@ -12,16 +12,15 @@ from typing import Final, cast
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from skyward.errors import UnreachableError
-from skyward.transport._execution import Ended, Execution
-from skyward.transport._link import Link, Links
+from skyward.transport._command import PUT_COMMAND, CommandExit, Execution, exit_code, put_arguments, script
 from skyward.transport._paramiko import RefusedSessionError
-from skyward.transport._script import PUT_COMMAND, exit_code, put_arguments, script
+from skyward.transport._ssh_connection import SSHConnection, SSHConnections
 from skyward.transport.access import SSHTarget
 from skyward.transport.base import Completed
 
 __all__ = ["SshTransport"]
 
-_LINKS: Final = Links()
+_CONNECTIONS: Final = SSHConnections()
 _TOKEN_BYTES = 16
 _REFUSED_FOR_S = 10.0
 _FIRST_PAUSE_S = 0.05
@@ -52,19 +51,19 @@ class SshTransport:
 
     def __init__(self, target: SSHTarget) -> None:
         self._target = target
-        self._link: Link | None = None
+        self._connection: SSHConnection | None = None
         self._closed = False
         self._forwards: dict[tuple[str, int], tuple[str, int]] = {}
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection now, as far as is known."""
-        return self._link is not None and self._link.connected
+        return self._connection is not None and self._connection.connected
 
     @property
     def last_error(self) -> str:
         """Why the last attempt to connect failed, or the last connection ended; empty if neither is so."""
-        return self._link.last_error if self._link is not None else ""
+        return self._connection.last_error if self._connection is not None else ""
 
     async def run(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
@@ -105,32 +104,32 @@ class SshTransport:
 
         Connects nowhere yet. A connection to that place is reset when the machine, or its port, is not to be had.
         """
-        link = self._acquired()
+        connection = self._acquired()
         if (host, port) not in self._forwards:
-            self._forwards[host, port] = link.listen(host, port)
+            self._forwards[host, port] = connection.listen(host, port)
         return self._forwards[host, port]
 
     async def close(self) -> None:
         """See :meth:`Transport.close <skyward.transport.base.Transport.close>`."""
         self._closed = True
-        link, self._link = self._link, None
-        if link is not None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
             for host, port in self._forwards:
-                link.unlisten(host, port)
-            await asyncio.shield(asyncio.to_thread(_LINKS.release, link))
+                connection.unlisten(host, port)
+            await asyncio.shield(asyncio.to_thread(_CONNECTIONS.release, connection))
 
     async def _execute(
         self, argv: Sequence[str], env: Mapping[str, str], views: Sequence[memoryview], *, to_the_end: bool = False
-    ) -> Ended:
+    ) -> CommandExit:
         token = secrets.token_hex(_TOKEN_BYTES)
         nbytes = None if to_the_end else sum(view.nbytes for view in views)
         line = script(argv, env, token=token, input_bytes=nbytes)
-        link = self._acquired()
-        execution = Execution(link.pump, [line, *views], token.encode(), end_input=to_the_end)
-        turn = link.turns.take()
+        connection = self._acquired()
+        execution = Execution(connection.pump, [line, *views], token.encode(), end_input=to_the_end)
+        turn = connection.commands.acquire()
         try:
             await asyncio.wrap_future(turn)
-            await self._start(link, execution)
+            await self._start(connection, execution)
             return await asyncio.wrap_future(execution.ended)
         except Exception as error:
             explained = self._explained(error, argv[0])
@@ -140,11 +139,11 @@ class SshTransport:
         finally:
             execution.abandon()
             if not turn.cancelled():
-                link.turns.give()
+                connection.commands.release()
 
-    async def _start(self, link: Link, execution: Execution) -> None:
+    async def _start(self, connection: SSHConnection, execution: Execution) -> None:
         """A server that allows no further command may have one that has just ended still in its books."""
-        await asyncio.wrap_future(link.perform(lambda client: client.is_active()))
+        await asyncio.wrap_future(connection.perform(lambda client: client.is_active()))
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RefusedSessionError),
             stop=stop_after_delay(_REFUSED_FOR_S),
@@ -153,7 +152,7 @@ class SshTransport:
         )
 
         async def start() -> None:
-            await asyncio.wrap_future(link.perform(execution.start))
+            await asyncio.wrap_future(connection.perform(execution.start))
 
         await retrying(start)
 
@@ -162,14 +161,14 @@ class SshTransport:
 
         return translated(error, f"{self._target} did not start {what}")
 
-    def _acquired(self) -> Link:
+    def _acquired(self) -> SSHConnection:
         if self._closed:
             raise UnreachableError(f"the transport to {self._target} is closed")
-        if self._link is None:
-            self._link = _LINKS.acquire((self._target,))
-        return self._link
+        if self._connection is None:
+            self._connection = _CONNECTIONS.acquire((self._target,))
+        return self._connection
 
-    def _status(self, ended: Ended, what: str) -> int:
+    def _status(self, ended: CommandExit, what: str) -> int:
         if ended.lost:
             why = self.last_error
             raise UnreachableError(f"the connection to {self._target} was lost during {what}{why and f': {why}'}")

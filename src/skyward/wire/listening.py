@@ -14,8 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import NotYet, wait_until
+from skyward.wire.limits import HANDSHAKE_S
 
-__all__ = ["ADMISSION_S", "BACKLOG", "STRANGERS", "Listener", "StreamPort", "Streams"]
+__all__ = ["BACKLOG", "STRANGERS", "Listener", "StreamPort", "Streams"]
 
 log = logging.getLogger("skyward.wire")
 
@@ -23,8 +24,6 @@ T = TypeVar("T")
 
 STRANGERS = 64
 """Connections of a port that have not authenticated yet: at most so many, to leave descriptors for everything else."""
-ADMISSION_S = 10.0
-"""Time that a connection has to authenticate."""
 BACKLOG = 128
 """Connections that the system holds until they are accepted."""
 
@@ -54,7 +53,7 @@ class Listener(Generic[T]):
         admit: Callable[[socket.socket], Awaitable[T]],
         serve: Callable[[T], Awaitable[None]],
         strangers: int = STRANGERS,
-        admission_s: float = ADMISSION_S,
+        admission_s: float = HANDSHAKE_S,
     ) -> None:
         listening.settimeout(0)
         self._listening = listening
@@ -165,7 +164,7 @@ class StreamPort:
         tls: ssl.SSLContext,
         serve: Callable[[Streams], Awaitable[None]],
         *,
-        admission_s: float = ADMISSION_S,
+        admission_s: float = HANDSHAKE_S,
     ) -> None:
         self._listening = socket.create_server((address, 0), backlog=BACKLOG)
         self.number: int = self._listening.getsockname()[1]

@@ -36,6 +36,7 @@ from skyward.wire.control import (
     Kill,
     Message,
     MetricsReport,
+    NodeMetrics,
     SchedulerExit,
     SchedulerRunning,
     Start,
@@ -44,7 +45,6 @@ from skyward.wire.control import (
     WorkerRunning,
 )
 from skyward.wire.frames import TlsIdentity, client_context
-from skyward.wire.metrics import NodeMetrics
 from skyward.wire.node_config import NodeConfig, NodeReady
 from skyward.wire.security import PoolSecurity
 

@@ -1,4 +1,4 @@
-"""What frameworks are told through the environment, and the interface that they shall use."""
+"""Variables that frameworks read from the environment, and the network interface that they use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import psutil
 import pytest
 
-from skyward.distributed._environment import environment, interface_of, interfaces, unless_set
+from skyward.distributed._gang import environment
+from skyward.distributed._torch import interface_of, interfaces, unless_set
 
 INTERFACES = {
     "lo": ["127.0.0.1", "::1", "00:00:00:00:00:00"],

@@ -37,7 +37,7 @@ class Owner:
         self.events.append("linked" if linked else "unlinked")
         (self.linked if linked else self.unlinked).set()
 
-    def lane_lost(self, lane: Lane) -> None:
+    async def lane_lost(self, lane: Lane) -> None:
         self.events.append("lost")
 
     def lane_items(self, lane: Lane, items: Sequence[Item]) -> None:

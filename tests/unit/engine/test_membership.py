@@ -21,7 +21,7 @@ from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.transport.access import LocalAccess
 from skyward.wire.control import WorkerExit
-from skyward.wire.messages import Kind, Outcome, RunCalls, ToWorker
+from skyward.wire.messages import Kind, Outcome
 
 
 class HandLane:
@@ -33,7 +33,7 @@ class HandLane:
         self.pushed: list[Any] = []
         self._owner: Any = owner
 
-    def push(self, item: ToWorker) -> None:
+    def push(self, item: Any, nbytes: int = 64) -> None:
         self.pushed.append(item)
 
     def flush(self) -> None: ...
@@ -110,7 +110,8 @@ class Stage:
         lane = self.lane(handle.rank)
         self.cluster.lane_items(lane, [[Kind.SPENT, [call_id], "it is in use"]])
         await eventually(lambda: lane.incarnation in handle.killed)
-        self.cluster.lane_lost(lane)
+        self.members.slots[lane.worker_id].exited.set()
+        await self.cluster.lane_lost(lane)
         lane.come_up(incarnation)
 
 
@@ -230,7 +231,7 @@ async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage)
     idle = asyncio.ensure_future(stage.members.idle(1))
     await stage.renew(handles[1], 1, "second")
 
-    assert [type(item) for item in stage.lane(1).pushed].count(RunCalls) == 2
+    assert [item[0] for item in stage.lane(1).pushed].count(Kind.CALLS) == 2
     done, _ = await asyncio.wait([idle], timeout=0.1)
     idle.cancel()
     assert not done
@@ -288,6 +289,20 @@ async def test_a_crashed_workers_last_words_are_published_without_those_that_cam
 def exit_of(incarnation: str, **how: Any) -> WorkerExit:
     described = {"exit_code": None, "signal": None, "reason": "it ended", "memory_limit_bytes": None} | how
     return WorkerExit(worker=0, incarnation=incarnation, **described)
+
+
+async def test_the_end_of_a_process_is_known_although_the_next_one_answers_first(stage: Stage) -> None:
+    handle = await stage.attach(0)
+    lane = stage.lane(0)
+    stage.cluster.lane_linked(lane, linked=False)
+
+    losing = asyncio.ensure_future(stage.cluster.lane_lost(lane))
+    await asyncio.sleep(0)
+    stage.members.heard(handle, exit_of("first", reason="ended by signal 11"))
+    await losing
+
+    (lost,) = [event for event in stage.events if isinstance(event, WorkerLost)]
+    assert "signal 11" in lost.reason
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,14 @@ import pytest
 
 OPEN = """
 from contextlib import ExitStack
-from skyward.client.opening import Opens
+from skyward import ComputePool, Local
 
-class Anything(Opens):
+class Anything(ComputePool):
     is_active = True
 
     def _open(self, stack: ExitStack) -> None: ...
-    def _retire(self) -> None: ...
-    def _forget(self) -> None: ...
 
-Anything().__enter__().__exit__(None, None, None)
+Anything(provider=Local()).__enter__().__exit__(None, None, None)
 """
 USE = "import joblib; joblib.parallel_backend('skyward'); print(type(joblib.parallel.get_active_backend()[0]).__name__)"
 

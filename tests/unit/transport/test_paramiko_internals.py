@@ -14,7 +14,7 @@ from paramiko import Channel, Message, Transport
 from paramiko.buffered_pipe import BufferedPipe, PipeTimeout
 from paramiko.packet import Packetizer
 
-from skyward.transport._intake import Intake, take_errors, take_output
+from skyward.transport._paramiko import ChannelBuffer, take_errors, take_output
 from skyward.transport._socket import LiveSocket
 
 
@@ -26,7 +26,7 @@ class Recorder:
         self.delivered: list[tuple[str, bytes]] = []
         self.ends: list[str] = []
         self.wakes = 0
-        self.intakes: list[Intake] = []
+        self.intakes: list[ChannelBuffer] = []
 
     def take(self) -> None:
         for take, name in ((take_output, "out"), (take_errors, "err")):

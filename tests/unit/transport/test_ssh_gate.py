@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA
 
-from skyward.transport._login import _Packets
+from skyward.transport._paramiko import packetizer_class
 from skyward.transport._socket import LiveSocket
 
 
@@ -37,7 +37,7 @@ def test_nobody_sends_while_it_is_answered_that_a_channel_was_closed(
     ends: tuple[LiveSocket, socket.socket], gate: threading.Lock
 ) -> None:
     live, theirs = ends
-    packets = _Packets(live)
+    packets = packetizer_class()(live)
     theirs.sendall(packet(MSG_CHANNEL_DATA) + packet(MSG_CHANNEL_CLOSE) + packet(MSG_CHANNEL_DATA))
 
     seen = [(packets.read_message()[0], gate.locked()) for _ in range(3)]
@@ -49,7 +49,7 @@ def test_answer_waits_until_what_is_being_sent_is_sent(
     ends: tuple[LiveSocket, socket.socket], gate: threading.Lock
 ) -> None:
     live, theirs = ends
-    packets = _Packets(live)
+    packets = packetizer_class()(live)
     read = threading.Thread(target=lambda: (packets.read_message(), live.close()))
 
     with gate:
@@ -64,7 +64,7 @@ def test_gate_is_open_again_when_the_connection_has_ended(
     ends: tuple[LiveSocket, socket.socket], gate: threading.Lock
 ) -> None:
     live, theirs = ends
-    packets = _Packets(live)
+    packets = packetizer_class()(live)
     theirs.sendall(packet(MSG_CHANNEL_CLOSE))
 
     def read() -> None:

@@ -8,7 +8,7 @@ from skyward.client.cli._clean import clean
 from skyward.client.cli._doctor import doctor
 from skyward.client.cli._logs import logs
 from skyward.client.cli._offers import offers
-from skyward.client.cli._pools import down, ls, sweep
+from skyward.client.cli._pool_commands import down, ls, sweep
 from skyward.provision.preparing.distribution import DISTRIBUTION
 
 __all__ = ["main"]

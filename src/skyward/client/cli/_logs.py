@@ -12,7 +12,7 @@ import click
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.client.cli._answer import FAILED, Answer, answers
-from skyward.client.cli._pools import known_pool
+from skyward.client.cli._pool_commands import known_pool
 from skyward.client.display.escapes import cleaned, harmless
 from skyward.errors import SkywardError
 from skyward.provision.buying.ledger import Ledger, LedgerEntry

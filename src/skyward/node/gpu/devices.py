@@ -1,4 +1,4 @@
-"""The accelerators of one node, from before its workers start until after they have ended."""
+"""Accelerators of one node: chosen before its workers start, watched, and released after they have ended."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import platformdirs
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
-from skyward.node.gpu.driver import Device, Gpu, GpuDriver, NvidiaDriver, Partition, choose_devices, choose_gpus
+from skyward.node.gpu.driver import Device, Gpu, GpuDriver, NvidiaDriver, Partition
 from skyward.node.gpu.health import GpuWatch, open_watch
 from skyward.node.gpu.partitioner import GpuPartitioner
-from skyward.request.accelerators import model_name
+from skyward.request.accelerators import Vendor, find_model, fold_name, model_name
 from skyward.wire.node_config import NodeConfig
 
-__all__ = ["NodeDevices"]
+__all__ = ["NodeDevices", "choose_devices", "choose_gpus"]
 
 log = logging.getLogger("skyward.node.gpu.devices")
 
@@ -26,14 +27,14 @@ _LOOK_S = 1.0
 
 
 class NodeDevices:
-    """Finds a node's accelerators, partitions them if asked to, watches them, and leaves them as they were.
+    """Accelerators of a node; partitioned on request, watched, and left as they were found.
 
     Args:
-        config: what the client asked for.
-        driver: the machine's.
-        environ: what says which part of the machine is this node's.
-        open_watch: watches the GPUs with these UUIDs, if they can be.
-        clock: the time between two looks at them.
+        config: the client's request.
+        driver: the machine's driver.
+        environ: environment, whose ``CUDA_VISIBLE_DEVICES`` limits the node to a part of the machine.
+        open_watch: returns a watch over the GPUs with these UUIDs, or None.
+        clock: paces the watch.
     """
 
     def __init__(
@@ -54,10 +55,10 @@ class NodeDevices:
         self._devices: tuple[Device, ...] = ()
 
     async def prepare(self) -> tuple[Device, ...]:
-        """What the workers may use, in the order in which it is dealt to them.
+        """Return the workers' devices, in the order in which they are dealt.
 
         Raises:
-            ConfigurationError: it is not what was asked for, or cannot be made so; nothing was changed.
+            ConfigurationError: the machine lacks the requested devices and cannot make them; nothing was changed.
         """
         gpus = await asyncio.to_thread(self._driver.gpus)
         if self._config.mig:
@@ -67,8 +68,8 @@ class NodeDevices:
             self._devices = choose_devices(self._config.accelerators, gpus, parts, self._shown)
         return self._devices
 
-    async def watch(self, tell: Callable[[str], None]) -> None:
-        """Watch what was asked for, until cancelled; ``tell`` hears once why a GPU is of no use any more."""
+    async def watch(self, report: Callable[[str], None]) -> None:
+        """Watch the requested devices until cancelled; pass ``report`` the failure that makes a GPU unusable, once."""
         asked = self._devices if self._config.accelerators else ()
         watch = self._open_watch(sorted({device.gpu for device in asked if device.gpu}))
         if watch is None:
@@ -76,12 +77,12 @@ class NodeDevices:
         try:
             while not (trouble := await asyncio.to_thread(watch.trouble)):
                 await self._clock.sleep(_LOOK_S)
-            tell(trouble)
+            report(trouble)
         finally:
             watch.close()
 
     async def release(self) -> None:
-        """Undo what was done to GPUs of one's own. What cannot be undone is logged. Idempotent."""
+        """Undo the changes to GPUs of the user's own machine; log any that cannot be undone. Idempotent."""
         if self._partitioner is not None and self._config.own_machine:
             await self._partitioner.undo()
 
@@ -101,10 +102,110 @@ class NodeDevices:
         )
 
     def _partitions(self, gpus: Sequence[Gpu]) -> Sequence[Partition]:
-        if not any(gpu.mig for gpu in gpus):
-            return ()
-        try:
-            return self._driver.partitions()
-        except ConfigurationError as error:  # nobody may need them
-            log.warning("what the GPUs in MIG mode consist of is unknown: %s", error)
-            return ()
+        found: list[Partition] = []
+        for gpu in gpus:
+            try:
+                found += self._driver.partitions(gpu.index) if gpu.mig else ()
+            except ConfigurationError as error:  # the request may be for another GPU
+                log.warning("the partitions of %s are unknown: %s", gpu, error)
+        return found
+
+
+def choose_devices(
+    asked: Sequence[str], gpus: Sequence[Gpu] | None, partitions: Sequence[Partition], shown: str | None
+) -> tuple[Device, ...]:
+    """Return the devices of a node that partitions nothing: the requested ones, or else all of the machine's.
+
+    Args:
+        asked: names of the accelerators, one for each.
+        gpus: the machine's GPUs; None if there is no driver to list them.
+        partitions: the partitions of those in MIG mode.
+        shown: this process's ``CUDA_VISIBLE_DEVICES``, if set: it may show the node a part of the machine.
+
+    Raises:
+        ConfigurationError: there are fewer than requested.
+    """
+    if gpus is None or (asked and _vendor(asked[0]) not in (Vendor.NVIDIA, Vendor.UNKNOWN)):
+        return _unseen(asked, shown)
+    there = _shown_devices(gpus, partitions, shown)
+    if not asked:
+        return there
+    fitting = [device for device in there if not device.profile and _is_called(device.name, asked[0])]
+    return tuple(_enough(asked, fitting, there))
+
+
+def choose_gpus(asked: Sequence[str], gpus: Sequence[Gpu] | None, shown: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that a node partitions.
+
+    Raises:
+        ConfigurationError: there are fewer than requested, or one of them cannot be partitioned.
+    """
+    if gpus is None:
+        raise ConfigurationError("mig: this machine has no NVIDIA driver, so no GPU can be partitioned")
+    there = [found for found in (_shown_gpu(gpus, name) for name in _names(gpus, shown)) if found is not None]
+    chosen = tuple(_enough(asked, [gpu for gpu in there if _is_called(model_name(gpu.name), asked[0])], there))
+    for gpu in chosen:
+        if gpu.mig is None:
+            raise ConfigurationError(f"mig must be None: {gpu} cannot be partitioned")
+    return chosen
+
+
+def _enough(asked: Sequence[str], fitting: Sequence[Any], there: Sequence[Any]) -> Sequence[Any]:
+    if len(fitting) >= len(asked):
+        return fitting[: len(asked)]
+    has = ", ".join(map(str, there)) or "none"
+    raise ConfigurationError(
+        f"accelerator: {len(asked)}x {asked[0]} asked for, and the driver of this machine has {len(fitting)}; "
+        f"its devices: {has}"
+    )
+
+
+def _unseen(asked: Sequence[str], shown: str | None) -> tuple[Device, ...]:
+    names = [name.strip() for name in (shown or "").split(",") if name.strip()]
+    names += [str(index) for index in range(len(names), len(asked))]
+    return tuple(Device(name=name, shown_as=names[index]) for index, name in enumerate(asked))
+
+
+def _vendor(name: str) -> Vendor:
+    model = find_model(name)
+    return Vendor.UNKNOWN if model is None else model.vendor
+
+
+def _is_called(name: str, asked: str) -> bool:
+    if find_model(asked) is None:  # not in the catalogue: the user's own word, looked for in the driver's name
+        return fold_name(asked) in fold_name(name)
+    return fold_name(asked) == fold_name(name)
+
+
+def _names(gpus: Sequence[Gpu], shown: str | None) -> Sequence[str]:
+    """Return CUDA's names of the devices of this process."""
+    if shown is None:
+        return [str(gpu.index) for gpu in gpus]
+    return [name.strip() for name in shown.split(",")]
+
+
+def _shown_gpu(gpus: Sequence[Gpu], name: str) -> Gpu | None:
+    """Return the GPU of that index, or with a UUID that begins so."""
+    for gpu in gpus:
+        if name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name)):
+            return gpu
+    return None
+
+
+def _shown_devices(gpus: Sequence[Gpu], partitions: Sequence[Partition], shown: str | None) -> tuple[Device, ...]:
+    devices: list[Device] = []
+    for name in _names(gpus, shown):
+        gpu = _shown_gpu(gpus, name)
+        parts = [part for part in partitions if part.uuid == name or (gpu and gpu.mig and part.gpu == gpu.index)]
+        if gpu is not None and not gpu.mig:
+            devices.append(Device(name=model_name(gpu.name), shown_as=name, gpu=gpu.uuid))
+        elif parts:
+            devices += [_part_device(gpus, part) for part in parts]
+        elif gpu is None:
+            break  # CUDA ignores every name after the first one that is invalid
+    return tuple(devices)
+
+
+def _part_device(gpus: Sequence[Gpu], part: Partition) -> Device:
+    gpu = next(gpu for gpu in gpus if gpu.index == part.gpu)
+    return Device(name=model_name(gpu.name), shown_as=part.uuid, gpu=gpu.uuid, profile=part.profile)

@@ -1,34 +1,33 @@
-"""The NVIDIA GPUs of this machine: the driver behind one seam, and what of them a node's workers may use.
+"""Driver of this machine's NVIDIA GPUs behind one seam: read through NVML, partitioned with ``nvidia-smi``.
 
-What is said here of ``nvidia-smi`` is in NVIDIA's MIG user guide ("Getting Started with MIG", "MIG Device Names") and
-in the manual page nvidia-smi(1); of NVML in its reference. ``support.gpus`` has a driver that answers likewise.
+Facts about ``nvidia-smi`` are from NVIDIA's MIG user guide ("Getting Started with MIG", "MIG Device Names") and the
+manual page nvidia-smi(1), those about NVML from its reference. ``tests/support/gpus.py`` has a fake of both.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import re
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from skyward.errors import ConfigurationError
-from skyward.node.gpu.nvml import import_nvml, open_nvml
-from skyward.request.accelerators import Vendor, find_model, fold_name, model_name
+from skyward.node.gpu import nvml as nvml_program
+from skyward.node.gpu.nvml import (
+    GpuInstance,
+    import_nvml,
+    instance_profiles,
+    list_instances,
+    mig_devices,
+    mig_mode,
+    open_nvml,
+)
 
-__all__ = [
-    "Device",
-    "Gpu",
-    "GpuDriver",
-    "GpuInstance",
-    "NvidiaDriver",
-    "Partition",
-    "SmiAnswer",
-    "choose_devices",
-    "choose_gpus",
-    "run_command",
-]
+__all__ = ["Device", "Gpu", "GpuDriver", "GpuInstance", "NvidiaDriver", "Partition", "SmiAnswer", "run_command"]
 
 log = logging.getLogger("skyward.node.gpu.driver")
 
@@ -36,15 +35,6 @@ _GIB = 1 << 30
 _COMMAND_S = 45.0
 _NO_SUCH_PROGRAM, _TIMED_OUT, _NOT_FOUND = 127, 124, 6
 _NO_PERMISSION = "insufficient permissions"
-# "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-…)", and below it "  MIG 3g.20gb     Device  0: (UUID: MIG-…)": single blanks
-# before R510; before R470 the name was MIG-GPU-<the GPU's>/<GPU instance>/<compute instance>.
-_GPU_LINE = re.compile(r"GPU (\d+): .*\(UUID: GPU-[^)]+\)")
-_PARTITION_LINE = re.compile(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
-# "|   0  MIG 3g.20gb       9        1          4:4     |": GPU, name, profile, instance, start:size. Columns grow wider
-# with the driver's version.
-_INSTANCE_ROW = re.compile(r"\|\s+\d+\s+MIG (\S+)\s+\d+\s+(\d+)\s+\d+:\d+\s+\|")
-# "|   0  MIG 3g.20gb        9     2/2        19.50      No     42     2     0   |"
-_PROFILE_ROW = re.compile(r"\|\s+\d+\s+MIG (\S+)\s+\d+\s+\d+/\d+\s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +45,9 @@ class Gpu:
         index: the driver's number of it, in the order of the PCI bus.
         uuid: the driver's name of it, e.g. ``GPU-…``; the same after a restart.
         name: its model, in the driver's words.
-        memory_gib: its memory.
-        mig: whether MIG mode is on; None where there is no such mode.
-        mig_pending: whether it is to be on after the GPU's next reset.
+        memory_gib: its memory; 0 if unknown.
+        mig: True if MIG mode is on; None where there is no such mode.
+        mig_pending: True if it will be on after the GPU's next reset.
     """
 
     index: int
@@ -72,26 +62,13 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuInstance:
-    """A part of a GPU that was set aside; one with a compute instance in it is a :class:`Partition` as well.
-
-    Attributes:
-        id: the driver's number of it on its GPU.
-        profile: its size, e.g. ``"3g.40gb"``.
-    """
-
-    id: int
-    profile: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """A part of a GPU that programs can use.
+    """Part of a GPU that programs can use: a compute instance in a GPU instance.
 
     Attributes:
         gpu: the GPU's index.
         profile: its size, e.g. ``"3g.40gb"``.
-        uuid: what CUDA knows it by, e.g. ``MIG-…``.
+        uuid: its name for CUDA, e.g. ``MIG-…``.
     """
 
     gpu: int
@@ -101,11 +78,11 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What one worker, or several of them, may use.
+    """Accelerator, or part of one, for one worker or several.
 
     Attributes:
         name: the catalogue's name of the model.
-        shown_as: what ``CUDA_VISIBLE_DEVICES`` calls it.
+        shown_as: its name in ``CUDA_VISIBLE_DEVICES``.
         gpu: UUID of the GPU that it is, or is a part of; empty where the driver was not asked.
         profile: the partition's size; empty for a whole GPU.
     """
@@ -120,22 +97,22 @@ class Device:
 
 
 class GpuDriver(Protocol):
-    """The driver of this machine's NVIDIA GPUs. Every verb blocks for up to a minute; nobody below tries again."""
+    """Driver of this machine's NVIDIA GPUs. Every verb blocks for up to a minute; no layer below retries."""
 
     def gpus(self) -> Sequence[Gpu] | None:
-        """The GPUs that answer, in the order of their indices; None where there is no driver. Raises nothing."""
+        """Return the GPUs that answer, in the order of their indices; None where there is no driver. Raises nothing."""
         ...
 
-    def partitions(self) -> Sequence[Partition]:
-        """What GPUs in MIG mode consist of, in the driver's order. Raises :class:`ConfigurationError`."""
+    def partitions(self, gpu: int) -> Sequence[Partition]:
+        """Return a GPU's partitions, in the driver's order. Raises :class:`ConfigurationError`."""
         ...
 
     def instances(self, gpu: int) -> Sequence[GpuInstance]:
-        """What is set aside on a GPU, in use or not. Raises :class:`ConfigurationError`."""
+        """Return a GPU's instances, in use or not. Raises :class:`ConfigurationError`."""
         ...
 
     def set_mig(self, gpu: int, *, on: bool) -> str:
-        """Turn MIG mode on or off; returns what the driver said. Whether it did is in :meth:`gpus`. Idempotent.
+        """Turn MIG mode on or off; return the driver's words. The new mode is in :meth:`gpus`. Idempotent.
 
         Raises :class:`ConfigurationError` when the driver refuses.
         """
@@ -144,21 +121,21 @@ class GpuDriver(Protocol):
     def change(self, gpu: int, *, create: Sequence[str] = (), destroy: Sequence[int] = ()) -> None:
         """Destroy the instances with these numbers, then create some of these profiles, with a compute instance each.
 
-        Raises :class:`ConfigurationError` with what the driver said; a part may be done then.
+        Raises :class:`ConfigurationError` with the driver's words; a part may be done then.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SmiAnswer:
-    """What a command said, on both of its outputs, and how it ended."""
+    """Both outputs of a command, and its exit status."""
 
     exit_code: int
     text: str
 
 
 def run_command(argv: Sequence[str]) -> SmiAnswer:
-    """Run a command of the driver's; one that is not there, or does not end in time, has failed."""
+    """Run a command of the driver's. One that is missing, or does not end in time, counts as failed."""
     try:
         done = subprocess.run(
             argv,
@@ -177,9 +154,7 @@ def run_command(argv: Sequence[str]) -> SmiAnswer:
 
 
 class NvidiaDriver:
-    """Implements :class:`GpuDriver`: GPUs are looked at with NVML, and partitioned with ``nvidia-smi``.
-
-    NVML is held open for the time of a look only: MIG mode cannot be changed while anybody uses the GPU.
+    """Implementation of :class:`GpuDriver`.
 
     Args:
         run: runs a command.
@@ -198,29 +173,31 @@ class NvidiaDriver:
         if nvml is None:
             return None
         try:
-            found = [_look(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+            found = [_describe(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
             return [gpu for gpu in found if gpu is not None]
         except nvml.NVMLError as error:
-            log.warning("the NVIDIA driver does not say what it has: %s", error)
+            log.warning("the NVIDIA driver does not list its GPUs: %s", error)
             return []
         finally:
             nvml.nvmlShutdown()
 
-    def partitions(self) -> Sequence[Partition]:
+    def partitions(self, gpu: int) -> Sequence[Partition]:
         """See :meth:`GpuDriver.partitions`."""
-        found: list[Partition] = []
-        gpu = -1
-        for line in self._ask("-L").text.splitlines():
-            if match := _GPU_LINE.match(line):
-                gpu = int(match[1])
-            elif match := _PARTITION_LINE.match(line):
-                found.append(Partition(gpu=gpu, profile=match[1], uuid=match[2]))
-        return found
+        with self._reading(gpu) as nvml:
+            devices = list(mig_devices(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu)))
+        return [Partition(gpu=gpu, profile=profile, uuid=uuid) for profile, uuid in devices]
 
     def instances(self, gpu: int) -> Sequence[GpuInstance]:
         """See :meth:`GpuDriver.instances`."""
-        rows = self._ask("mig", "-i", str(gpu), "-lgi", none_is_fine=True).text.splitlines()
-        return [GpuInstance(id=int(row[2]), profile=row[1]) for row in map(_INSTANCE_ROW.match, rows) if row]
+        with self._reading(gpu) as nvml:
+            handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+            try:
+                return list_instances(nvml, handle)
+            except nvml.NVMLError as error:
+                if error.value != nvml.NVML_ERROR_NO_PERMISSION:
+                    raise
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+        return self._instances_as_root(gpu, uuid)
 
     def set_mig(self, gpu: int, *, on: bool) -> str:
         """See :meth:`GpuDriver.set_mig`."""
@@ -238,22 +215,47 @@ class NvidiaDriver:
             self._ask("mig", "-i", str(gpu), "-cgi", ",".join(create), "-C")
 
     def _check_profiles(self, gpu: int, wanted: Sequence[str]) -> None:
-        rows = self._ask("mig", "-i", str(gpu), "-lgip").text.splitlines()
-        known = [row[1] for row in map(_PROFILE_ROW.match, rows) if row]
-        if strange := [profile for profile in wanted if profile not in known]:
+        with self._reading(gpu) as nvml:
+            supported = [each.name for each in instance_profiles(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu))]
+        if lacking := [profile for profile in wanted if profile not in supported]:
             raise ConfigurationError(
-                f"mig: GPU {gpu} has no profile {strange[0]}; its driver lists {', '.join(known) or 'none'}"
+                f"mig: GPU {gpu} has no profile {lacking[0]}; its driver lists {', '.join(supported) or 'none'}"
             )
+
+    @contextmanager
+    def _reading(self, gpu: int) -> Generator[Any]:
+        # Open for one look only: MIG mode cannot be changed while any process uses the GPU, monitoring included.
+        nvml = open_nvml(self._load)
+        if nvml is None:
+            raise ConfigurationError(f"mig: GPU {gpu} cannot be read: this machine has no NVIDIA driver")
+        try:
+            yield nvml
+        except nvml.NVMLError as error:
+            raise ConfigurationError(f"mig: GPU {gpu} cannot be read: {error}") from error
+        finally:
+            nvml.nvmlShutdown()
+
+    def _instances_as_root(self, gpu: int, uuid: str) -> Sequence[GpuInstance]:
+        # -B: a cache file of root's would keep the user from removing the environment. -I: of the user's settings and
+        # folders none counts for root.
+        answer = self._run(("sudo", "-n", sys.executable, "-I", "-B", nvml_program.__file__, uuid))
+        if answer.exit_code:
+            raise ConfigurationError(
+                f"mig: Insufficient Permissions: only root may list the instances of GPU {gpu}, and sudo did not help: "
+                f"{answer.text or f'exit code {answer.exit_code}'}. Run as root, or allow sudo without a password"
+            )
+        return [GpuInstance(**each) for each in json.loads(answer.text.splitlines()[-1])]
 
     def _ask(self, *arguments: str, none_is_fine: bool = False) -> SmiAnswer:
         command = ("nvidia-smi", *arguments)
         answer = self._run(command)
         if _NO_PERMISSION in answer.text.lower():
             answer = self._as_root(command, answer)
+        # Status 6 is NVML's "not found": nothing is left to destroy where an earlier attempt got half way.
         if answer.exit_code == 0 or (none_is_fine and answer.exit_code == _NOT_FOUND):
             return answer
         raise ConfigurationError(
-            f"mig: `{' '.join(command)}` failed with exit code {answer.exit_code}: {answer.text or 'it said nothing'}"
+            f"mig: `{' '.join(command)}` failed with exit code {answer.exit_code}: {answer.text or 'no output'}"
         )
 
     def _as_root(self, command: Sequence[str], refused: SmiAnswer) -> SmiAnswer:
@@ -266,10 +268,10 @@ class NvidiaDriver:
         )
 
 
-def _look(nvml: Any, index: int) -> Gpu | None:
+def _describe(nvml: Any, index: int) -> Gpu | None:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        mig, pending = _mig_mode(nvml, handle)
+        mig, pending = mig_mode(nvml, handle)
         return Gpu(
             index=index,
             uuid=nvml.nvmlDeviceGetUUID(handle),
@@ -278,121 +280,13 @@ def _look(nvml: Any, index: int) -> Gpu | None:
             mig=mig,
             mig_pending=pending,
         )
-    except nvml.NVMLError as error:
+    except nvml.NVMLError as error:  # a lost GPU keeps its index and answers nothing; the others work
         log.warning("GPU %d does not answer, and is left out: %s", index, error)
         return None
-
-
-def _mig_mode(nvml: Any, handle: Any) -> tuple[bool | None, bool]:
-    try:
-        current, pending = nvml.nvmlDeviceGetMigMode(handle)
-    except nvml.NVMLError:  # a GPU, or a driver, older than MIG
-        return None, False
-    return bool(current), bool(pending)
 
 
 def _memory_bytes(nvml: Any, handle: Any) -> int:
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:  # in MIG mode only root is told the sum
+    except nvml.NVMLError:  # in MIG mode only root may read the sum
         return 0
-
-
-def choose_devices(
-    asked: Sequence[str], gpus: Sequence[Gpu] | None, partitions: Sequence[Partition], shown: str | None
-) -> tuple[Device, ...]:
-    """What a node that does not partition anything may use: what was asked for, or else all that there is.
-
-    Args:
-        asked: names of the accelerators, one for each.
-        gpus: what there is; None if nobody can tell.
-        partitions: what those in MIG mode consist of.
-        shown: this process's ``CUDA_VISIBLE_DEVICES``, if it has one: the node may be shown a part.
-
-    Raises:
-        ConfigurationError: there are fewer than asked for.
-    """
-    if gpus is None or (asked and _vendor(asked[0]) not in (Vendor.NVIDIA, Vendor.UNKNOWN)):
-        return _unseen(asked, shown)
-    there = _shown_devices(gpus, partitions, shown)
-    if not asked:
-        return there
-    fitting = [device for device in there if not device.profile and _is_called(device.name, asked[0])]
-    return tuple(_enough(asked, fitting, there))
-
-
-def choose_gpus(asked: Sequence[str], gpus: Sequence[Gpu] | None, shown: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that a node partitions.
-
-    Raises:
-        ConfigurationError: there are fewer than asked for, or one of them cannot be partitioned.
-    """
-    if gpus is None:
-        raise ConfigurationError("mig: this machine has no NVIDIA driver, so no GPU can be partitioned")
-    there = [found for found in (_shown_gpu(gpus, name) for name in _names(gpus, shown)) if found is not None]
-    chosen = tuple(_enough(asked, [gpu for gpu in there if _is_called(model_name(gpu.name), asked[0])], there))
-    for gpu in chosen:
-        if gpu.mig is None:
-            raise ConfigurationError(f"mig must be None: {gpu} cannot be partitioned")
-    return chosen
-
-
-def _enough(asked: Sequence[str], fitting: Sequence[Any], there: Sequence[Any]) -> Sequence[Any]:
-    if len(fitting) >= len(asked):
-        return fitting[: len(asked)]
-    has = ", ".join(map(str, there)) or "none"
-    raise ConfigurationError(
-        f"accelerator: {len(asked)}x {asked[0]} asked for, and the driver of this machine has {len(fitting)}; "
-        f"what it has: {has}"
-    )
-
-
-def _unseen(asked: Sequence[str], shown: str | None) -> tuple[Device, ...]:
-    names = [name.strip() for name in (shown or "").split(",") if name.strip()]
-    names += [str(index) for index in range(len(names), len(asked))]
-    return tuple(Device(name=name, shown_as=names[index]) for index, name in enumerate(asked))
-
-
-def _vendor(name: str) -> Vendor:
-    model = find_model(name)
-    return Vendor.UNKNOWN if model is None else model.vendor
-
-
-def _is_called(name: str, asked: str) -> bool:
-    if find_model(asked) is None:  # the user's own word for it
-        return fold_name(asked) in fold_name(name)
-    return fold_name(asked) == fold_name(name)
-
-
-def _names(gpus: Sequence[Gpu], shown: str | None) -> Sequence[str]:
-    """What CUDA would call the devices of this process."""
-    if shown is None:
-        return [str(gpu.index) for gpu in gpus]
-    return [name.strip() for name in shown.split(",")]
-
-
-def _shown_gpu(gpus: Sequence[Gpu], name: str) -> Gpu | None:
-    """The GPU of that index, or with a UUID that begins so."""
-    for gpu in gpus:
-        if name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name)):
-            return gpu
-    return None
-
-
-def _shown_devices(gpus: Sequence[Gpu], partitions: Sequence[Partition], shown: str | None) -> tuple[Device, ...]:
-    devices: list[Device] = []
-    for name in _names(gpus, shown):
-        gpu = _shown_gpu(gpus, name)
-        parts = [part for part in partitions if part.uuid == name or (gpu and gpu.mig and part.gpu == gpu.index)]
-        if gpu is not None and not gpu.mig:
-            devices.append(Device(name=model_name(gpu.name), shown_as=name, gpu=gpu.uuid))
-        elif parts:
-            devices += [_part_device(gpus, part) for part in parts]
-        elif gpu is None:
-            break  # CUDA shows nothing of what comes after a name that means nothing
-    return tuple(devices)
-
-
-def _part_device(gpus: Sequence[Gpu], part: Partition) -> Device:
-    gpu = next(gpu for gpu in gpus if gpu.index == part.gpu)
-    return Device(name=model_name(gpu.name), shown_as=part.uuid, gpu=gpu.uuid, profile=part.profile)

@@ -1,7 +1,7 @@
-"""Partitions of a node's GPUs: made before its workers start, and on a machine of one's own undone after they ended.
+"""Partitions of a node's GPUs: made before its workers start; on the user's own machine undone after they ended.
 
-What was found, and what is about to be changed, is written down first, in a file for each GPU that is locked as long
-as the node lives. Where a supervisor was killed, the next one that locks the file undoes what it says.
+Each GPU has a record, a file that is locked as long as the node lives. Its state and the change about to be made are
+written there first. Where a supervisor was killed, the next one that locks the file undoes the change.
 """
 
 from __future__ import annotations
@@ -23,20 +23,15 @@ from skyward.errors import ConfigurationError, SkywardError
 from skyward.node.gpu.driver import Gpu, GpuDriver, GpuInstance, Partition
 from skyward.request.accelerators import MigProfile
 
-__all__ = ["MIG_START_S", "MIG_UNDO_S", "GpuPartitioner", "largest_first"]
+__all__ = ["GpuPartitioner", "largest_first"]
 
 T = TypeVar("T")
 
-MIG_START_S = 240.0
-"""How much longer a node may take to start: eight GPUs are reset and cut one after the other."""
-MIG_UNDO_S = 120.0
-"""How much longer it may take to end."""
-
 _IN_USE_S = 20.0
-"""For so long the driver may hold on to processes that have ended."""
+"""Seconds for which the driver may count killed processes as users of a partition."""
 _PENDING = (
-    "the mode changes with the GPU's next reset. Stop what uses the GPU (nvidia-smi lists it; monitoring such as dcgm "
-    "counts), then try again, or reset it or reboot: `nvidia-smi --gpu-reset -i {index}`"
+    "the mode changes with the GPU's next reset. Stop the processes on the GPU (nvidia-smi lists them; monitoring such "
+    "as dcgm counts), then try again, or reset it or reboot: `nvidia-smi --gpu-reset -i {index}`"
 )
 
 log = logging.getLogger("skyward.node.gpu.partitioner")
@@ -44,10 +39,10 @@ log = logging.getLogger("skyward.node.gpu.partitioner")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """What was done to a GPU.
+    """Change to a GPU.
 
     Attributes:
-        mig: whether MIG mode was on before.
+        mig: True if MIG mode was on before.
         made: numbers of the instances that were made.
         making: profiles of those that are about to be made, and have no numbers yet.
     """
@@ -57,14 +52,15 @@ class _Change:
     making: tuple[str, ...] = ()
 
     def accounts_for(self, there: Sequence[GpuInstance]) -> list[int]:
-        """Numbers of those instances that come from it."""
+        """Return the numbers of the instances that come from it."""
+        # Killed between the command and its record: all are its own, unless one has a profile that was not requested.
         if self.making and not Counter(each.profile for each in there) - Counter(self.making):
             return [each.id for each in there]
         return [each.id for each in there if each.id in self.made]
 
 
 class _Claim:
-    """A GPU that is this process's to partition, and the file that says how it was."""
+    """Exclusive right of this process to partition a GPU, and the file that records the GPU's former state."""
 
     def __init__(self, folder: Path, gpu: Gpu) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -74,25 +70,24 @@ class _Claim:
         except BlockingIOError:
             self._file.close()
             raise ConfigurationError(
-                f"mig: {gpu} is partitioned for another node of Skyward's at the moment; close its pool first"
+                f"mig: {gpu} is partitioned for another node of Skyward's at the moment: close its pool first"
             ) from None
 
     def read(self) -> _Change | None:
-        """What was not undone. Instances do not outlive the system's start: their numbers may be others' after it."""
+        """Return the change that was not undone, if any."""
         self._file.seek(0)
         text = self._file.readline()
         if not text:
             return None
         values = json.loads(text)
+        # Instances do not survive a reboot; after it, others may have their numbers.
         if values["boot"] != _boot():
             return _Change(mig=values["mig"])
         return _Change(mig=values["mig"], made=tuple(values["made"]), making=tuple(values["making"]))
 
     def write(self, change: _Change | None) -> None:
-        """A change follows, or was made; or all is as it was.
-
-        Where this process is killed meanwhile, the first line is what it was before, or what it is to be.
-        """
+        """Record a change that follows or was made; None if the GPU is in its former state."""
+        # One line, flushed before the rest is cut off: killed in between, this process leaves the old or the new one.
         self._file.seek(0)
         if change is not None:
             self._file.write(json.dumps({**asdict(change), "boot": _boot()}) + "\n")
@@ -101,22 +96,22 @@ class _Claim:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the GPU to other processes."""
         self._file.close()
 
 
 class GpuPartitioner:
-    """Cuts GPUs as asked for, and joins them again.
+    """Partitioner of a node's GPUs, which restores them afterwards.
 
-    Partitions that are there already and are exactly those asked for are used. On a machine of one's own any others are
-    left alone, which means an error; on a rented one they are replaced.
+    Existing partitions are used if they are exactly the requested ones. Any others are an error on the user's own
+    machine; on a rented one they are replaced.
 
     Args:
-        driver: the machine's.
-        gpus: what to cut.
-        profiles: into which parts, each of them.
-        own_machine: whether the machine was there before the node and outlives it.
-        folder: where it is written down how GPUs were.
+        driver: the machine's driver.
+        gpus: the GPUs to partition.
+        profiles: the partitions of each GPU.
+        own_machine: True if the machine existed before the node and outlives it.
+        folder: folder of the records.
     """
 
     def __init__(
@@ -131,10 +126,10 @@ class GpuPartitioner:
         self._closing = ExitStack()
 
     async def set_up(self) -> tuple[Partition, ...]:
-        """Make the partitions; returns those of the first GPU, then those of the next, each as they were asked for.
+        """Make the partitions; return those of the first GPU, then those of the next, each in the requested order.
 
         Raises:
-            ConfigurationError: that cannot be done; says why, and what to do. Nothing is left of it.
+            ConfigurationError: they cannot be made; the message has the reason and a remedy. Nothing is left of them.
         """
         try:
             for gpu in self._gpus:
@@ -145,7 +140,7 @@ class GpuPartitioner:
             raise
 
     async def undo(self) -> None:
-        """Make every GPU of one's own what it was. What does not work is logged, and left to the next. Idempotent."""
+        """Restore every GPU of the user's own machine. A failure is logged, and left to the next node. Idempotent."""
         for gpu in self._gpus:
             claim = self._claims.pop(gpu.index, None)
             change = claim.read() if claim is not None else None
@@ -155,7 +150,7 @@ class GpuPartitioner:
                 await self._restore(gpu, change)
                 claim.write(None)
             except (SkywardError, OSError):  # the node's end has more to do: volumes, folders
-                log.exception("%s could not be made what it was; the next node that partitions it tries again", gpu)
+                log.exception("%s could not be restored; the next node that partitions it tries again", gpu)
         self._closing.close()
 
     async def _cut(self, gpu: Gpu) -> None:
@@ -163,19 +158,19 @@ class GpuPartitioner:
             claim = _Claim(self._folder, gpu)
             self._closing.callback(claim.close)
             if (left := claim.read()) is not None:
-                log.warning("a node that partitioned %s was killed; it is made what it was first", gpu)
+                log.warning("a node that partitioned %s was killed; the GPU is restored first", gpu)
                 await self._restore(gpu, left)
                 claim.write(None)
                 gpu = await self._seen(gpu)
             self._claims[gpu.index] = claim
         there = await _in_thread(lambda: self._driver.instances(gpu.index)) if gpu.mig else ()
-        if there and await self._has_what_is_asked_for(gpu, len(there)):
+        if there and await self._has_the_requested_ones(gpu, len(there)):
             return
         if there and self._own:
             has = ", ".join(instance.profile for instance in there)
             raise ConfigurationError(
-                f"mig: {gpu} is partitioned already, into {has}; asked for: {', '.join(self._profiles)}. Ask for what "
-                f"it has, or remove it first: `nvidia-smi mig -i {gpu.index} -dci`, then the same with -dgi"
+                f"mig: {gpu} is partitioned already, into {has}; asked for: {', '.join(self._profiles)}. Ask for its "
+                f"partitions, or remove them first: `nvidia-smi mig -i {gpu.index} -dci`, then the same with -dgi"
             )
         self._note(gpu, _Change(mig=bool(gpu.mig), making=self._profiles))
         if not gpu.mig:
@@ -200,38 +195,39 @@ class GpuPartitioner:
             raise ConfigurationError(f"mig: {gpu} is not in MIG mode yet, {why}. The driver said: {said}")
 
     async def _seen(self, gpu: Gpu) -> Gpu:
-        """The GPU as it is now."""
+        """Return the GPU's present state."""
         now = await _in_thread(self._driver.gpus)
         return next((each for each in now or () if each.uuid == gpu.uuid), gpu)
 
     async def _parts(self, gpu: Gpu) -> list[Partition]:
-        return [part for part in await _in_thread(self._driver.partitions) if part.gpu == gpu.index]
+        return list(await _in_thread(lambda: self._driver.partitions(gpu.index)))
 
-    async def _has_what_is_asked_for(self, gpu: Gpu, instances: int) -> bool:
-        """Also nothing besides, such as an instance that nobody could use."""
+    async def _has_the_requested_ones(self, gpu: Gpu, instances: int) -> bool:
         parts = await self._parts(gpu)
+        # An instance more than partitions has no compute instance: no program could use it.
         return len(parts) == instances and Counter(part.profile for part in parts) == Counter(self._profiles)
 
     async def _checked(self, gpu: Gpu) -> list[Partition]:
-        """The partitions, in the order asked for."""
+        """Return the partitions in the requested order."""
         parts = await self._parts(gpu)
         if Counter(part.profile for part in parts) != Counter(self._profiles):
             has = ", ".join(part.profile for part in parts) or "none"
-            raise ConfigurationError(f"mig: {gpu} was to have {', '.join(self._profiles)}, and has {has}")
+            raise ConfigurationError(f"mig: {gpu} was to have {', '.join(self._profiles)}, but has {has}")
         return [parts.pop(next(i for i, part in enumerate(parts) if part.profile == name)) for name in self._profiles]
 
     async def _restore(self, gpu: Gpu, change: _Change) -> None:
         now = await self._seen(gpu)
         if now.mig and await self._remove(gpu, change):
-            return  # somebody else has partitions on it by now
+            return  # MIG mode stays on: somebody else has made partitions meanwhile
         if (now.mig or now.mig_pending) and not change.mig:
             said = await _in_thread(lambda: self._driver.set_mig(gpu.index, on=False))
             if (await self._seen(gpu)).mig:
                 raise ConfigurationError(f"mig: {gpu} stays in MIG mode until its next reset. The driver said: {said}")
 
     async def _remove(self, gpu: Gpu, change: _Change) -> bool:
-        """Destroy what was made, which programs that were just killed may hold for a moment; whether any is left."""
+        """Destroy the instances that were made; return whether others are left."""
 
+        # Retried: the driver refuses as long as it counts a program that was just killed as a user.
         async def removed() -> bool | NotYet:
             there = await _in_thread(lambda: self._driver.instances(gpu.index))
             ours = change.accounts_for(there)
@@ -247,7 +243,7 @@ class GpuPartitioner:
 
 
 def _boot() -> str:
-    """Tells one start of the system from another."""
+    """Return the identity of this start of the system."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -256,12 +252,13 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 
 def largest_first(profiles: Sequence[str], memory_gib: float) -> list[str]:
-    """The order in which all find their place: the driver does not move what is there to make room.
+    """Return the profiles in the order in which there is room for all of them.
 
     Args:
-        profiles: what is to be made of a GPU.
-        memory_gib: the GPU's memory; 0 if it is not known.
+        profiles: the partitions of one GPU.
+        memory_gib: the GPU's memory; 0 if unknown.
     """
+    # The driver places each one by itself and never moves an instance to make room for a larger one.
 
     def size(profile: str) -> tuple[int, int]:
         known = MigProfile.of(profile, memory_gib or 1.0)

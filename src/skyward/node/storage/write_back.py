@@ -11,17 +11,16 @@ from typing import Literal
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.node.storage.volume_program import VolumeOrder
+from skyward.wire.limits import RELEASE_S
 from skyward.wire.node_config import NodeConfig
 
-__all__ = ["RELEASE_S", "WRITE_BACK_S", "VolumeKeeper"]
+__all__ = ["WRITE_BACK_S", "VolumeKeeper"]
 
 log = logging.getLogger("skyward.node.storage.write_back")
 
 WRITE_BACK_S = 60.0
 """How often changes are written back while the node lives."""
 _PAUSE_S = 1.0
-RELEASE_S = 900.0
-"""How long a node may take to write back what is left when it ends."""
 
 
 class VolumeKeeper:

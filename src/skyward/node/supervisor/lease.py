@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from skyward.wire.limits import SILENCE_S
+
 __all__ = ["Lease"]
 
 _WARNING_SHARE = 0.1
-_SILENT_S = 15.0
-"""A client that lives says something more often."""
 
 
 class Lease:
@@ -42,7 +42,7 @@ class Lease:
     def left(self, now: float) -> None:
         """A client's connection was closed."""
         self._clients -= 1
-        self._given_up = now - self._heard > _SILENT_S
+        self._given_up = now - self._heard > SILENCE_S
         if not self._given_up:
             self._heard = now
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import psutil
 
 from skyward.node.gpu.nvml import import_nvml, open_nvml
-from skyward.wire.metrics import GpuReading, NodeMetrics
+from skyward.wire.control import GpuReading, NodeMetrics
 
 __all__ = [
     "HostProbe",

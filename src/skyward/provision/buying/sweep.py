@@ -85,7 +85,7 @@ class SweepReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _AskedProvider:
     """A provider with certain settings, asked what it has of ours.
 
     Attributes:
@@ -166,7 +166,7 @@ class Sweep:
             return
         try:
             by_tag = unknown is not None or any(entry.instance_id is None for entry in entries)
-            place = await _ask(provider) if by_tag else _Place(provider=provider, tagged=None)
+            place = await _ask(provider) if by_tag else _AskedProvider(provider=provider, tagged=None)
             await asyncio.gather(*(self._end(place, entry) for entry in entries))
             if isinstance(provider, Tidies):
                 left = {each.entry.purchase.pool_id for each in self._report.left}
@@ -177,7 +177,7 @@ class Sweep:
         finally:
             await provider.close()
 
-    async def _end(self, place: _Place, entry: LedgerEntry) -> None:
+    async def _end(self, place: _AskedProvider, entry: LedgerEntry) -> None:
         try:
             instance_id = entry.instance_id or _id_by_tag(place, entry)
             was_there = bool(instance_id) and await _end_machine(place.provider, instance_id)
@@ -190,7 +190,7 @@ class Sweep:
         else:
             self._report.forgotten.append(entry)
 
-    async def _look_for_unknown(self, place: _Place, *, end: bool) -> None:
+    async def _look_for_unknown(self, place: _AskedProvider, *, end: bool) -> None:
         if place.tagged is None:
             self._report.unasked.append(place.why_not)
             return
@@ -208,18 +208,18 @@ def _by_place(entries: Sequence[LedgerEntry]) -> dict[tuple[str, str], list[Ledg
     return places
 
 
-async def _ask(provider: Provider) -> _Place:
+async def _ask(provider: Provider) -> _AskedProvider:
     why_not = f"{provider.name}: it cannot list its machines"
     if isinstance(provider, Sweepable):
         try:
             tagged = {instance.key: instance for instance in await provider.tagged()}
-            return _Place(provider=provider, tagged=tagged)
+            return _AskedProvider(provider=provider, tagged=tagged)
         except (SkywardError, OSError) as error:
             why_not = f"{provider.name}: {error}"
-    return _Place(provider=provider, tagged=None, why_not=why_not)
+    return _AskedProvider(provider=provider, tagged=None, why_not=why_not)
 
 
-def _id_by_tag(place: _Place, entry: LedgerEntry) -> str:
+def _id_by_tag(place: _AskedProvider, entry: LedgerEntry) -> str:
     """The id of a machine whose create call was never answered; empty if it was not made."""
     if place.tagged is None:
         raise SkywardError(f"nobody knows whether it was made. {place.why_not}")

@@ -1,4 +1,4 @@
-"""The driver of a pool's nodes: performs what the lifecycle decides, and never leaves a machine behind."""
+"""Driver of a pool's nodes: performs the lifecycle's actions and leaves no machine behind."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, assert_never
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
-from skyward.errors import PoolStateError, SkywardError, TerminationError
+from skyward.errors import PoolStateError, SkywardError, TerminationError, UnreachableError
 from skyward.events import SkywardEvent
 from skyward.providers.base import Provider
 from skyward.provision.buying.cost import CostReport
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.announcements import Herald, spawn
 from skyward.provision.fleet.lifecycle import (
     HEAD,
     Action,
@@ -31,15 +30,15 @@ from skyward.provision.fleet.lifecycle import (
     NodeState,
     Prepare,
     Prepared,
-    Start,
     Started,
+    StartSupervisor,
     Want,
 )
 from skyward.provision.fleet.machines import Machine, Machines, to_its_end
 from skyward.provision.fleet.node_setup import OpenNode, Starter
-from skyward.provision.fleet.spares import Spares
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, open_node, unless_gone
 from skyward.request.request import PoolRequest
+from skyward.wire.control import Start
 from skyward.wire.frames import TlsIdentity
 
 __all__ = ["Fleet"]
@@ -49,16 +48,16 @@ _logger = logging.getLogger("skyward")
 
 
 class Fleet:
-    """A pool's nodes, from nothing to ready and back to nothing. Not thread-safe: one event loop runs it.
+    """A pool's nodes, from launch to confirmed termination. Not thread-safe: one event loop runs it.
 
     Args:
-        provider: who has the machines.
-        request: what the pool asks for.
+        provider: the provider of the machines.
+        request: the pool's parameters.
         pool_id: the pool's id.
         tls: the certificates every node gets.
-        publish: hears the events of provisioning and shutdown; must not block.
-        on_node_message: hears what the nodes report; must not block.
-        ledger: where machines are written down before they are asked for.
+        publish: receives the events of provisioning and shutdown; must not block.
+        on_node_message: receives the reports of the nodes; must not block.
+        ledger: where machines are recorded before they are requested.
         clock: the time, for deadlines and cost.
         open_node: makes the handle of a running machine.
     """
@@ -78,6 +77,7 @@ class Fleet:
     ) -> None:
         self._request = request
         self._pool_id = pool_id
+        self._size = request.nodes
         self._lifecycle = Lifecycle()
         self._machines = Machines(provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock)
         self._starter = Starter(
@@ -93,16 +93,14 @@ class Fleet:
         )
         self.unended = self._machines.unended
         self._current: dict[int, Machine] = {}
-        self._spares = Spares(self._machines, self._starter, self._current, publish=publish)
         self._failures: dict[int, BaseException] = {}
         self._moved = asyncio.Event()
         self._headless: Exception | None = None
-        self._herald = Herald(request.nodes, self._current, self._lifecycle.states)
-        self._ending: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     @property
     def nodes(self) -> tuple[NodeHandle, ...]:
-        """The nodes that were reached and are not on their way out, by rank."""
+        """The nodes that were reached and are not being ended, by rank."""
         return tuple(machine.node for _, machine in sorted(self._current.items()) if machine.node is not None)
 
     @property
@@ -112,7 +110,7 @@ class Fleet:
 
     @property
     def states(self) -> Mapping[int, NodeState]:
-        """Each node's state, by rank, of all ranks there ever were."""
+        """State of each node by rank; includes every rank that ever existed."""
         return self._lifecycle.states
 
     def cost(self, now: float) -> CostReport:
@@ -120,10 +118,11 @@ class Fleet:
         return CostReport(usages=tuple(machine.usage for machine in self._machines.all), now=now)
 
     async def start(self) -> None:
-        """Launch, prepare and start as many nodes as were asked for; all are ready when it returns.
+        """Launch, prepare and start the requested number of nodes; all are ready when it returns.
 
-        When any of it fails, or is cancelled, everything that was created is terminated and confirmed gone before the
-        error is raised. What cannot be is a :class:`~skyward.errors.TerminationError`, with the first error in a note.
+        On any failure or cancellation, terminate every machine and confirm it before the error is raised.
+        Machines that cannot be confirmed gone raise :class:`~skyward.errors.TerminationError`, with the first error in
+        a note.
         """
         ranks = tuple(range(self._request.nodes))
         try:
@@ -134,9 +133,9 @@ class Fleet:
             raise
 
     async def launch(self, ranks: Sequence[int]) -> None:
-        """Have machines for more nodes, all or none; :meth:`bring_up` makes nodes of them.
+        """Launch machines for more nodes, all or none; :meth:`bring_up` makes nodes of them.
 
-        Raises what the provider does, after what was created is terminated and confirmed gone.
+        Raises the provider's errors, after the machines created until then are terminated and confirmed gone.
         """
         try:
             await self._launch(tuple(ranks))
@@ -147,7 +146,7 @@ class Fleet:
     async def bring_up(self, rank: int) -> NodeHandle:
         """Make a ready node of a launched machine.
 
-        When that fails, or is cancelled, the machine is terminated and confirmed gone before the error is raised.
+        On failure or cancellation, terminate the machine and confirm it before the error is raised.
         """
         try:
             return await self._come_up(rank)
@@ -158,90 +157,111 @@ class Fleet:
     async def end(self, ranks: Sequence[int]) -> None:
         """Stop these nodes' supervisors, terminate their machines, confirm it. A cancellation waits for its end.
 
-        Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; ending them is
-        tried again every minute.
+        Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; termination is
+        retried every minute.
         """
         for action in self._handle(End(ranks=tuple(rank for rank in ranks if rank in self.states))):
             assert isinstance(action, EndNodes)
             try:
                 await to_its_end(self._end_nodes(action.ranks))
-            finally:  # what is not confirmed gone keeps no other from its rank
+            finally:  # a machine that is not confirmed gone must not block its rank
                 self._handle(Ended(ranks=action.ranks))
                 for machine in self._machines.left(action.ranks):
-                    spawn(self._machines.end_at_last(machine, told=True), self._ending)
+                    self._spawn(self._machines.end_at_last(machine, reported=True))
 
     def discard(self, rank: int) -> None:
-        """A node was lost: end what is left of it in the background; its rank may be launched again at once."""
+        """End the machine of a lost node in the background; its rank may be launched again at once."""
         self._handle(Lost(rank=rank))
 
     def begin_spare(self, rank: int) -> None:
-        """This node's machine will be taken away: have the next one already, which :meth:`launch` then takes."""
+        """Launch the next machine of ``rank`` in advance; the next :meth:`launch` takes it."""
         if not self._lifecycle.over:
-            self._spares.begin(rank)
+            self._starter.begin_spare(rank, [each for each in self._current.values() if each.rank != rank])
 
     async def drop_spare(self, rank: int) -> None:
-        """No other machine is needed for ``rank``: end the one that was begun, if any, in the background."""
+        """End the machine that was launched in advance for ``rank``, if any, in the background."""
         await to_its_end(self._drop_spare(rank))
 
     async def _drop_spare(self, rank: int) -> None:
-        left = await self._spares.settle((rank,))
-        for machine in () if self._lifecycle.over else left:  # once it is over, all machines are ended
-            spawn(self._machines.end_at_last(machine), self._ending)
+        left = await self._starter.settle((rank,))
+        for machine in () if self._lifecycle.over else left:  # :meth:`stop` ends all machines itself
+            if machine is not self._current.get(rank):
+                self._spawn(self._machines.end_at_last(machine))
 
     def fail_joining(self, error: Exception) -> None:
-        """No scheduler will come unless a head is launched again: until then, who needs one fails with ``error``."""
+        """Fail with ``error`` every node that waits for a scheduler, until a head is launched again."""
         self._headless = error
         for rank in [rank for rank, state in self.states.items() if state is NodeState.JOINING]:
             self._not_joined(rank, error)
 
     def resize(self, size: int) -> None:
-        """The fleet is meant to have ``size`` nodes: tell those there are."""
-        self._herald.size = size
-        self._herald.tell_all()
+        """Set the intended number of nodes and announce it to the ready ones."""
+        self._size = size
+        self._announce_to_all()
 
     async def stop(self) -> None:
         """Stop every supervisor, terminate every machine, confirm it. Idempotent; a cancellation waits for its end.
 
         Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; their ledger
-        entries stay open, and calling again tries again.
+        entries stay open, and another call retries.
         """
         await to_its_end(self._stop())
 
     async def _stop(self) -> None:
-        await self._herald.close()
         self._handle(End())
-        for task in self._ending:
+        for task in self._background:
             task.cancel()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self._end_machines([machine for machine in self._machines.all if not machine.ended])
 
     def _handle(self, event: Event) -> Sequence[Action]:
-        """The actions that follow from ``event``, but for those that are done here and now, or in the background."""
+        """Return the actions that follow from ``event``, except those that run in the background."""
         actions: list[Action] = []
         for action in self._lifecycle.handle(event):
             match action:
                 case Join(rank=rank):
-                    self._herald.join(rank, self._joined, self._not_joined)
+                    self._spawn(self._join(rank))
                 case Discard(rank=rank):
                     if (machine := self._current.pop(rank, None)) is not None:
-                        self._herald.forget(machine.node)
-                        spawn(self._machines.end_at_last(machine), self._ending)
+                        self._spawn(self._machines.end_at_last(machine))
                 case _:
                     actions.append(action)
         self._stir()
         return actions
 
     def _stir(self) -> None:
-        """Wake who waits for something to happen to a node, once."""
+        """Wake every waiter of :meth:`_ready` once."""
         self._moved.set()
         self._moved = asyncio.Event()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the background until :meth:`stop`. It reports its own errors."""
+
+        def finish(task: asyncio.Task[None]) -> None:
+            self._background.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _logger.debug("background task of pool %s failed: %s", self._pool_id, error)
+
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(finish)
+
+    # --- launching and starting -------------------------------------------------------------------------------------
 
     async def _launch(self, ranks: tuple[int, ...]) -> None:
         if HEAD in ranks:
             self._headless = None
         for action in self._handle(Want(ranks=ranks)):
             assert isinstance(action, Launch)
-            self._current.update(await self._spares.launch(action.ranks))
+            self._current.update(await self._machines_for(action.ranks))
+
+    async def _machines_for(self, ranks: Sequence[int]) -> Mapping[int, Machine]:
+        """Return a machine per rank: the one launched in advance where there is one, else a new one."""
+        found = {rank: spare for rank in ranks if (spare := await self._starter.take_spare(rank)) is not None}
+        if missing := [rank for rank in ranks if rank not in found]:
+            others = [*found.values(), *(each for each in self._current.values() if each.rank not in ranks)]
+            found |= {each.rank: each for each in await self._machines.launch(missing, beside=others)}
+        return found
 
     async def _come_up(self, rank: int) -> NodeHandle:
         self._failures.pop(rank, None)  # an earlier machine's
@@ -249,7 +269,7 @@ class Fleet:
         while actions:
             (action,) = actions
             actions = self._handle(await self._perform(action))
-        node = self._current[rank].node if rank in self._current else None
+        node = self._node(rank)
         if node is not None and self.states[rank] in _UP:
             await unless_gone(node, self._ready(rank))
             return node
@@ -258,10 +278,10 @@ class Fleet:
     async def _perform(self, action: Action) -> Event:
         match action:
             case Prepare(rank=rank):
-                await self._spares.prepare(self._current[rank])
+                await self._starter.prepare(self._current[rank])
                 return Prepared(rank=rank)
-            case Start(rank=rank):
-                await self._starter.start(self._current[rank], self._herald.size)
+            case StartSupervisor(rank=rank):
+                await self._starter.start(self._current[rank], self._size)
                 return Started(rank=rank)
             case Launch() | Join() | Discard() | EndNodes():
                 raise PoolStateError(f"{action} does not bring a node up")
@@ -269,23 +289,67 @@ class Fleet:
                 assert_never(action)
 
     async def _ready(self, rank: int) -> None:
-        """Wait until the node was told of the scheduler, for which the head has to be there."""
+        """Wait until the node has received the scheduler's address, which needs a running head."""
         while self.states[rank] is NodeState.JOINING:
             if (error := self._failures.pop(rank, None) or self._headless) is not None:
                 raise error
             await self._moved.wait()
 
-    def _joined(self, rank: int) -> None:
-        self._handle(Joined(rank=rank))
-        if rank == HEAD:
-            self._herald.tell_all()
+    # --- announcing the scheduler and the fleet's size --------------------------------------------------------------
+
+    async def _join(self, rank: int) -> None:
+        """Announce the scheduler to a starting node.
+
+        A node whose head is lost meanwhile stays in ``JOINING``: the next head's start announces it again.
+        """
+        machine = self._current.get(rank)
+        try:
+            joined = await self._announce(rank)
+        except Exception as error:
+            if self._current.get(rank) is machine:
+                self._not_joined(rank, error)
+            return
+        if joined and self._current.get(rank) is machine:
+            self._handle(Joined(rank=rank))
+            if rank == HEAD:
+                self._announce_to_all()
 
     def _not_joined(self, rank: int, error: Exception) -> None:
         self._failures[rank] = error
         self._stir()
 
+    def _announce_to_all(self) -> None:
+        """Announce the scheduler and the size to every ready node in the background."""
+        for rank, state in self.states.items():
+            if state is NodeState.READY:
+                self._spawn(self._announce_again(rank))
+
+    async def _announce_again(self, rank: int) -> None:
+        try:
+            await self._announce(rank)
+        except (UnreachableError, PoolStateError) as error:  # the keeper of this rank notices a lost node
+            _logger.debug("node %d did not receive a change of the fleet: %s", rank, error)
+
+    async def _announce(self, rank: int) -> bool:
+        """Send scheduler and size to a node that lacks them; return False without a scheduler or without the node."""
+        head, node = self._node(HEAD), self._node(rank)
+        if head is None or node is None or self.states[HEAD] not in _UP:
+            return False
+        order = Start(scheduler=head.ready.scheduler, head_addr=head.access.address, total_nodes=self._size)
+        machine = self._current[rank]
+        if machine.announced != order:
+            await node.join(scheduler=order.scheduler, head_addr=order.head_addr, total_nodes=order.total_nodes)
+            machine.announced = order
+        return True
+
+    def _node(self, rank: int) -> NodeHandle | None:
+        machine = self._current.get(rank)
+        return machine.node if machine is not None else None
+
+    # --- ending -----------------------------------------------------------------------------------------------------
+
     async def _end_nodes(self, ranks: Sequence[int]) -> None:
-        await self._spares.settle(ranks)
+        await self._starter.settle(ranks)
         await self._end_machines(self._machines.left(ranks))
 
     async def _end_machines(self, machines: Sequence[Machine]) -> None:
@@ -293,9 +357,8 @@ class Fleet:
             await self._machines.end(machines)
         finally:
             for machine in machines:
-                if self._current.get(machine.rank) is machine:  # even if it is not confirmed gone: it is no node now
+                if self._current.get(machine.rank) is machine:  # even unconfirmed: it is no node any more
                     del self._current[machine.rank]
-                self._herald.forget(machine.node)
 
 
 async def _clean_up_after(error: BaseException, ending: Coroutine[Any, Any, None]) -> None:
@@ -315,6 +378,6 @@ async def _all_or_the_first_error(work: Mapping[int, Coroutine[Any, Any, object]
         for other in others:
             first.add_note(f"at the same time: {type(other).__name__}: {other}")
         raise first from first.__cause__
-    # A task group takes a node's own CancelledError for success.
+    # A task group treats a node's own CancelledError as success.
     if cancelled := [rank for rank, task in starting.items() if task.cancelled()]:
         raise SkywardError(f"nodes {cancelled} were cancelled while they were starting")

@@ -34,7 +34,7 @@ __all__ = [
     "NodeState",
     "Prepare",
     "Prepared",
-    "Start",
+    "StartSupervisor",
     "Started",
     "Want",
 ]
@@ -136,8 +136,8 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Start the node's supervisor; answer with :class:`Started`."""
+class StartSupervisor:
+    """StartSupervisor the node's supervisor; answer with :class:`Started`."""
 
     rank: int
 
@@ -163,7 +163,7 @@ class EndNodes:
     ranks: tuple[int, ...]
 
 
-Action = Launch | Prepare | Start | Join | Discard | EndNodes
+Action = Launch | Prepare | StartSupervisor | Join | Discard | EndNodes
 _ON_ITS_WAY_OUT = (NodeState.ENDING, NodeState.GONE)
 
 
@@ -197,7 +197,7 @@ class Lifecycle:
                 return tuple(Prepare(rank=rank) for rank in moved)
             case Prepared(rank=rank):
                 moved = self._move((rank,), NodeState.PREPARING, NodeState.STARTING)
-                return tuple(Start(rank=rank) for rank in moved)
+                return tuple(StartSupervisor(rank=rank) for rank in moved)
             case Started(rank=rank):
                 return self._joins(self._move((rank,), NodeState.STARTING, NodeState.JOINING))
             case Joined(rank=rank):

@@ -42,6 +42,7 @@ from skyward.provision.buying.termination import end_instances
 from skyward.provision.preparing.delivery import Grants
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.request import PoolRequest
+from skyward.wire.control import Start
 
 __all__ = ["Machine", "Machines", "to_its_end"]
 
@@ -63,13 +64,15 @@ class Machine:
         rank: the rank it was launched for.
         instance: the provider's record of it.
         usage: its time on the meter.
-        node: what runs on it, once it was reached.
+        node: the handle of its node; None until it was reached.
+        announced: the scheduler and the fleet's size as last sent to its node; None before the first time.
     """
 
     rank: int
     instance: Instance
     usage: Usage
     node: NodeHandle | None = None
+    announced: Start | None = None
 
     @property
     def ended(self) -> bool:
@@ -205,15 +208,15 @@ class Machines:
             raise
         await self._note_ended(machines)
 
-    async def end_at_last(self, machine: Machine, *, told: bool = False) -> None:
+    async def end_at_last(self, machine: Machine, *, reported: bool = False) -> None:
         """End a machine that has no rank any more, however long it takes; it is paid for."""
         while not machine.ended:
             try:
-                if not told:
+                if not reported:
                     await self.end([machine])
             except TerminationError as error:
                 self._publish(Error(str(error), machine.instance.id))
-            told = False
+            reported = False
             if not machine.ended:
                 await self._clock.sleep(_AGAIN_S)
 

@@ -1,52 +1,110 @@
-"""Makes a node of a machine: waits until it runs, opens it, prepares it, starts its supervisor."""
+"""Set-up of nodes: wait for a machine, reach it, prepare it, start its supervisor; spare machines in advance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from skyward._concurrency.waiting import Clock
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.events import (
     BootstrapCompleted,
     BootstrapProgress,
     BootstrapStarting,
+    Error,
     InstanceProvisioned,
     Notice,
     ProviderName,
     SkywardEvent,
 )
-from skyward.providers.base import Instance, Provider
+from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.providers.registry import OWN
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
 from skyward.provision.fleet.lifecycle import HEAD
 from skyward.provision.fleet.machines import Machine, Machines
-from skyward.provision.preparing.machine_status import Inquiry
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
 from skyward.request.request import PoolRequest
 from skyward.transport.access import LocalAccess
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig
 
-__all__ = ["OpenNode", "Starter"]
+__all__ = ["MachineStatus", "OpenNode", "Starter"]
 
 _GIB = 1 << 30
+_STATUS_EVERY_S = 5.0
+_STATUS_TIMEOUT_S = 20.0
+_OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
+_logger = logging.getLogger("skyward")
 
 OpenNode = Callable[[Instance, int, NodeListener], NodeHandle]
-"""Makes the handle of a running machine; tests give another."""
+"""Maker of the handle of a running machine; tests pass their own."""
+
+
+class MachineStatus:
+    """Status of one machine at its provider, requested every five seconds at most.
+
+    Args:
+        provider: the provider of the machine.
+        instance_id: its id there.
+        clock: the time between two requests.
+    """
+
+    def __init__(self, provider: Provider, instance_id: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._provider = provider
+        self._instance_id = instance_id
+        self._clock = clock
+        self._asked_at = -math.inf
+
+    async def __call__(self) -> str:
+        """Return why the machine is over or on its way out; empty if it is not, or without an answer.
+
+        An error of the provider is no sign of the machine's end: taking it for one would buy a machine in vain.
+        """
+        if self._clock.monotonic() - self._asked_at < _STATUS_EVERY_S:
+            return ""
+        self._asked_at = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                (seen,) = await self._provider.describe([self._instance_id])
+        except Exception as error:
+            _logger.debug("%s gives no status of %s: %r", self._provider.name, self._instance_id, error)
+            return ""
+        if seen.state not in _OVER:
+            return ""
+        return f"{self._provider.name} reports that it is {seen.state.value}" + (
+            f": {seen.reason}" if seen.reason else ""
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """A machine launched in advance.
+
+    Attributes:
+        earlier: number of machines that the fleet had had before it.
+        launching: buys it.
+        preparing: prepares it.
+    """
+
+    earlier: int
+    launching: asyncio.Task[Machine]
+    preparing: asyncio.Task[None]
 
 
 class Starter:
-    """Makes nodes of a fleet's machines.
+    """Makes nodes of a fleet's machines, in advance where a machine is about to be taken back.
 
     Args:
-        provider: who has the machines.
-        request: what the pool asks for.
-        machines: waits until they run.
+        provider: the provider of the machines.
+        request: the pool's parameters.
+        machines: buys machines and waits until they run.
         pool_id: the pool's id.
         tls: the certificates every node gets.
-        publish: hears how far each is; must not block.
-        on_node_message: hears what the nodes report; must not block.
+        publish: receives the progress of each; must not block.
+        on_node_message: receives the reports of the nodes; must not block.
         clock: the time.
         open_node: makes the handle of a running machine.
     """
@@ -74,34 +132,96 @@ class Starter:
         self._clock = clock
         self._open_node = open_node
         self._admission = Admission(provider, pool_id, publish=publish, clock=clock)
+        self._spares: dict[int, _Spare] = {}
+        self._begun: dict[Machine, asyncio.Task[None]] = {}
+
+    def begin_spare(self, rank: int, beside: Sequence[Machine]) -> None:
+        """Launch and prepare a machine for ``rank`` in the background, next to those of the other ranks.
+
+        A failure is an ``Error`` event; :meth:`take_spare` then returns None.
+        """
+        if rank not in self._spares:
+            launching = asyncio.ensure_future(self._launch_spare(rank, beside))
+            preparing = asyncio.ensure_future(self._prepare_spare(launching))
+            self._spares[rank] = _Spare(len(self._machines.all), launching, preparing)
+
+    async def take_spare(self, rank: int) -> Machine | None:
+        """Return the machine launched in advance for ``rank``, once it is; None if there is none."""
+        if (spare := self._spares.get(rank)) is None:
+            return None
+        await asyncio.wait((spare.launching,))
+        if spare.launching.cancelled() or spare.launching.exception() is not None:
+            return None
+        del self._spares[rank]
+        machine = spare.launching.result()
+        self._begun[machine] = spare.preparing
+        return machine
+
+    async def settle(self, ranks: Sequence[int]) -> list[Machine]:
+        """Stop all preparation for these ranks; return their machines since each spare that was not taken.
+
+        Must run to its end: do not cancel it.
+        """
+        spares = {rank: spare for rank in ranks if (spare := self._spares.pop(rank, None)) is not None}
+        begun = [self._begun.pop(machine) for machine in tuple(self._begun) if machine.rank in ranks]
+        tasks: list[asyncio.Task[Any]] = [*begun, *(spare.preparing for spare in spares.values())]
+        tasks += [spare.launching for spare in spares.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # Not the tasks' results: a cancelled launch runs to its end and leaves its machine among ``all``.
+        return [
+            machine
+            for rank, spare in spares.items()
+            for machine in self._machines.all[spare.earlier :]
+            if machine.rank == rank
+        ]
 
     async def prepare(self, machine: Machine) -> None:
-        """Wait until the machine runs, reach it, and give it its environment and volumes."""
+        """Wait until the machine runs, reach it, and give it its environment and volumes.
+
+        Where that began in advance, wait for it and raise its error.
+        """
+        begun = self._begun.pop(machine, None)
+        await (self._prepare(machine) if begun is None else begun)
+
+    async def _launch_spare(self, rank: int, beside: Sequence[Machine]) -> Machine:
+        try:
+            (machine,) = await self._machines.launch([rank], beside=beside)
+        except Exception as error:
+            self._publish(Error(f"no machine could be launched in advance for node {rank}: {error}"))
+            raise
+        return machine
+
+    async def _prepare_spare(self, launching: asyncio.Task[Machine]) -> None:
+        await self._prepare(await asyncio.shield(launching))
+
+    async def _prepare(self, machine: Machine) -> None:
         await self._machines.running(machine)
         instance = machine.instance
         self._publish(_provisioned(instance, machine.rank, cast("Any", self._provider.name)))
         node = machine.node = self._open_node(instance, machine.rank, self._on_node_message)
         node.transport = AdmittedTransport(node.transport, self._admission)
-        node.inquire = Inquiry(self._provider, instance.id, clock=self._clock)
+        node.machine_status = MachineStatus(self._provider, instance.id, clock=self._clock)
         self._publish(BootstrapStarting(instance.id))
         await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance.id, step)))
         if self._request.volumes:
             await self._provide(node)
 
     async def _provide(self, node: NodeHandle) -> None:
-        told = node.instance.id
-        self._publish(BootstrapProgress(told, "volumes"))
+        instance_id = node.instance.id
+        self._publish(BootstrapProgress(instance_id, "volumes"))
         for note in await node.provide(await self._machines.grants.to(node.access)):
-            self._publish(Notice(f"node {node.rank}: {note}", told))
+            self._publish(Notice(f"node {node.rank}: {note}", instance_id))
 
     async def start(self, machine: Machine, size: int) -> None:
-        """Start the supervisor of a machine that is prepared; the fleet is meant to have ``size`` nodes."""
+        """Start the supervisor of a prepared machine, in a fleet of ``size`` nodes."""
         node = machine.node
         assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
         config = _config(node, self._request, size, self._pool_id, self._tls)
         config = replace(config, own_machine=self._provider.name in OWN, **_share(node, self._request, size))
-        # One that was made for this pool counts from its launch, by which its own time-to-live was armed.
+        # A machine made for this pool armed its own time-to-live at its launch: the timeout counts from there.
         age_s = self._clock.elapsed() - machine.usage.launched_at if node.instance.power_off else 0.0
         await node.start(replace(config, timeout_s=self._machines.timeout_s(age_s=age_s)))
         self._publish(BootstrapCompleted(node.instance.id))
@@ -148,7 +268,7 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
 
 
 def _share(node: NodeHandle, request: PoolRequest, size: int) -> dict[str, int]:
-    """Divide this machine among the nodes that share it: all of the pool's are local, or none is."""
+    """Return the shares of this machine, if the pool is local: its nodes are all on this machine, or none is."""
     if not isinstance(node.access, LocalAccess):
         return {}
     wish = request.wish

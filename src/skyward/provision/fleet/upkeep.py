@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any, Protocol
 
 from skyward._concurrency.recurring import keep
@@ -22,8 +23,7 @@ from skyward.errors import (
 from skyward.events import Error, Notice, SkywardEvent
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.fleet.lifecycle import HEAD
-from skyward.provision.fleet.preemption import wait_lost
-from skyward.provision.preparing.node_handle import NodeHandle, unless_gone
+from skyward.provision.preparing.node_handle import NodeHandle, NodeLoss, unless_gone
 
 __all__ = ["FleetUser", "Upkeep"]
 
@@ -32,6 +32,8 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SETTLED_S = 60.0
 _BAR_S, _LONGEST_BAR_S = 12.0, 600.0
+_GRACE_S = 10.0
+"""Seconds after its announced end at which a preempted machine is given up."""
 _HOPELESS = (AuthenticationError, BudgetError, ConfigurationError, PoolStateError)
 
 
@@ -210,7 +212,7 @@ class Upkeep:
         """Another node of its rank once this one is gone, if it is still wanted and to be had."""
         rank, began = node.rank, self._clock.monotonic()
         try:
-            loss = await wait_lost(node, lambda: self._empty(rank), clock=self._clock)
+            loss = await _wait_lost(node, lambda: self._empty(rank), clock=self._clock)
             self._attached.discard(rank)
             self._fleet.discard(rank)
             reason = f"node {rank} {'is preempted' if loss.announced else 'is lost'}: {loss.reason}"
@@ -311,6 +313,38 @@ class Upkeep:
             raise
         finally:
             del self._leaving[rank]
+
+
+async def _wait_lost(
+    node: NodeHandle, empty: Callable[[], Coroutine[Any, Any, None] | None], *, clock: Clock
+) -> NodeLoss:
+    """Return once the node is gone, or is to be given up because its machine is taken back.
+
+    A preempted node is given up when it has no work left, at the latest ``_GRACE_S`` after its announced end. It may
+    still run then: its caller ends it.
+
+    Args:
+        node: the node.
+        empty: called when the provider announces that it takes the machine back. Returns work that ends when the node
+            has nothing left to do, or None if another task ends the node.
+        clock: the time.
+    """
+    gone, notice = asyncio.ensure_future(node.wait_gone()), asyncio.ensure_future(node.wait_notice())
+    waiting: list[asyncio.Future[Any]] = [gone, notice]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        emptying = None if gone.done() else empty()
+        if emptying is None:
+            return await gone
+        waiting += [asyncio.ensure_future(emptying), asyncio.ensure_future(clock.sleep(notice.result() + _GRACE_S))]
+        await asyncio.wait({*waiting} - {notice}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            return replace(gone.result(), announced=True)
+        return NodeLoss(reason="its provider takes its machine back", announced=True)
+    finally:
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def _dispensable(wanted: AbstractSet[int], attached: AbstractSet[int], drop: Collection[int]) -> list[int]:

@@ -16,13 +16,12 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.wire.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
 from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, write_frame
+from skyward.wire.limits import PING_S, SILENT_PINGS
 
 __all__ = ["ControlClient"]
 
 log = logging.getLogger("skyward.provision.preparing.control_client")
 
-_PING_S = 5.0
-_SILENT_PINGS = 3
 _REDIAL_S = 0.1
 _Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _LOST = (OSError, asyncio.IncompleteReadError, FrameError)
@@ -50,7 +49,7 @@ class ControlClient:
         *,
         on_message: Callable[[Message], None],
         on_lost: Callable[[], None],
-        ping_s: float = _PING_S,
+        ping_s: float = PING_S,
     ) -> None:
         self._address = address
         self._host, _, self._port = address.rpartition(":")
@@ -169,13 +168,13 @@ class ControlClient:
         pinging = asyncio.create_task(self._ping(writer))
         try:
             while True:
-                async with asyncio.timeout(self._ping_s * _SILENT_PINGS):
+                async with asyncio.timeout(self._ping_s * SILENT_PINGS):
                     message = from_frame(await read_frame(reader))
                 self._ending = self._ending or isinstance(message, Ending)
                 if not isinstance(message, Pong):
                     self._tell(message)
         except TimeoutError:
-            log.info("the node at %s has not answered %d pings", self._address, _SILENT_PINGS)
+            log.info("the node at %s has not answered %d pings", self._address, SILENT_PINGS)
         except _LOST as error:
             log.info("connection to the node at %s lost: %s", self._address, error)
         except Exception:  # the next connection may make sense again

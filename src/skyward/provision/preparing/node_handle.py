@@ -11,15 +11,12 @@ from typing import Any, assert_never
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
-from skyward.node.gpu.partitioner import MIG_UNDO_S
-from skyward.node.storage.write_back import RELEASE_S
 from skyward.providers.base import Instance
 from skyward.provision.preparing.bootstrap import Environment, bootstrap
 from skyward.provision.preparing.commands import let_in
 from skyward.provision.preparing.control_client import ControlClient
 from skyward.provision.preparing.delivery import deliver_includes, deliver_volumes
 from skyward.provision.preparing.local_environment import prepare_environment
-from skyward.provision.preparing.machine_status import unheard
 from skyward.provision.preparing.supervisor_start import start_supervisor
 from skyward.request.image import Image
 from skyward.request.volume import GrantedVolume
@@ -29,6 +26,7 @@ from skyward.transport.local_transport import LocalTransport
 from skyward.transport.ssh_transport import SshTransport
 from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, Start
 from skyward.wire.frames import TlsIdentity
+from skyward.wire.limits import MIG_UNDO_S, RELEASE_S
 from skyward.wire.node_config import NodeConfig, NodeReady
 
 __all__ = [
@@ -108,7 +106,7 @@ class NodeHandle:
         transport: the way to the machine.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
         volumes: what was made available on it.
-        inquire: asks who has the machine what became of it; answers with nothing unless it is over.
+        machine_status: returns from its provider why the machine is over; empty while it is not.
     """
 
     def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
@@ -129,7 +127,7 @@ class NodeHandle:
         self._partitions_undone_s = 0.0
         self.lanes: tuple[str, ...] = ()
         self.volumes: tuple[GrantedVolume, ...] = ()
-        self.inquire: Callable[[], Awaitable[str]] = unheard
+        self.machine_status: Callable[[], Awaitable[str]] = _no_status
         self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
         self._noticed = asyncio.Event()
         self._seconds_left = math.inf
@@ -328,7 +326,7 @@ class NodeHandle:
         except (SkywardError, OSError) as error:  # another machine at its address refuses us, or is refused
             _logger.debug("cannot tell whether node %d is gone: %s", self.rank, error)
             away.reason = str(error)
-            word = await self.inquire()
+            word = await self.machine_status()
             return f"it cannot be reached, and {word}" if word else None
         if completed.exit_code == SUPERVISOR_GONE:
             return "its supervisor is gone"
@@ -388,6 +386,11 @@ class _Away:
         if not self._node.linked:
             self._told = True
             self._node.tell(LinkDown(reason=self.reason))
+
+
+async def _no_status() -> str:
+    """Return nothing: no provider is asked."""
+    return ""
 
 
 async def unless_gone(node: NodeHandle, work: Coroutine[Any, Any, None]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from skyward.errors import BootstrapError
-from skyward.node.gpu.partitioner import MIG_START_S
 from skyward.node.processes import SUPERVISOR_LOG
 from skyward.provision.preparing.bootstrap import Environment
 from skyward.provision.preparing.commands import persist
 from skyward.transport.base import Completed, Transport
+from skyward.wire.limits import MIG_START_S
 from skyward.wire.node_config import NodeConfig, NodeReady
 
 __all__ = ["start_supervisor"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ConfigurationError
+from skyward.node.gpu.devices import choose_devices
 from skyward.node.gpu.driver import (
     Device,
     Gpu,
@@ -16,9 +17,9 @@ from skyward.node.gpu.driver import (
     NvidiaDriver,
     Partition,
     SmiAnswer,
-    choose_devices,
     run_command,
 )
+from skyward.node.gpu.nvml import mig_devices, mig_mode
 from skyward.node.supervisor.plan import NodePlan
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig
@@ -74,16 +75,51 @@ class TestDriver:
         assert nvml.users == 0
 
     @pytest.mark.parametrize("version", DRIVERS)
-    def test_lists_partitions_and_instances_whatever_its_tables_look_like(self, fake: Fake, version: str) -> None:
+    def test_lists_partitions_and_instances_whatever_its_age(self, fake: Fake, version: str) -> None:
         whole, parted = FakeGpu(), FakeGpu()
         cut(parted, ["3g.40gb", "1g.10gb"], int(version[:3]))
         driver = driver_of(fake(whole, parted, driver=version))
 
-        assert driver.partitions() == [
-            Partition(gpu=1, profile=each.profile, uuid=each.uuid) for each in parted.instances
-        ]
-        assert set(driver.instances(1)) == {GpuInstance(id=each.id, profile=each.profile) for each in parted.instances}
-        assert driver.instances(0) == []
+        there = sorted(parted.instances, key=lambda each: each.id)
+        assert driver.partitions(1) == [Partition(gpu=1, profile=each.profile, uuid=each.uuid) for each in there]
+        assert driver.instances(1) == [GpuInstance(id=each.id, profile=each.profile) for each in there]
+        assert driver.instances(0) == driver.partitions(0) == []
+
+    @pytest.mark.parametrize("card", [card for card, profiles in PROFILES.items() if profiles])
+    @pytest.mark.parametrize("version", DRIVERS)
+    def test_calls_profiles_as_nvidia_does(self, fake: Fake, card: str, version: str) -> None:
+        for profile in PROFILES[card]:
+            parted = FakeGpu(card=card)
+            cut(parted, [profile.name])
+
+            (found,) = driver_of(fake(parted, driver=version)).instances(0)
+
+            assert found.profile == profile.name
+
+    def test_lists_instances_as_root_where_only_root_may(self, fake: Fake) -> None:
+        parted = FakeGpu()
+        cut(parted, ["3g.40gb"])
+        parted.instances[0].uuid = ""  # without a compute instance it is no MIG device, which every user may list
+        gpus = fake(parted, root=False)
+
+        assert driver_of(gpus).instances(0) == [GpuInstance(id=parted.instances[0].id, profile="3g.40gb")]
+        assert driver_of(gpus).partitions(0) == []
+        (command,) = gpus.machine.commands
+        assert command.split()[:2] == ["sudo", "-n"]
+        assert command.endswith(f"nvml.py {parted.uuid}")
+
+    def test_says_that_only_root_may_list_instances(self, fake: Fake) -> None:
+        parted = FakeGpu()
+        cut(parted, ["3g.40gb"])
+
+        with pytest.raises(ConfigurationError, match=r"only root may list the instances of GPU 0, .*a password is req"):
+            driver_of(fake(parted, root=False, sudo=False)).instances(0)
+
+    def test_a_gpu_that_cannot_be_read_is_an_error(self, fake: Fake) -> None:
+        driver = driver_of(fake(FakeGpu(lost=True)))
+
+        with pytest.raises(ConfigurationError, match=r"mig: GPU 0 cannot be read: .*GpuIsLost"):
+            driver.instances(0)
 
     def test_where_there_is_none_nobody_can_tell(self) -> None:
         def fails() -> None:
@@ -104,7 +140,37 @@ class TestDriver:
 
 
 class TestFake:
-    """NVIDIA's user guide shows where the driver puts instances, and how it numbers them."""
+    """The user guide shows where the driver puts instances and how it numbers them; NVML's reference has the errors."""
+
+    def test_answers_as_nvml_does(self, fake: Fake) -> None:
+        parted, whole = FakeGpu(card="A100-40"), FakeGpu(card="A100-40")
+        cut(parted, ["3g.20gb", "1g.5gb"])
+        gpus = fake(parted, whole, FakeGpu(card="T4"), driver="550.127.05")
+        nvml = gpus.nvml()
+        device, other, t4 = (nvml.nvmlDeviceGetHandleByIndex(index) for index in range(3))
+        part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
+        instance = nvml.nvmlDeviceGetGpuInstanceById(device, nvml.nvmlDeviceGetGpuInstanceId(part))
+
+        assert nvml.nvmlDeviceGetName(part) == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+        assert nvml.nvmlGpuInstanceGetInfo(instance).profileId == 9
+        assert (mig_mode(nvml, other), mig_mode(nvml, t4)) == ((False, False), (None, False))
+        assert [len(list(mig_devices(nvml, each))) for each in (device, other, t4)] == [2, 0, 0]
+        for function, arguments, error in [
+            (nvml.nvmlDeviceGetMigDeviceHandleByIndex, (device, 2), nvml.NVMLError_NotFound),
+            (nvml.nvmlDeviceGetMigDeviceHandleByIndex, (other, 0), nvml.NVMLError_NotSupported),
+            (nvml.nvmlDeviceGetGpuInstanceById, (device, 13), nvml.NVMLError_NotFound),
+            (nvml.nvmlDeviceGetGpuInstanceById, (other, 1), nvml.NVMLError_NotSupported),
+            (nvml.nvmlDeviceGetGpuInstanceProfileInfo, (t4, 0), nvml.NVMLError_NotSupported),
+            (nvml.nvmlDeviceGetGpuInstanceProfileInfo, (device, 18), nvml.NVMLError_InvalidArgument),
+            (gpus.nvml(root=False).nvmlDeviceGetGpuInstanceById, (device, 1), nvml.NVMLError_NoPermission),
+        ]:
+            with pytest.raises(error):
+                function(*arguments)
+        gpus.run(["nvidia-smi", "mig", "-i", "0", "-dci"])
+        gpus.run(["nvidia-smi", "mig", "-i", "0", "-dgi"])
+        for function, handle in [(nvml.nvmlGpuInstanceGetInfo, instance), (nvml.nvmlDeviceGetName, part)]:
+            with pytest.raises(nvml.NVMLError_InvalidArgument):
+                function(handle)
 
     @pytest.mark.parametrize(
         ("asked", "placed"),
@@ -150,9 +216,9 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("asked", "there", "message"),
         [
-            (["H100"] * 2, [gpu(0)], r"2x H100 asked for, .* has 1; what it has: GPU 0|H100"),
-            (["A100"], [gpu(0), gpu(1)], "1x A100 asked for, .* has 0; what it has: H100, H100"),
-            (["A100"], [], "1x A100 asked for, .* has 0; what it has: none"),
+            (["H100"] * 2, [gpu(0)], r"2x H100 asked for, .* has 1; its devices: GPU 0|H100"),
+            (["A100"], [gpu(0), gpu(1)], "1x A100 asked for, .* has 0; its devices: H100, H100"),
+            (["A100"], [], "1x A100 asked for, .* has 0; its devices: none"),
         ],
     )
     def test_too_few_are_refused_and_both_are_named(self, asked: list[str], there: list[Gpu], message: str) -> None:

@@ -257,6 +257,15 @@ class TestModeThatCannotBeChanged:
 
         assert layout(gpus) == [WHOLE]
 
+    def test_sudo_is_enough_from_the_first_command_to_the_last(self, fake: Fake) -> None:
+        gpus = fake(FakeGpu(), root=False)
+        devices = node(gpus, config_for(h100("3g.40gb")))
+
+        assert len(prepare(devices)) == 2
+        release(devices)
+
+        assert layout(gpus) == [WHOLE]
+
     def test_a_card_without_one_is_named(self, fake: Fake) -> None:
         config = config_for(h100("3g.40gb"), accelerators=("T4",))
 

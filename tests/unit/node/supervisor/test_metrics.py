@@ -14,7 +14,7 @@ import pytest
 
 from skyward.events import GpuMetrics, Metrics
 from skyward.node.supervisor.sampling import MetricsSampler, find_memory_cgroup, open_gpu_probe, open_sampler
-from skyward.wire.metrics import GpuReading, NodeMetrics
+from skyward.wire.control import GpuReading, NodeMetrics
 from support import gpus
 
 GIB = 2**30

@@ -20,17 +20,17 @@ from skyward.provision.fleet.lifecycle import (
     NodeState,
     Prepare,
     Prepared,
-    Start,
     Started,
+    StartSupervisor,
     Want,
 )
 
 UP: list[tuple[Event, list[Action], list[NodeState]]] = [
     (Want(ranks=(0, 1)), [Launch(ranks=(0, 1))], [NodeState.LAUNCHING] * 2),
     (Launched(ranks=(0, 1)), [Prepare(rank=0), Prepare(rank=1)], [NodeState.PREPARING] * 2),
-    (Prepared(rank=1), [Start(rank=1)], [NodeState.PREPARING, NodeState.STARTING]),
+    (Prepared(rank=1), [StartSupervisor(rank=1)], [NodeState.PREPARING, NodeState.STARTING]),
     (Started(rank=1), [], [NodeState.PREPARING, NodeState.JOINING]),
-    (Prepared(rank=0), [Start(rank=0)], [NodeState.STARTING, NodeState.JOINING]),
+    (Prepared(rank=0), [StartSupervisor(rank=0)], [NodeState.STARTING, NodeState.JOINING]),
     (Started(rank=0), [Join(rank=0), Join(rank=1)], [NodeState.JOINING] * 2),
     (Joined(rank=0), [], [NodeState.READY, NodeState.JOINING]),
     (Joined(rank=1), [], [NodeState.READY] * 2),

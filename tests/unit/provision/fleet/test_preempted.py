@@ -346,7 +346,7 @@ def test_without_a_machine_in_advance_one_is_asked_for_when_the_node_is_gone(tmp
         await stage.until(lambda: stage.node(1) is not taken and stage.node(1).runs)
         errors = [event.message for event in stage.pool.events if isinstance(event, Error)]
         assert len(errors) == 1
-        assert errors[0].startswith("no machine could be had in advance for node 1: 11 times in a row, 1 s apart")
+        assert errors[0].startswith("no machine could be launched in advance for node 1: 11 times in a row, 1 s apart")
 
     live(tmp_path, scenario)
 
@@ -388,7 +388,9 @@ def test_a_machine_that_is_gone_without_notice_is_lost_by_its_providers_word(tmp
         await stage.until(lambda: len(stage.orders) == 3)
         assert stage.now - lost_at < 10
         (error,) = [event.message for event in stage.pool.events if isinstance(event, Error)]
-        assert error == ("node 1 is lost: it cannot be reached, and fake says that it is gone; another takes its place")
+        assert error == (
+            "node 1 is lost: it cannot be reached, and fake reports that it is gone; another takes its place"
+        )
 
     live(tmp_path, scenario)
 

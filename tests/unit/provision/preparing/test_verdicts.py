@@ -16,8 +16,8 @@ import pytest
 from skyward.errors import HostKeyError, RateLimitError, UnreachableError
 from skyward.node.supervisor.lease import Lease
 from skyward.providers.base import InstanceState
+from skyward.provision.fleet.node_setup import MachineStatus
 from skyward.provision.preparing import node_handle as nodes
-from skyward.provision.preparing.machine_status import Inquiry
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.testing.provider import FakeProvider
 from skyward.transport.base import Completed
@@ -129,7 +129,7 @@ class Seller(FakeProvider):
 
 def asking(machine: Machine, provider: FakeProvider, clock: FakeClock) -> NodeHandle:
     node = unlinked_node(machine)
-    node.inquire = Inquiry(provider, "i-1", clock=clock)
+    node.machine_status = MachineStatus(provider, "i-1", clock=clock)
     return node
 
 
@@ -144,9 +144,9 @@ class Passing(FakeClock):
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        (InstanceState.GONE, "fake says that it is gone: Server.Reclaimed"),
-        (InstanceState.STOPPING, "fake says that it is stopping: Server.Reclaimed"),
-        (InstanceState.FAILED, "fake says that it is failed: Server.Reclaimed"),
+        (InstanceState.GONE, "fake reports that it is gone: Server.Reclaimed"),
+        (InstanceState.STOPPING, "fake reports that it is stopping: Server.Reclaimed"),
+        (InstanceState.FAILED, "fake reports that it is failed: Server.Reclaimed"),
     ],
 )
 @pytest.mark.parametrize("error", [TIMED_OUT, OSError("no route"), HostKeyError("another machine has its address")])
@@ -193,15 +193,15 @@ async def test_a_provider_that_cannot_say_is_asked_again_and_believed_then() -> 
     async with asyncio.timeout(10):
         loss = await asking(Machine(TIMED_OUT), provider, Passing()).wait_gone()
 
-    assert loss.reason == "it cannot be reached, and fake says that it is gone"
+    assert loss.reason == "it cannot be reached, and fake reports that it is gone"
     assert provider.calls.count("describe") == 3
 
 
 async def test_a_provider_is_asked_no_oftener_than_every_five_seconds() -> None:
     provider, clock = Seller(InstanceState.RUNNING), FakeClock()
-    inquire = Inquiry(provider, "i-1", clock=clock)
+    status = MachineStatus(provider, "i-1", clock=clock)
     for _ in range(20):
-        assert await inquire() == ""
+        assert await status() == ""
         clock.advance(1)
 
     assert provider.calls.count("describe") == 4

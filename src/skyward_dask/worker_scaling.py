@@ -16,17 +16,28 @@ from distributed.utils import NoOpAwaitable
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.submission import FleetStatus
 from skyward_dask.adaptive import NodeAdaptive
-from skyward_dask.following import FollowingCluster
-from skyward_dask.scaling import nodes_for, planned_workers, ranks_named, requested_workers, worker_count
+from skyward_dask.scheduler_connection import ConnectedCluster
 from skyward_dask.settings import seconds, setting
-from skyward_dask.sizes import Asked, Bounds, WorkerSize, fewest_workers, most_workers, whole_bounds
+from skyward_dask.sizing import (
+    Bounds,
+    SizeParams,
+    WorkerSize,
+    fewest_workers,
+    most_workers,
+    nodes_for,
+    planned_workers,
+    ranks_named,
+    requested_workers,
+    whole_bounds,
+    worker_count,
+)
 
 __all__ = ["ElasticCluster"]
 
 _logger = logging.getLogger("skyward.dask")
 
 
-class ElasticCluster(FollowingCluster):
+class ElasticCluster(ConnectedCluster):
     """The sizes of a cluster: what there should be, what there is, and how to change it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -76,7 +87,7 @@ class ElasticCluster(FollowingCluster):
             PoolStateError: the cluster or its pool is closed.
         """
         status = self._open_status()
-        wanted = fewest_workers(Asked(prefix="", workers=n, cores=cores, memory=memory), self._size())
+        wanted = fewest_workers(SizeParams(prefix="", workers=n, cores=cores, memory=memory), self._size())
         if isinstance(self._adaptive, NodeAdaptive) and self._adaptive.state in ("starting", "running"):
             self._adaptive.stop(reason="scaled by hand")
             self._log("adaptive scaling has ended: the cluster was scaled by hand")
@@ -142,8 +153,8 @@ class ElasticCluster(FollowingCluster):
             ConfigurationError: a number is wrong, or the minimum above the maximum.
             PoolStateError: the cluster or its pool is closed.
         """
-        fewest = Asked(prefix="minimum_", workers=minimum, cores=minimum_cores, memory=minimum_memory)
-        most = Asked(prefix="maximum_", workers=maximum, cores=maximum_cores, memory=maximum_memory)
+        fewest = SizeParams(prefix="minimum_", workers=minimum, cores=minimum_cores, memory=minimum_memory)
+        most = SizeParams(prefix="maximum_", workers=maximum, cores=maximum_cores, memory=maximum_memory)
         bounds = self._bounds(fewest, most)
         return super().adapt(
             Adaptive=Adaptive,
@@ -155,10 +166,10 @@ class ElasticCluster(FollowingCluster):
             **kwargs,
         )
 
-    def _bounds(self, fewest: Asked, most: Asked) -> Bounds:
+    def _bounds(self, fewest: SizeParams, most: SizeParams) -> Bounds:
         status, size = self._open_status(), self._size()
         if fewest.is_open:
-            fewest = Asked(prefix="minimum_", workers=setting("adaptive.minimum"))
+            fewest = SizeParams(prefix="minimum_", workers=setting("adaptive.minimum"))
         minimum = fewest_workers(fewest, size)
         maximum = self._default_maximum(minimum, status) if most.is_open else most_workers(most, size)
         bounds = whole_bounds(minimum, maximum, status.workers_per_node)
@@ -169,7 +180,7 @@ class ElasticCluster(FollowingCluster):
     def _default_maximum(self, minimum: int, status: FleetStatus) -> float:
         """As the settings say; else as many as were ever asked for, so that it never costs more than that."""
         if (configured := setting("adaptive.maximum")) is not None:
-            return most_workers(Asked(prefix="maximum_", workers=configured), self._size())
+            return most_workers(SizeParams(prefix="maximum_", workers=configured), self._size())
         most = max(self._most_nodes * status.workers_per_node, minimum)
         self._say_once(f"adapt(): at most {most} workers, as many as were asked for before; maximum= allows more")
         return most

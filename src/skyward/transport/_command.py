@@ -1,29 +1,128 @@
-"""One command on its way: its input goes out with the pump, its output is collected."""
+"""One command on a machine: the shell script that runs it, its input on the way, its output collected."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
+import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
 
-from skyward.transport._intake import Intake, take_errors, take_output
-from skyward.transport._paramiko import WINDOW_BYTES, Channel, Client, open_channel
+from skyward.errors import ConfigurationError
+from skyward.transport._paramiko import (
+    WINDOW_BYTES,
+    Channel,
+    ChannelBuffer,
+    Client,
+    open_channel,
+    take_errors,
+    take_output,
+)
 from skyward.transport._pump import CHUNK_BYTES, Pump, Step
-from skyward.transport._script import LOGIN_COMMAND
 
-__all__ = ["Ended", "Execution", "Output"]
+__all__ = [
+    "LOGIN_COMMAND",
+    "PUT_COMMAND",
+    "CommandExit",
+    "Execution",
+    "Output",
+    "exit_code",
+    "put_arguments",
+    "script",
+]
 
 log = logging.getLogger("skyward.transport")
 
 _ACKNOWLEDGE_BYTES = WINDOW_BYTES // 8
 _CHUNKS_IN_TURN = 2
 
+LOGIN_COMMAND: Final = "exec /bin/sh -c 'IFS= read -r _sky; eval \"$_sky\"'"
+"""For any login shell. ``read`` takes the script, one line, and not one byte more."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SIGNAL_BASE = 128
+
+_BEGIN = (
+    "_sky_nl=$(printf '\\n.'); _sky_nl=${{_sky_nl%.}}; exec 3<&0 4>&2 2>/dev/null; "
+    "printf %s {token}; printf %s {token} >&4; "
+)
+# The watcher feeds the command's input, then waits: for the token, which ends it, or for the end of its own input: the
+# connection is gone, and everything that is still in the process group is killed if the command has not ended.
+_WATCHER = (
+    '{{ {{ {feed}exec >&-; while IFS= read -r _sky <&3; do [ "$_sky" = {token} ] && exit; done; '
+    "kill -0 $$ && kill -9 0; }} 4>&- & }} | "
+)
+_END = (
+    "( exec 2>&4 3<&- 4>&-; {exports}exec {command} ); "
+    "set -- $?; printf '%s%s\\n' {token} $1; printf '%s%s\\n' {token} $1 >&4\n"
+)
+
+PUT_COMMAND: Final = (
+    "d=$1; t=$1/.$2.$$; umask 077; LC_ALL=C; export LC_ALL; "
+    '[ -d "$d" ] || mkdir -p -- "$d" || exit; '
+    'if [ -d "$d/$2" ]; then echo "$d/$2: Is a directory" >&2; exit 1; fi; '
+    "trap '' PIPE; trap 'rm -f -- \"$t\"' EXIT; "
+    'cat >"$t" && s=$(wc -c <"$t") && if [ "$s" -ne "$3" ]; then echo "only $s of $3 bytes came" >&2; exit 1; fi && '
+    '{ [ "$4" = 600 ] || chmod "$4" "$t"; } && mv -f -- "$t" "$d/$2" && trap - EXIT'
+)
+"""Whole or not at all: run by ``sh -c``, with :func:`put_arguments` behind it."""
+
+
+def script(argv: Sequence[str], env: Mapping[str, str], *, token: str, input_bytes: int | None) -> bytes:
+    """The line that :data:`LOGIN_COMMAND` reads; the command's input follows it.
+
+    Both streams carry ``token``, the command's output, ``token`` again, the exit code and a newline; nothing else that
+    may be on them counts.
+
+    Args:
+        argv: the command.
+        env: set for the command beside what is there.
+        token: what no output contains; only letters and digits.
+        input_bytes: how much input follows; the command is killed when the connection ends. None means that it reads
+            the connection itself, to its end, which alone can end it.
+
+    Raises:
+        ConfigurationError: a shell cannot set such a variable, or an argument contains a null byte.
+    """
+    for name in env:
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(f"env: {name!r} is no name of an environment variable that a shell can set")
+    line = f"{_BEGIN}{'' if input_bytes is None else _WATCHER}{_END}".format(
+        token=token,
+        feed=f"head -c {input_bytes} <&3; " if input_bytes else "",
+        exports="".join(f"export {name}={_quote(value)}; " for name, value in env.items()),
+        command=" ".join(map(_quote, argv)),
+    )
+    if "\0" in line:
+        raise ConfigurationError("a command's arguments and variables cannot contain null bytes")
+    return os.fsencode(line)
+
+
+def put_arguments(path: str, nbytes: int, mode: int) -> list[str]:
+    """What :data:`PUT_COMMAND` needs to know."""
+    target = PurePosixPath(path)
+    return ["sh", str(target.parent), target.name, str(nbytes), f"{mode:o}"]
+
+
+def exit_code(status: int) -> int:
+    """A shell's ``$?`` as :class:`~skyward.transport.base.Completed` has it: negative for a signal."""
+    number = status - _SIGNAL_BASE
+    return -number if 0 < number < signal.NSIG else status
+
+
+def _quote(text: str) -> str:
+    """One word of a line for a POSIX shell."""
+    return "'" + text.replace("'", "'\\''").replace("\n", "'\"$_sky_nl\"'") + "'"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class CommandExit:
     """How a command ended.
 
     Attributes:
@@ -82,7 +181,7 @@ class Output:
 
 
 class Execution:
-    """Runs one script of :mod:`~skyward.transport._script`.
+    """Runs one line of :func:`script`.
 
     Args:
         pump: whose thread does the work.
@@ -97,14 +196,14 @@ class Execution:
     def __init__(
         self, pump: Pump, parts: Sequence[bytes | memoryview], token: bytes, *, end_input: bool = False
     ) -> None:
-        self.ended: Future[Ended] = Future()
+        self.ended: Future[CommandExit] = Future()
         self._pump = pump
         self._unsent = deque(view for part in parts if (view := memoryview(part).cast("B")))
         self._token = token
         self._end_input = end_input
         self._outputs = (Output(token), Output(token))
         self._channel: Channel | None = None
-        self._intakes: tuple[Intake, ...] = ()
+        self._buffers: tuple[ChannelBuffer, ...] = ()
         self._taken_bytes = [0, 0]
         self._called = False
         self._abandoned = False
@@ -118,7 +217,7 @@ class Execution:
             Exception: what paramiko raises when the connection or the machine refuses.
         """
         channel = open_channel(client, "session")
-        self._intakes = (
+        self._buffers = (
             take_output(channel, deliver=lambda data: self._arrive(0, data), end=self._call, wake=self._call),
             take_errors(channel, deliver=lambda data: self._arrive(1, data), end=self._call, wake=self._call),
         )
@@ -174,8 +273,8 @@ class Execution:
             self._end(channel, None)
 
     def _acknowledge(self, channel: Channel) -> None:
-        for intake, receive, stream in zip(self._intakes, (channel.recv, channel.recv_stderr), (0, 1), strict=True):
-            intake.drain()
+        for buffer, receive, stream in zip(self._buffers, (channel.recv, channel.recv_stderr), (0, 1), strict=True):
+            buffer.drain()
             if self._taken_bytes[stream] >= _ACKNOWLEDGE_BYTES:
                 taken_bytes = self._taken_bytes[stream]
                 self._taken_bytes[stream] -= taken_bytes
@@ -218,7 +317,7 @@ class Execution:
         self._unsent.clear()
         out, errors = self._outputs
         if self.ended.set_running_or_notify_cancel():
-            self.ended.set_result(Ended(status=status, lost=lost, stdout=out.content, stderr=errors.content))
+            self.ended.set_result(CommandExit(status=status, lost=lost, stdout=out.content, stderr=errors.content))
         with self._pump.gate:
             with contextlib.suppress(Exception):  # a courtesy: what the command left running is to go on
                 if status is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from skyward.errors import AuthenticationError, ConfigurationError, HostKeyError
 from skyward.transport._hostkeys import HostKey, known_keys, unknown, verify
-from skyward.transport._settings import Settings, settings
+from skyward.transport._ssh_config import Settings, settings
 from skyward.transport.access import SSHTarget
 
 

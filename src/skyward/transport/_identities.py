@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward.errors import AuthenticationError
-from skyward.transport._settings import Settings
+from skyward.transport._ssh_config import Settings
 
 __all__ = ["Identities", "Identity", "identities"]
 

@@ -8,16 +8,21 @@ import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.submission import FleetStatus, NodeStatus
-from skyward_dask.scaling import (
+from skyward_dask.sizing import (
+    Bounds,
+    SizeParams,
+    WorkerSize,
+    fewest_workers,
     memory_size,
+    most_workers,
     nodes_for,
     planned_workers,
     ranks_named,
     requested_workers,
     superfluous,
+    whole_bounds,
     worker_count,
 )
-from skyward_dask.sizes import Asked, Bounds, WorkerSize, fewest_workers, most_workers, whole_bounds
 
 SIZE = WorkerSize(threads=2, memory_bytes=4 << 30)
 
@@ -113,23 +118,23 @@ class TestUnits:
         assert WorkerSize.of({}) == WorkerSize(threads=1, memory_bytes=0)
 
     def test_all_that_was_asked_for_is_met(self):
-        assert fewest_workers(Asked(prefix=""), SIZE) == 0
-        assert fewest_workers(Asked(prefix="", workers=2), SIZE) == 2
-        assert fewest_workers(Asked(prefix="", workers=2, cores=7), SIZE) == 4
-        assert fewest_workers(Asked(prefix="", cores=7, memory="17 GiB"), SIZE) == 5
+        assert fewest_workers(SizeParams(prefix=""), SIZE) == 0
+        assert fewest_workers(SizeParams(prefix="", workers=2), SIZE) == 2
+        assert fewest_workers(SizeParams(prefix="", workers=2, cores=7), SIZE) == 4
+        assert fewest_workers(SizeParams(prefix="", cores=7, memory="17 GiB"), SIZE) == 5
 
     def test_no_maximum_is_exceeded(self):
-        assert most_workers(Asked(prefix="maximum_"), SIZE) == math.inf
-        assert most_workers(Asked(prefix="maximum_", workers=math.inf, cores=7), SIZE) == 3
-        assert most_workers(Asked(prefix="maximum_", workers=9, memory="17 GiB"), SIZE) == 4
+        assert most_workers(SizeParams(prefix="maximum_"), SIZE) == math.inf
+        assert most_workers(SizeParams(prefix="maximum_", workers=math.inf, cores=7), SIZE) == 3
+        assert most_workers(SizeParams(prefix="maximum_", workers=9, memory="17 GiB"), SIZE) == 4
 
     def test_a_wrong_one_names_its_parameter(self):
         with pytest.raises(ConfigurationError, match="maximum_cores must be"):
-            most_workers(Asked(prefix="maximum_", cores=-1), SIZE)
+            most_workers(SizeParams(prefix="maximum_", cores=-1), SIZE)
         with pytest.raises(ConfigurationError, match="minimum must be"):
-            fewest_workers(Asked(prefix="minimum_", workers="few"), SIZE)
+            fewest_workers(SizeParams(prefix="minimum_", workers="few"), SIZE)
         with pytest.raises(ConfigurationError, match="minimum_memory cannot be turned into workers before one is"):
-            fewest_workers(Asked(prefix="minimum_", memory="1 GiB"), WorkerSize.of({}))
+            fewest_workers(SizeParams(prefix="minimum_", memory="1 GiB"), WorkerSize.of({}))
 
     @pytest.mark.parametrize(
         ("minimum", "maximum", "bounds"),

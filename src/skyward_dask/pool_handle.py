@@ -11,10 +11,10 @@ from skyward.client.pool import ComputePool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.submission import ElasticFleet
 
-__all__ = ["BorrowedPool", "Fleet", "OwnableFleet", "OwnedPool", "PoolHolding", "hold_pool"]
+__all__ = ["BorrowedPool", "OwnablePool", "OwnedPool", "PoolHandle", "PoolLike", "make_pool_handle"]
 
 
-class Fleet(ElasticFleet, Protocol):
+class PoolLike(ElasticFleet, Protocol):
     """What a cluster needs of a pool."""
 
     @property
@@ -23,7 +23,7 @@ class Fleet(ElasticFleet, Protocol):
         ...
 
 
-class OwnableFleet(Fleet, Protocol):
+class OwnablePool(PoolLike, Protocol):
     """A pool that a cluster can open and close."""
 
     def __enter__(self) -> object: ...
@@ -35,11 +35,11 @@ class OwnableFleet(Fleet, Protocol):
     async def __aenter__(self) -> object: ...
 
 
-class PoolHolding(Protocol):
+class PoolHandle(Protocol):
     """Opens and closes a cluster's pool, from whichever thread; closing twice is harmless."""
 
     @property
-    def pool(self) -> Fleet:
+    def pool(self) -> PoolLike:
         """The pool."""
         ...
 
@@ -63,7 +63,7 @@ class PoolHolding(Protocol):
 class BorrowedPool:
     """Somebody else's pool: open already, and left so."""
 
-    def __init__(self, pool: Fleet) -> None:
+    def __init__(self, pool: PoolLike) -> None:
         self.pool = pool
 
     def open(self) -> None:
@@ -92,31 +92,31 @@ class BorrowedPool:
 class OwnedPool:
     """A pool of the cluster's own."""
 
-    def __init__(self, pool: OwnableFleet) -> None:
-        self.pool: Fleet = pool
+    def __init__(self, pool: OwnablePool) -> None:
+        self.pool: PoolLike = pool
         self._pool = pool
         self._lock = threading.Lock()
         self._opened = False
 
     def open(self) -> None:
-        """See :meth:`PoolHolding.open`."""
+        """See :meth:`PoolHandle.open`."""
         self._pool.__enter__()
         self._opened = True
 
     async def open_async(self) -> None:
-        """See :meth:`PoolHolding.open_async`."""
+        """See :meth:`PoolHandle.open_async`."""
         await self._pool.__aenter__()
         self._opened = True
 
     def close(self) -> None:
-        """See :meth:`PoolHolding.close`."""
+        """See :meth:`PoolHandle.close`."""
         with self._lock:
             if self._opened:
                 self._opened = False
                 self._pool.__exit__(None, None, None)
 
     async def close_async(self) -> None:
-        """See :meth:`PoolHolding.close_async`."""
+        """See :meth:`PoolHandle.close_async`."""
         await asyncio.to_thread(self.close)
 
 
@@ -134,7 +134,7 @@ _ELSEWHERE = {
 }
 
 
-def hold_pool(pool: object, params: dict[str, Any]) -> PoolHolding:
+def make_pool_handle(pool: object, params: dict[str, Any]) -> PoolHandle:
     """The pool passed, or a new one with these parameters; nothing is created by it yet.
 
     Raises:
@@ -145,10 +145,10 @@ def hold_pool(pool: object, params: dict[str, Any]) -> PoolHolding:
             raise ConfigurationError(f"{', '.join(params)}: an open pool has its parameters already; pass one or other")
         if not all(hasattr(type(pool), name) for name in ("scheduler", "scale", "forward", "is_active")):
             raise ConfigurationError(f"pool must be an open ComputePool, got {type(pool).__name__}")
-        return BorrowedPool(cast("Fleet", pool))
+        return BorrowedPool(cast("PoolLike", pool))
     for name in params.keys() - ComputePool.__init__.__annotations__.keys():
         advice = _ELSEWHERE.get(name, "its parameters are those of ComputePool")
         raise ConfigurationError(f"{name} is not a parameter of SkywardCluster: {advice}")
     if "provider" not in params:
         raise ConfigurationError("provider is missing: say who has the machines, such as sky.Local(), or pass a pool")
-    return OwnedPool(cast("OwnableFleet", ComputePool(**params)))
+    return OwnedPool(cast("OwnablePool", ComputePool(**params)))

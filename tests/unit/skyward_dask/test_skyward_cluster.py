@@ -16,7 +16,7 @@ from skyward.client.pool import ComputePool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.testing.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
-from skyward_dask.cluster import PoolParams
+from skyward_dask.skyward_cluster import PoolParams
 
 
 class TestParameters:
@@ -138,9 +138,9 @@ fleet = FakeElasticFleet()
 fleet.__enter__()
 atexit.register(fleet.__exit__, None, None, None)
 atexit.register(lambda: print(cluster.status.name))
-import skyward_dask.cluster
+import skyward_dask.skyward_cluster
 cluster = SkywardCluster(fleet)
-atexit.register(skyward_dask.cluster.close_clusters)
+atexit.register(skyward_dask.skyward_cluster.close_clusters)
 """
         ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
         assert ended.returncode == 0, ended.stderr

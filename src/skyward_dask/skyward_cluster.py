@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from typing import Any, Self, TypedDict, Unpack, cast
 from weakref import WeakSet
 
@@ -17,16 +19,18 @@ from skyward.request.accelerators import Accelerator
 from skyward.request.image import Image
 from skyward.request.spot import SpotLike
 from skyward.request.volume import Volume
-from skyward_dask.dashboard import DashboardLink
-from skyward_dask.elastic import ElasticCluster
-from skyward_dask.holding import Fleet, hold_pool
+from skyward.submission import FleetStatus
+from skyward_dask.dashboard_link import DashboardLink
+from skyward_dask.pool_handle import PoolLike, make_pool_handle
 from skyward_dask.settings import seconds, setting
-from skyward_dask.summary import fleet_rows, scaling_table
+from skyward_dask.sizing import staying
+from skyward_dask.worker_scaling import ElasticCluster
 
-__all__ = ["PoolParams", "SkywardCluster", "close_clusters"]
+__all__ = ["PoolParams", "SkywardCluster", "close_clusters", "fleet_rows", "scaling_table"]
 
 _clusters: WeakSet[SkywardCluster] = WeakSet()
 _AT_EXIT_S = 10
+_CELL = '<td style="text-align: left;"><strong>{}:</strong> {}</td>'
 
 
 class PoolParams(TypedDict, total=False):
@@ -79,7 +83,7 @@ class SkywardCluster(ElasticCluster):
 
     def __init__(
         self,
-        pool: Fleet | None = None,
+        pool: PoolLike | None = None,
         *,
         name: str | None = None,
         asynchronous: bool = False,
@@ -91,7 +95,7 @@ class SkywardCluster(ElasticCluster):
         if name is not None and not (isinstance(name, str) and name.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"name must be non-empty text, got {name!r}")
         super().__init__(
-            hold_pool(pool, cast("dict[str, Any]", pool_params)),
+            make_pool_handle(pool, cast("dict[str, Any]", pool_params)),
             name=name,
             asynchronous=asynchronous,
             loop=loop,
@@ -176,6 +180,35 @@ class SkywardCluster(ElasticCluster):
         status = self._status()
         rows = fleet_rows(status) if status else ""
         return super()._repr_html_(cluster_status=rows + (cluster_status or ""))
+
+
+def fleet_rows(status: FleetStatus) -> str:
+    """Nodes, accelerators, how they were bought and what they have cost, as two rows of HTML."""
+    nodes = staying(status)
+    ready = sum(node.state == "ready" for node in nodes)
+    spot = sum(node.spot for node in nodes)
+    devices = Counter(name for node in nodes for name in node.accelerators)
+    per_hour = sum(node.price_per_hour or 0.0 for node in nodes)
+    return _row(
+        ("Nodes", f"{ready}" if ready == status.wanted else f"{ready} of {status.wanted}"),
+        ("Accelerators", ", ".join(f"{name} x {count}" for name, count in devices.items()) or "none"),
+    ) + _row(
+        ("Bought", f"{spot} spot, {len(nodes) - spot} on demand"),
+        ("Cost so far", f"{status.cost:.2f} USD, {per_hour:.2f} USD per hour"),
+    )
+
+
+def scaling_table(*, mode: str, observed: int, wanted: int, status: FleetStatus | None) -> str:
+    """How many workers and nodes there are and should be, as a table of HTML."""
+    workers = f"{observed}" if observed == wanted else f"{observed} / {wanted}"
+    lines = [("Scaling mode", mode), ("Workers", workers)]
+    if status is not None:
+        lines.append(("Nodes", f"{status.wanted}, of {status.workers_per_node} workers each"))
+    return "<table>" + "".join(map(_row, lines)) + "</table>"
+
+
+def _row(*cells: tuple[str, str]) -> str:
+    return "<tr>" + "".join(_CELL.format(escape(name), escape(value)) for name, value in cells) + "</tr>"
 
 
 def close_clusters() -> None:

@@ -9,7 +9,7 @@ from distributed.comm.registry import backends
 from distributed.comm.tcp import TLSBackend
 
 from skyward_dask import SkywardCluster
-from skyward_dask.by_address import admit_by_address
+from skyward_dask.clients import admit_by_address
 
 
 def test_a_clients_certificates_are_those_of_the_running_cluster_at_its_address(cluster):

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from skyward.errors import AuthenticationError, UnreachableError
-from skyward.transport._link import Dial, Links
-from skyward.transport._login import Session
+from skyward.transport._connect import SSHSession
 from skyward.transport._paramiko import StaleConnectionError
+from skyward.transport._ssh_connection import Dial, FutureSemaphore, SSHConnections
 from skyward.transport.access import SSHTarget
 
 TARGET = SSHTarget(host="box", config_path="/dev/null")
@@ -59,12 +59,12 @@ class Machine:
         stopped: threading.Event,
         report: Callable[[str], None],
         gate: threading.Lock,
-    ) -> Session:
+    ) -> SSHSession:
         assert self.may.wait(DEADLINE_S)
         self.clients.append(FakeClient())
         if self.failures:
             raise self.failures.pop(0)
-        return Session(client=cast("Any", self.clients[-1]), socket=cast("Any", FakeSocket()))
+        return SSHSession(client=cast("Any", self.clients[-1]), socket=cast("Any", FakeSocket()))
 
 
 @pytest.fixture
@@ -73,14 +73,14 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def links(machine: Machine) -> Iterator[Links]:
-    links = Links(machine.connect)
+def links(machine: Machine) -> Iterator[SSHConnections]:
+    links = SSHConnections(machine.connect)
     held = links.acquire((TARGET,))
     yield links
     links.release(held)
 
 
-def who(links: Links) -> Future[object]:
+def who(links: SSHConnections) -> Future[object]:
     link = links.acquire((TARGET,))
     try:
         return link.perform(lambda client: client)
@@ -88,7 +88,7 @@ def who(links: Links) -> Future[object]:
         links.release(link)
 
 
-def test_all_who_ask_meanwhile_share_one_attempt(links: Links, machine: Machine) -> None:
+def test_all_who_ask_meanwhile_share_one_attempt(links: SSHConnections, machine: Machine) -> None:
     machine.may.clear()
     answers = [who(links) for _ in range(20)]
     machine.may.set()
@@ -97,7 +97,7 @@ def test_all_who_ask_meanwhile_share_one_attempt(links: Links, machine: Machine)
     assert len(machine.clients) == 1
 
 
-def test_lost_connection_is_made_again_by_the_next_use(links: Links, machine: Machine) -> None:
+def test_lost_connection_is_made_again_by_the_next_use(links: SSHConnections, machine: Machine) -> None:
     first = who(links).result(DEADLINE_S)
     machine.clients[0].active = False
 
@@ -105,7 +105,7 @@ def test_lost_connection_is_made_again_by_the_next_use(links: Links, machine: Ma
     assert first is machine.clients[0]
 
 
-def test_who_finds_the_connection_stale_gets_another_once(links: Links, machine: Machine) -> None:
+def test_who_finds_the_connection_stale_gets_another_once(links: SSHConnections, machine: Machine) -> None:
     link = links.acquire((TARGET,))
     used: list[object] = []
 
@@ -128,7 +128,7 @@ def test_who_finds_the_connection_stale_gets_another_once(links: Links, machine:
     links.release(link)
 
 
-def test_failure_is_told_to_all_and_tried_again_later(links: Links, machine: Machine) -> None:
+def test_failure_is_told_to_all_and_tried_again_later(links: SSHConnections, machine: Machine) -> None:
     machine.failures.append(UnreachableError("not there"))
     machine.may.clear()
     answers = [who(links) for _ in range(3)]
@@ -140,7 +140,7 @@ def test_failure_is_told_to_all_and_tried_again_later(links: Links, machine: Mac
     assert who(links).result(DEADLINE_S) is machine.clients[1]
 
 
-def test_refusal_is_not_asked_for_again_at_once(links: Links, machine: Machine) -> None:
+def test_refusal_is_not_asked_for_again_at_once(links: SSHConnections, machine: Machine) -> None:
     machine.failures += [AuthenticationError("go away"), AuthenticationError("I said go away")]
 
     for _ in range(5):
@@ -150,7 +150,7 @@ def test_refusal_is_not_asked_for_again_at_once(links: Links, machine: Machine) 
 
 
 def test_closing_answers_everybody_who_still_waits(machine: Machine) -> None:
-    links = Links(machine.connect)
+    links = SSHConnections(machine.connect)
     link = links.acquire((TARGET,))
     busy = threading.Barrier(5)
     release = threading.Event()
@@ -180,7 +180,7 @@ def test_closing_answers_everybody_who_still_waits(machine: Machine) -> None:
 
 
 def test_equal_ways_share_a_link_until_the_last_user_leaves(machine: Machine) -> None:
-    links = Links(machine.connect)
+    links = SSHConnections(machine.connect)
     one, two = links.acquire((TARGET,)), links.acquire((SSHTarget(host="box", config_path="/dev/null"),))
     other = links.acquire((SSHTarget(host="gate"), TARGET))
 
@@ -195,7 +195,9 @@ def test_equal_ways_share_a_link_until_the_last_user_leaves(machine: Machine) ->
     links.release(fresh)
 
 
-def test_connection_to_a_forward_is_reset_when_the_machine_is_not_to_be_had(links: Links, machine: Machine) -> None:
+def test_connection_to_a_forward_is_reset_when_the_machine_is_not_to_be_had(
+    links: SSHConnections, machine: Machine
+) -> None:
     link = links.acquire((TARGET,))
     machine.failures.append(UnreachableError("not there"))
 
@@ -203,3 +205,25 @@ def test_connection_to_a_forward_is_reset_when_the_machine_is_not_to_be_had(link
     with pytest.raises(ConnectionError), socket.create_connection(place, DEADLINE_S) as sock:
         assert not sock.recv(1)
     links.release(link)
+
+
+def test_semaphore_grants_so_many_and_the_others_wait_in_order() -> None:
+    semaphore = FutureSemaphore(2)
+
+    taken = [semaphore.acquire() for _ in range(4)]
+    assert [grant.done() for grant in taken] == [True, True, False, False]
+
+    semaphore.release()
+    assert [grant.done() for grant in taken] == [True, True, True, False]
+
+
+def test_cancelled_wait_takes_nothing_of_the_semaphore() -> None:
+    semaphore = FutureSemaphore(1)
+    first, second, third = (semaphore.acquire() for _ in range(3))
+
+    assert second.cancel()
+    semaphore.release()
+
+    assert first.done()
+    assert third.done()
+    assert not semaphore.acquire().done()

@@ -20,13 +20,11 @@ from tornado.ioloop import IOLoop, PeriodicCallback
 
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.submission import SchedulerInfo
-from skyward_dask import direct
-from skyward_dask.by_address import admit_by_address
-from skyward_dask.holding import Fleet, PoolHolding
+from skyward_dask.clients import NO_DIRECT_ACCESS, admit_by_address, check_versions, refuse_past_tunnel
+from skyward_dask.pool_handle import PoolHandle, PoolLike
 from skyward_dask.settings import seconds
-from skyward_dask.versions import check_versions
 
-__all__ = ["FollowingCluster"]
+__all__ = ["ConnectedCluster"]
 
 _ATTEMPT_S = 15.0
 """How long one attempt to reach a new scheduler may take before its address is asked for again."""
@@ -35,12 +33,12 @@ _REPLACED_S = 120.0
 """How long a new client waits for a scheduler that is being replaced."""
 
 # A scheduler tells one cluster object of its workers: the one that asked last.
-_told: WeakKeyDictionary[Fleet, int] = WeakKeyDictionary()
+_told: WeakKeyDictionary[PoolLike, int] = WeakKeyDictionary()
 
 _logger = logging.getLogger("skyward.dask")
 
 
-class FollowingCluster(Cluster):
+class ConnectedCluster(Cluster):
     """The connection of a cluster object to its pool, from start to close.
 
     Everything that is not about scaling or about what is shown. Dask's objects are touched on the loop only; the pool,
@@ -49,7 +47,7 @@ class FollowingCluster(Cluster):
 
     def __init__(
         self,
-        holding: PoolHolding,
+        holding: PoolHandle,
         *,
         name: str | None,
         asynchronous: bool,
@@ -84,7 +82,7 @@ class FollowingCluster(Cluster):
         return cast("dict[str, dict[str, Any]]", self.scheduler_info["workers"])
 
     @property
-    def pool(self) -> Fleet:
+    def pool(self) -> PoolLike:
         """The pool: native and joblib calls run on it beside Dask's tasks."""
         return self._holding.pool
 
@@ -168,9 +166,9 @@ class FollowingCluster(Cluster):
         own = cast("str", self.scheduler_info["address"]).rpartition("://")[2]
         if await asyncio.to_thread(self.pool.forward, own) == own:
             return
-        direct.refuse_past_tunnel(self)
+        refuse_past_tunnel(self)
         if dask.config.get("distributed.client.direct-to-workers", default=None):
-            raise ConfigurationError(f"distributed.client.direct-to-workers {direct.REASON}")
+            raise ConfigurationError(f"distributed.client.direct-to-workers {NO_DIRECT_ACCESS}")
 
     async def _follow(self) -> None:
         while self.status == Status.running:

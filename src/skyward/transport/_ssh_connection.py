@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -18,22 +18,21 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from skyward._concurrency.forking import keep_from_forks
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.transport._paramiko import Client, StaleConnectionError, open_channel
-from skyward.transport._pump import Pump, Step
-from skyward.transport._tunnel import Tunnel
-from skyward.transport._turns import Turns
+from skyward.transport._pump import Pump, Step, Tunnel
+from skyward.transport._ssh_config import route
 from skyward.transport.access import SSHTarget
 
 if TYPE_CHECKING:
-    from skyward.transport._login import Session
+    from skyward.transport._connect import SSHSession
 
-__all__ = ["Connect", "Dial", "Link", "Links"]
+__all__ = ["Connect", "Dial", "FutureSemaphore", "SSHConnection", "SSHConnections"]
 
 log = logging.getLogger("skyward.transport")
 
 T = TypeVar("T")
 Dial: TypeAlias = Callable[[str, int], socket.socket]
 Connect: TypeAlias = (
-    "Callable[[SSHTarget, Dial | None, threading.Event, Callable[[str], None], threading.Lock], Session]"
+    "Callable[[SSHTarget, Dial | None, threading.Event, Callable[[str], None], threading.Lock], SSHSession]"
 )
 
 _THREADS = 4
@@ -44,7 +43,44 @@ _POLL_S = 0.1
 _RESET = struct.pack("ii", 1, 0)
 
 
-class Link:
+class FutureSemaphore:
+    """So many may do something at a time, the others wait for their turn. Thread-safe, and no thread waits.
+
+    Args:
+        number: how many.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._lock = threading.Lock()
+        self._free = number
+        self._waiting: deque[Future[None]] = deque()
+
+    def acquire(self) -> Future[None]:
+        """Done when it is one's turn, which is to be given back then; may be cancelled before."""
+        turn: Future[None] = Future()
+        with self._lock:
+            self._waiting.append(turn)
+        self._go_on(0)
+        return turn
+
+    def release(self) -> None:
+        """One's turn is over."""
+        self._go_on(1)
+
+    def _go_on(self, freed: int) -> None:
+        granted: list[Future[None]] = []
+        with self._lock:
+            self._free += freed
+            while self._waiting and self._free:
+                turn = self._waiting.popleft()
+                if turn.set_running_or_notify_cancel():
+                    self._free -= 1
+                    granted.append(turn)
+        for turn in granted:  # without the lock: whoever hears of it may give the turn back at once
+            turn.set_result(None)
+
+
+class SSHConnection:
     """Who uses it need not know whether it is there. Thread-safe.
 
     It has paramiko's thread, one that pumps, at most four for what blocks: connecting, and opening channels; and one
@@ -52,7 +88,7 @@ class Link:
 
     Args:
         way: the machines on the way, then the machine itself; if it stands alone, the SSH configuration says the way.
-        links: where the links of the way are had from.
+        connections: where the connections of the way are had from.
 
     Attributes:
         target: the machine.
@@ -60,19 +96,21 @@ class Link:
         turns: to be taken by those who run commands.
     """
 
-    def __init__(self, way: tuple[SSHTarget, ...], links: Links) -> None:
+    def __init__(self, way: tuple[SSHTarget, ...], connections: SSHConnections) -> None:
         self.target = way[-1]
         name = f"skyward-ssh {self.target}"
         self.pump = Pump(name)
-        self.turns = Turns(_COMMANDS)
-        self._openings = Turns(_THREADS // 2)  # a port that does not answer keeps a thread waiting: not all of them
+        self.commands = FutureSemaphore(_COMMANDS)
+        self._openings = FutureSemaphore(
+            _THREADS // 2
+        )  # a port that does not answer keeps a thread waiting: not all of them
         self._before = way[:-1]
-        self._links = links
-        self._jump: Link | None = None
+        self._connections = connections
+        self._jump: SSHConnection | None = None
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._session: Session | None = None
-        self._attempt: Future[Session] | None = None
+        self._session: SSHSession | None = None
+        self._attempt: Future[SSHSession] | None = None
         self._last_error = ""
         self._refused: tuple[float, BaseException] | None = None
         self._asking: Future[None] | None = None
@@ -165,7 +203,7 @@ class Link:
         self._hang_up()  # an attempt may just have succeeded
         self.pump.stop()
         if self._jump is not None:
-            self._links.release(self._jump)
+            self._connections.release(self._jump)
             self._jump = None
 
     # in the pump's thread
@@ -199,12 +237,12 @@ class Link:
             # This process has too many files open.
             log.debug("a connection to port %s of %s cannot be accepted yet: %s", port, self.target, error)
             return Step.BLOCKED
-        self._openings.take().add_done_callback(lambda _: self._open(sock, host, port))
+        self._openings.acquire().add_done_callback(lambda _: self._open(sock, host, port))
         return Step.DONE
 
     def _open(self, sock: socket.socket, host: str, port: int) -> None:
         opening = self.perform(lambda client: self._tunnel(client, sock, host, port))
-        opening.add_done_callback(lambda _: self._openings.give())
+        opening.add_done_callback(lambda _: self._openings.release())
         opening.add_done_callback(lambda opening: _reset_if_failed(opening, sock, f"port {port} of {self.target}"))
 
     # in one of the link's threads
@@ -213,9 +251,11 @@ class Link:
         channel = open_channel(client, "direct-tcpip", (host, port))
         Tunnel(self.pump, sock, channel)
 
-    def _connect(self) -> Session:
+    def _connect(self) -> SSHSession:
         try:
-            session = self._links.connect(self.target, self._dialler(), self._closing, self._report, self.pump.gate)
+            session = self._connections.connect(
+                self.target, self._dialler(), self._closing, self._report, self.pump.gate
+            )
         except BaseException as error:
             self._report(str(error))
             if isinstance(error, AuthenticationError):  # a server may lock out who tries again and again
@@ -231,18 +271,16 @@ class Link:
 
     def _dialler(self) -> Dial | None:
         """What makes connections by way of the machine before this one, if there is one."""
-        from skyward.transport._settings import route
-
         if self._jump is None and (before := self._before or route(self.target)):
-            self._jump = self._links.acquire(before)
+            self._jump = self._connections.acquire(before)
         jump = self._jump
         return None if jump is None else lambda host, port: jump.dial(host, port, self._closing)
 
     # in any thread
 
-    def _begin(self) -> Future[Session]:
+    def _begin(self) -> Future[SSHSession]:
         """The connection; all who ask while it is being made share one attempt."""
-        ready: Future[Session] = Future()
+        ready: Future[SSHSession] = Future()
         with self._lock:
             if self._closing.is_set():
                 ready.set_exception(_closed_error(self.target))
@@ -257,7 +295,12 @@ class Link:
         return ready
 
     def _hand_over(
-        self, connecting: Future[Session], action: Callable[[Client], T], outcome: Future[T], *, again: bool = False
+        self,
+        connecting: Future[SSHSession],
+        action: Callable[[Client], T],
+        outcome: Future[T],
+        *,
+        again: bool = False,
     ) -> None:
         """There is a connection, or none to be had: have the action done. No thread waits meanwhile."""
         try:
@@ -267,7 +310,7 @@ class Link:
         else:
             acting.add_done_callback(lambda acting: self._fail_if_dropped(acting, outcome))
 
-    def _act(self, session: Session, action: Callable[[Client], T], outcome: Future[T], *, again: bool) -> None:
+    def _act(self, session: SSHSession, action: Callable[[Client], T], outcome: Future[T], *, again: bool) -> None:
         if not outcome.running() and not outcome.set_running_or_notify_cancel():
             return
         try:
@@ -284,7 +327,7 @@ class Link:
         if acting.cancelled():
             _fail(outcome, _closed_error(self.target))
 
-    def _ask(self, session: Session) -> None:
+    def _ask(self, session: SSHSession) -> None:
         """Called when nothing has come for a while: what comes now is the answer."""
         if self._asking is None or self._asking.done():
             with contextlib.suppress(RuntimeError):  # the link is being closed
@@ -314,8 +357,8 @@ def _fail(outcome: Future[T], error: BaseException) -> None:
         outcome.set_exception(error)
 
 
-class Links:
-    """Links by the way to their machines, each for as long as somebody uses it. Thread-safe.
+class SSHConnections:
+    """SSHConnections by the way to their machines, each for as long as somebody uses it. Thread-safe.
 
     Args:
         connect: makes connections; None means :func:`skyward.transport._connect.connect`.
@@ -324,8 +367,8 @@ class Links:
     def __init__(self, connect: Connect | None = None) -> None:
         self._connect = connect
         self._lock = threading.Lock()
-        self._links: dict[tuple[SSHTarget, ...], Link] = {}
-        self._users: dict[Link, int] = {}
+        self._connections: dict[tuple[SSHTarget, ...], SSHConnection] = {}
+        self._users: dict[SSHConnection, int] = {}
 
     @property
     def connect(self) -> Connect:
@@ -336,21 +379,21 @@ class Links:
             self._connect = connect
         return self._connect
 
-    def acquire(self, way: tuple[SSHTarget, ...]) -> Link:
+    def acquire(self, way: tuple[SSHTarget, ...]) -> SSHConnection:
         """The link to the last machine of ``way``; to be given to :meth:`release` once."""
         with self._lock:
-            link = self._links.get(way)
+            link = self._connections.get(way)
             if link is None:
-                link = self._links[way] = Link(way, self)
+                link = self._connections[way] = SSHConnection(way, self)
             self._users[link] = self._users.get(link, 0) + 1
             return link
 
-    def release(self, link: Link) -> None:
+    def release(self, link: SSHConnection) -> None:
         """One user less; the last one's word closes it, and waits for that."""
         with self._lock:
             self._users[link] -= 1
             if self._users[link]:
                 return
             del self._users[link]
-            self._links = {way: other for way, other in self._links.items() if other is not link}
+            self._connections = {way: other for way, other in self._connections.items() if other is not link}
         link.close()

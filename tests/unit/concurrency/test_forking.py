@@ -11,8 +11,8 @@ from threading import Event
 import pytest
 
 from skyward._concurrency.forking import keep_from_forks
-from skyward.transport._dial import dial_command, dial_tcp
-from skyward.transport._link import Links
+from skyward.transport._socket import dial_command, dial_tcp
+from skyward.transport._ssh_connection import SSHConnections
 from skyward.transport.access import SSHTarget
 
 
@@ -94,7 +94,7 @@ def test_what_an_ssh_connection_runs_over_ends_with_the_parent(
 
 
 def test_the_port_of_a_forward_closes_with_the_parent() -> None:
-    link = Links().acquire((SSHTarget(host="127.0.0.1"),))
+    link = SSHConnections().acquire((SSHTarget(host="127.0.0.1"),))
     address = link.listen("127.0.0.1", 22)
     with forked():
         link.close()
