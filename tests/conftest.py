@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ import stamina
 from uv import find_uv_bin
 
 import skyward as sky
-from skyward.provision.preparing.sources import listed_settings
+from skyward.provision.preparing.sources import pip_settings
 
 SETTLE_S = 10.0
 """How long what a test started may take to end by itself after the test."""
@@ -110,9 +108,7 @@ def ssh_cache() -> Path:
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     _replace_link(folder / "sent/uv", find_uv_bin())
     home = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, "XDG_CONFIG_HOME": ""}
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, env=os.environ | home, capture_output=True, text=True, check=False)
-    settings = listed_settings(listed.stdout).items()
+    settings = pip_settings(os.environ | home).items()
     lines = [f"{name} = {' '.join(value.split())}" for name, value in settings]
     (folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]), encoding="utf-8")
     return folder

@@ -127,7 +127,7 @@ class Machine(LocalTransport):
         """The real one, and the Python that it needs."""
         path = self.folder / "bin" / "uv"
         path.unlink(missing_ok=True)
-        path.symlink_to(module._packaged_uv() or "")
+        path.symlink_to(module.client_uv() or "")
         python = self.folder / "bin" / f"python3.{sys.version_info.minor}"
         python.write_text(f'#!/bin/sh\nexec {quote(f"{sys.base_prefix}/bin/python3")} "$@"\n', encoding="utf-8")
         python.chmod(0o755)

@@ -106,7 +106,7 @@ def _programs() -> Iterator[Finding]:
         uv = uv or find_uv_bin()
     except (ImportError, FileNotFoundError):
         pass
-    fix = "pip install uv: environments are made faster, and hosts without network can be given it"
+    fix = "pip install uv: the environments of nodes are built with it"
     yield Finding(what="uv", state="ok" if uv else "warn", found=uv or "not found", fix="" if uv else fix)
     ssh = shutil.which("ssh")
     fix = "install OpenSSH's client, if a ProxyCommand of your SSH configuration needs it"

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -22,9 +21,11 @@ from skyward.provision.preparing.commands import GRACE_S, masked, persist
 from skyward.provision.preparing.distribution import OwnWheel, engine_pins, own_wheel
 from skyward.provision.preparing.sources import (
     Wheelhouse,
+    client_uv,
     gather_wheels,
     mapped_file,
     package_sources,
+    pip_variables,
     written_settings,
 )
 from skyward.request.image import Image
@@ -35,7 +36,7 @@ __all__ = ["Environment", "bootstrap"]
 _SURVEY_TIMEOUT_S = 60.0
 _DEADLINES_S = {"uv": 300.0, "apt": 900.0, "deps": 1800.0, "skyward": 300.0, "server": 180.0, "volumes": 300.0}
 _CHECK = {
-    "uv": "Check that the machine's cache folder can be written, and that it has a network, or uv, or Python with venv",
+    "uv": "Check that the machine's cache folder can be written, and that it has uv, or a network",
     "apt": "Check the names in apt=, the rights of the user there, and the machine's package sources",
     "deps": "Check the image's pip requirements, and that the machine reaches the package indexes",
     "skyward": "Check the space in the machine's cache folder",
@@ -95,7 +96,7 @@ async def bootstrap(
     """
     wheel, wheelhouse = await asyncio.to_thread(lambda: (own_wheel(), gather_wheels(image)))
     machine = _Machine(
-        image=image, transport=transport, cache=cache, node=node, wheel=wheel, wheelhouse=wheelhouse, uv=_client_uv()
+        image=image, transport=transport, cache=cache, node=node, wheel=wheel, wheelhouse=wheelhouse, uv=_sendable_uv()
     )
     survey = await machine.survey()
     for step in survey.needed:
@@ -206,7 +207,7 @@ class _Machine:
     def _installers_env(self, survey: _Survey) -> Mapping[str, str]:
         """What pip and uv get: the image's places, the machine's, and the image's variables above all."""
         user = {name: value for name, value in self.image.env.items() if name not in _SHELLS_OWN}
-        settings = {**survey.pip_settings, **_pip_settings(user)}
+        settings = {**survey.pip_settings, **pip_variables(user)}
         sources = package_sources(self.image, settings, self.wheelhouse.find_links(self._wheels_folder))
         return {**sources.for_pip(), **sources.for_uv(told=(*survey.told, *user)), **user}
 
@@ -241,36 +242,15 @@ def _parsed(text: str) -> _Survey:
     )
 
 
-def _pip_settings(env: Mapping[str, str]) -> Mapping[str, str]:
-    prefix = "PIP_"
-    return {
-        name.removeprefix(prefix).lower().replace("_", "-"): value
-        for name, value in env.items()
-        if name.startswith(prefix)
-    }
-
-
 def _platform() -> str:
     here = os.uname()
     return f"{here.sysname} {here.machine}"
 
 
-def _client_uv() -> Path | None:
-    """This machine's uv, unless what is called so is a script."""
-    found: Sequence[str | None] = (_packaged_uv(), shutil.which("uv"))
-    for path in (Path(place) for place in found if place):
-        with path.open("rb") as program:
-            if program.read(2) != b"#!":
-                return path
-    return None
-
-
-def _packaged_uv() -> str | None:
-    try:
-        from uv import find_uv_bin
-    except ImportError:
+def _sendable_uv() -> Path | None:
+    """Return this client's uv if it is a program; a script of that name, such as pyenv's, would not run elsewhere."""
+    path = client_uv()
+    if path is None:
         return None
-    try:
-        return find_uv_bin()
-    except FileNotFoundError:
-        return None
+    with path.open("rb") as program:
+        return path if program.read(2) != b"#!" else None

@@ -127,7 +127,7 @@ find_uv() {
     return 1
 }
 
-has_uv() { [ -e "$packages" ] || find_uv >/dev/null; }
+has_uv() { has_deps || find_uv >/dev/null; }
 
 # pip_brings_uv: with the machine's own pip, else, which takes longer, with one that its Python brings.
 pip_brings_uv() {
@@ -151,18 +151,14 @@ step_uv() {
         limited curl -fsSL --connect-timeout 15 -o "$root/uv-install.sh" https://astral.sh/uv/install.sh &&
             UV_UNMANAGED_INSTALL=$root/uv/bin limited sh "$root/uv-install.sh" && return
     fi
-    if find_python venv,ensurepip >/dev/null; then
-        echo "uv cannot be had here: venv and pip will do its work"
-        return
-    fi
-    lacking "no uv here, and no way to get it"
+    lacking_uv
     return 1
 }
 
-lacking() {
-    echo "$1; no Python $python with venv either."
-    echo "Install one of them on the machine: uv (https://docs.astral.sh/uv), or python$python with its venv module"
-    echo "(apt-get install python$python-venv); curl, or a python3 with venv, is enough where the machine has a network."
+lacking_uv() {
+    echo "This machine has no uv, and no way to get it."
+    echo "Install uv there (https://docs.astral.sh/uv); curl, or a python3 with pip or venv, is enough where the machine"
+    echo "has a network."
 }
 
 has_apt() {
@@ -207,11 +203,11 @@ step_apt() {
         install -y --no-install-recommends -- "$@"
 }
 
-# find_python MODULES: this machine's own Python of the version that is asked for, if it can import them.
+# find_python: this machine's own Python of the requested version, if it is complete.
 find_python() {
     for candidate in @@command python3; do
         has "$candidate" || continue
-        case $(limited "$candidate" -I -c "import platform, ssl, ctypes, $1; print(platform.python_version())" 2>/dev/null).x in
+        case $(limited "$candidate" -I -c "import platform, ssl, ctypes, venv; print(platform.python_version())" 2>/dev/null).x in
         "$python".*)
             command -v "$candidate"
             return
@@ -223,35 +219,26 @@ find_python() {
 
 make_environment() {
     rm -rf "$environment"
-    own=$(find_python venv) || own=
-    if [ -n "$uv" ] && [ -n "$own" ]; then
+    if own=$(find_python); then
         limited "$uv" venv --python "$own" "$environment"
-    elif [ -n "$uv" ]; then
-        limited "$uv" venv --python-preference only-managed --python "$python" "$environment" && return
-        echo "This machine has no Python $python, and uv could not bring one."
-        echo "Install python$python, or give a mirror that the machine reaches: Image(env={'UV_PYTHON_INSTALL_MIRROR': …})"
-        return 1
-    elif own=$(find_python venv,ensurepip); then
-        limited "$own" -m venv "$environment"
-    else
-        lacking "there is no Python $python here, and no uv to bring one"
-        return 1
+        return
     fi
+    limited "$uv" venv --python-preference only-managed --python "$python" "$environment" && return
+    echo "This machine has no Python $python, and uv could not bring one."
+    echo "Install python$python, or give a mirror that the machine reaches: Image(env={'UV_PYTHON_INSTALL_MIRROR': …})"
+    return 1
 }
 
 has_deps() { [ -e "$packages" ] && [ -x "$environment/bin/python" ]; }
 
 step_deps() {
-    uv=$(find_uv) || uv=
+    uv=$(find_uv) || {
+        lacking_uv
+        return 1
+    }
     make_environment
     set -- @@requirements
-    if [ $# -gt 0 ]; then
-        if [ -n "$uv" ]; then
-            limited "$uv" pip install --python "$environment/bin/python" @@index_options -- "$@"
-        else
-            limited "$environment/bin/python" -m pip install --disable-pip-version-check --no-input @@index_options -- "$@"
-        fi
-    fi
+    [ $# -eq 0 ] || limited "$uv" pip install --python "$environment/bin/python" @@index_options -- "$@"
     : >"$packages"
 }
 

@@ -42,6 +42,10 @@ class OwnWheel:
     digest: str
 
 
+_CLIENT_ONLY = frozenset({"uv"})
+"""Requirements that nodes do without: uv builds their environments from outside, and is a program of 37 MiB."""
+
+
 @cache
 def engine_pins() -> tuple[str, ...]:
     """``name==version`` of every engine package and requirement of skyward installed here, sorted."""
@@ -55,9 +59,8 @@ def engine_pins() -> tuple[str, ...]:
     except PackageNotFoundError:
         declared = []
     needed = [r.name for r in declared if r.marker is None or r.marker.evaluate({"extra": ""})]
-    return tuple(
-        sorted(f"{name}=={version(name)}" for name in {canonicalize_name(n) for n in (*ENGINE_PACKAGES, *needed)})
-    )
+    names = {canonicalize_name(name) for name in (*ENGINE_PACKAGES, *needed)} - _CLIENT_ONLY
+    return tuple(sorted(f"{name}=={version(name)}" for name in names))
 
 
 @cache

@@ -23,7 +23,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.provision.preparing.distribution import code_folders, engine_pins, own_wheel
-from skyward.provision.preparing.sources import listed_settings, package_sources
+from skyward.provision.preparing.sources import client_uv, package_sources, pip_settings
 from skyward.request.image import Image
 from skyward.transport.base import Transport
 
@@ -104,25 +104,17 @@ def _key(image: Image, requirements: Sequence[str]) -> str:
 async def _run(build: _Build) -> None:
     """Build the environment; the finished-marker is written last, so that half an environment is never used."""
     build.log.write_bytes(b"")
-    uv = shutil.which("uv")
-    sources = package_sources(build.image, listed_settings(await _pip_config(build.transport)))
-    environment = sources.for_uv() if uv else sources.for_pip()
-    if uv:
-        venv = [uv, "venv", "--clear", "--python", sys.executable, str(build.root)]
-        install = [uv, "pip", "install", "--python", build.python]
-    else:
-        venv = [sys.executable, "-m", "venv", "--clear", str(build.root)]
-        install = [build.python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    uv, settings = await asyncio.to_thread(lambda: (client_uv(), pip_settings()))
+    if uv is None:
+        raise _failure(build, "uv", "there is no uv here; run `pip install uv`")
+    environment = package_sources(build.image, settings).for_uv()
+    venv = [str(uv), "venv", "--clear", "--python", sys.executable, str(build.root)]
+    install = [str(uv), "pip", "install", "--python", build.python, "--", *build.requirements]
     await _step(build, "uv", venv, environment)
-    await _step(build, "deps", [*install, "--", *build.requirements], environment)
+    await _step(build, "deps", install, environment)
     build.progress("skyward")
     await asyncio.to_thread(_copy_code, build)
     (build.root / _FINISHED).touch()
-
-
-async def _pip_config(transport: Transport) -> str:
-    listed = await transport.run([sys.executable, "-m", "pip", "config", "list"], timeout_s=60.0)
-    return listed.stdout if listed.exit_code == 0 else ""
 
 
 async def _step(build: _Build, step: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import configparser
 import mmap
+import os
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +18,12 @@ from skyward.request.image import Image
 __all__ = [
     "PackageSources",
     "Wheelhouse",
+    "client_uv",
     "gather_wheels",
-    "listed_settings",
     "mapped_file",
     "package_sources",
+    "pip_settings",
+    "pip_variables",
     "written_settings",
 ]
 
@@ -112,16 +116,27 @@ def package_sources(
     )
 
 
-def listed_settings(listing: str) -> Mapping[str, str]:
-    """Option names of pip to values, from the output of ``pip config list``."""
-    settings: dict[str, str] = {}
-    for section in _SECTIONS:
-        prefix = f"{section}."
-        for line in listing.splitlines():
-            if line.startswith(prefix):
-                name, _, value = line.removeprefix(prefix).partition("=")
-                settings[name] = str(ast.literal_eval(value))
-    return settings
+def pip_settings(env: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """Return pip's options on this machine, by name: from its files, and above them from the variables in ``env``.
+
+    Reads pip's files instead of asking pip, which an interpreter of a virtual environment made by uv does not have.
+    """
+    home = Path(env.get("HOME") or Path.home())
+    system = [Path(folder) / "pip" for folder in (env.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
+    user = [home / ".pip", Path(env.get("XDG_CONFIG_HOME") or home / ".config") / "pip"]
+    files = [folder / "pip.conf" for folder in (*system, Path("/etc"), *user, Path(sys.prefix))]
+    own = env.get("PIP_CONFIG_FILE", "")
+    if own == os.devnull:  # pip reads no file then
+        files = []
+    elif own:
+        files.append(Path(own))
+    texts = (file.read_text(encoding="utf-8") for file in files if os.access(file, os.R_OK) and file.is_file())
+    return {**written_settings(texts), **pip_variables(env)}
+
+
+def pip_variables(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the options of pip that ``env`` sets, by name."""
+    return {_option(name.removeprefix("PIP_")): value for name, value in env.items() if name.startswith("PIP_")}
 
 
 def written_settings(files: Iterable[str]) -> Mapping[str, str]:
@@ -143,6 +158,17 @@ def written_settings(files: Iterable[str]) -> Mapping[str, str]:
 
 def _option(name: str) -> str:
     return name.lower().replace("_", "-").removeprefix("--")
+
+
+def client_uv() -> Path | None:
+    """Return the uv of this client: the program of the package ``uv``, else the first on ``PATH``."""
+    try:
+        from uv import find_uv_bin
+
+        return Path(find_uv_bin())
+    except (ImportError, FileNotFoundError):  # run from its sources, or the package was taken apart
+        found = shutil.which("uv")
+        return Path(found) if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

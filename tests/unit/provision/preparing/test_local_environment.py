@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from uv import find_uv_bin
 
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.provision.preparing import local_environment
@@ -112,7 +113,7 @@ def test_an_environment_is_built_once_and_reused() -> None:
     python = prepare(image, first, steps)
 
     assert steps == ["uv", "deps", "skyward"]
-    assert first.ran[-1][0] in (python, first.ran[1][0])
+    assert python in first.ran[-1]
     assert "no-such-package-here" in first.ran[-1]
     assert prepare(image, second) == python
     assert second.ran == []
@@ -136,7 +137,7 @@ def test_a_failed_install_says_so_with_the_logs_tail_and_is_tried_again() -> Non
     failed = Completed(exit_code=1, stdout="", stderr="No matching distribution")
 
     with pytest.raises(BootstrapError, match="node 1 on this machine failed at step 'deps': exit code 1") as raised:
-        prepare(image, Recorder(OK, OK, failed))
+        prepare(image, Recorder(OK, failed))
 
     assert raised.value.step == "deps"
     assert "No matching distribution" in raised.value.log_tail
@@ -148,19 +149,38 @@ def test_a_failed_install_says_so_with_the_logs_tail_and_is_tried_again() -> Non
 
 def test_an_install_past_its_deadline_is_a_bootstrap_error() -> None:
     with pytest.raises(BootstrapError, match="too slow"):
-        prepare(Image(pip=["no-such-package-here"]), Recorder(OK, OK, UnreachableError("too slow")))
+        prepare(Image(pip=["no-such-package-here"]), Recorder(OK, UnreachableError("too slow")))
 
 
-def test_uv_is_used_where_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    uv = tmp_path / "uv"
-    uv.touch(mode=0o755)
+def test_the_uv_next_to_the_interpreter_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "uv").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     recorder = Recorder()
 
     python = prepare(Image(pip=["no-such-package-here"]), recorder)
 
-    assert recorder.ran[1][:2] == [str(uv), "venv"]
-    assert recorder.ran[2][:5] == [str(uv), "pip", "install", "--python", python]
+    assert recorder.ran[0][:2] == [find_uv_bin(), "venv"]
+    assert recorder.ran[1][:5] == [find_uv_bin(), "pip", "install", "--python", python]
+
+
+def test_without_the_package_the_uv_on_the_path_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uv = tmp_path / "uv"
+    uv.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "uv", None)
+    recorder = Recorder()
+
+    prepare(Image(pip=["no-such-package-here"]), recorder)
+
+    assert recorder.ran[0][0] == str(uv)
+
+
+def test_without_any_uv_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "uv", None)
+
+    with pytest.raises(BootstrapError, match="there is no uv here; run `pip install uv`"):
+        prepare(Image(pip=["no-such-package-here"]), Recorder())
 
 
 def test_a_real_environment_has_the_package_and_the_clients_skyward(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from skyward.provision.preparing.sources import PackageSources, listed_settings, package_sources, written_settings
+from pathlib import Path
+
+from skyward.provision.preparing.sources import PackageSources, package_sources, pip_settings, written_settings
 from skyward.request.image import Image
 
 
-def test_pips_configuration_is_handed_on_with_the_environment_winning() -> None:
-    listing = (
-        ":env:.find-links='/env/wheels'\n"
-        "global.cert='/x.pem'\n"
-        "global.extra-index-url='https://a/simple https://b/simple'\n"
-        "global.find-links='/global/wheels'\n"
-        "global.index-url='https://main/simple'\n"
+def test_pips_configuration_is_handed_on_with_the_environment_winning(tmp_path: Path) -> None:
+    own = tmp_path / "own.conf"
+    own.write_text("[global]\ncert = /x.pem\nindex-url = https://main/simple\n")
+    config = tmp_path / "pip"
+    config.mkdir()
+    (config / "pip.conf").write_text(
+        "[global]\nextra-index-url =\n    https://a/simple\n    https://b/simple\nfind-links = /global/wheels\n"
+        "index-url = https://overridden/\n"
     )
+    env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "PIP_CONFIG_FILE": str(own)}
 
-    sources = package_sources(Image(), listed_settings(listing))
+    sources = package_sources(Image(), pip_settings({**env, "PIP_FIND_LINKS": "/env/wheels"}))
 
     assert sources == PackageSources(
         index_url="https://main/simple",
@@ -36,6 +40,15 @@ def test_pips_configuration_is_handed_on_with_the_environment_winning() -> None:
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "SSL_CERT_FILE": "/x.pem",
     }
+
+
+def test_a_null_device_as_pips_file_means_no_files(tmp_path: Path) -> None:
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "pip.conf").write_text("[global]\nindex-url = https://a/\n")
+
+    env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}
+
+    assert "index-url" not in pip_settings(env)
 
 
 def test_the_images_sources_come_first() -> None:
