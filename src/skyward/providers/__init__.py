@@ -6,5 +6,5 @@ from collections.abc import Mapping
 
 __all__ = ["STORES"]
 
-STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.aws.storage"}
+STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.aws.s3"}
 """The module that knows each kind of volume, by the name of its class."""

@@ -49,7 +49,7 @@ _logger = logging.getLogger("skyward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tags:
+class _NodeTags:
     """What an instance was launched as; the file is what makes the folder an instance."""
 
     instance_id: str
@@ -246,7 +246,7 @@ class SSH:
 
     async def _make(self, key: str, order: LaunchOrder, offer: Offer) -> Instance:
         instance_id, host = await self._take_host(order.pool_id, offer)
-        tags = _Tags(instance_id=instance_id, pool_id=order.pool_id, key=key, created_at=time.time())
+        tags = _NodeTags(instance_id=instance_id, pool_id=order.pool_id, key=key, created_at=time.time())
         folder = host.folder(instance_id)
         try:
             await _run(host.target, "prepare", folder)

@@ -14,8 +14,8 @@ import boto3
 import pytest
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError, UnreachableError
-from skyward.providers.aws import storage
-from skyward.providers.aws.mounting import mount_ways
+from skyward.providers.aws import s3 as storage
+from skyward.providers.aws.s3 import mount_ways
 from skyward.providers.local import Local
 from skyward.providers.storage import Store, grant_volumes
 from skyward.request.volume import GrantedVolume, S3Volume, StorageKey, VolumeAccess

@@ -1,24 +1,32 @@
-"""What is known of an account while its provider is in use, and what asking for it costs only once."""
+"""Facts about an account and region, each requested once and cached in memory or on disk."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
+
+import platformdirs
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.providers.aws.api import Api, Json
-from skyward.providers.aws.catalog import MachineType, parse_types
-from skyward.providers.aws.images import MachineImage, find_image
-from skyward.providers.aws.kept import Kept
-from skyward.providers.aws.network import Subnet, find_subnets
-from skyward.providers.aws.records import Record, parse_record
-from skyward.providers.aws.tags import filters
+from skyward.providers.aws.boot import MachineImage, find_image
+from skyward.providers.aws.machine_types import MachineType, parse_types
+from skyward.providers.aws.network import find_subnets
+from skyward.providers.aws.payloads import Record, Subnet, filters, parse_record
 from skyward.providers.base import Offer
 
-__all__ = ["Account", "Launched", "in_parts"]
+__all__ = ["Account", "AnswerFile", "LaunchedMachine", "forget", "in_parts"]
 
 _WEEK_S: Final = 7 * 24 * 3600.0
 _MOST_VALUES: Final = 200
@@ -26,7 +34,7 @@ _MOST_VALUES: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class LaunchedMachine:
     """A machine that this process has launched.
 
     Attributes:
@@ -58,7 +66,7 @@ class Account:
 
     api: Api
     subnet: str | None
-    launched: dict[str, Launched] = field(default_factory=dict[str, Launched])
+    launched: dict[str, LaunchedMachine] = field(default_factory=dict[str, LaunchedMachine])
     launching: Counter[str] = field(default_factory=Counter[str])
     zones: dict[str, str] = field(default_factory=dict[str, str])
     locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
@@ -144,10 +152,10 @@ class Account:
         launched = self.launched.get(instance_id)
         return float("inf") if launched is None else SYSTEM_CLOCK.elapsed() - launched.at
 
-    def kept(self, name: str, longest_s: float) -> Kept:
+    def kept(self, name: str, longest_s: float) -> AnswerFile:
         """Answers of this account's region that are kept on disk."""
         endpoint_url = self.api.credentials.endpoint_url
-        return Kept(name=name, region=self.region, endpoint_url=endpoint_url, longest_s=longest_s)
+        return AnswerFile(name=name, region=self.region, endpoint_url=endpoint_url, longest_s=longest_s)
 
 
 def in_parts(values: Iterable[str], most: int) -> list[list[str]]:
@@ -175,3 +183,69 @@ _OF_INTEREST: Final = (
 
 def _short(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in _OF_INTEREST if name in row}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFile:
+    """One file of answers of one endpoint in one region. A damaged or unwritable file is as good as none.
+
+    Attributes:
+        name: what is kept.
+        region: whose.
+        endpoint_url: of whom; None is AWS.
+        longest_s: how long an answer counts.
+    """
+
+    name: str
+    region: str
+    endpoint_url: str | None
+    longest_s: float
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return _folder(self.endpoint_url) / f"{self.name}-{self.region}.json"
+
+    def read(self) -> dict[str, Any]:
+        """What still counts, by name."""
+        now = time.time()
+        return {name: entry["value"] for name, entry in self._entries().items() if self._counts(entry, now)}
+
+    def add(self, values: dict[str, Any]) -> None:
+        """Keep ``values`` beside what still counts; other processes see all of it or nothing."""
+        now = time.time()
+        entries = {name: entry for name, entry in self._entries().items() if self._counts(entry, now)}
+        entries |= {name: {"at": now, "value": value} for name, value in values.items()}
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, draft = tempfile.mkstemp(dir=self.path.parent)
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    json.dump(entries, file)
+                os.replace(draft, self.path)
+            except BaseException:
+                os.unlink(draft)
+                raise
+
+    def _counts(self, entry: Any, now: float) -> bool:
+        try:
+            return "value" in entry and 0 <= now - float(entry["at"]) < self.longest_s
+        except (KeyError, TypeError, ValueError):
+            return False
+
+    def _entries(self) -> dict[str, Any]:
+        try:
+            found: object = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def forget(endpoint_url: str | None) -> None:
+    """Keep nothing of what this endpoint has answered; None is AWS. For who knows that it has changed."""
+    shutil.rmtree(_folder(endpoint_url), ignore_errors=True)
+
+
+def _folder(endpoint_url: str | None) -> Path:
+    whose = hashlib.blake2b(endpoint_url.encode(), digest_size=6).hexdigest() if endpoint_url else "aws"
+    return platformdirs.user_cache_path("skyward") / "aws" / whose

@@ -21,8 +21,8 @@ from skyward.errors import (
 __all__ = [
     "CODES",
     "ERRORS",
-    "Kind",
     "Refusal",
+    "RefusalKind",
     "Where",
     "explain",
     "explained",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-class Kind(enum.Enum):
+class RefusalKind(enum.Enum):
     """What a refusal means for what comes next."""
 
     AUTH = "auth"
@@ -58,25 +58,25 @@ class Kind(enum.Enum):
     """What was asked for cannot be. Fatal."""
 
 
-ERRORS: Final[Mapping[Kind, type[SkywardError]]] = {
-    Kind.AUTH: AuthenticationError,
-    Kind.QUOTA: QuotaError,
-    Kind.CAPACITY: CapacityError,
-    Kind.RATE: RateLimitError,
-    Kind.TRANSIENT: UnreachableError,
-    Kind.MISSING: UnreachableError,
-    Kind.EXISTS: ConfigurationError,
-    Kind.IN_USE: UnreachableError,
-    Kind.BAD_REQUEST: ConfigurationError,
+ERRORS: Final[Mapping[RefusalKind, type[SkywardError]]] = {
+    RefusalKind.AUTH: AuthenticationError,
+    RefusalKind.QUOTA: QuotaError,
+    RefusalKind.CAPACITY: CapacityError,
+    RefusalKind.RATE: RateLimitError,
+    RefusalKind.TRANSIENT: UnreachableError,
+    RefusalKind.MISSING: UnreachableError,
+    RefusalKind.EXISTS: ConfigurationError,
+    RefusalKind.IN_USE: UnreachableError,
+    RefusalKind.BAD_REQUEST: ConfigurationError,
 }
 """The error that a caller gets."""
 
 
-def _kinds(**codes: str) -> dict[str, Kind]:
-    return {code: Kind[kind] for kind, names in codes.items() for code in names.split()}
+def _kinds(**codes: str) -> dict[str, RefusalKind]:
+    return {code: RefusalKind[kind] for kind, names in codes.items() for code in names.split()}
 
 
-CODES: Final[Mapping[str, Kind]] = _kinds(
+CODES: Final[Mapping[str, RefusalKind]] = _kinds(
     AUTH="""AuthFailure UnauthorizedOperation InvalidClientTokenId UnrecognizedClientException SignatureDoesNotMatch
         ExpiredToken ExpiredTokenException RequestExpired OptInRequired AccessDenied AccessDeniedException Blocked
         IncompleteSignature MissingAuthenticationToken MissingAuthenticationTokenException InvalidSignatureException
@@ -112,8 +112,8 @@ _FORBIDDEN: Final = (
 _UNSENT: Final = ("EndpointConnectionError", "ConnectTimeoutError")
 """There was no connection that the call could have been sent over."""
 
-_MESSAGES: Final[Mapping[tuple[str, str], Kind]] = {
-    ("InvalidParameterValue", "Invalid IAM Instance Profile"): Kind.MISSING,
+_MESSAGES: Final[Mapping[tuple[str, str], RefusalKind]] = {
+    ("InvalidParameterValue", "Invalid IAM Instance Profile"): RefusalKind.MISSING,
 }
 """Codes that only their message tells apart."""
 
@@ -151,13 +151,13 @@ class Refusal:
         message: what was said.
     """
 
-    kind: Kind
+    kind: RefusalKind
     code: str
     message: str
 
 
 @cache
-def meanings() -> Mapping[type[BaseException], Kind]:
+def meanings() -> Mapping[type[BaseException], RefusalKind]:
     """What botocore raises of itself; the nearest base class counts.
 
     Raises:
@@ -165,15 +165,17 @@ def meanings() -> Mapping[type[BaseException], Kind]:
     """
     from botocore import exceptions
 
-    names: Mapping[Kind, str] = {
-        Kind.AUTH: """NoCredentialsError NoAuthTokenError TokenRetrievalError UnknownTokenProviderError
+    names: Mapping[RefusalKind, str] = {
+        RefusalKind.AUTH: """NoCredentialsError NoAuthTokenError TokenRetrievalError UnknownTokenProviderError
             PartialCredentialsError CredentialRetrievalError UnknownCredentialError SSOError LoginError
             RefreshWithMFAUnsupportedError InfiniteLoopConfigError""",
-        Kind.TRANSIENT: """HTTPClientError ConnectionError IncompleteReadError ChecksumError FlexibleChecksumError
+        RefusalKind.TRANSIENT: """HTTPClientError
+            ConnectionError IncompleteReadError ChecksumError FlexibleChecksumError
             AwsChunkedWrapperError MetadataRetrievalError WaiterError""",
-        Kind.CAPACITY: "CapacityNotAvailableError",
-        Kind.BAD_REQUEST: """DataNotFoundError UnknownRegionError ApiVersionNotFoundError InvalidIMDSEndpointError
-            InvalidIMDSEndpointModeError UnknownSignatureVersionError ServiceNotInRegionError BaseEndpointResolverError
+        RefusalKind.CAPACITY: "CapacityNotAvailableError",
+        RefusalKind.BAD_REQUEST: """DataNotFoundError UnknownRegionError ApiVersionNotFoundError
+            InvalidIMDSEndpointError InvalidIMDSEndpointModeError UnknownSignatureVersionError ServiceNotInRegionError
+            BaseEndpointResolverError
             ProfileNotFound ConfigParseError ConfigNotFound MissingParametersError ValidationError ParamValidationError
             UnknownServiceStyle PaginationError OperationNotPageableError UnseekableStreamError InvalidExpressionError
             WaiterConfigError UnknownClientMethodError UnsupportedSignatureVersionError InvalidDNSNameError
@@ -204,12 +206,12 @@ def refusal(error: BaseException | None) -> Refusal | None:
         code, message = (str(response.get("Error", {}).get(name, "")) for name in ("Code", "Message"))
         return judge(code, message, status=int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)))
     # The last is an answer that is not AWS's, but a proxy's or a gateway's: nobody knows whether it was done.
-    known = {**meanings(), ResponseParserError: Kind.TRANSIENT}
+    known = {**meanings(), ResponseParserError: RefusalKind.TRANSIENT}
     kind = next((known[base] for base in type(error).__mro__ if base in known), None)
     return None if kind is None else Refusal(kind=kind, code=type(error).__name__, message=str(error))
 
 
-def is_kind(error: BaseException, *kinds: Kind) -> bool:
+def is_kind(error: BaseException, *kinds: RefusalKind) -> bool:
     """Whether ``error`` is an answer that means one of these."""
     found = refusal(error)
     return found is not None and found.kind in kinds
@@ -221,13 +223,13 @@ def is_lost(error: BaseException) -> bool:
     The error of a call that was repeated has that of the attempt without an answer as its cause, if there was one.
     """
     found = refusal(error)
-    return found is None or (found.kind is Kind.TRANSIENT and found.code not in _UNSENT)
+    return found is None or (found.kind is RefusalKind.TRANSIENT and found.code not in _UNSENT)
 
 
 def is_stale(error: BaseException) -> bool:
     """Whether ``error`` is an answer to credentials that do not hold, or not any more: newer ones may."""
     found = refusal(error)
-    return found is not None and found.kind is Kind.AUTH and found.code not in _FORBIDDEN
+    return found is not None and found.kind is RefusalKind.AUTH and found.code not in _FORBIDDEN
 
 
 def judge(code: str, message: str, *, status: int = 0) -> Refusal:
@@ -248,26 +250,26 @@ def explain(found: Refusal, where: Where) -> SkywardError:
     )
 
 
-def _kind(code: str, message: str, status: int) -> Kind:
+def _kind(code: str, message: str, status: int) -> RefusalKind:
     told = next((kind for (known, part), kind in _MESSAGES.items() if known == code and part in message), None)
     if (kind := told or CODES.get(code)) is not None:
         return kind
     if code.startswith(("Throttl", "RequestLimit")) or status == _HTTP_TOO_MANY:
-        return Kind.RATE
-    return Kind.TRANSIENT if status >= _HTTP_SERVER_ERROR else Kind.BAD_REQUEST
+        return RefusalKind.RATE
+    return RefusalKind.TRANSIENT if status >= _HTTP_SERVER_ERROR else RefusalKind.BAD_REQUEST
 
 
-_KIND_ADVICE: Final[Mapping[Kind, str]] = {
-    Kind.AUTH: "Check the credentials: `aws sts get-caller-identity` says whose they are",
-    Kind.QUOTA: "See the account's limits, and ask for higher ones: "
+_KIND_ADVICE: Final[Mapping[RefusalKind, str]] = {
+    RefusalKind.AUTH: "Check the credentials: `aws sts get-caller-identity` says whose they are",
+    RefusalKind.QUOTA: "See the account's limits, and ask for higher ones: "
     "https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas",
-    Kind.CAPACITY: "Another machine type, zone, region or spot strategy may have some",
-    Kind.RATE: "It was repeated and refused each time; wait some minutes, or run fewer pools at once",
-    Kind.TRANSIENT: "Check this machine's network, then https://health.aws.amazon.com for the region",
-    Kind.MISSING: "It may have been deleted by somebody else",
-    Kind.EXISTS: "Something else of that name is there; remove it",
-    Kind.IN_USE: "Something still uses it; it can be deleted later",
-    Kind.BAD_REQUEST: "Correct what was asked for; if it was not yours, please report it",
+    RefusalKind.CAPACITY: "Another machine type, zone, region or spot strategy may have some",
+    RefusalKind.RATE: "It was repeated and refused each time; wait some minutes, or run fewer pools at once",
+    RefusalKind.TRANSIENT: "Check this machine's network, then https://health.aws.amazon.com for the region",
+    RefusalKind.MISSING: "It may have been deleted by somebody else",
+    RefusalKind.EXISTS: "Something else of that name is there; remove it",
+    RefusalKind.IN_USE: "Something still uses it; it can be deleted later",
+    RefusalKind.BAD_REQUEST: "Correct what was asked for; if it was not yours, please report it",
 }
 _LOG_IN = "Refresh them: `aws sso login{profile}`, or new keys in the environment or in ~/.aws/credentials"
 _ALLOW = 'Whoever manages the account must allow the action "{action}" to this identity (docs/providers/aws.md)'

@@ -8,17 +8,15 @@ import logging
 import os
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from skyward.errors import ConfigurationError, SkywardError, UnreachableError
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.errors import Kind, is_kind
-from skyward.providers.aws.tags import POOL_TAG, filters, pool_tags, tag_specification
+from skyward.providers.aws.errors import RefusalKind, is_kind
+from skyward.providers.aws.payloads import POOL_TAG, Subnet, filters, pool_tags, tag_specification
 
 __all__ = [
     "CLIENT_CIDR_VARIABLE",
-    "Subnet",
     "admit_client",
     "client_cidr",
     "ensure_group",
@@ -33,21 +31,6 @@ _ASK_TIMEOUT_S: Final = 5.0
 _SSH_PORT: Final = 22
 _FROM_CLIENT: Final = "SSH from the client"
 _logger = logging.getLogger("skyward")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subnet:
-    """A part of the network, in one zone.
-
-    Attributes:
-        id: ``"subnet-…"``.
-        zone: ``"us-east-1a"``.
-        vpc: the network's id.
-    """
-
-    id: str
-    zone: str
-    vpc: str
 
 
 async def find_subnets(api: Api, subnet: str | None) -> tuple[Subnet, ...]:
@@ -158,7 +141,7 @@ async def _authorize(api: Api, group: str, rule: Mapping[str, Any]) -> None:
     try:
         await api.call("ec2", "AuthorizeSecurityGroupIngress", GroupId=group, IpPermissions=[rule])
     except SkywardError as error:
-        if not is_kind(error, Kind.EXISTS):
+        if not is_kind(error, RefusalKind.EXISTS):
             raise
 
 
@@ -196,7 +179,7 @@ async def _make_group(api: Api, pool_id: str, vpc: str) -> str:
             TagSpecifications=[tag_specification("security-group", pool_tags(pool_id))],
         )
     except SkywardError as error:
-        if not is_kind(error, Kind.EXISTS):  # a call that was interrupted may have made it
+        if not is_kind(error, RefusalKind.EXISTS):  # a call that was interrupted may have made it
             raise
         found = await _find_group(api, pool_id, vpc)
         if found is None:

@@ -12,18 +12,16 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import ConfigurationError
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import Api, Credentials, new_session
-from skyward.providers.aws.catalog import closest
-from skyward.providers.aws.checking import check_account
-from skyward.providers.aws.ending import UNSEEN_S, end, remove_by_products
-from skyward.providers.aws.keys import user_key
-from skyward.providers.aws.launch import Launch, Terms
+from skyward.providers.aws.boot import user_key
+from skyward.providers.aws.launching import Launching, Terms
+from skyward.providers.aws.machine_types import closest
 from skyward.providers.aws.network import admit_client, client_cidr
-from skyward.providers.aws.offering import find_offers
-from skyward.providers.aws.prices import Prices
-from skyward.providers.aws.records import SPOT_WATCH, Record, gone
-from skyward.providers.aws.session import require_plugin, session_command
-from skyward.providers.aws.storage import grant_with
-from skyward.providers.aws.tags import LIVE_STATES, POOL_TAG
+from skyward.providers.aws.offering import Prices, find_offers
+from skyward.providers.aws.payloads import LIVE_STATES, POOL_TAG, SPOT_WATCH, Record, gone
+from skyward.providers.aws.quotas import check_account
+from skyward.providers.aws.s3 import grant_with
+from skyward.providers.aws.ssm import require_plugin, session_command
+from skyward.providers.aws.teardown import UNSEEN_S, end, remove_by_products
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding
 from skyward.request.checks import flag, refusal, text
@@ -139,7 +137,7 @@ class AWS:
             listing_s=self.listing_s,
             zone_prices=await Prices(self._account).by_zone(_priced_on_spot(offers)),
         )
-        made = await Launch(self._account, order, terms).run(offers)
+        made = await Launching(self._account, order, terms).run(offers)
         return [
             Instance(
                 id=each.id,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from skyward.providers.aws.catalog import MachineType, parse_types
+from skyward.providers.aws.machine_types import MachineType, parse_types
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.testing.aws import LocalEC2, Looks, use_ec2
 

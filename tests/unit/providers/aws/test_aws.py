@@ -19,10 +19,10 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
-from skyward.providers.aws.keys import user_key
+from skyward.providers.aws.boot import user_key
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
+from skyward.providers.aws.payloads import SPOT_WATCH
 from skyward.providers.aws.provider import AWS
-from skyward.providers.aws.records import SPOT_WATCH
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.request.request import parse_request
@@ -232,7 +232,8 @@ def test_what_is_wrong_with_the_account_is_said_with_what_to_do(ec2: LocalEC2, c
     assert message in str(told.value)
 
 
-def test_what_was_throttled_is_asked_again(ec2: LocalEC2) -> None:
+def test_what_was_throttled_is_asked_again(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AWS, "patience_s", 30.0)  # three answers take more than the fixture's 2 s on a busy machine
     ec2.fail(AwsFault(code="RequestLimitExceeded", status=503), action="DescribeVpcs", times=2)
 
     assert use(ec2, lambda provider: offers_of(provider, **G4DN))
@@ -507,7 +508,7 @@ def test_a_role_that_is_not_known_yet_is_waited_for(ec2: LocalEC2) -> None:
 def test_what_a_fleet_does_not_know_yet_is_waited_for(
     ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    monkeypatch.setattr("skyward.providers.aws.patience._LOOK_S", 0.01)
+    monkeypatch.setattr("skyward.providers.aws.api._LOOK_S", 0.01)
     ec2.market.limits.append(Capacity(code=code))
 
     async def asked_twice() -> bool | None:
@@ -523,8 +524,8 @@ def test_what_a_fleet_does_not_know_yet_is_waited_for(
 
 
 def test_what_a_fleet_never_knows_is_said(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyward.providers.aws.patience._VISIBLE_S", 0.0)
-    monkeypatch.setattr("skyward.providers.aws.patience._LOOK_S", 30.0)  # for the one answer, on a slow machine
+    monkeypatch.setattr("skyward.providers.aws.api._VISIBLE_S", 0.0)
+    monkeypatch.setattr("skyward.providers.aws.api._LOOK_S", 30.0)  # for the one answer, on a slow machine
     ec2.market.limits.append(Capacity(code="InvalidGroup.NotFound"))
 
     with pytest.raises(UnreachableError, match=r"CreateFleet was refused: InvalidGroup\.NotFound"):

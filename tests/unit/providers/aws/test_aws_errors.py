@@ -18,7 +18,7 @@ from skyward.errors import (
     SkywardError,
     UnreachableError,
 )
-from skyward.providers.aws.errors import CODES, ERRORS, Kind, Where, explained, meanings, refusal
+from skyward.providers.aws.errors import CODES, ERRORS, RefusalKind, Where, explained, meanings, refusal
 
 WHERE = Where(region="eu-west-1", service="ec2", operation="RunInstances")
 OWN = {kind for kind in vars(exceptions).values() if inspect.isclass(kind) and issubclass(kind, BotoCoreError)}
@@ -85,7 +85,7 @@ def test_a_missing_role_is_told_from_other_wrong_values_by_the_message() -> None
         )
     )
     assert told is not None
-    assert told.kind is Kind.MISSING
+    assert told.kind is RefusalKind.MISSING
 
 
 @pytest.mark.parametrize(

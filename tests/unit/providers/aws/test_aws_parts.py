@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from skyward.errors import AuthenticationError, ConfigurationError
-from skyward.providers.aws.kept import Kept, forget
-from skyward.providers.aws.keys import KeyPair, make_key_pair, user_key
+from skyward.providers.aws.account import AnswerFile, forget
+from skyward.providers.aws.boot import LARGEST_BYTES, KeyPair, make_key_pair, user_data, user_key
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE, client_cidr
-from skyward.providers.aws.prices import parse_product, parse_spot_prices
+from skyward.providers.aws.offering import parse_product, parse_spot_prices
+from skyward.providers.aws.payloads import parse_record
 from skyward.providers.aws.quotas import quota_of
-from skyward.providers.aws.records import parse_record
-from skyward.providers.aws.userdata import LARGEST_BYTES, user_data
 from skyward.providers.base import InstanceState
 
 
@@ -68,12 +67,12 @@ def test_orders_that_are_too_long_are_refused() -> None:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnswerFile:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Kept(name="spot", region="us-east-1", endpoint_url=None, longest_s=60)
+    return AnswerFile(name="spot", region="us-east-1", endpoint_url=None, longest_s=60)
 
 
-def test_what_was_kept_is_there_until_it_is_too_old(kept: Kept) -> None:
+def test_what_was_kept_is_there_until_it_is_too_old(kept: AnswerFile) -> None:
     kept.add({"a": 1.0})
     kept.add({"b": {"zone": 2.0}})
     assert kept.read() == {"a": 1.0, "b": {"zone": 2.0}}
@@ -87,7 +86,7 @@ def test_what_was_kept_is_there_until_it_is_too_old(kept: Kept) -> None:
 @pytest.mark.parametrize(
     "damaged", ["", "{", "[]", '{"a": 3}', '{"a": {"at": "x", "value": 1}}', '{"a": {"value": 1}}']
 )
-def test_a_damaged_file_is_as_good_as_none(kept: Kept, damaged: str) -> None:
+def test_a_damaged_file_is_as_good_as_none(kept: AnswerFile, damaged: str) -> None:
     kept.path.parent.mkdir(parents=True)
     kept.path.write_text(damaged)
     assert kept.read() == {}
@@ -95,21 +94,21 @@ def test_a_damaged_file_is_as_good_as_none(kept: Kept, damaged: str) -> None:
     assert kept.read() == {"b": 1}
 
 
-def test_a_file_that_cannot_be_written_is_no_error(kept: Kept) -> None:
+def test_a_file_that_cannot_be_written_is_no_error(kept: AnswerFile) -> None:
     kept.path.parent.parent.mkdir(parents=True)
     kept.path.parent.write_text("in the way")
     kept.add({"a": 1})
     assert kept.read() == {}
 
 
-def test_another_endpoints_answers_are_its_own(kept: Kept) -> None:
-    other = Kept(name="spot", region="us-east-1", endpoint_url="http://127.71.0.2:1", longest_s=60)
+def test_another_endpoints_answers_are_its_own(kept: AnswerFile) -> None:
+    other = AnswerFile(name="spot", region="us-east-1", endpoint_url="http://127.71.0.2:1", longest_s=60)
     kept.add({"a": 1})
     assert other.read() == {}
 
 
-def test_what_is_forgotten_is_that_endpoints_only(kept: Kept) -> None:
-    other = Kept(name="spot", region="us-east-1", endpoint_url="http://127.71.0.2:1", longest_s=60)
+def test_what_is_forgotten_is_that_endpoints_only(kept: AnswerFile) -> None:
+    other = AnswerFile(name="spot", region="us-east-1", endpoint_url="http://127.71.0.2:1", longest_s=60)
     for each in (kept, other):
         each.add({"a": 1})
     forget(other.endpoint_url)

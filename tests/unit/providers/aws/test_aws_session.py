@@ -19,7 +19,7 @@ import pytest
 from skyward.errors import ConfigurationError
 from skyward.providers.aws.api import Credentials
 from skyward.providers.aws.provider import AWS
-from skyward.providers.aws.session import PLUGIN, session_command
+from skyward.providers.aws.ssm import PLUGIN, session_command
 from skyward.providers.base import LaunchOrder
 from skyward.request.request import parse_request
 from skyward.testing.aws import LocalEC2

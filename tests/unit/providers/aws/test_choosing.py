@@ -12,9 +12,8 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from skyward import NVIDIA, Accelerator
 from skyward.errors import ConfigurationError
-from skyward.providers.aws.catalog import FAMILIES, MachineType, candidates, fewest_accelerators, parse_types
-from skyward.providers.aws.offering import make_offers
-from skyward.providers.aws.prices import PriceTable
+from skyward.providers.aws.machine_types import FAMILIES, MachineType, candidates, fewest_accelerators, parse_types
+from skyward.providers.aws.offering import PriceTable, make_offers
 from skyward.request.accelerators import find_variant
 from skyward.request.request import parse_request
 

@@ -70,8 +70,8 @@ def test_a_fleets_word_on_a_role_that_does_not_exist_is_plain(ec2: LocalEC2, mon
         await provider.launch(await provider.offers(parse_request(cpu=2, memory="4GB", spot="never")), ORDER)
 
     monkeypatch.setattr(Api, "call", refusing)
-    monkeypatch.setattr("skyward.providers.aws.patience._VISIBLE_S", 0.0)
-    monkeypatch.setattr("skyward.providers.aws.patience._LOOK_S", 30.0)  # for the one answer, on a slow machine
+    monkeypatch.setattr("skyward.providers.aws.api._VISIBLE_S", 0.0)
+    monkeypatch.setattr("skyward.providers.aws.api._LOOK_S", 30.0)  # for the one answer, on a slow machine
     with pytest.raises(ConfigurationError, match="instance_profile='nope' does not exist"):
         asyncio.run(scenario())
     assert ec2.left() == {}
@@ -194,7 +194,7 @@ def slow_ec2(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 def test_a_machine_of_a_lost_answer_that_is_not_listed_is_an_error_that_names_its_key(
     slow_ec2: LocalEC2, again: AwsFault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyward.providers.aws.ending._BY_PRODUCTS_S", 0.5)
+    monkeypatch.setattr("skyward.providers.aws.teardown._BY_PRODUCTS_S", 0.5)
     slow_ec2.fail(AwsFault(dropped="after"), action="RunInstances")
     slow_ec2.fail(again, action="RunInstances", nth=2, times=100)
     ledger = Ledger(tmp_path / "ledger.db")

@@ -48,7 +48,7 @@ class Stage:
         self.ledger = Ledger(folder / "ledger.db")
 
     def launch(self, ranks: int = 4, **request: Any) -> list[tuple[str, str, bool]]:
-        """Launch, and say what was got: type, zone, whether spot. Everything is ended afterwards."""
+        """Launching, and say what was got: type, zone, whether spot. Everything is ended afterwards."""
         asked = parse_request(**{"machine": "m7i.large"} | request, nodes=ranks)
         got: list[tuple[str, str, bool]] = []
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.providers.aws.keys import KeyPair
-from skyward.providers.aws.userdata import user_data
+from skyward.providers.aws.boot import KeyPair, user_data
 
 FIRST_BOOT = 1_800_000_000
 LIFE_S = 3720

@@ -1,4 +1,4 @@
-"""Ending machines, and what was made for their pools."""
+"""Termination of machines, and removal of everything else that was made for their pools."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Final
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import SkywardError, TerminationError, UnreachableError
 from skyward.providers.aws.account import Account, in_parts
-from skyward.providers.aws.errors import Kind, is_kind
+from skyward.providers.aws.errors import RefusalKind, is_kind
 from skyward.providers.aws.network import group_ids
-from skyward.providers.aws.records import Record
-from skyward.providers.aws.tags import KEY_TAG, LIVE_STATES, POOL_TAG, filters
+from skyward.providers.aws.payloads import KEY_TAG, LIVE_STATES, POOL_TAG, Record, filters
 
 __all__ = ["UNSEEN_S", "end", "remove_by_products", "undo"]
 
@@ -96,7 +95,7 @@ class _Ending:
 
     async def _terminate(self, instance_ids: Sequence[str], found: Mapping[str, Record]) -> None:
         answers = await _terminate(self._account, instance_ids)
-        self.refused = {each: error for each, error in answers.items() if not is_kind(error, Kind.MISSING)}
+        self.refused = {each: error for each, error in answers.items() if not is_kind(error, RefusalKind.MISSING)}
         self._asked.update(set(instance_ids) - set(self.refused))
         for each in instance_ids:
             if each not in found and each not in answers:
@@ -104,7 +103,7 @@ class _Ending:
 
     def _struck(self, error: SkywardError) -> NotYet:
         self._strikes += 1
-        if self._strikes >= _STRIKES and is_kind(error, Kind.AUTH, Kind.BAD_REQUEST):
+        if self._strikes >= _STRIKES and is_kind(error, RefusalKind.AUTH, RefusalKind.BAD_REQUEST):
             raise error
         return NotYet(str(error))
 
@@ -270,5 +269,5 @@ async def _delete(account: Account, operation: str, **what: str) -> None:
     try:
         await account.api.call("ec2", operation, **what)
     except SkywardError as error:
-        if not is_kind(error, Kind.MISSING):
+        if not is_kind(error, RefusalKind.MISSING):
             raise

@@ -1,26 +1,208 @@
-"""What EC2 is told to launch: parameters of its calls (pure)."""
+"""EC2's JSON: parameters of the calls that launch, tags, and records of machines (pure)."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from skyward.providers.aws.images import MachineImage
-from skyward.providers.aws.keys import KeyPair
-from skyward.providers.aws.network import Subnet
-from skyward.providers.aws.tags import machine_tags, pool_tags, tag_specification
-from skyward.providers.aws.userdata import user_data
-from skyward.providers.base import Offer
+from skyward.providers.aws.boot import KeyPair, MachineImage, user_data
+from skyward.providers.base import Instance, InstanceState, Offer
+from skyward.request.instance import InstanceSpec
+from skyward.request.metadata import PreemptionWatch
+from skyward.transport.access import SSHAccess
 
-__all__ = ["Candidate", "MachineOrder", "fleet_call", "machine_call", "template_call"]
+__all__ = [
+    "HOST_KEY_TAG",
+    "KEY_TAG",
+    "LIVE_STATES",
+    "MINIMUM_BILLED_S",
+    "POOL_TAG",
+    "SPOT_WATCH",
+    "Candidate",
+    "MachineOrder",
+    "Record",
+    "Subnet",
+    "filters",
+    "fleet_call",
+    "gone",
+    "machine_call",
+    "machine_tags",
+    "parse_record",
+    "pool_tags",
+    "read_tags",
+    "tag_specification",
+    "template_call",
+]
+
+POOL_TAG: Final = "skyward:pool"
+"""On everything that was made for a pool: the pool's id."""
+KEY_TAG: Final = "skyward:key"
+"""On a machine: its ledger key."""
+HOST_KEY_TAG: Final = "skyward:host-key"
+"""On a machine: the public key that it proves itself by."""
+LIVE_STATES: Final = ("pending", "running", "stopping", "stopped", "shutting-down")
+"""Of machines that are not gone."""
+
+
+def pool_tags(pool_id: str) -> dict[str, str]:
+    """Of everything."""
+    return {POOL_TAG: pool_id, "Name": f"skyward-{pool_id}"}
+
+
+def machine_tags(pool_id: str, key: str, host_key: str) -> dict[str, str]:
+    """Of a machine, its disk and its network interface."""
+    return {**pool_tags(pool_id), KEY_TAG: key, HOST_KEY_TAG: host_key}
+
+
+def tag_specification(kind: str, tags: Mapping[str, str]) -> dict[str, Any]:
+    """``tags`` for a new resource of that kind, as calls that make one take them."""
+    return {"ResourceType": kind, "Tags": [{"Key": name, "Value": value} for name, value in tags.items()]}
+
+
+def read_tags(row: Mapping[str, Any]) -> dict[str, str]:
+    """The tags in an answer's row."""
+    return {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
+
+
+def filters(wanted: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """What listings are narrowed by: each name must have one of its values."""
+    return [{"Name": name, "Values": list(values)} for name, values in wanted.items()]
+
+
+MINIMUM_BILLED_S: Final = 60.0
+"""Machines are billed by the second, but for a minute at least."""
+
+SPOT_WATCH: Final = PreemptionWatch(
+    endpoint="http://169.254.169.254",
+    endpoint_env="AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    token_path="/latest/api/token",  # noqa: S106 - a path
+    token_request_headers={"X-aws-ec2-metadata-token-ttl-seconds": "21600"},
+    token_header="X-aws-ec2-metadata-token",  # noqa: S106 - a header's name
+    notice_path="/latest/meta-data/spot/instance-action",
+    notice_time_field="time",
+    hint_path="/latest/meta-data/events/recommendations/rebalance",
+    interval_s=5.0,
+)
+"""Where a spot machine is told that it will be taken back, two minutes before."""
+
+_STATES: Final[Mapping[str, InstanceState]] = {
+    "pending": InstanceState.PENDING,
+    "running": InstanceState.RUNNING,
+    "shutting-down": InstanceState.STOPPING,
+    "stopping": InstanceState.STOPPING,
+    "stopped": InstanceState.FAILED,
+    "terminated": InstanceState.GONE,
+}
+_DOOMED: Final = ("shutting-down", "terminated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What EC2 says of a machine.
+
+    Attributes:
+        id: ``"i-…"``.
+        key: its ledger key; empty if it is not tagged.
+        pool_id: likewise.
+        host_key: the public key that it proves itself by; empty if it is not tagged.
+        state: EC2's word.
+        reason: why it is in that state, if EC2 says so.
+        type: its machine type.
+        cpu: its cores.
+        zone: where it is.
+        region: likewise.
+        spot: whether it is on spot.
+        public_address: None if it has none, or none yet.
+        private_address: likewise.
+    """
+
+    id: str
+    key: str
+    pool_id: str
+    host_key: str
+    state: str
+    reason: str
+    type: str
+    cpu: int
+    zone: str
+    region: str
+    spot: bool
+    public_address: str | None
+    private_address: str | None
+
+    @property
+    def ending(self) -> bool:
+        """Whether nobody needs to end it any more."""
+        return self.state in _DOOMED
+
+    def instance(self, offer: Offer | None, access: Callable[[Record], SSHAccess | None]) -> Instance:
+        """Skyward's record; ``offer`` is what it was launched as, where that is known better."""
+        spec = InstanceSpec(name=self.type, cpu=self.cpu, memory_gib=0.0)
+        known = offer or Offer(
+            spec=spec, region=self.region, zone=self.zone, spot=self.spot, minimum_billed_s=MINIMUM_BILLED_S
+        )
+        return Instance(
+            id=self.id,
+            key=self.key,
+            state=_STATES.get(self.state, InstanceState.PENDING),
+            offer=known,
+            access=access(self) if self.state == "running" else None,
+            watch=SPOT_WATCH if self.spot else None,
+            reason=self.reason,
+        )
+
+
+def parse_record(row: Mapping[str, Any], region: str) -> Record:
+    """One of ``DescribeInstances``' or ``RunInstances``' instances."""
+    tags = read_tags(row)
+    zone = str(row.get("Placement", {}).get("AvailabilityZone", ""))
+    reason: Mapping[str, Any] = row.get("StateReason") or {}
+    options: Mapping[str, Any] = row.get("CpuOptions") or {}
+    return Record(
+        id=str(row["InstanceId"]),
+        key=tags.get(KEY_TAG, ""),
+        pool_id=tags.get(POOL_TAG, ""),
+        host_key=tags.get(HOST_KEY_TAG, ""),
+        state=str(row.get("State", {}).get("Name", "pending")),
+        reason=": ".join(str(reason[part]) for part in ("Code", "Message") if reason.get(part)),
+        type=str(row.get("InstanceType", "")),
+        cpu=int(options.get("CoreCount", 0)) * int(options.get("ThreadsPerCore", 1)),
+        zone=zone,
+        region=region,
+        spot=row.get("InstanceLifecycle") == "spot",
+        public_address=row.get("PublicIpAddress") or None,
+        private_address=row.get("PrivateIpAddress") or None,
+    )
+
+
+def gone(instance_id: str) -> Instance:
+    """A machine that EC2 does not know, or not any more."""
+    nothing = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
+    return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=nothing)
+
 
 _TAGGED: Final = ("instance", "volume", "network-interface")
 """By ``RunInstances``. A fleet tags the first two, and its template the rest."""
 _TAGGED_BY_TEMPLATE: Final = ("network-interface", "spot-instances-request")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subnet:
+    """A part of the network, in one zone.
+
+    Attributes:
+        id: ``"subnet-…"``.
+        zone: ``"us-east-1a"``.
+        vpc: the network's id.
+    """
+
+    id: str
+    zone: str
+    vpc: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

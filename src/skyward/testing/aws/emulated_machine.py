@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "METADATA_VARIABLE",
     "POWER_OFF_PATH",
-    "Machine",
+    "EmulatedMachine",
     "Metadata",
     "UserData",
     "read_user_data",
@@ -160,7 +160,7 @@ def serve(application: Any, address: str, name: str, port: int = 0) -> tuple[Bas
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Machine:
+class EmulatedMachine:
     """One machine, from boot to the end. Its verbs block, and may be called from any thread.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""EC2's machine types: its JSON as :class:`MachineType`, and which of them a request may have (pure)."""
+"""EC2's machine types, and the types that satisfy a request (pure)."""
 
 from __future__ import annotations
 

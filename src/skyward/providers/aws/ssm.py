@@ -1,6 +1,6 @@
 """SSH through Session Manager: a program that starts a session and becomes the official plugin, which carries it.
 
-Run as ``python -m skyward.providers.aws.session``; its input and output are the connection to the machine's sshd.
+Run as ``python -m skyward.providers.aws.ssm``; its input and output are the connection to the machine's sshd.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def session_command(credentials: Credentials, instance_id: str, port: int) -> tu
         "profile": credentials.profile,
         "endpoint_url": credentials.endpoint_url,
     }
-    return (sys.executable, "-m", "skyward.providers.aws.session", json.dumps(told))
+    return (sys.executable, "-m", "skyward.providers.aws.ssm", json.dumps(told))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -7,12 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from skyward.testing._aws_machine import Machine, UserData, read_user_data
-from skyward.testing._aws_market import IMAGES, Market
+from skyward.testing.aws.ec2_market import IMAGES, Market
+from skyward.testing.aws.emulated_machine import EmulatedMachine, UserData, read_user_data
 
 __all__ = ["Looks", "MakeMachine", "Region"]
 
-MakeMachine = Callable[[str, str, UserData, Mapping[str, str], Callable[[], None]], Machine]
+MakeMachine = Callable[[str, str, UserData, Mapping[str, str], Callable[[], None]], EmulatedMachine]
 """Makes the machine of an instance: its id, address, user data, facts, and who hears that it switched itself off."""
 
 ENDED_BY_USER: Final = "Client.UserInitiatedShutdown"
@@ -45,7 +45,7 @@ class _Tracked:
     unseen: int
     pending: int
     ending: int
-    machine: Machine | None = None
+    machine: EmulatedMachine | None = None
     booting: Future[None] | None = None
     reason: str = ""
     over: Future[None] | None = None
@@ -95,7 +95,7 @@ class Region:
             setattr(self.backend, verb.__name__, verb)
         _publish_images(self.backend)
 
-    def machine(self, instance_id: str) -> Machine | None:
+    def machine(self, instance_id: str) -> EmulatedMachine | None:
         """Of an instance."""
         return self._tracked[instance_id].machine if instance_id in self._tracked else None
 
@@ -291,7 +291,7 @@ def _text(user_data: Any) -> str:
 def _publish_images(backend: Any) -> None:
     from moto.ec2.models.amis import Ami
 
-    class Image(Ami):
+    class SizedAmi(Ami):
         size_gib = 0
 
         @property
@@ -301,7 +301,7 @@ def _publish_images(backend: Any) -> None:
             return [root | {"Ebs": root["Ebs"] | {"VolumeSize": self.size_gib, "VolumeType": "gp3"}}]
 
     for image in IMAGES:
-        ami: Any = Image(
+        ami: Any = SizedAmi(
             backend,
             image.id,
             name=image.name,

@@ -12,7 +12,16 @@ from urllib.parse import parse_qs
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
-__all__ = ["Answer", "AwsCall", "by_number", "error", "json_answer", "read_call", "without_instances", "xml_answer"]
+__all__ = [
+    "ApiResponse",
+    "AwsCall",
+    "by_number",
+    "error",
+    "json_answer",
+    "read_call",
+    "without_instances",
+    "xml_answer",
+]
 
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/([^/]+)/")
 _EC2_NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
@@ -46,7 +55,7 @@ class AwsCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ApiResponse:
     """What is said to a call."""
 
     status: int
@@ -81,7 +90,7 @@ def read_call(environ: dict[str, Any]) -> AwsCall:
     return AwsCall(service=service, action=action, region=region)
 
 
-def error(call: AwsCall, code: str, message: str, status: int) -> Answer:
+def error(call: AwsCall, code: str, message: str, status: int) -> ApiResponse:
     """A refusal, in the words of the service that was called."""
     if call.service in {"ssm", "pricing", "servicequotas", "service-quotas"}:
         return json_answer({"__type": code, "message": message}, status=status)
@@ -92,23 +101,23 @@ def error(call: AwsCall, code: str, message: str, status: int) -> Answer:
         text = f"<Error>{said}<RequestId>skyward</RequestId></Error>"
     else:
         text = f"<ErrorResponse><Error><Type>Sender</Type>{said}</Error><RequestId>skyward</RequestId></ErrorResponse>"
-    return Answer(status=status, body=f'<?xml version="1.0"?>{text}'.encode(), content_type="text/xml")
+    return ApiResponse(status=status, body=f'<?xml version="1.0"?>{text}'.encode(), content_type="text/xml")
 
 
-def json_answer(content: object, *, status: int = 200) -> Answer:
+def json_answer(content: object, *, status: int = 200) -> ApiResponse:
     """Of a service that speaks JSON."""
-    return Answer(status=status, body=json.dumps(content).encode(), content_type="application/x-amz-json-1.1")
+    return ApiResponse(status=status, body=json.dumps(content).encode(), content_type="application/x-amz-json-1.1")
 
 
-def xml_answer(action: str, content: Mapping[str, Any]) -> Answer:
+def xml_answer(action: str, content: Mapping[str, Any]) -> ApiResponse:
     """EC2's: a mapping is an element with elements in it, a sequence is one with ``item`` elements."""
     text = (
         f'<{action}Response xmlns="{_EC2_NAMESPACE}"><requestId>skyward</requestId>{_xml(content)}</{action}Response>'
     )
-    return Answer(status=200, body=f'<?xml version="1.0"?>{text}'.encode(), content_type="text/xml")
+    return ApiResponse(status=200, body=f'<?xml version="1.0"?>{text}'.encode(), content_type="text/xml")
 
 
-def without_instances(answer: Answer, hidden: Collection[str]) -> Answer:
+def without_instances(answer: ApiResponse, hidden: Collection[str]) -> ApiResponse:
     """The answer to ``DescribeInstances``, without those that cannot be seen yet."""
     if not hidden or answer.status >= 300:  # noqa: PLR2004 - HTTP's
         return answer

@@ -1,4 +1,4 @@
-"""Launching an order: all of its machines, of one type and in one zone, or none."""
+"""Launch of one order: all of its machines, of one type and in one zone, or none."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from typing import Any, Final, TypeVar, cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import CapacityError, QuotaError, SkywardError
-from skyward.providers.aws.account import Account, Launched
-from skyward.providers.aws.ending import end, undo
+from skyward.providers.aws.account import Account, LaunchedMachine
+from skyward.providers.aws.api import judged, lacks_profile, no_profile, patiently
+from skyward.providers.aws.boot import MachineImage, image_path, make_key_pair
 from skyward.providers.aws.errors import Where, explain, is_lost
-from skyward.providers.aws.images import MachineImage, image_path
-from skyward.providers.aws.keys import make_key_pair
-from skyward.providers.aws.network import Subnet, ensure_group
-from skyward.providers.aws.orders import Candidate, MachineOrder, fleet_call, machine_call, template_call
-from skyward.providers.aws.patience import judged, lacks_profile, no_profile, patiently
+from skyward.providers.aws.network import ensure_group
+from skyward.providers.aws.payloads import Candidate, MachineOrder, Subnet, fleet_call, machine_call, template_call
 from skyward.providers.aws.quotas import exceeded
+from skyward.providers.aws.teardown import end, undo
 from skyward.providers.base import LaunchOrder, Offer
 
-__all__ = ["Launch", "Made", "Terms"]
+__all__ = ["Launching", "Made", "Terms"]
 
 T = TypeVar("T")
 
@@ -70,7 +69,7 @@ class Made:
     offer: Offer
 
 
-class Launch:
+class Launching:
     """One order. For one use.
 
     Args:
@@ -253,7 +252,7 @@ class Launch:
         self._made[key] = Made(id=instance_id, key=key, offer=offer)
         self._unsure.discard(key)
         now = SYSTEM_CLOCK.elapsed()
-        self._account.launched[instance_id] = Launched(key=key, pool_id=self._order.pool_id, offer=offer, at=now)
+        self._account.launched[instance_id] = LaunchedMachine(key=key, pool_id=self._order.pool_id, offer=offer, at=now)
 
     def _read_errors(self, rows: Iterable[Mapping[str, Any]], candidates: Sequence[Candidate]) -> list[SkywardError]:
         """A fleet says beside its answer what it was refused."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from skyward.testing._aws_wire import Answer, AwsCall, error, json_answer, xml_answer
+from skyward.testing.aws.api_messages import ApiResponse, AwsCall, error, json_answer, xml_answer
 
 __all__ = ["DEFAULT_PRICES", "IMAGES", "Capacity", "Market", "PublicImage"]
 
@@ -156,7 +156,7 @@ class Market:
                     return limit.code
         return ""
 
-    def answer(self, call: AwsCall, offered: Sequence[tuple[str, str]]) -> Answer | None:
+    def answer(self, call: AwsCall, offered: Sequence[tuple[str, str]]) -> ApiResponse | None:
         """What the market says to a call; None if it is none of its business. ``offered``: type and zone."""
         match call.service, call.action:
             case "pricing", "GetProducts":
@@ -221,7 +221,7 @@ def _product(name: str, price: float, region: str) -> Mapping[str, Any]:
     }
 
 
-def _parameters(call: AwsCall) -> Answer | None:
+def _parameters(call: AwsCall) -> ApiResponse | None:
     """Of the public images; None for names that are not theirs."""
     known = {name: image.id for image in IMAGES for name in image.parameters}
     asked = call.parameters

@@ -17,21 +17,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.providers.aws.kept import forget
+from skyward.providers.aws.account import forget
 from skyward.providers.aws.provider import AWS
-from skyward.testing._aws_api import Api
-from skyward.testing._aws_faults import AwsFault, Faults
-from skyward.testing._aws_fleet import Fleets
-from skyward.testing._aws_machine import METADATA_VARIABLE, POWER_OFF_PATH, Machine, UserData, serve
-from skyward.testing._aws_market import Capacity, Market
-from skyward.testing._aws_region import TAKEN_BACK, Looks, Region
-from skyward.testing._aws_wire import AwsCall
+from skyward.testing.aws.api_messages import AwsCall
+from skyward.testing.aws.api_server import ApiServer, AwsFault, Faults
+from skyward.testing.aws.ec2_market import Market
+from skyward.testing.aws.emulated_machine import METADATA_VARIABLE, POWER_OFF_PATH, EmulatedMachine, UserData, serve
+from skyward.testing.aws.instant_fleets import Fleets
+from skyward.testing.aws.region import TAKEN_BACK, Looks, Region
 from skyward.testing.hosts import SshHost, share_cache
 
 if TYPE_CHECKING:
     import pytest  # for its users' annotation only: this module works without it
 
-__all__ = ["AwsFault", "Capacity", "LocalEC2", "Looks", "Market", "UserData", "use_ec2"]
+__all__ = ["LocalEC2", "use_ec2"]
 
 _SSH_PORT: Final = 22022
 _NETWORKS: Final = 250
@@ -99,7 +98,7 @@ class LocalEC2:
         self._regions: dict[str, Region] = {}
         self._clients: dict[tuple[str, str], Any] = {}
         fleets = Fleets(lambda region: self.client("ec2", region))
-        self._api = Api(self._faults, self.market, fleets, self._region, client_address="127.0.0.1")
+        self._api = ApiServer(self._faults, self.market, fleets, self._region, client_address="127.0.0.1")
         self._timers: list[threading.Timer] = []
         self._stack = contextlib.ExitStack()
         self._network = ""
@@ -264,9 +263,9 @@ class LocalEC2:
 
     def _machine(
         self, instance_id: str, address: str, user_data: UserData, facts: Mapping[str, str], off: Callable[[], None]
-    ) -> Machine:
+    ) -> EmulatedMachine:
         assert self._folder is not None
-        return Machine(
+        return EmulatedMachine(
             folder=self._folder / instance_id,
             address=address,
             port=self.ssh_port,

@@ -5,21 +5,96 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
-from skyward.testing._aws_faults import Faults
-from skyward.testing._aws_fleet import Fleets
-from skyward.testing._aws_market import Market
-from skyward.testing._aws_region import Region
-from skyward.testing._aws_wire import Answer, AwsCall, error, read_call, without_instances
+from skyward.errors import ConfigurationError
+from skyward.testing.aws.api_messages import ApiResponse, AwsCall, error, read_call, without_instances
+from skyward.testing.aws.ec2_market import Market
+from skyward.testing.aws.instant_fleets import Fleets
+from skyward.testing.aws.region import Region
 
-__all__ = ["Api"]
+__all__ = ["ApiServer", "AwsFault", "Faults"]
 
 _CAPACITY_CODES: Final = (b"<Code>InsufficientInstanceCapacity<", b"<Code>InsufficientCapacity<")
 _OK, _BAD_REQUEST, _SERVER_ERROR = 200, 400, 500
 
 
-class Api:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsFault:
+    """One way for a call to fail.
+
+    Attributes:
+        code: AWS's error code; the call has no effect then. Empty if nothing is answered.
+        status: the HTTP status that goes with it.
+        message: what the error says; empty means that it was told to.
+        dropped: the connection ends without an answer, before the call took effect, or after it.
+    """
+
+    code: str = ""
+    status: int = 400
+    message: str = ""
+    dropped: Literal["", "before", "after"] = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.code) == bool(self.dropped):
+            raise ConfigurationError("a fault has either a code or a dropped connection")
+
+
+@dataclass(slots=True)
+class _Planned:
+    fault: AwsFault
+    action: str
+    after: int
+    times: int
+
+
+class Faults:
+    """Which calls fail. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._planned: list[_Planned] = []
+        self._lock = threading.Lock()
+
+    def add(self, fault: AwsFault, *, action: str = "", nth: int = 1, times: int = 1) -> None:
+        """Have calls fail from the ``nth`` on, counted from now, ``times`` of them.
+
+        Args:
+            fault: how.
+            action: counts and affects only calls of this action; empty means every call.
+            nth: 1 is the next one.
+            times: how many fail, one after another.
+
+        Raises:
+            ConfigurationError: a number is not positive.
+        """
+        if nth < 1 or times < 1:
+            raise ConfigurationError(f"nth and times count from 1, got {nth} and {times}")
+        with self._lock:
+            self._planned.append(_Planned(fault, action, nth - 1, times))
+
+    def clear(self) -> None:
+        """Nothing fails any more."""
+        with self._lock:
+            self._planned.clear()
+
+    def met(self, action: str) -> AwsFault | None:
+        """What this call meets: the oldest plan that has come to it. Every plan counts the call."""
+        with self._lock:
+            found: AwsFault | None = None
+            for planned in self._planned:
+                if planned.action not in ("", action):
+                    continue
+                if planned.after:
+                    planned.after -= 1
+                elif found is None:
+                    found = planned.fault
+                    planned.times -= 1
+            self._planned = [planned for planned in self._planned if planned.times]
+            return found
+
+
+class ApiServer:
     """A WSGI application. One call at a time has its effect.
 
     Args:
@@ -46,7 +121,7 @@ class Api:
         self._fleets = fleets
         self._region = region
         self._client_address = client_address
-        self._tokens: dict[tuple[str, str], tuple[Mapping[str, Any], Answer]] = {}
+        self._tokens: dict[tuple[str, str], tuple[Mapping[str, Any], ApiResponse]] = {}
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request."""
@@ -72,7 +147,7 @@ class Api:
         start_response(f"{answer.status} {answer.status}", headers)
         return [answer.body]
 
-    def _once(self, call: AwsCall, environ: dict[str, Any]) -> Answer:
+    def _once(self, call: AwsCall, environ: dict[str, Any]) -> ApiResponse:
         """Calls with a client token have their effect once, however often they come."""
         token = call.parameters.get("ClientToken") if call.service == "ec2" else None
         if not token:
@@ -89,7 +164,7 @@ class Api:
             return error(call, "IdempotentParameterMismatch", said, _BAD_REQUEST)
         return answer
 
-    def _answer(self, call: AwsCall, environ: dict[str, Any]) -> Answer:
+    def _answer(self, call: AwsCall, environ: dict[str, Any]) -> ApiResponse:
         if not call.region or call.service not in {"ec2", "pricing", "servicequotas", "ssm"}:
             return self._ask_moto(environ)
         region = self._region(call.region)
@@ -104,7 +179,7 @@ class Api:
         answer = answer or (self._fleets.answer(call, region) if call.service == "ec2" else None)
         return answer or without_instances(self._ask_moto(environ), hidden)
 
-    def _ask_moto(self, environ: dict[str, Any]) -> Answer:
+    def _ask_moto(self, environ: dict[str, Any]) -> ApiResponse:
         from werkzeug.test import run_wsgi_app
 
         parts, status, headers = run_wsgi_app(self.moto, environ, buffered=True)
@@ -114,7 +189,7 @@ class Api:
             code = _SERVER_ERROR  # as EC2 has it
         said = [(name, value) for name, value in headers if name.lower() != "content-type"]
         content_type = headers.get("Content-Type", "text/xml")
-        return Answer(status=code, body=body, content_type=content_type, headers=tuple(said))
+        return ApiResponse(status=code, body=body, content_type=content_type, headers=tuple(said))
 
 
 def _drop(environ: Mapping[str, Any]) -> None:

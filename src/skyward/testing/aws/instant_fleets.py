@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skyward.testing._aws_region import Region
-from skyward.testing._aws_wire import Answer, AwsCall, by_number, error, xml_answer
+from skyward.testing.aws.api_messages import ApiResponse, AwsCall, by_number, error, xml_answer
+from skyward.testing.aws.region import Region
 
 __all__ = ["Fleets"]
 
@@ -52,7 +52,7 @@ class Fleets:
         self._numbers = itertools.count(1)
         self._instances: dict[str, list[str]] = {}
 
-    def answer(self, call: AwsCall, region: Region) -> Answer | None:
+    def answer(self, call: AwsCall, region: Region) -> ApiResponse | None:
         """What is said to a call about fleets; None if it is about something else."""
         match call.action:
             case "CreateFleet":
@@ -62,7 +62,7 @@ class Fleets:
             case _:
                 return None
 
-    def _create(self, call: AwsCall, region: Region) -> Answer:
+    def _create(self, call: AwsCall, region: Region) -> ApiResponse:
         if call.parameters.get("Type") != "instant":
             return error(call, "InvalidParameterValue", "only fleets of the type instant are known here", 400)
         if call.parameters.get("DryRun") == "true":
@@ -77,7 +77,7 @@ class Fleets:
         self._instances[number] = [each["instanceIds"][0] for each in got]
         return xml_answer(call.action, {"fleetId": number, "errorSet": refused, "fleetInstanceSet": got})
 
-    def _delete(self, call: AwsCall, region: Region) -> Answer:
+    def _delete(self, call: AwsCall, region: Region) -> ApiResponse:
         asked = call.listed("FleetId")
         if call.parameters.get("TerminateInstances", "false").lower() == "true":
             ids = [each for fleet in asked for each in self._instances.get(fleet, [])]
