@@ -15,7 +15,7 @@ from skyward.node.worker.call_runner import CallRunner, ReceivedCall
 from skyward.node.worker.lane_server import LaneServer
 from skyward.wire.connection import Connection
 from skyward.wire.limits import HANDSHAKE_S
-from skyward.wire.messages import Kind, Outcome
+from skyward.wire.messages import CallResult, Outcome
 from skyward.wire.pickling import pack_error, pack_result
 from support.simulation import SimulatedConnection
 
@@ -145,9 +145,8 @@ class _Runner(CallRunner):
             result = await self._work(call.data if call.payload is None else call.payload.data)
         except Exception as raised:
             packed = pack_error(raised)
-            error = (packed.type_name, packed.message, packed.traceback, packed.pickled)
-            outcome = Outcome(seconds=asyncio.get_running_loop().time() - began, error=error)
-            self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])
+            outcome = Outcome(seconds=asyncio.get_running_loop().time() - began, error=packed)
+            self._outlet.push(CallResult(call.id, outcome))
             self._outlet.flush_soon()
         else:
             self._send(call.id, pack_result(result, what="a result"), asyncio.get_running_loop().time() - began)

@@ -7,17 +7,14 @@ import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from skyward.engine.blobs import Stored
 from skyward.engine.dispatch import CallState, WorkerId
 from skyward.engine.futures import OutcomeSink, RawOutcome
 from skyward.engine.packing import Parcel
 from skyward.events import Callback, Error, LogLine, SkywardEvent
-from skyward.wire.log_pieces import LogPiece, Reassembler
-from skyward.wire.messages import CallHeader, Kind, Outcome
-from skyward.wire.pickling import PackedError
-from skyward.wire.session import Item
+from skyward.wire.log_pieces import Reassembler
+from skyward.wire.messages import CallHeader, EmittedEvent, Outcome, PrintedLines, ResultChunk
 
 __all__ = ["CallGang", "CallTable", "Incoming", "LiveCall"]
 
@@ -66,28 +63,24 @@ class Incoming:
     _lines: Reassembler = field(default_factory=Reassembler)
     _no_memory: OSError | MemoryError | None = None
 
-    def add_chunk(self, item: Item) -> None:
+    def add_chunk(self, chunk: ResultChunk) -> None:
         """Store a piece of a large result. Without memory for the result, drop this piece and all that follow."""
         if self._no_memory is not None:
             return
-        _, _, index, part_bytes, offset, data = item
-        part = self._parts.get(index)
+        part = self._parts.get(chunk.part)
         try:
             if part is None:
-                part = self._parts[index] = _own_memory(part_bytes)
+                part = self._parts[chunk.part] = _own_memory(chunk.part_bytes)
         except (OSError, MemoryError) as error:
             self._parts.clear()
             self._no_memory = error
             return
-        part[offset : offset + len(data)] = data
+        part[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
 
-    def outcome(self, wire: Sequence[Any], worker: WorkerId) -> RawOutcome:
+    def outcome(self, outcome: Outcome, worker: WorkerId) -> RawOutcome:
         """The end of the call."""
-        outcome = Outcome.from_wire(wire)
         if outcome.error is not None:
-            type_name, message, traceback, pickled = outcome.error
-            error = PackedError(type_name=type_name, message=message, traceback=traceback, pickled=pickled)
-            return RawOutcome(error=error, seconds=outcome.seconds, worker=worker)
+            return RawOutcome(error=outcome.error, seconds=outcome.seconds, worker=worker)
         if self._no_memory is not None:
             too_large = _too_large(sum(outcome.part_bytes), worker, self._no_memory)
             return RawOutcome(error=too_large, seconds=outcome.seconds, worker=worker)
@@ -95,13 +88,12 @@ class Incoming:
         data = outcome.data or parts.pop(0)
         return RawOutcome(data=data, buffers=tuple(parts), seconds=outcome.seconds, worker=worker)
 
-    def events(self, item: Item, *, node: int, instance_id: str) -> Iterator[SkywardEvent]:
+    def events(self, item: PrintedLines | EmittedEvent, *, node: int, instance_id: str) -> Iterator[SkywardEvent]:
         """The events in an item of lines, or of an event that user code emitted."""
-        if item[0] == Kind.EVENT:
-            yield _event(item[2], instance_id)
+        if isinstance(item, EmittedEvent):
+            yield _event(item.data, instance_id)
             return
-        for stream, text, partial, timestamp, writer in item[2]:
-            piece = LogPiece(text=text, partial=partial, stream=stream, timestamp=timestamp, writer=writer)
+        for piece in item.pieces:
             line = self._lines.add(piece)
             if line is not None:
                 yield LogLine(node, instance_id, line.text, line.timestamp)

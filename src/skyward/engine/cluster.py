@@ -7,7 +7,7 @@ import logging
 import ssl
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import assert_never
 
 from skyward._concurrency.waiting import EAGER_S, PROMPT_S
 from skyward.engine.calls import CallTable, Incoming, LiveCall
@@ -20,7 +20,22 @@ from skyward.errors import PoolStateError, SkywardError
 from skyward.events import Error
 from skyward.events.bus import EventBus
 from skyward.provision.preparing.node_handle import NodeHandle
-from skyward.wire.messages import Kind
+from skyward.wire.messages import (
+    CallResult,
+    EmittedEvent,
+    GangAddress,
+    GangAddresses,
+    Kind,
+    MissingBlobs,
+    PrintedLines,
+    ResultChunk,
+    RevokedCalls,
+    SmallResults,
+    SpentProcess,
+    ToClient,
+    answered_calls,
+    to_client,
+)
 from skyward.wire.session import Item
 
 __all__ = ["Cluster"]
@@ -145,15 +160,15 @@ class Cluster:
         foreign: int | None = None
         for item in items:
             try:
-                if (foreign := self._dispatch.foreign(lane.worker_id, _answered(item))) is not None:
+                if (foreign := self._dispatch.foreign(lane.worker_id, answered_calls(item))) is not None:
                     break
-                match item[0]:
-                    case Kind.RESULTS:
-                        finished += self._succeed(lane.worker_id, item)
-                    case Kind.RESULT:
-                        finished.append(self._finish(lane.worker_id, item[1], item[2]))
-                    case _:
-                        self._note(lane, item)
+                match to_client(item):
+                    case SmallResults() as results:
+                        finished += self._succeed(lane.worker_id, results)
+                    case CallResult() as result:
+                        finished.append(self._finish(lane.worker_id, result))
+                    case record:
+                        self._note(lane, record)
             except Exception as error:  # the items behind it are other calls'
                 log.exception("an item of kind %s from worker %s could not be handled", item[0], lane.worker_id)
                 finished += self._spoil(item, error)
@@ -169,29 +184,31 @@ class Cluster:
         slot = self._slot_of(lane)
         self._bus.publish(Error(why, slot.node.handle.instance.id if slot is not None else ""))
 
-    def _note(self, lane: Lane, item: Item) -> None:
-        match item[0]:
-            case Kind.CHUNK:
-                if (call := self._calls.get(item[1])) is not None:
+    def _note(self, lane: Lane, item: ToClient) -> None:
+        match item:
+            case ResultChunk():
+                if (call := self._calls.get(item.call_id)) is not None:
                     call.arriving().add_chunk(item)
-            case Kind.LINES:
+            case PrintedLines():
                 slot = self._slots[lane.worker_id]
-                slot.log_end = max(slot.log_end, item[3])
+                slot.log_end = max(slot.log_end, item.log_end)
                 self._publish(lane, item)
-            case Kind.EVENT:
+            case EmittedEvent():
                 self._publish(lane, item)
-            case Kind.REVOKED:
-                self._acting.give_back(item[1])
-            case Kind.MISSING:
-                self._slots[lane.worker_id].node.blobs.forget(item[2])
-                self._acting.give_back([item[1]])
-            case Kind.MEET:
-                self._hear(*item[1:])
-            case Kind.SPENT:
+            case RevokedCalls():
+                self._acting.give_back(item.call_ids)
+            case MissingBlobs():
+                self._slots[lane.worker_id].node.blobs.forget(item.blob_ids)
+                self._acting.give_back([item.call_id])
+            case GangAddress():
+                self._hear(item)
+            case SpentProcess():
                 self.members.renew(lane.worker_id, lane.incarnation, "a call needed a fresh process")
-                self._acting.begin_anew(item[1], item[2])
-            case unknown:
-                log.error("unknown item %r from worker %s", unknown, lane.worker_id)
+                self._acting.begin_anew(item.call_ids, item.why)
+            case SmallResults() | CallResult():
+                pass  # handled together, before
+            case _:
+                assert_never(item)
 
     def _slot_of(self, lane: Lane) -> Slot | None:
         """The slot that the lane still belongs to."""
@@ -204,50 +221,40 @@ class Cluster:
         self._ticking = self._loop.call_later(_REBALANCE_S, self._tick) if self._calls else None
         self._acting.perform(self._dispatch.rebalance(self._loop.time()))
 
-    def _succeed(self, worker_id: WorkerId, item: Item) -> Iterator[tuple[int, float]]:
-        _, call_ids, all_seconds, pickles = item
-        for call_id, seconds, data in zip(call_ids, all_seconds, pickles, strict=True):
+    def _succeed(self, worker_id: WorkerId, results: SmallResults) -> Iterator[tuple[int, float]]:
+        for call_id, seconds, data in zip(results.call_ids, results.seconds, results.pickles, strict=True):
             if (call := self._calls.get(call_id)) is not None:
                 self._calls.complete(call, RawOutcome(data, seconds, worker_id))
             yield call_id, seconds
 
-    def _finish(self, worker_id: WorkerId, call_id: int, wire: Sequence[Any]) -> tuple[int, float]:
-        if (call := self._calls.get(call_id)) is not None:
-            self._acting.complete(call, call.arriving().outcome(wire, worker_id))
-        return call_id, float(wire[0])
+    def _finish(self, worker_id: WorkerId, result: CallResult) -> tuple[int, float]:
+        if (call := self._calls.get(result.call_id)) is not None:
+            self._acting.complete(call, call.arriving().outcome(result.outcome, worker_id))
+        return result.call_id, float(result.outcome.seconds)
 
     def _spoil(self, item: Item, error: Exception) -> Iterator[tuple[int, float]]:
         """Fail the calls whose results could not be put together: nothing more comes of them."""
-        for call_id in _answered(item) if item[0] in (Kind.RESULT, Kind.RESULTS) else ():
+        for call_id in answered_calls(item) if item[0] in (Kind.RESULT, Kind.RESULTS) else ():
             if (call := self._calls.get(call_id)) is not None:
                 self._acting.complete(call, RawOutcome(error=error))
                 yield call.id, 0.0
 
-    def _hear(self, call_id: int, text: str) -> None:
-        call = self._calls.get(call_id)
+    def _hear(self, item: GangAddress) -> None:
+        call = self._calls.get(item.call_id)
         if call is None or call.gang is None or call.header is None:
             return
-        said = call.gang.hear(call.header.rank, text)
-        for slot, member in self._acting.held(call.gang.calls) if said else ():
-            slot.lane.push([Kind.MET, member.id, said], len(text) * len(call.gang.calls) + 64)
+        texts = call.gang.hear(call.header.rank, item.text)
+        if texts is None:
+            return
+        for slot, member in self._acting.held(call.gang.calls):
+            slot.lane.push(GangAddresses(member.id, texts))
             slot.lane.flush()
 
-    def _publish(self, lane: Lane, item: Item) -> None:
-        call = self._calls.get(item[1])
+    def _publish(self, lane: Lane, item: PrintedLines | EmittedEvent) -> None:
+        call = self._calls.get(item.call_id)
         own = call is not None and call.worker == lane.worker_id
         incoming = call.arriving() if call is not None and own else Incoming()
         callbacks = call.callbacks if call is not None else ()
         handle = self._slots[lane.worker_id].node.handle
         for event in incoming.events(item, node=lane.worker_id.node, instance_id=handle.instance.id):
             self._bus.publish(event, callbacks)
-
-
-def _answered(item: Item) -> Sequence[int]:
-    """Return the ids of the calls that an item decides on; printed lines and events decide nothing."""
-    match item[0]:
-        case Kind.RESULTS | Kind.REVOKED | Kind.SPENT:
-            return item[1]
-        case Kind.RESULT | Kind.CHUNK | Kind.MISSING | Kind.MEET:
-            return (item[1],)
-        case _:
-            return ()

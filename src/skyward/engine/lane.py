@@ -21,6 +21,7 @@ from skyward.engine.functions import Recent
 from skyward.wire.connection import Connection
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Link
+from skyward.wire.messages import ToWorker
 from skyward.wire.session import Item, Session
 
 __all__ = ["Lane", "LaneOwner"]
@@ -94,9 +95,9 @@ class Lane:
         self._pauses = _Pauses()
         self._task = asyncio.ensure_future(keep(self._serve, what=f"the lane to {address}", report=self._report))
 
-    def push(self, item: Item, nbytes: int = 64) -> None:
+    def push(self, item: ToWorker) -> None:
         """Queue an item for the worker; :meth:`flush` sends it."""
-        self._link.push(item, nbytes)
+        self._link.push(item.to_wire(), item.nbytes)
 
     def flush(self) -> None:
         """Send what is queued."""

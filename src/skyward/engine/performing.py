@@ -13,7 +13,7 @@ from skyward.engine.calls import CallGang, CallTable, LiveCall
 from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.engine.slots import Slot, given_up, used_up
-from skyward.wire.messages import Kind
+from skyward.wire.messages import CancelCalls, RevokeCalls
 from skyward.wire.pickling import PackedError
 
 __all__ = ["Performer"]
@@ -163,7 +163,7 @@ class Performer:
         if unsent:
             self.give_back(list(unsent))
         if sent:
-            slot.lane.push([Kind.CANCEL if isinstance(action, Cancel) else Kind.REVOKE, sent])
+            slot.lane.push(CancelCalls(sent) if isinstance(action, Cancel) else RevokeCalls(sent))
             slot.lane.flush()
         if sent and isinstance(action, Cancel):
             slot.end_for("a cancelled call was ended", sent)

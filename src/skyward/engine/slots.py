@@ -22,7 +22,7 @@ from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.transport.access import LocalAccess
 from skyward.wire.control import WorkerExit
 from skyward.wire.log_pieces import LineAssembler
-from skyward.wire.messages import CallHeader, Kind, Payload
+from skyward.wire.messages import CallHeader, ForgetFunctions, Payload, RunCalls, RunSpecialCall, StoreFunction
 
 __all__ = ["AttachedNode", "Slot", "given_up", "used_up"]
 
@@ -160,8 +160,7 @@ class Slot:
                 call.position = next(self._positions)
             if plain:
                 ids, pickles = [call.id for call in group], [call.parcel.data for call in group]
-                item = [Kind.CALLS, function_id, group[0].position, final, ids, pickles]
-                self.lane.push(item, sum(map(len, pickles)) + 64)
+                self.lane.push(RunCalls(function_id, group[0].position, final, ids, pickles))
             else:
                 for call in group:
                     self._push_special(call)
@@ -172,15 +171,14 @@ class Slot:
             return
         # Calls that wait there keep the functions that go: the stream is in order.
         if gone := self.lane.functions.put(function.id, True, function.nbytes):  # noqa: FBT003 - a value
-            self.lane.push([Kind.FORGET, gone])
-        payload = function.wrapped.payload
-        self.lane.push([Kind.FUNCTION, function.id, payload.to_wire(), function.label], len(payload.data) + 64)
+            self.lane.push(ForgetFunctions(gone))
+        self.lane.push(StoreFunction(function.id, function.wrapped.payload, function.label))
 
     def _push_special(self, call: LiveCall) -> None:
         payload = call.parcel.arguments or Payload(data=call.parcel.data)
         header = call.header or CallHeader()
-        place = [call.parcel.function.id, call.position, call.final, call.id]
-        self.lane.push([Kind.SPECIAL, *place, payload.to_wire(), header.to_wire()], len(payload.data) + 128)
+        function_id = call.parcel.function.id
+        self.lane.push(RunSpecialCall(function_id, call.position, call.final, call.id, payload, header))
 
     def hold_present(self, call: LiveCall) -> bool:
         """Whether the call's blobs lie on the node; they stay there until it is over."""

@@ -1,56 +1,88 @@
-"""What travels on a lane: small lists for msgpack on the wire, frozen dataclasses on either side of it."""
+"""Items of a lane: short lists for msgpack on the wire, frozen records on either side of it.
+
+Each record states its layout by its fields: the list is its kind followed by its fields in order. Items are decoded
+once, by :func:`to_worker` or :func:`to_client`, where they leave the link.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-__all__ = ["CallHeader", "Kind", "Outcome", "Payload"]
+from skyward.wire.log_pieces import LogPiece
+from skyward.wire.pickling import PackedError
+from skyward.wire.session import Item
+
+__all__ = [
+    "CallHeader",
+    "CallResult",
+    "CancelCalls",
+    "EmittedEvent",
+    "ForgetFunctions",
+    "GangAddress",
+    "GangAddresses",
+    "Kind",
+    "LaneItem",
+    "MissingBlobs",
+    "Outcome",
+    "Payload",
+    "PrintedLines",
+    "ResultChunk",
+    "RevokeCalls",
+    "RevokedCalls",
+    "RunCalls",
+    "RunSpecialCall",
+    "SmallResults",
+    "SpentProcess",
+    "StoreFunction",
+    "ToClient",
+    "ToWorker",
+    "answered_calls",
+    "to_client",
+    "to_worker",
+]
+
+_HEAD_BYTES = 64
+"""Approximate size of an item besides its pickles."""
 
 
 class Kind(enum.IntEnum):
-    """First element of every item. The layouts are in the docstrings."""
+    """First element of every item on the wire. The record of the same purpose describes the rest."""
 
     FUNCTION = 1
-    """To the worker: ``[FUNCTION, function_id, payload, label]``; before its first call, and again after ``FORGET``."""
+    """To the worker: :class:`StoreFunction`."""
     CALLS = 2
-    """To the worker: ``[CALLS, function_id, position, final, [call_id, …], [pickle, …]]``: calls with small arguments.
-
-    ``position`` is that of the first one among all calls sent there; ``final`` ones do not run again once begun.
-    """
+    """To the worker: :class:`RunCalls`."""
     CANCEL = 3
-    """To the worker: ``[CANCEL, [call_id, …]]``; those that wait are dropped, one that runs ends with its worker."""
+    """To the worker: :class:`CancelCalls`."""
     REVOKE = 4
-    """To the worker: ``[REVOKE, [call_id, …]]``; those that wait are given back."""
+    """To the worker: :class:`RevokeCalls`."""
     SPECIAL = 5
-    """To the worker: ``[SPECIAL, function_id, position, final, call_id, payload, header]``: any other call."""
+    """To the worker: :class:`RunSpecialCall`."""
     MET = 6
-    """To the worker: ``[MET, call_id, [text, …]]``: what the calls of a gang have told each other, by rank."""
+    """To the worker: :class:`GangAddresses`."""
     FORGET = 7
-    """To the worker: ``[FORGET, [function_id, …]]``: functions that no later call names; those that wait keep them."""
+    """To the worker: :class:`ForgetFunctions`."""
     CHUNK = 11
-    """To the client: ``[CHUNK, call_id, part, part_bytes, offset, bytes]``: a piece of a large result."""
+    """To the client: :class:`ResultChunk`."""
     RESULT = 12
-    """To the client: ``[RESULT, call_id, outcome]``; after the chunks and lines of its call."""
-    RESULTS = 17
-    """To the client: ``[RESULTS, [call_id, …], [seconds, …], [pickle, …]]``: small results of calls that succeeded."""
+    """To the client: :class:`CallResult`."""
     LINES = 13
-    """To the client: ``[LINES, call_id, [[stream, text, partial, timestamp, writer], …], log_end]``; call 0 is none.
-
-    All output captured before the offset ``log_end`` of the worker's log has been sent up to now; 0 gives no offset.
-    """
+    """To the client: :class:`PrintedLines`."""
     EVENT = 14
-    """To the client: ``[EVENT, call_id, pickle]``: an event that user code emitted."""
+    """To the client: :class:`EmittedEvent`."""
     REVOKED = 15
-    """To the client: ``[REVOKED, [call_id, …]]``: calls that will not run on this worker."""
+    """To the client: :class:`RevokedCalls`."""
     MISSING = 16
-    """To the client: ``[MISSING, call_id, [blob_id, …]]``: the call did not run, for want of these blobs."""
+    """To the client: :class:`MissingBlobs`."""
+    RESULTS = 17
+    """To the client: :class:`SmallResults`."""
     MEET = 18
-    """To the client: ``[MEET, call_id, text]``: what a call of a gang tells the others; it waits for ``MET``."""
+    """To the client: :class:`GangAddress`."""
     SPENT = 19
-    """To the client: ``[SPENT, [call_id, …], why]``: the process is to be replaced; these calls have not begun."""
+    """To the client: :class:`SpentProcess`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +91,8 @@ class Payload:
 
     Attributes:
         data: the pickle, if it is small.
-        data_blob: its blob, if it is not.
-        buffer_blobs: the blobs of its out-of-band buffers.
+        data_blob: id of its blob, if it is large.
+        buffer_blobs: ids of the blobs of its out-of-band buffers.
     """
 
     data: bytes = b""
@@ -69,16 +101,16 @@ class Payload:
 
     @property
     def blobs(self) -> tuple[str, ...]:
-        """Every blob it needs."""
+        """Ids of all blobs of the payload."""
         return (self.data_blob, *self.buffer_blobs) if self.data_blob else self.buffer_blobs
 
     def to_wire(self) -> list[Any]:
-        """For msgpack."""
+        """Return the list for msgpack."""
         return [self.data, self.data_blob, self.buffer_blobs]
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> Payload:
-        """From msgpack."""
+        """Return the payload in a list from msgpack."""
         return cls(data=wire[0], data_blob=wire[1], buffer_blobs=tuple(wire[2]))
 
 
@@ -95,47 +127,412 @@ class CallHeader:
     gang: bool = False
 
     def to_wire(self) -> list[Any]:
-        """For msgpack."""
+        """Return the list for msgpack."""
         return [self.world, self.rank, self.seed, self.head_port, self.nodes, self.local_rank, self.gang]
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> CallHeader:
-        """From msgpack."""
+        """Return the header in a list from msgpack."""
         world, rank, seed, head_port, nodes, local_rank, gang = wire
         return cls(
-            world=world,
-            rank=rank,
-            seed=seed,
-            head_port=head_port,
-            nodes=nodes,
-            local_rank=local_rank,
-            gang=gang,
+            world=world, rank=rank, seed=seed, head_port=head_port, nodes=nodes, local_rank=local_rank, gang=gang
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a call ended.
+    """The end of a call.
 
     Attributes:
-        seconds: what it took on its worker.
+        seconds: duration of the call on its worker.
         data: the result's pickle, if it is small and there was no error.
         part_bytes: sizes of the parts that came as chunks: the pickle's buffers; the pickle itself comes first if
             ``data`` is empty.
-        error: None, or the exception: class name, message, traceback, pickle.
+        error: the exception; None if the call returned.
     """
 
     seconds: float
     data: bytes = b""
     part_bytes: tuple[int, ...] = ()
-    error: tuple[str, str, str, bytes] | None = field(default=None)
+    error: PackedError | None = None
 
     def to_wire(self) -> list[Any]:
-        """For msgpack."""
-        return [self.seconds, self.data, self.part_bytes, self.error]
+        """Return the list for msgpack."""
+        error = self.error
+        wire = error and [error.type_name, error.message, error.traceback, error.pickled]
+        return [self.seconds, self.data, self.part_bytes, wire]
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> Outcome:
-        """From msgpack."""
+        """Return the outcome in a list from msgpack."""
         seconds, data, part_bytes, error = wire
-        return cls(seconds=seconds, data=data, part_bytes=tuple(part_bytes), error=tuple(error) if error else None)
+        packed = None
+        if error:
+            type_name, message, traceback, pickled = error
+            packed = PackedError(type_name=type_name, message=message, traceback=traceback, pickled=pickled)
+        return cls(seconds=seconds, data=data, part_bytes=tuple(part_bytes), error=packed)
+
+
+class LaneItem:
+    """Record of one item of a lane."""
+
+    __slots__ = ()
+    KIND: ClassVar[Kind]
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return _HEAD_BYTES
+
+    def to_wire(self) -> list[Any]:
+        """Return the list for msgpack."""
+        return [self.KIND, *(getattr(self, name) for name in self.__slots__)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFunction(LaneItem):
+    """Function for later calls; sent before its first call, and again after :class:`ForgetFunctions`."""
+
+    KIND: ClassVar = Kind.FUNCTION
+    function_id: str
+    payload: Payload
+    label: str
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return len(self.payload.data) + _HEAD_BYTES
+
+    def to_wire(self) -> list[Any]:
+        """Return the list for msgpack."""
+        return [Kind.FUNCTION, self.function_id, self.payload.to_wire(), self.label]
+
+    @classmethod
+    def from_wire(cls, function_id: str, payload: Sequence[Any], label: str) -> StoreFunction:
+        """Return the record of a list's fields."""
+        return cls(function_id, Payload.from_wire(payload), label)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetFunctions(LaneItem):
+    """Functions that no later call names; calls that wait keep them."""
+
+    KIND: ClassVar = Kind.FORGET
+    function_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunCalls(LaneItem):
+    """Calls of one function with small arguments.
+
+    Attributes:
+        position: position of the first call among all calls sent to the worker's place.
+        final: whether the calls may not run again once begun.
+        pickles: arguments, one pickle per call.
+    """
+
+    KIND: ClassVar = Kind.CALLS
+    function_id: str
+    position: int
+    final: bool
+    call_ids: Sequence[int]
+    pickles: Sequence[bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return sum(map(len, self.pickles)) + _HEAD_BYTES
+
+    def to_wire(self) -> list[Any]:
+        """Return the list for msgpack."""
+        return [Kind.CALLS, self.function_id, self.position, self.final, self.call_ids, self.pickles]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpecialCall(LaneItem):
+    """Call with large arguments, or with a header; its position and finality are as in :class:`RunCalls`."""
+
+    KIND: ClassVar = Kind.SPECIAL
+    function_id: str
+    position: int
+    final: bool
+    call_id: int
+    payload: Payload
+    header: CallHeader
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return len(self.payload.data) + 2 * _HEAD_BYTES
+
+    def to_wire(self) -> list[Any]:
+        """Return the list for msgpack."""
+        place = [self.function_id, self.position, self.final, self.call_id]
+        return [Kind.SPECIAL, *place, self.payload.to_wire(), self.header.to_wire()]
+
+    @classmethod
+    def from_wire(cls, *fields: Any) -> RunSpecialCall:
+        """Return the record of a list's fields."""
+        *plain, payload, header = fields
+        return cls(*plain, payload=Payload.from_wire(payload), header=CallHeader.from_wire(header))
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCalls(LaneItem):
+    """Calls to drop; one that runs ends with its worker."""
+
+    KIND: ClassVar = Kind.CANCEL
+    call_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeCalls(LaneItem):
+    """Calls to give back, unless they have begun."""
+
+    KIND: ClassVar = Kind.REVOKE
+    call_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GangAddresses(LaneItem):
+    """Texts that all calls of a gang have sent as :class:`GangAddress`, by rank."""
+
+    KIND: ClassVar = Kind.MET
+    call_id: int
+    texts: Sequence[str]
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return sum(map(len, self.texts)) + _HEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ResultChunk(LaneItem):
+    """Piece of a large result.
+
+    Attributes:
+        part: index in :attr:`Outcome.part_bytes`.
+        part_bytes: size of the whole part.
+        offset: offset of the piece in the part.
+    """
+
+    KIND: ClassVar = Kind.CHUNK
+    call_id: int
+    part: int
+    part_bytes: int
+    offset: int
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the piece, in bytes: the unit of the session's credit."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult(LaneItem):
+    """End of a call that failed, or whose result is large; sent after the call's chunks and lines."""
+
+    KIND: ClassVar = Kind.RESULT
+    call_id: int
+    outcome: Outcome
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return len(self.outcome.data) + _HEAD_BYTES
+
+    def to_wire(self) -> list[Any]:
+        """Return the list for msgpack."""
+        return [Kind.RESULT, self.call_id, self.outcome.to_wire()]
+
+    @classmethod
+    def from_wire(cls, call_id: int, outcome: Sequence[Any]) -> CallResult:
+        """Return the record of a list's fields."""
+        return cls(call_id, Outcome.from_wire(outcome))
+
+
+@dataclass(frozen=True, slots=True)
+class SmallResults(LaneItem):
+    """Small results of calls that succeeded, in the order in which they ended.
+
+    Attributes:
+        seconds: durations of the calls on the worker.
+        pickles: the results.
+    """
+
+    KIND: ClassVar = Kind.RESULTS
+    call_ids: Sequence[int]
+    seconds: Sequence[float]
+    pickles: Sequence[bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return sum(map(len, self.pickles)) + _HEAD_BYTES
+
+    def to_wire(self) -> list[Any]:
+        """Return the list for msgpack."""
+        return [Kind.RESULTS, self.call_ids, self.seconds, self.pickles]
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedLines(LaneItem):
+    """Lines that a call printed.
+
+    Attributes:
+        call_id: the call; 0 for output between calls.
+        pieces: the lines.
+        log_end: offset in the worker's log; captured output before it has been sent. 0 gives no offset.
+    """
+
+    KIND: ClassVar = Kind.LINES
+    call_id: int
+    pieces: Sequence[LogPiece]
+    log_end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return sum(len(piece.text) for piece in self.pieces) + _HEAD_BYTES
+
+    def to_wire(self) -> list[Any]:
+        """Return the list for msgpack."""
+        lines = [[piece.stream, piece.text, piece.partial, piece.timestamp, piece.writer] for piece in self.pieces]
+        return [Kind.LINES, self.call_id, lines, self.log_end]
+
+    @classmethod
+    def from_wire(cls, call_id: int, lines: Sequence[Sequence[Any]], log_end: int) -> PrintedLines:
+        """Return the record of a list's fields."""
+        return cls(call_id, [*_pieces(lines)], log_end)
+
+
+def _pieces(lines: Sequence[Sequence[Any]]) -> Iterator[LogPiece]:
+    for stream, text, partial, timestamp, writer in lines:
+        yield LogPiece(text=text, partial=partial, stream=stream, timestamp=timestamp, writer=writer)
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedEvent(LaneItem):
+    """Event that user code emitted, pickled."""
+
+    KIND: ClassVar = Kind.EVENT
+    call_id: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedCalls(LaneItem):
+    """Calls that will not run on this worker."""
+
+    KIND: ClassVar = Kind.REVOKED
+    call_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBlobs(LaneItem):
+    """Call that did not run, because these blobs are not on the node."""
+
+    KIND: ClassVar = Kind.MISSING
+    call_id: int
+    blob_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class GangAddress(LaneItem):
+    """Text of one call of a gang for the others; the call waits for :class:`GangAddresses`."""
+
+    KIND: ClassVar = Kind.MEET
+    call_id: int
+    text: str
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return len(self.text) + _HEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class SpentProcess(LaneItem):
+    """Request to replace the worker's process.
+
+    Attributes:
+        call_ids: calls that have not begun, and need a fresh process.
+        why: the reason.
+    """
+
+    KIND: ClassVar = Kind.SPENT
+    call_ids: Sequence[int]
+    why: str
+
+
+ToWorker = StoreFunction | ForgetFunctions | RunCalls | RunSpecialCall | CancelCalls | RevokeCalls | GangAddresses
+"""Records that the client sends."""
+ToClient = (
+    ResultChunk
+    | CallResult
+    | SmallResults
+    | PrintedLines
+    | EmittedEvent
+    | RevokedCalls
+    | MissingBlobs
+    | GangAddress
+    | SpentProcess
+)
+"""Records that the worker sends."""
+
+_TO_WORKER: dict[int, Callable[..., ToWorker]] = {
+    Kind.FUNCTION: StoreFunction.from_wire,
+    Kind.FORGET: ForgetFunctions,
+    Kind.CALLS: RunCalls,
+    Kind.SPECIAL: RunSpecialCall.from_wire,
+    Kind.CANCEL: CancelCalls,
+    Kind.REVOKE: RevokeCalls,
+    Kind.MET: GangAddresses,
+}
+_TO_CLIENT: dict[int, Callable[..., ToClient]] = {
+    Kind.CHUNK: ResultChunk,
+    Kind.RESULT: CallResult.from_wire,
+    Kind.RESULTS: SmallResults,
+    Kind.LINES: PrintedLines.from_wire,
+    Kind.EVENT: EmittedEvent,
+    Kind.REVOKED: RevokedCalls,
+    Kind.MISSING: MissingBlobs,
+    Kind.MEET: GangAddress,
+    Kind.SPENT: SpentProcess,
+}
+
+
+def to_worker(item: Item) -> ToWorker:
+    """Return the record of an item from the client.
+
+    Raises:
+        KeyError: the kind is unknown.
+        TypeError: the number of fields is wrong.
+    """
+    return _TO_WORKER[item[0]](*item[1:])
+
+
+def to_client(item: Item) -> ToClient:
+    """Return the record of an item from a worker.
+
+    Raises:
+        KeyError: the kind is unknown.
+        TypeError: the number of fields is wrong.
+    """
+    return _TO_CLIENT[item[0]](*item[1:])
+
+
+def answered_calls(item: Item) -> Sequence[int]:
+    """Return the ids of the calls that an item from a worker decides on; printed lines and events decide nothing.
+
+    It takes the item as received: its calls have to fail also when it cannot be decoded.
+    """
+    match item[0]:
+        case Kind.RESULTS | Kind.REVOKED | Kind.SPENT:
+            return item[1]
+        case Kind.RESULT | Kind.CHUNK | Kind.MISSING | Kind.MEET:
+            return (item[1],)
+        case _:
+            return ()

@@ -21,7 +21,7 @@ from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.transport.access import LocalAccess
 from skyward.wire.control import WorkerExit
-from skyward.wire.messages import Kind, Outcome
+from skyward.wire.messages import Kind, Outcome, RunCalls, ToWorker
 
 
 class HandLane:
@@ -33,7 +33,7 @@ class HandLane:
         self.pushed: list[Any] = []
         self._owner: Any = owner
 
-    def push(self, item: Any, nbytes: int = 64) -> None:
+    def push(self, item: ToWorker) -> None:
         self.pushed.append(item)
 
     def flush(self) -> None: ...
@@ -231,7 +231,7 @@ async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage)
     idle = asyncio.ensure_future(stage.members.idle(1))
     await stage.renew(handles[1], 1, "second")
 
-    assert [item[0] for item in stage.lane(1).pushed].count(Kind.CALLS) == 2
+    assert [type(item) for item in stage.lane(1).pushed].count(RunCalls) == 2
     done, _ = await asyncio.wait([idle], timeout=0.1)
     idle.cancel()
     assert not done

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from skyward.engine.blobs import Blob, NodeBlobs
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import WorkerId
@@ -15,7 +17,7 @@ from skyward.engine.functions import Recent
 from skyward.engine.packing import PackedFunction, Parcel, Wrapped
 from skyward.engine.slots import Slot
 from skyward.node.worker.call_runner import SentFunction
-from skyward.wire.messages import Kind, Payload
+from skyward.wire.messages import ForgetFunctions, Payload, RunCalls, StoreFunction, ToWorker
 
 MIB = 1 << 20
 
@@ -42,17 +44,19 @@ class Worker:
         self.bytes: dict[str, int] = {}
         self.most = self.sent = 0
 
-    def push(self, item: Sequence[Any], nbytes: int = 64) -> None:
-        match item[0]:
-            case Kind.FUNCTION:
-                self.known[item[1]] = SentFunction(item[3], Payload.from_wire(item[2]))
-                self.bytes[item[1]] = nbytes
+    def push(self, item: ToWorker) -> None:
+        match item:
+            case StoreFunction():
+                self.known[item.function_id] = SentFunction(item.label, item.payload)
+                self.bytes[item.function_id] = item.nbytes
                 self.sent += 1
-            case Kind.FORGET:
-                for function_id in item[1]:
+            case ForgetFunctions():
+                for function_id in item.function_ids:
                     del self.bytes[function_id], self.known[function_id]
+            case RunCalls():
+                assert self.known[item.function_id].label == item.function_id, "a call came before its function"
             case _:
-                assert self.known[item[1]].label == item[1], "a call came before its function"
+                pytest.fail(f"unexpected {item}")
         self.most = max(self.most, sum(self.bytes.values()))
 
     def flush(self) -> None: ...

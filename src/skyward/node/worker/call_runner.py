@@ -23,9 +23,21 @@ from skyward.node.gpu.health import DOUBT_S, is_doubtful
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
-from skyward.wire.messages import CallHeader, Kind, Outcome, Payload
-from skyward.wire.pickling import LARGE_BYTES, Packed, pack_error, pack_result, text_of, unpack_call
-from skyward.wire.session import CHUNK_BYTES, Item
+from skyward.wire.messages import (
+    CallHeader,
+    CallResult,
+    EmittedEvent,
+    GangAddress,
+    MissingBlobs,
+    Outcome,
+    Payload,
+    ResultChunk,
+    SmallResults,
+    SpentProcess,
+    ToClient,
+)
+from skyward.wire.pickling import LARGE_BYTES, Packed, PackedError, pack_error, pack_result, text_of, unpack_call
+from skyward.wire.session import CHUNK_BYTES
 
 __all__ = ["CallRunner", "Outlet", "ReceivedCall", "SentFunction"]
 
@@ -94,7 +106,7 @@ class Outlet(Protocol):
         """How much the client has not seen yet."""
         ...
 
-    def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
+    def push(self, item: ToClient, *, bulk: bool = False) -> None:
         """Queue an item."""
         ...
 
@@ -224,7 +236,7 @@ class CallRunner:
             self._outlet.flush()
 
     def _emit(self, event: SkywardEvent) -> None:
-        self._outlet.push([Kind.EVENT, self.running, pack_result(event, what="the event").data])
+        self._outlet.push(EmittedEvent(self.running, pack_result(event, what="the event").data))
         self._outlet.flush_soon()
 
     def _wait(self) -> None:
@@ -248,7 +260,7 @@ class CallRunner:
             results, self._results = self._results, []
             if results:
                 call_ids, seconds, pickles = zip(*results, strict=True)
-                self._outlet.push([Kind.RESULTS, call_ids, seconds, pickles], sum(map(len, pickles)) + 64)
+                self._outlet.push(SmallResults(call_ids, seconds, pickles))
 
     def _may_run(self) -> bool:
         """Calls wait, and the client keeps up with what it was sent: else this process would grow without bound."""
@@ -273,35 +285,35 @@ class CallRunner:
         except BaseException as broken:  # no memory for the answer, say; an answer without a pickle needs little
             log.exception("the answer of call %d could not be sent", call.id)
             message = f"the call's result or exception could not be sent: {type(broken).__name__}: {text_of(broken)}"
-            error = (f"{type(broken).__module__}.{type(broken).__qualname__}", message, "", b"")
+            type_name = f"{type(broken).__module__}.{type(broken).__qualname__}"
+            error = PackedError(type_name=type_name, message=message, traceback="", pickled=b"")
             outcome = Outcome(seconds=time.perf_counter() - started, error=error)
             with suppress(Exception):  # the loop is closed: the process ends
-                self._outlet.push([Kind.RESULT, call.id, outcome.to_wire()])
+                self._outlet.push(CallResult(call.id, outcome))
                 self._outlet.flush_soon()
 
     def _run_and_answer(self, call: ReceivedCall, started: float) -> None:
         try:
             result = self._execute(call)
         except _MissingBlobsError as missing:
-            self._answer([Kind.MISSING, call.id, missing.blob_ids])
+            self._answer(MissingBlobs(call.id, missing.blob_ids))
             return
         except FreshProcessNeeded as why:
-            self._answer([Kind.SPENT, [call.id], str(why)])
+            self._answer(SpentProcess([call.id], str(why)))
             return
         except BaseException as raised:  # a call that exits or is interrupted must not end its worker
             packed = pack_error(raised)
             if is_doubtful(packed.type_name, packed.message):
                 # Should its GPU have failed, the node ends now, and another one does the call.
                 threading.Event().wait(DOUBT_S)
-            error = (packed.type_name, packed.message, packed.traceback, packed.pickled)
-            outcome = Outcome(seconds=time.perf_counter() - started, error=error)
-            self._answer([Kind.RESULT, call.id, outcome.to_wire()])
+            outcome = Outcome(seconds=time.perf_counter() - started, error=packed)
+            self._answer(CallResult(call.id, outcome))
             if call.header is not None and call.header.gang and call.header.world > 1:
-                self._answer([Kind.SPENT, [], ""])  # what connects it with the others is still there
+                self._answer(SpentProcess([], ""))  # what connects it with the others is still there
             return
         self._send(call.id, result, time.perf_counter() - started)
 
-    def _answer(self, item: Item) -> None:
+    def _answer(self, item: ToClient) -> None:
         """Send the answer of the call that runs, unless the client that asked for it is gone."""
         with self._lock:
             if self._client == self._clients:
@@ -322,7 +334,7 @@ class CallRunner:
 
     def _meet(self, call_id: int, text: str) -> Sequence[str]:
         """Wait for the others; should one of them never come, this process is ended from outside."""
-        self._outlet.push([Kind.MEET, call_id, text], len(text) + 64)
+        self._outlet.push(GangAddress(call_id, text))
         self._outlet.flush_soon()
         return self._meetings.get()
 
@@ -350,14 +362,14 @@ class CallRunner:
                 if self._clients != client:  # who asked for it is gone
                     return
                 piece = bytes(part[offset : offset + CHUNK_BYTES])
-                self._outlet.push([Kind.CHUNK, call_id, index, part.nbytes, offset, piece], len(piece), bulk=True)
+                self._outlet.push(ResultChunk(call_id, index, part.nbytes, offset, piece), bulk=True)
                 self._outlet.flush()
                 while self._outlet.kept_bytes > _COPIED_BYTES_BOUND and not self._closed:
                     self._outlet.wait(_PAUSE_S)
         data = b"" if large else result.data
         outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
         if self._clients == client:
-            self._outlet.push([Kind.RESULT, call_id, outcome.to_wire()], len(data) + 64, bulk=True)
+            self._outlet.push(CallResult(call_id, outcome), bulk=True)
         self._outlet.flush_soon()
 
     def _load(self, payload: Payload) -> Any:

@@ -28,7 +28,19 @@ from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Link
 from skyward.wire.listening import Listener
 from skyward.wire.log_pieces import LogPiece
-from skyward.wire.messages import CallHeader, Kind, Payload
+from skyward.wire.messages import (
+    CancelCalls,
+    ForgetFunctions,
+    GangAddresses,
+    PrintedLines,
+    RevokeCalls,
+    RevokedCalls,
+    RunCalls,
+    RunSpecialCall,
+    StoreFunction,
+    ToClient,
+    to_worker,
+)
 from skyward.wire.session import Item, Session
 
 __all__ = ["LaneServer"]
@@ -127,9 +139,9 @@ class LaneServer:
         """See :class:`~skyward.node.worker.call_runner.Outlet`."""
         return self._link.session.kept_bytes
 
-    def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
+    def push(self, item: ToClient, *, bulk: bool = False) -> None:
         """See :class:`~skyward.node.worker.call_runner.Outlet`."""
-        self._link.push(item, nbytes, bulk=bulk)
+        self._link.push(item.to_wire(), item.nbytes, bulk=bulk)
 
     def flush(self) -> None:
         """See :class:`~skyward.node.worker.call_runner.Outlet`."""
@@ -203,38 +215,35 @@ class LaneServer:
 
     def _take(self, items: Sequence[Item]) -> None:
         calls: list[ReceivedCall] = []
-        for item in items:
-            match item[0]:
-                case Kind.CALLS:
-                    _, function_id, first, final, call_ids, pickles = item
-                    function = self.runner.functions[function_id]
-                    for position, (i, data) in enumerate(zip(call_ids, pickles, strict=True), first):
-                        calls.append(ReceivedCall(i, function, position, final, data))
-                case Kind.SPECIAL:
-                    _, function_id, position, final, call_id, payload, header = item
-                    payload, header = Payload.from_wire(payload), CallHeader.from_wire(header)
-                    function = self.runner.functions[function_id]
-                    calls.append(ReceivedCall(call_id, function, position, final, b"", payload, header))
-                case Kind.MET:
-                    self.runner.met(item[1], item[2])
-                case Kind.FUNCTION:
-                    self.runner.functions[item[1]] = SentFunction(item[3], Payload.from_wire(item[2]))
-                case Kind.FORGET:
-                    for function_id in item[1]:
+        for item in map(to_worker, items):
+            match item:
+                case RunCalls():
+                    function = self.runner.functions[item.function_id]
+                    together = zip(item.call_ids, item.pickles, strict=True)
+                    for position, (call_id, data) in enumerate(together, item.position):
+                        calls.append(ReceivedCall(call_id, function, position, item.final, data))
+                case RunSpecialCall():
+                    function, how = self.runner.functions[item.function_id], (item.payload, item.header)
+                    calls.append(ReceivedCall(item.call_id, function, item.position, item.final, b"", *how))
+                case GangAddresses():
+                    self.runner.met(item.call_id, item.texts)
+                case StoreFunction():
+                    self.runner.functions[item.function_id] = SentFunction(item.label, item.payload)
+                case ForgetFunctions():
+                    for function_id in item.function_ids:
                         self.runner.functions.pop(function_id, None)
-                case _:
+                case CancelCalls() | RevokeCalls():
                     self.runner.add(calls)
                     calls = []
                     self._take_back(item)
         self.runner.add(calls)
 
-    def _take_back(self, item: Item) -> None:
-        kind, call_ids = item
-        if dropped := self.runner.take_back(call_ids):
-            self.push([Kind.REVOKED, dropped])
+    def _take_back(self, item: CancelCalls | RevokeCalls) -> None:
+        if dropped := self.runner.take_back(item.call_ids):
+            self.push(RevokedCalls(dropped))
             self.flush_soon()
         running = self.runner.running
-        if kind == Kind.CANCEL and running in call_ids:
+        if isinstance(item, CancelCalls) and running in item.call_ids:
             self._loop.call_soon_threadsafe(self._begin_end, running)
 
     def _begin_end(self, call_id: int) -> None:
@@ -265,14 +274,11 @@ class LaneServer:
         if not self._linked and self.kept_bytes > _KEPT_LINES_BOUND:
             self._dropped_lines += len(pieces)
             return
-        lines: list[list[Any]] = [
-            [piece.stream, piece.text, piece.partial, piece.timestamp, piece.writer] for piece in pieces
-        ]
         if self._dropped_lines:
             note = f"… {self._dropped_lines} lines were dropped while the client was away"
-            lines.insert(0, ["stderr", note, False, time.time(), -1])
+            pieces = [LogPiece(text=note, stream="stderr", timestamp=time.time(), writer=-1), *pieces]
             self._dropped_lines = 0
-        self.push([Kind.LINES, call_id, lines, log_end], sum(len(line[1]) for line in lines) + 64)
+        self.push(PrintedLines(call_id, pieces, log_end))
         # Another thread would have to wait for the interpreter's lock, and the call may crash before it gets that.
         last, self._printed_at = self._printed_at, time.monotonic()
         if self._printed_at - last < _PRINT_EVERY_S or not self._link.flush_if_free():

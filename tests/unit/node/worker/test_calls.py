@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from skyward.node.worker.call_runner import CallRunner, ReceivedCall
+from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFunction
 from skyward.node.worker.output import CallOutput
-from skyward.wire.messages import Kind, Outcome, Payload
+from skyward.wire.messages import CallResult, Payload, ResultChunk, SmallResults, ToClient
 from skyward.wire.pickling import LARGE_BYTES, pack
-from skyward.wire.session import Item
 
 NO_ARGUMENTS = pack(((), {}), what="no arguments").data
 
@@ -22,13 +21,13 @@ class Outlet:
     kept_bytes = 0
 
     def __init__(self, fail: Callable[[], None] = lambda: None) -> None:
-        self.items: list[Item] = []
+        self.items: list[ToClient] = []
         self.fail = fail
         self.runner = CallRunner(self, CallOutput(lambda *_: None), (), [0])
 
-    def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
-        del nbytes, bulk
-        if item[0] == Kind.CHUNK:
+    def push(self, item: ToClient, *, bulk: bool = False) -> None:
+        del bulk
+        if isinstance(item, ResultChunk):
             self.fail()
         self.items.append(item)
 
@@ -44,17 +43,17 @@ class Outlet:
 
     def run(self, *functions: Callable[[], Any]) -> None:
         for number, function in enumerate(functions, start=1):
-            self.runner.functions.know(str(number), Payload(data=pack(function, what="it").data), "it")
-            self.runner.add([ReceivedCall(number, self.runner.functions.get(str(number)), number, False, NO_ARGUMENTS)])
+            self.runner.functions[str(number)] = SentFunction("it", Payload(data=pack(function, what="it").data))
+            self.runner.add([ReceivedCall(number, self.runner.functions[str(number)], number, False, NO_ARGUMENTS)])
         self.runner.work()
 
     def error(self, call_id: int) -> Any:
-        (wire,) = [item[2] for item in self.items if item[0] == Kind.RESULT and item[1] == call_id]
-        return Outcome.from_wire(wire).error
+        (result,) = [item for item in self.items if isinstance(item, CallResult) and item.call_id == call_id]
+        return result.outcome.error
 
     @property
     def succeeded(self) -> list[int]:
-        return [call_id for item in self.items if item[0] == Kind.RESULTS for call_id in item[1]]
+        return [call_id for item in self.items if isinstance(item, SmallResults) for call_id in item.call_ids]
 
 
 def large() -> bytes:
@@ -84,16 +83,16 @@ def test_a_result_that_cannot_be_sent_fails_its_call_only(error: BaseException) 
 
     outlet = Outlet(fail)
     outlet.run(large, small)
-    type_name, message, *_ = outlet.error(1)
-    assert type_name == f"builtins.{type(error).__name__}"
-    assert message.endswith("no room")
+    packed = outlet.error(1)
+    assert packed.type_name == f"builtins.{type(error).__name__}"
+    assert packed.message.endswith("no room")
     assert outlet.succeeded == [2]
 
 
 def test_an_exception_that_exits_when_it_is_pickled_fails_its_call_only() -> None:
     outlet = Outlet()
     outlet.run(deadly, small)
-    assert outlet.error(1)[0].endswith("DeadlyError")
+    assert outlet.error(1).type_name.endswith("DeadlyError")
     assert outlet.succeeded == [2]
 
 
@@ -101,4 +100,4 @@ def test_a_call_of_a_client_that_is_gone_answers_nobody() -> None:
     outlet = Outlet()
     outlet.fail = outlet.runner.reset  # a new client comes while a piece is sent
     outlet.run(large)
-    assert [item[0] for item in outlet.items] == [Kind.CHUNK]
+    assert [type(item) for item in outlet.items] == [ResultChunk]

@@ -1,0 +1,85 @@
+"""Every record of a lane crosses msgpack unchanged."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgpack
+import pytest
+
+from skyward.wire import messages
+from skyward.wire.log_pieces import LogPiece
+from skyward.wire.messages import (
+    CallHeader,
+    CallResult,
+    CancelCalls,
+    EmittedEvent,
+    ForgetFunctions,
+    GangAddress,
+    GangAddresses,
+    Kind,
+    MissingBlobs,
+    Outcome,
+    Payload,
+    PrintedLines,
+    ResultChunk,
+    RevokeCalls,
+    RevokedCalls,
+    RunCalls,
+    RunSpecialCall,
+    SmallResults,
+    SpentProcess,
+    StoreFunction,
+    ToClient,
+    ToWorker,
+    answered_calls,
+)
+from skyward.wire.pickling import PackedError
+
+ERROR = PackedError(type_name="builtins.ValueError", message="no", traceback="Traceback", pickled=b"p")
+LARGE = Payload(data_blob="d", buffer_blobs=("a", "b"))
+TO_WORKER: list[ToWorker] = [
+    StoreFunction("f", Payload(data=b"f"), "label"),
+    ForgetFunctions(["f"]),
+    RunCalls("f", 3, True, [1, 2], [b"x", b"y"]),
+    RunSpecialCall("f", 3, False, 1, LARGE, CallHeader(world=2, rank=1, gang=True)),
+    CancelCalls([1]),
+    RevokeCalls([1]),
+    GangAddresses(1, ["a", "b"]),
+]
+TO_CLIENT: list[ToClient] = [
+    ResultChunk(1, 0, 8, 4, b"abcd"),
+    CallResult(1, Outcome(seconds=0.5, data=b"x", part_bytes=(3, 4))),
+    CallResult(1, Outcome(seconds=0.5, error=ERROR)),
+    SmallResults([1, 2], [0.1, 0.2], [b"x", b"y"]),
+    PrintedLines(1, [LogPiece(text="line", partial=True, stream="stderr", timestamp=1.0, writer=2)], 7),
+    EmittedEvent(1, b"pickle"),
+    RevokedCalls([1]),
+    MissingBlobs(1, ["b"]),
+    GangAddress(1, "a"),
+    SpentProcess([1], "used"),
+]
+
+
+def over_the_wire(item: ToWorker | ToClient) -> Any:
+    return msgpack.unpackb(msgpack.packb(item.to_wire()))
+
+
+@pytest.mark.parametrize("item", TO_WORKER, ids=lambda item: item.KIND.name)
+def test_a_record_for_the_worker_arrives_as_it_was(item: ToWorker) -> None:
+    assert messages.to_worker(over_the_wire(item)) == item
+
+
+@pytest.mark.parametrize("item", TO_CLIENT, ids=lambda item: item.KIND.name)
+def test_a_record_for_the_client_arrives_as_it_was(item: ToClient) -> None:
+    received = over_the_wire(item)
+    assert messages.to_client(received) == item
+    deciding = not isinstance(item, PrintedLines | EmittedEvent)
+    assert bool(answered_calls(received)) == deciding
+
+
+def test_every_record_is_tried_and_has_a_kind_of_its_own() -> None:
+    records = {*get_args(ToWorker), *get_args(ToClient)}
+    assert records == {type(item) for item in (*TO_WORKER, *TO_CLIENT)}
+    assert {record.KIND for record in records} == set(Kind)
+    assert len(records) == len(Kind)
