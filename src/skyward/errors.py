@@ -1,4 +1,4 @@
-"""Every error Skyward raises, grouped by what the caller does next.
+"""Every error of Skyward, grouped by the caller's next step.
 
 ::
 
@@ -7,9 +7,9 @@
     │   ├── ConfigurationError        a parameter is wrong; the message names it (also a ValueError)
     │   ├── SerializationError        something cannot be pickled (also a PicklingError and a TypeError)
     │   ├── PoolStateError            the pool is not open, already closed, or not usable here (also a RuntimeError)
-    │   ├── NotInPoolError            asked on the client for what only a call on a node knows (also a RuntimeError)
+    │   ├── NotInPoolError            a fact of a node was requested on the client (also a RuntimeError)
     │   ├── BudgetError               the pool has cost, or would cost, more than its max_cost; carries both sums
-    │   ├── LedgerError               the file of what was bought cannot be used; no machine is asked for without it
+    │   ├── LedgerError               the file of purchases cannot be used; no machine is requested without it
     │   └── AuthenticationError       credentials or keys were refused
     │       └── HostKeyError          a machine is unknown, or not the one it should be
     ├── try elsewhere
@@ -59,7 +59,7 @@ class SkywardError(Exception):
 
 
 class ConfigurationError(SkywardError, ValueError):
-    """A parameter has a value or a type that is not allowed; the message names it and says what is."""
+    """A parameter has a value or a type that is not allowed; the message names it and lists the allowed values."""
 
 
 class SerializationError(SkywardError, pickle.PicklingError, TypeError):
@@ -71,7 +71,7 @@ class PoolStateError(SkywardError, RuntimeError):
 
 
 class NotInPoolError(SkywardError, RuntimeError):
-    """Something that only a call on a node can know was asked for elsewhere."""
+    """A fact that only a call on a node has was requested elsewhere."""
 
 
 class AuthenticationError(SkywardError):
@@ -93,11 +93,11 @@ class BudgetError(SkywardError):
 
 
 class LedgerError(SkywardError):
-    """The ledger, in which machines are written down before they are asked for, cannot be used; says why."""
+    """The ledger, which records machines before they are requested, cannot be used; the message gives the reason."""
 
 
 class HostKeyError(AuthenticationError):
-    """A machine does not show the host key that is on file for it, or none is on file. It learns nothing about us."""
+    """A machine does not show the host key that is on file for it, or none is on file. It received no credentials."""
 
 
 class CapacityError(SkywardError):

@@ -31,7 +31,6 @@ HEAVY = ("boto3", "cryptography", "dask", "distributed", "joblib", "numpy", "par
 
 TOO_LARGE = {
     "skyward/client/pool.py:__init__": "one parameter after the other",
-    "skyward/request/request.py:parse_request": "to be cut",
 }
 """What may exceed the sizes, with the reason. Four entries at most."""
 

@@ -1,1 +1,1 @@
-"""Values: what a pool is asked for. Pure: nothing here does I/O, but reading the package's own data."""
+"""Values: the parameters of a pool. Pure: nothing here does I/O, but reading the package's own data."""

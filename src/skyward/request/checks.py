@@ -1,4 +1,4 @@
-"""Checks of single parameters: each returns the value with its type, or says what is allowed."""
+"""Checks of single parameters: each returns the value with its type, or raises an error with the allowed values."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([MGT])i?B\s*", re.IGNORECASE | re.A
 
 
 def refusal(parameter: str, allowed: str, given: object) -> ConfigurationError:
-    """The error that names the parameter, what is allowed and what was given."""
+    """Return an error that names the parameter, its allowed values and the given one."""
     return ConfigurationError(f"{parameter} must be {allowed}, got {reprlib.repr(given)}")
 
 
 def whole_number(parameter: str, value: object, *, minimum: int = 1) -> int:
-    """``value`` if it is an int of at least ``minimum``; a bool is none."""
+    """Return ``value`` if it is an int, no bool, of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise refusal(parameter, f"a whole number ≥ {minimum}", value)
     return value
 
 
 def positive_number(parameter: str, value: object) -> float:
-    """``value`` as a float if it is an int or float above zero that a float can hold."""
+    """Return ``value`` as a float if it is an int or float above zero that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise refusal(parameter, "a number > 0", value)
     return float(value)
 
 
 def flag(parameter: str, value: object) -> bool:
-    """``value`` if it is a bool."""
+    """Return ``value`` if it is a bool."""
     if not isinstance(value, bool):
         raise refusal(parameter, "True or False", value)
     return value
 
 
 def text(parameter: str, value: object, *, allowed: str = "non-empty text") -> str:
-    """``value`` if it is a string that is not blank and can pass through a command line."""
+    """Return ``value`` if it is a string that is not blank and can pass through a command line."""
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise refusal(parameter, allowed, value)
     return value
 
 
 def texts(parameter: str, value: object) -> tuple[str, ...]:
-    """``value`` as a tuple if it is a sequence of strings that no command would take for an option."""
+    """Return ``value`` as a tuple if it is a sequence of strings, none of which looks like an option."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise refusal(parameter, "a list of strings", value)
     items = tuple(text(f"{parameter}[{i}]", item) for i, item in enumerate(cast("Sequence[object]", value)))
@@ -61,9 +61,9 @@ def texts(parameter: str, value: object) -> tuple[str, ...]:
 
 
 def gibibytes(parameter: str, value: object) -> float:
-    """A memory size such as ``"32GB"`` or ``"1.5 TiB"``, in GiB.
+    """Return a memory size such as ``"32GB"`` or ``"1.5 TiB"`` in GiB.
 
-    "GB" is read as GiB, which is how machines and accelerators are sold; so nobody gets less than was asked for.
+    "GB" is read as GiB, as machines and accelerators are sold: a machine never has less than the request.
     """
     match = _MEMORY.fullmatch(value) if isinstance(value, str) else None
     if match is None or not float(match[1]):

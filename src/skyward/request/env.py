@@ -19,7 +19,7 @@ class EnvVars(Mapping[str, str]):
 
     Args:
         values: names to values; None is none.
-        parameter: what errors call it.
+        parameter: its name in errors.
 
     Raises:
         ConfigurationError: a name is not a shell name, or a value is not text or holds a NUL. No value is quoted.

@@ -1,4 +1,4 @@
-"""``Image``: what must be on a node before it runs calls."""
+"""``Image``: the environment that a node needs before it runs calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?", re.ASCII)
 
 
 def client_python() -> str:
-    """The Python minor version of this process, e.g. ``"3.11"``."""
+    """Return the Python minor version of this process, e.g. ``"3.11"``."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -38,7 +38,7 @@ class Image:
 
     Attributes:
         python: version such as ``"3.11"``; None means the client's minor version, the only one a pool accepts.
-        pip: requirements, as pip reads them. Not Skyward: nodes get the code that runs here.
+        pip: requirements in pip's notation, without Skyward: nodes get the code that runs here.
         pip_extra_index_url: a further package index.
         apt: Debian packages.
         env: environment variables of every worker, set before user code.
@@ -92,7 +92,7 @@ class Image:
         return self.python or client_python()
 
     def content_hash(self, *, pins: Sequence[str] | None = None) -> str:
-        """12 hexadecimal characters that name the installed environment: Python, packages, indexes, engine pins.
+        """Return 12 hexadecimal characters that name the installed environment: Python, packages, indexes, engine pins.
 
         The order of ``pip`` and ``apt`` does not matter, that of ``find_links`` does. ``env`` and ``includes`` install
         nothing and are left out.
@@ -113,9 +113,9 @@ class Image:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_HASH_LENGTH]
 
     def bootstrap(self, ttl: int = 0) -> str:
-        """The POSIX-sh script that prepares a machine; running it again changes nothing.
+        """Return the POSIX-sh script that prepares a machine; running it again changes nothing.
 
-        It holds no value of ``env``: those travel in a file of their own.
+        It holds no value of ``env``: those travel in a separate file.
 
         Args:
             ttl: seconds until the machine shuts itself down, armed before anything else; 0 arms nothing.
@@ -129,7 +129,7 @@ class Image:
         )
 
     def merged(self, *, pip: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Image:
-        """This image with further requirements, and with ``env`` winning over its own."""
+        """Return this image with further requirements; variables in ``env`` override its own."""
         return Image(
             python=self.python,
             pip=tuple(dict.fromkeys((*self.pip, *texts("pip", pip)))),
@@ -142,7 +142,7 @@ class Image:
         )
 
     def anchored(self) -> Image:
-        """This image with paths that do not depend on the current folder."""
+        """Return this image with paths that do not depend on the current folder."""
         return replace(
             self,
             includes=[os.path.abspath(os.path.expanduser(path)) for path in self.includes],
@@ -167,7 +167,7 @@ def _requirements(value: object) -> tuple[str, ...]:
     from skyward.provision.preparing.distribution import DISTRIBUTION
 
     for i, requirement in enumerate(requirements):
-        if _PLAIN_REQUIREMENT.match(requirement):  # else an address or a path, which only an installer can judge
+        if _PLAIN_REQUIREMENT.match(requirement):  # an address or a path can only be checked by an installer
             _check_requirement(f"pip[{i}]", requirement)
         name = _NAME.match(requirement)
         if name is not None and canonicalize_name(name[0]) in {DISTRIBUTION, "skyward"}:

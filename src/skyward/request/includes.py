@@ -1,4 +1,4 @@
-"""What ``Image(includes=)`` names: local files and folders, checked, and packed for the way to a node."""
+"""Local files and folders of ``Image(includes=)``, checked and packed for a node."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class IncludedFile:
     """One file, folder or link on its way to a node.
 
     Attributes:
-        name: where it goes, below the folder of the node's files.
-        path: where it is here.
-        link: what the link points to, relative to its own folder; empty if it is none.
+        name: its path on the node, below the folder of the node's files.
+        path: its path here.
+        link: the link's target, relative to the link's folder; empty for a file or folder.
     """
 
     name: str
@@ -34,7 +34,7 @@ class IncludedFile:
 
 
 def included_files(includes: Sequence[str]) -> tuple[IncludedFile, ...]:
-    """Everything below the paths in ``includes``, each path under its own last name, without compiled Python.
+    """Return all files below the paths in ``includes``, each path under its last name, without compiled Python.
 
     Raises :class:`~skyward.errors.ConfigurationError`, which names the path: it does not exist, would bring this
     program's whole folder, has another one's name, or holds a link that leads out of it.
@@ -55,7 +55,7 @@ def included_files(includes: Sequence[str]) -> tuple[IncludedFile, ...]:
 
 
 def pack_files(files: Iterable[IncludedFile]) -> bytes:
-    """The files as a compressed tar archive, in which they belong to nobody in particular."""
+    """Return the files as a compressed tar archive without their owners."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=_COMPRESSION) as archive:
         for file in files:
@@ -68,7 +68,7 @@ def pack_files(files: Iterable[IncludedFile]) -> bytes:
             elif member.isdir():
                 archive.addfile(member)
             else:
-                member.type = tarfile.REGTYPE  # a file that is there twice is sent twice
+                member.type = tarfile.REGTYPE  # hard links are sent as copies
                 member.size = file.path.stat().st_size
                 with file.path.open("rb") as content:
                     archive.addfile(member, content)

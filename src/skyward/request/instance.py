@@ -1,4 +1,4 @@
-"""Machine types, and the choice of the smallest one that will do."""
+"""Machine types, and the choice of the smallest one that suffices."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _REPORTED_TOLERANCE = 0.07
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSpec:
-    """A machine type, as some provider offers it.
+    """A machine type of a provider.
 
     Attributes:
         name: the provider's name for it, e.g. ``"p5.48xlarge"``.
         cpu: usable virtual cores.
         memory_gib: main memory.
         accelerator: catalogue name of its accelerators, e.g. ``"A100-40GB"``; None if it has none.
-        accelerator_count: how many of them.
-        accelerator_memory_gib: memory of each; None where the name says it.
+        accelerator_count: number of accelerators.
+        accelerator_memory_gib: memory of each; None where the name carries it.
         price_on_demand: USD an hour on demand; None is unknown.
         price_spot: USD an hour on spot; None is unknown or not offered.
     """
@@ -48,7 +48,7 @@ class InstanceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceWish:
-    """The least that a machine must have; None asks for nothing.
+    """Minimum requirements of a machine; None requires nothing.
 
     Attributes:
         accelerator: kind, memory and count; a machine with more of the same kind will do.
@@ -61,7 +61,7 @@ class InstanceWish:
     memory_gib: float | None = None
 
     def shortfall(self, spec: InstanceSpec) -> int:
-        """0 when the machine satisfies the wish; the larger, the less it fits."""
+        """Return 0 when the machine satisfies the wish, else a number that grows with the mismatch."""
         short = (self.cpu or 0) > spec.cpu, (self.memory_gib or 0.0) > spec.memory_gib
         return sum(short) + (_accelerator_shortfall(self.accelerator, spec) if self.accelerator else 0)
 
@@ -79,7 +79,7 @@ def select_instance(
     cpu: int | None = None,
     memory: str | None = None,
 ) -> InstanceSpec:
-    """The smallest of the available machine types that has what is asked for.
+    """Return the smallest available machine type that satisfies the request.
 
     Smallest means fewest accelerators, then least accelerator memory, cores, main memory and price.
 
@@ -90,7 +90,7 @@ def select_instance(
         memory: least main memory, e.g. ``"128GB"``.
 
     Raises:
-        ConfigurationError: a parameter is wrong, or nothing matches; then the message names what came nearest.
+        ConfigurationError: a parameter is wrong, or nothing matches; then the message names the nearest types.
     """
     wish = InstanceWish(
         accelerator=None if accelerator is None else parse_accelerator(accelerator),

@@ -1,4 +1,4 @@
-"""Where a machine is told that it will be taken back: what a provider says, and a node watches."""
+"""The metadata service in which a provider announces that it takes a machine back."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["PreemptionWatch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionWatch:
-    """A metadata service that answers 404 until there is news.
+    """A metadata service that answers 404 until it has an announcement.
 
     Attributes:
         endpoint: its address, ``"http://host:port"``.
         endpoint_env: variable of the machine's environment that overrides it, where it is set.
-        token_path: where a token is had with PUT, which every other request carries; empty if none is needed.
+        token_path: path at which PUT returns a token for every other request; empty if none is needed.
         token_request_headers: headers of that request.
         token_header: the header that carries the token.
-        notice_path: answers with JSON once the machine will be taken back.
-        notice_time_field: member of that answer: when, ISO 8601 in UTC.
-        hint_path: answers once that has become more likely than usual; empty if there is no such thing.
-        interval_s: seconds between two looks.
+        notice_path: path that answers with JSON once the machine will be taken back.
+        notice_time_field: member of that answer with the time, ISO 8601 in UTC.
+        hint_path: path that answers once preemption has become more likely; empty if there is none.
+        interval_s: seconds between two requests.
     """
 
     endpoint: str

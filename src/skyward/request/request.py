@@ -1,4 +1,4 @@
-"""``PoolRequest``: what a pool was asked for, checked."""
+"""``PoolRequest``: the checked parameters of a pool."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class PoolRequest:
     """Everything that ``ComputePool`` takes about machines, as checked values (:func:`parse_request` makes it).
 
     Attributes:
-        nodes: how many machines.
-        machine: the provider's name of the machine type to use, whatever else is asked for.
+        nodes: number of machines.
+        machine: the provider's name of the machine type; overrides the requirements below.
         accelerator: kind and number on each node.
         cpu: least number of cores for each worker.
         memory_gib: least main memory for each worker.
-        volumes: what to mount on every node.
-        spot: whether machines may be ones that the provider can take back.
+        volumes: volumes to mount on every node.
+        spot: the share of machines that the provider may take back.
         timeout_s: hard cap on a node's life, from boot.
         env: environment of every worker: the image's, overridden by the pool's. Secret.
         concurrency: worker processes on each node, or on each MIG partition.
-        image: what to install, ``pip`` shorthand included; its ``env`` is the one above.
-        collect_metrics: whether nodes report metrics.
-        lease_s: how long a node lives on after its client died.
-        away_s: how long a node lives on while its client is silent.
-        max_cost: USD that the pool may cost, all in all; None is no limit.
+        image: the environment to install, ``pip`` shorthand included; its ``env`` is the one above.
+        collect_metrics: True if nodes report metrics.
+        lease_s: seconds for which a node outlives its dead client.
+        away_s: seconds for which a node outlives a silent client.
+        max_cost: USD that the pool may cost in total; None is no limit.
     """
 
     image: Image
@@ -67,7 +67,7 @@ class PoolRequest:
 
     @property
     def wish(self) -> InstanceWish:
-        """The least that each machine must have, for all of its workers together."""
+        """Minimum requirements of each machine, for all of its workers together."""
         workers = self.workers_per_node
         return InstanceWish(
             accelerator=self.accelerator,
@@ -98,14 +98,12 @@ def parse_request(
     """Check every argument of ``ComputePool`` that concerns machines.
 
     Raises:
-        ConfigurationError: a value or a type is wrong; the message names the parameter, what was given and what is
-            allowed. Nothing was started.
+        ConfigurationError: a value or a type is wrong; the message names the parameter, the given value and the
+            allowed ones. Nothing was started.
     """
     volumes = _volumes(volume)
-    complete = _image(image).merged(
-        pip=[*(() if pip is None else texts("pip", pip)), *_needs(volumes)], env=EnvVars(env)
-    )
-    complete = complete.anchored()
+    requirements = [*(() if pip is None else texts("pip", pip)), *_needs(volumes)]
+    complete = _image(image).merged(pip=requirements, env=EnvVars(env)).anchored()
     return PoolRequest(
         nodes=checked_nodes(nodes),
         machine=None if machine is None else text("machine", machine),
@@ -160,7 +158,7 @@ def _volumes(value: object) -> tuple[Volume, ...]:
 
 
 def _needs(volumes: Sequence[Volume]) -> list[str]:
-    """What the nodes need for volumes, in the versions that are here."""
+    """Return the requirements of the volumes on nodes, in the versions installed here."""
     wanted = dict.fromkeys(package for volume in volumes for package in volume.requirements)
     try:
         return [f"{package}=={version(package)}" for package in wanted]
@@ -169,7 +167,7 @@ def _needs(volumes: Sequence[Volume]) -> list[str]:
 
 
 def checked_nodes(nodes: object) -> int:
-    """``nodes`` if it is a number of nodes that a pool can have.
+    """Return ``nodes`` if a pool can have that many.
 
     Raises :class:`~skyward.errors.ConfigurationError`.
     """
@@ -177,5 +175,5 @@ def checked_nodes(nodes: object) -> int:
 
 
 def checked_ranks(parameter: str, ranks: Iterable[object]) -> frozenset[int]:
-    """``ranks`` if each is a node's rank. Raises :class:`~skyward.errors.ConfigurationError`."""
+    """Return ``ranks`` if each is a node's rank. Raises :class:`~skyward.errors.ConfigurationError`."""
     return frozenset(whole_number(f"a rank in {parameter}", rank, minimum=0) for rank in ranks)

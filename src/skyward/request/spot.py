@@ -1,4 +1,4 @@
-"""Spot strategies: whether machines may be ones that the provider can take back."""
+"""Spot strategies: the share of machines that the provider may take back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SpotNever:
     """On demand only. ``Spot.Never`` is its value; calling that gives the same."""
 
     def __call__(self) -> SpotNever:
-        """Itself, so that ``Spot.Never()`` is right too."""
+        """Return itself, so that ``Spot.Never()`` works too."""
         return self
 
     def __repr__(self) -> str:
@@ -33,8 +33,8 @@ class Spot:
         """Spot wherever the provider has a spot market; fails if that market refuses.
 
         Attributes:
-            retries: how often a refused request is repeated.
-            interval: seconds between two tries.
+            retries: number of retries of a refused request.
+            interval: seconds between two attempts.
         """
 
         retries: int = 10
@@ -46,7 +46,7 @@ class Spot:
 
     @dataclass(frozen=True, slots=True)
     class IfAvailable:
-        """Spot if there is some, else on demand."""
+        """Spot where available, else on demand."""
 
     @dataclass(frozen=True, slots=True)
     class Percent:
@@ -68,11 +68,11 @@ SpotStrategy: TypeAlias = Spot.Always | Spot.IfAvailable | Spot.Percent | SpotNe
 """A parsed strategy."""
 
 SpotLike: TypeAlias = SpotStrategy | str | float
-"""What ``spot=`` takes: a strategy, its short form, or a share from 0 to 1."""
+"""Values that ``spot=`` takes: a strategy, its short form, or a share from 0 to 1."""
 
 
 def parse_spot(value: SpotLike) -> SpotStrategy:
-    """The strategy that ``value`` stands for; raises ConfigurationError naming all of them."""
+    """Return the strategy that ``value`` names. Raises ConfigurationError, which lists them all."""
     match value:
         case Spot.Always() | Spot.IfAvailable() | Spot.Percent() | SpotNever():
             return value

@@ -23,7 +23,7 @@ class S3Volume:
         mount_path: absolute folder on the node.
         bucket: the bucket's name.
         prefix: only keys below it, e.g. ``"datasets/"``, with or without the slash; empty is the whole bucket.
-        read_only: whether writing is refused. What is written otherwise goes to the bucket.
+        read_only: True refuses writing; otherwise changes are written back to the bucket.
     """
 
     requirements: ClassVar[tuple[str, ...]] = ("boto3",)
@@ -46,7 +46,7 @@ class S3Volume:
 
     @property
     def folder(self) -> str:
-        """What every key of the volume begins with: empty, or a path that ends with a slash."""
+        """Common prefix of the volume's keys: empty, or a path that ends with a slash."""
         return f"{self.prefix.rstrip('/')}/" if self.prefix else ""
 
     @property
@@ -61,12 +61,12 @@ Volume: TypeAlias = S3Volume
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageKey:
-    """What proves who one is to a store.
+    """Credentials for a store.
 
     Attributes:
         id: the public part.
         secret: the secret part.
-        token: what makes a short-lived key valid; empty for one that lasts.
+        token: session token of a short-lived key; empty for a permanent one.
     """
 
     id: str
@@ -76,13 +76,13 @@ class StorageKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeAccess:
-    """How a machine gets at a volume.
+    """Access of a machine to a volume.
 
     Attributes:
-        region: where the store is; empty where that has no meaning.
-        endpoint_url: where it answers, unless at its usual address.
-        key: as whom; None means as the machine itself.
-        mountable: whether the machine may be changed so that it can mount the volume.
+        region: region of the store; empty where that has no meaning.
+        endpoint_url: address of the store, unless it is the usual one.
+        key: credentials; None means those of the machine itself.
+        mountable: True if software for mounting may be installed on the machine.
     """
 
     region: str = ""
@@ -99,12 +99,12 @@ class GrantedVolume:
     access: VolumeAccess = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the values as JSON types."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GrantedVolume:
-        """Read them."""
+        """Return the volume of such values."""
         access = dict(values["access"])
         key = access.pop("key", None)
         granted = VolumeAccess(**access, key=None if key is None else StorageKey(**key))

@@ -1,4 +1,4 @@
-"""``Accelerator``: what a pool asks for, and the factories by vendor."""
+"""``Accelerator``, the kind and number that a pool requests, and the factories by vendor."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _ALLOWED = 'a name such as "A100" or an Accelerator'
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorFactory:
-    """Makes requests for one model of the catalogue: ``Accelerator.NVIDIA.L4(count=2)``."""
+    """Factory of requests for one model of the catalogue: ``Accelerator.NVIDIA.L4(count=2)``."""
 
     name: str
 
     def __call__(self, count: int = 1, mig: str | Sequence[str] | None = None) -> Accelerator:
-        """``count`` of this model on each node; ``mig`` is one profile (as many as fit) or exactly those."""
+        """Request ``count`` of this model on each node; ``mig`` is one profile (as many as fit) or a list of them."""
         return Accelerator(name=self.name, count=count, mig=mig)
 
 
 class _NVIDIA:
-    """NVIDIA's GPUs. ``memory`` is text such as ``"40GB"``; ``mig`` one profile (as many as fit) or exactly those."""
+    """NVIDIA's GPUs. ``memory`` is text such as ``"40GB"``; ``mig`` one profile (as many as fit) or a list."""
 
     @staticmethod
     def H100(
@@ -38,17 +38,17 @@ class _NVIDIA:
         mig: str | Sequence[str] | None = None,
         form_factor: str | None = None,
     ) -> Accelerator:
-        """H100, 80 GB; ``form_factor`` is ``"SXM"``, ``"PCIe"`` or ``"NVL"`` (94 GB)."""
+        """Request H100, 80 GB; ``form_factor`` is ``"SXM"``, ``"PCIe"`` or ``"NVL"`` (94 GB)."""
         return Accelerator(name="H100", count=count, memory=memory, mig=mig, form_factor=form_factor)
 
     @staticmethod
     def A100(count: int = 1, memory: str | None = None, mig: str | Sequence[str] | None = None) -> Accelerator:
-        """A100, 80 GB or 40 GB."""
+        """Request A100, 80 GB or 40 GB."""
         return Accelerator(name="A100", count=count, memory=memory, mig=mig)
 
     @staticmethod
     def V100(count: int = 1, memory: str | None = None) -> Accelerator:
-        """V100, 16 GB or 32 GB."""
+        """Request V100, 16 GB or 32 GB."""
         return Accelerator(name="V100", count=count, memory=memory)
 
     H200 = AcceleratorFactory("H200")
@@ -94,26 +94,29 @@ class _AWS:
 
     @staticmethod
     def Trainium(version: int = 2, count: int = 1) -> Accelerator:
-        """Trainium 1, 2 or 3."""
+        """Request Trainium 1, 2 or 3."""
         return Accelerator(name=f"Trainium{version}", count=count)
 
     @staticmethod
     def Inferentia(version: int = 2, count: int = 1) -> Accelerator:
-        """Inferentia 1 or 2."""
+        """Request Inferentia 1 or 2."""
         return Accelerator(name=f"Inferentia{version}", count=count)
 
 
 class _Google:
-    """Google's TPUs. They parse; no provider offers them yet."""
+    """Google's TPUs. Requests for them parse; no provider offers them yet."""
 
     @staticmethod
     def TPU(version: str = "v5p", count: int = 1) -> Accelerator:
-        """``count`` chips of a TPU version: ``"v2"``, ``"v3"``, ``"v4"``, ``"v5e"``, ``"v5p"`` or ``"v6e"``."""
+        """Request ``count`` chips of a TPU version: ``"v2"``, ``"v3"``, ``"v4"``, ``"v5e"``, ``"v5p"`` or ``"v6e"``."""
         return Accelerator(name=f"TPU-{version}", count=count)
 
     @staticmethod
     def TPUSlice(name: str) -> Accelerator:
-        """The chips of a slice such as ``"v5p-8"``: its size counts cores, two a chip, but chips for v5e and v6e."""
+        """Request the chips of a slice such as ``"v5p-8"``.
+
+        The size of a slice counts cores, two a chip; for v5e and v6e it counts chips.
+        """
         version, _, size = text("name", name).partition("-")
         model = find_model(f"TPU-{version}")
         units = int(size) if size.isascii() and size.isdigit() else 0
@@ -127,12 +130,12 @@ class _AMD:
 
     @staticmethod
     def MI(model: str, count: int = 1) -> Accelerator:
-        """An Instinct, e.g. ``"300X"``."""
+        """Request an Instinct, e.g. ``"300X"``."""
         return Accelerator(name=f"MI{model}", count=count)
 
     @staticmethod
     def RadeonPro(model: str, count: int = 1) -> Accelerator:
-        """A Radeon Pro, e.g. ``"V710"``."""
+        """Request a Radeon Pro, e.g. ``"V710"``."""
         return Accelerator(name=f"Radeon-Pro-{model}", count=count)
 
 
@@ -149,7 +152,7 @@ class Accelerator:
         count: accelerators a node.
         mig: MIG profiles to create on each of them; empty is the whole accelerator.
         form_factor: None is any.
-        vendor: who makes it.
+        vendor: the maker.
 
     Raises:
         ConfigurationError: an unknown name (with the closest ones), memory, form factor or MIG profile, a count < 1.
@@ -190,7 +193,7 @@ class Accelerator:
 
     @property
     def partitions(self) -> int:
-        """What MIG makes of a node: partitions on all its accelerators together; 1 without MIG."""
+        """MIG partitions of a node, on all its accelerators together; 1 without MIG."""
         return len(self.mig) * self.count or 1
 
     @property
@@ -207,11 +210,11 @@ class Accelerator:
 
 
 AcceleratorLike: TypeAlias = Accelerator | str
-"""What ``accelerator=`` takes; the members of :class:`NVIDIA` are strings."""
+"""Values that ``accelerator=`` takes; the members of :class:`NVIDIA` are strings."""
 
 
 def parse_accelerator(value: AcceleratorLike) -> Accelerator:
-    """The accelerator that ``value`` names; one of it if it is a name, and four if it is ``"A100:4"``.
+    """Return the accelerator that ``value`` names: one for a name, four for ``"A100:4"``.
 
     Raises:
         ConfigurationError: not a name or an Accelerator, or a name the catalogue does not have.
@@ -227,12 +230,12 @@ def parse_accelerator(value: AcceleratorLike) -> Accelerator:
 
 
 def is_nvidia(accelerator: AcceleratorLike) -> bool:
-    """Whether it is made by NVIDIA. An unknown name is not, unless it says so (``"NVIDIA Z1"``)."""
+    """Return True for an accelerator of NVIDIA; an unknown name must begin with it (``"NVIDIA Z1"``)."""
     return _vendor(accelerator) is Vendor.NVIDIA
 
 
 def is_trainium(accelerator: AcceleratorLike) -> bool:
-    """Whether it is a Trainium, of whatever version."""
+    """Return True for a Trainium of any version."""
     name = accelerator.name if isinstance(accelerator, Accelerator) else accelerator
     return fold_name(name).startswith("trainium")
 
@@ -266,7 +269,7 @@ def _closest(name: str) -> str:
 
 
 def _choose_variant(named: Variant, memory_gib: float | None, form_factor: str | None) -> Variant:
-    """The named variant with what was asked for besides, if there is such a one."""
+    """Return the named variant with the memory and form factor requested besides; refuse one that does not exist."""
     model = named.model
     if form_factor is not None:
         found = find_variant(f"{model.name}{text('form_factor', form_factor)}")

@@ -1,4 +1,4 @@
-"""The catalogue of accelerators: ``catalogue.toml``, read when first asked for."""
+"""The catalogue of accelerators: ``catalogue.toml``, read at its first use."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Model", "Variant", "Vendor", "find_model", "find_variant", "fold_nam
 
 
 class Vendor(enum.Enum):
-    """Who makes an accelerator."""
+    """Maker of an accelerator."""
 
     NVIDIA = "NVIDIA"
     """CUDA devices."""
     AWS = "AWS"
     """Trainium and Inferentia."""
     GOOGLE = "Google"
-    """TPUs. They parse, and no provider here offers them."""
+    """TPUs. Requests for them parse; no provider here offers them."""
     AMD = "AMD"
     """ROCm devices."""
     UNKNOWN = "unknown"
@@ -32,13 +32,13 @@ class Model:
     """One row of the catalogue.
 
     Attributes:
-        vendor: who makes it.
+        vendor: the maker.
         name: the name in requests and offers.
-        memory_gib: memory as sold, per accelerator; the first is meant when none is named.
+        memory_gib: memory as sold, per accelerator; the first is the default.
         form_factors: form factor to the memory it comes with.
-        mig: memory in GiB to the MIG profiles that exist for it; empty where MIG does not.
-        cores_per_chip: how many units of a slice's size make one accelerator (TPU slices).
-        source: where the facts come from.
+        mig: memory in GiB to its MIG profiles; empty without MIG.
+        cores_per_chip: units of a slice's size per accelerator (TPU slices).
+        source: origin of the facts.
     """
 
     vendor: Vendor
@@ -51,7 +51,7 @@ class Model:
 
     @property
     def mig_capable(self) -> bool:
-        """Whether it can be partitioned."""
+        """True if it can be partitioned."""
         return bool(self.mig)
 
 
@@ -71,13 +71,13 @@ class Variant:
 
 
 def fold_name(name: str) -> str:
-    """``name`` without case, dashes, blanks: what names are compared by."""
+    """Return ``name`` without case, dashes and blanks, for comparisons."""
     return "".join(filter(str.isalnum, name)).lower()
 
 
 @cache
 def models() -> tuple[Model, ...]:
-    """Every row of the catalogue, in its order."""
+    """Return every row of the catalogue, in its order."""
     import tomllib
 
     rows = tomllib.loads(files("skyward.request.accelerators").joinpath("catalogue.toml").read_text(encoding="utf-8"))
@@ -96,18 +96,18 @@ def models() -> tuple[Model, ...]:
 
 
 def find_variant(name: str) -> Variant | None:
-    """The variant that a name such as ``"a100-40gb"`` or ``"H100 SXM"`` stands for; None if there is none."""
+    """Return the variant named by, e.g., ``"a100-40gb"`` or ``"H100 SXM"``; None if there is none."""
     return _variants_by_name().get(fold_name(name))
 
 
 def find_model(name: str) -> Model | None:
-    """The catalogue's row for a name, whatever memory or form factor it carries; None if there is none."""
+    """Return the catalogue's row for a name, with any memory or form factor; None if there is none."""
     variant = find_variant(name)
     return None if variant is None else variant.model
 
 
 def model_name(reported: str) -> str:
-    """The catalogue's name in what a driver says, such as ``"NVIDIA A100-SXM4-80GB"`` or ``"Tesla T4"``; else that."""
+    """Return the catalogue's name in a driver's name such as ``"NVIDIA A100-SXM4-80GB"``; the latter if it has none."""
     words = reported.replace("-", " ").split()
     spans = [words[i:j] for i in range(len(words)) for j in range(i + 1, len(words) + 1)]
     known = (find_variant("".join(span)) for span in sorted(spans, key=len, reverse=True))

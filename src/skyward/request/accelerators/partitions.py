@@ -1,4 +1,4 @@
-"""MIG: how one GPU is cut into partitions, within its 7 compute and its 8 memory slices."""
+"""MIG: partitions of one GPU, within its 7 compute and its 8 memory slices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MigProfile:
     """One kind of partition of one GPU.
 
     Attributes:
-        name: as nvidia-smi knows it, e.g. ``"3g.40gb"``.
-        compute_slices: how many of the GPU's 7 it takes.
-        memory_slices: how many of the GPU's 8 it takes.
+        name: the profile's name in nvidia-smi, e.g. ``"3g.40gb"``.
+        compute_slices: number taken of the GPU's 7.
+        memory_slices: number taken of the GPU's 8.
     """
 
     name: str
@@ -45,12 +45,12 @@ class MigProfile:
 
     @property
     def most(self) -> int:
-        """How many of it fit on one GPU."""
+        """The number of such partitions that fit on one GPU."""
         return min(COMPUTE_SLICES // self.compute_slices, MEMORY_SLICES // self.memory_slices)
 
 
 def plan_partitions(variant: Variant, mig: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The profiles to create on each GPU: as many as fit of a single one, or exactly those of a list.
+    """Return the profiles to create on each GPU: as many as fit of a single one, or exactly those of a list.
 
     Raises:
         ConfigurationError: the GPU has no MIG, lacks a profile, or the list takes more slices than there are.
