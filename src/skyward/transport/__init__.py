@@ -1,1 +1,1 @@
-"""How commands, files and connections reach a machine."""
+"""Transports: commands, files and connections to a machine, over SSH or as subprocesses on this one."""

@@ -1,4 +1,8 @@
-"""One command on a machine: the shell script that runs it, its input on the way, its output collected."""
+"""Commands on a machine: the shell script that runs one, and the exchange of its input and output.
+
+Every command starts with one fixed command line, and reads a script and its input from standard input. So the machine's
+list of processes shows a command's own arguments only, and the login shell sees nothing that it could interpret.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +44,15 @@ __all__ = [
 log = logging.getLogger("skyward.transport")
 
 _ACKNOWLEDGE_BYTES = WINDOW_BYTES // 8
-_CHUNKS_IN_TURN = 2
+_CHUNKS_IN_TURN = 2  # then other streams have their turn: a small call must not wait for a large file
 
 LOGIN_COMMAND: Final = "exec /bin/sh -c 'IFS= read -r _sky; eval \"$_sky\"'"
-"""For any login shell. ``read`` takes the script, one line, and not one byte more."""
+"""Command line for any login shell. ``read`` takes one line, the script, and not one byte more."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIGNAL_BASE = 128
 
+# Descriptors 3 and 4 keep the channel's input and second stream; messages of the shell itself must not mix with them.
 _BEGIN = (
     "_sky_nl=$(printf '\\n.'); _sky_nl=${{_sky_nl%.}}; exec 3<&0 4>&2 2>/dev/null; "
     "printf %s {token}; printf %s {token} >&4; "
@@ -63,6 +68,8 @@ _END = (
     "set -- $?; printf '%s%s\\n' {token} $1; printf '%s%s\\n' {token} $1 >&4\n"
 )
 
+# LC_ALL=C: the errors of cat and mv are recognised by their English text. wc: a lost connection looks like the end of
+# the input, so the bytes are counted before the rename.
 PUT_COMMAND: Final = (
     "d=$1; t=$1/.$2.$$; umask 077; LC_ALL=C; export LC_ALL; "
     '[ -d "$d" ] || mkdir -p -- "$d" || exit; '
@@ -71,28 +78,30 @@ PUT_COMMAND: Final = (
     'cat >"$t" && s=$(wc -c <"$t") && if [ "$s" -ne "$3" ]; then echo "only $s of $3 bytes came" >&2; exit 1; fi && '
     '{ [ "$4" = 600 ] || chmod "$4" "$t"; } && mv -f -- "$t" "$d/$2" && trap - EXIT'
 )
-"""Whole or not at all: run by ``sh -c``, with :func:`put_arguments` behind it."""
+"""Script of ``sh -c`` that writes a file whole or not at all; :func:`put_arguments` gives its arguments."""
 
 
 def script(argv: Sequence[str], env: Mapping[str, str], *, token: str, input_bytes: int | None) -> bytes:
-    """The line that :data:`LOGIN_COMMAND` reads; the command's input follows it.
+    """Return the line that :data:`LOGIN_COMMAND` reads; the command's input follows it.
 
-    Both streams carry ``token``, the command's output, ``token`` again, the exit code and a newline; nothing else that
-    may be on them counts.
+    Both streams carry ``token``, the command's output, ``token`` again, the exit code and a newline. Everything else on
+    them is ignored, such as the greetings of a login shell.
 
     Args:
         argv: the command.
-        env: set for the command beside what is there.
-        token: what no output contains; only letters and digits.
-        input_bytes: how much input follows; the command is killed when the connection ends. None means that it reads
-            the connection itself, to its end, which alone can end it.
+        env: variables set for the command, in addition to those of the login shell.
+        token: text that no output contains; letters and digits only.
+        input_bytes: number of input bytes that follow; the command is killed when the connection ends. None means that
+            the command reads the connection itself to its end, and only that end can stop it.
 
     Raises:
         ConfigurationError: a shell cannot set such a variable, or an argument contains a null byte.
     """
     for name in env:
         if not _NAME.fullmatch(name):
-            raise ConfigurationError(f"env: {name!r} is no name of an environment variable that a shell can set")
+            raise ConfigurationError(
+                f"env: {name!r} is no name of an environment variable that a shell can set: use letters, digits and _"
+            )
     line = f"{_BEGIN}{'' if input_bytes is None else _WATCHER}{_END}".format(
         token=token,
         feed=f"head -c {input_bytes} <&3; " if input_bytes else "",
@@ -105,31 +114,32 @@ def script(argv: Sequence[str], env: Mapping[str, str], *, token: str, input_byt
 
 
 def put_arguments(path: str, nbytes: int, mode: int) -> list[str]:
-    """What :data:`PUT_COMMAND` needs to know."""
+    """Return the arguments for :data:`PUT_COMMAND`."""
     target = PurePosixPath(path)
     return ["sh", str(target.parent), target.name, str(nbytes), f"{mode:o}"]
 
 
 def exit_code(status: int) -> int:
-    """A shell's ``$?`` as :class:`~skyward.transport.base.Completed` has it: negative for a signal."""
+    """Return a shell's ``$?`` in the form of :class:`~skyward.transport.base.Completed`: negative for a signal."""
     number = status - _SIGNAL_BASE
     return -number if 0 < number < signal.NSIG else status
 
 
 def _quote(text: str) -> str:
-    """One word of a line for a POSIX shell."""
+    """Return ``text`` as one word for a POSIX shell."""
+    # `read` takes one line only, so newlines come from a variable.
     return "'" + text.replace("'", "'\\''").replace("\n", "'\"$_sky_nl\"'") + "'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandExit:
-    """How a command ended.
+    """End of a command.
 
     Attributes:
-        status: the shell's ``$?``; None if the shell that ran the command ended before it could say.
-        lost: whether it was the connection that ended.
-        stdout: what it printed.
-        stderr: likewise.
+        status: the shell's ``$?``; None if the shell ended before it could report that.
+        lost: True if the connection ended instead of the command.
+        stdout: the collected standard output.
+        stderr: the collected standard error.
     """
 
     status: int | None
@@ -139,10 +149,10 @@ class CommandExit:
 
 
 class Output:
-    """One stream of a command: what is between two tokens, and the exit status behind the second.
+    """Parser of one output stream: the content between two tokens, and the exit status after the second.
 
     Args:
-        token: what the stream contains nowhere else.
+        token: the script's token, which the content does not contain.
     """
 
     def __init__(self, token: bytes) -> None:
@@ -153,13 +163,15 @@ class Output:
 
     @property
     def content(self) -> bytes:
-        """What the command printed; all there is where no token has come."""
+        """Output of the command; all received bytes as long as no token has come."""
         return bytes(self._data)
 
     def add(self, data: bytes) -> None:
-        """This has come next."""
+        """Parse the next bytes of the stream."""
         if self.status is not None:
             return
+        # The token may be cut by the bounds of packets. Searched bytes are not searched again: large outputs would
+        # take quadratic time.
         searched = max(0, len(self._data) - len(self._token) - len("255"))
         self._data += data
         if not self._begun:
@@ -181,16 +193,16 @@ class Output:
 
 
 class Execution:
-    """Runs one line of :func:`script`.
+    """Run of one line of :func:`script`.
 
     Args:
-        pump: whose thread does the work.
+        pump: the sending thread.
         parts: the script, then the command's input; the memory must not change.
-        token: the script's.
-        end_input: whether the command is to see the end of its input on the connection itself.
+        token: the script's token.
+        end_input: True to end the channel's input after the last part, for commands that read it to its end.
 
     Attributes:
-        ended: done when the command, or the connection, has ended.
+        ended: future that is done when the command, or the connection, has ended.
     """
 
     def __init__(
@@ -210,11 +222,11 @@ class Execution:
         self._over = False
 
     def start(self, client: Client) -> None:
-        """Ask for the command, and wait until it is granted.
+        """Request the command, and wait until the machine grants it.
 
         Raises:
             StaleConnectionError: the connection had ended before.
-            Exception: what paramiko raises when the connection or the machine refuses.
+            Exception: a refusal by the machine, or the loss of the connection; paramiko's own exceptions.
         """
         channel = open_channel(client, "session")
         self._buffers = (
@@ -231,7 +243,7 @@ class Execution:
         self._pump.request(self._begin)
 
     def abandon(self) -> None:
-        """Nobody waits any more: end the command by closing its channel. From any thread, at any time. Idempotent."""
+        """End the command by closing its channel. From any thread, at any time. Idempotent."""
         self._abandoned = True
         self._call()
 
@@ -239,6 +251,7 @@ class Execution:
         output = self._outputs[stream]
         output.add(data)
         self._taken_bytes[stream] += len(data)
+        # An eighth of the window at a time: each acknowledgement costs a packet and a wake-up of the pump.
         if output.status is not None or self._taken_bytes[stream] >= _ACKNOWLEDGE_BYTES:
             self._call()
 
@@ -260,7 +273,7 @@ class Execution:
             return
         try:
             self._acknowledge(channel)
-        except Exception as error:  # whatever it is, the connection is of no use any more
+        except Exception as error:  # after any exception the channel is of no further use
             log.debug("a command's channel broke off: %s", error)
             self._end(channel, None, lost=True)
             return
@@ -291,7 +304,7 @@ class Execution:
                     sent = self._send_some(channel)
             except TimeoutError:
                 return Step.BLOCKED
-            except Exception as error:  # the channel's end is noticed where its output is read
+            except Exception as error:  # the end of the channel is handled where its output is read
                 log.debug("a command's input was refused: %s", error)
                 return Step.DONE
             if not sent:
@@ -299,7 +312,7 @@ class Execution:
         return Step.MOVED
 
     def _send_some(self, channel: Channel) -> int:
-        """A chunk, or the end; how many bytes it was."""
+        """Send a chunk, or the end of the input; return the number of bytes."""
         if not self._unsent:
             if self._end_input:
                 channel.shutdown_write()
@@ -319,7 +332,8 @@ class Execution:
         if self.ended.set_running_or_notify_cancel():
             self.ended.set_result(CommandExit(status=status, lost=lost, stdout=out.content, stderr=errors.content))
         with self._pump.gate:
-            with contextlib.suppress(Exception):  # a courtesy: what the command left running is to go on
+            # Ends the watcher, which would kill the command's daemons, too, when the channel closes.
+            with contextlib.suppress(Exception):
                 if status is not None:
                     channel.send(b"\n" + self._token + b"\n")
             with contextlib.suppress(Exception):

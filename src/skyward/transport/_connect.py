@@ -1,4 +1,4 @@
-"""From an SSH target to a connection on which the user is logged in: dial, verify the machine, authenticate, retry."""
+"""Connecting to an SSH target: dial, verify the machine, authenticate the user, retry."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ __all__ = ["SSHSession", "connect"]
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _LOGGER: Final = "skyward.transport.paramiko"
+# Without the CBC ciphers and the SHA-1 and MD5 hashes that paramiko also supports.
 _CIPHERS = (
     "aes128-gcm@openssh.com",
     "aes256-gcm@openssh.com",
@@ -56,16 +57,16 @@ _HOST_KEY_TYPES = (
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 _MOST_KEYS = 6
 _STEP_TIMEOUT_S = 15.0
-_KEEPALIVE = "keepalive@openssh.com"
+_KEEPALIVE = "keepalive@openssh.com"  # servers that do not support a request answer it, too, with a refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SSHSession:
-    """A connection on which the user is logged in.
+    """Connection on which the user is logged in.
 
     Attributes:
-        client: paramiko's.
-        socket: what it runs over.
+        client: paramiko's transport.
+        socket: the socket below it.
     """
 
     client: Client
@@ -73,15 +74,15 @@ class SSHSession:
 
     @property
     def alive(self) -> bool:
-        """Whether it is still there, as far as is known."""
+        """True while the connection lives, as far as is known."""
         return self.client.is_active()
 
     def ask(self) -> None:
-        """Have the machine say something; waits for it, or for the connection's end."""
+        """Request an answer of the machine, and wait for it or for the end of the connection."""
         self.client.global_request(_KEEPALIVE, None, True)  # noqa: FBT003
 
     def close(self) -> None:
-        """End it, and wait for its thread."""
+        """End the connection, and wait for its thread."""
         self.client.close()
         self.socket.close()
         self.client.join(_STEP_TIMEOUT_S)
@@ -94,28 +95,29 @@ def connect(
     report: Callable[[str], None],
     gate: threading.Lock,
 ) -> SSHSession:
-    """Connect and log in; try again, for as long as the target's patience lasts, where that may help. Blocks.
+    """Connect and log in; retry transient failures for the target's ``patience_s``. Blocks.
 
     Args:
         target: the machine.
-        by_jump: makes a connection to a host and port through the machine before it, if there is one.
+        by_jump: opens a connection to a host and port through the last jump host, if there is one.
         stopped: ends the attempt when set.
-        report: told why it has not succeeded yet, each time it is going to be tried again.
+        report: called with the reason of each failure before a retry.
         gate: see :class:`~skyward.transport._pump.Pump`.
 
     Raises:
         AuthenticationError: the user was refused, or has no key to log in with.
         ConfigurationError: the SSH configuration cannot be used.
-        HostKeyError: the machine is unknown, or another one.
-        UnreachableError: it did not answer.
+        HostKeyError: the machine is unknown, or shows another key than the one on file.
+        UnreachableError: the machine did not answer.
     """
-    own = settings(target)
+    own = settings(target)  # outside of the retries: a broken configuration does not mend itself
     started = time.monotonic()
     deadline = started + target.patience_s
     retrying = Retrying(
         retry=retry_if_exception(is_transient),
         stop=stop_after_delay(target.patience_s) | stop_when_event_set(stopped),
-        wait=wait_exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S) + wait_random(0, _FIRST_PAUSE_S),
+        wait=wait_exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        + wait_random(0, _FIRST_PAUSE_S),  # many nodes must not retry in step
         sleep=sleep_using_event(stopped),
         before_sleep=lambda state: report(str(state.outcome and state.outcome.exception())),
         reraise=True,
@@ -137,7 +139,7 @@ def _connect_once(
     gate: threading.Lock,
 ) -> SSHSession:
     known = known_keys(own)
-    if not known.accepted:
+    if not known.accepted:  # before dialling: nothing is sent to an unknown machine
         raise unknown(known, own)
     if by_jump is not None:
         dialled = Dialled(socket=by_jump(own.host, own.port))
@@ -150,7 +152,7 @@ def _connect_once(
     except SkywardError:
         raise
     except Exception as error:
-        if complaint := dialled.complaint():
+        if complaint := dialled.complaint():  # explains more than the broken connection does
             raise ProxyCommandFailure(str(own.proxy_command), complaint) from error
         raise
 
@@ -158,19 +160,19 @@ def _connect_once(
 def _log_in(
     dialled: Dialled, settings: Settings, known: KnownKeys, *, deadline: float, gate: threading.Lock
 ) -> SSHSession:
-    """Agree on keys, verify the machine's, and prove who the user is.
+    """Agree on session keys, verify the machine's host key, and authenticate the user.
 
     Args:
         dialled: the connection; closed on failure.
-        settings: who logs in, and how.
-        known: the machine's keys.
-        deadline: on the monotonic clock.
+        settings: user, keys and limits.
+        known: the machine's keys on file.
+        deadline: time on the monotonic clock at which to give up.
         gate: see :class:`~skyward.transport._pump.Pump`.
 
     Raises:
         AuthenticationError: the user was refused.
-        HostKeyError: the machine is another one.
-        Exception: whatever paramiko raises of, when the connection fails.
+        HostKeyError: the machine shows another key than the one on file.
+        Exception: the failure of the connection; paramiko's own exceptions.
     """
     sock = LiveSocket(dialled.socket, silence_s=settings.silence_s, gate=gate, on_close=dialled.hang_up)
     client: Any = None
@@ -180,6 +182,7 @@ def _log_in(
         client.start_client(timeout=max(1.0, deadline - time.monotonic()))
         shown = client.get_remote_server_key()
         verify(HostKey(type=shown.get_name(), blob=shown.asbytes()), known, settings)
+        # Only after the machine has proved its identity: another one must not learn which keys the user has.
         with identities(settings) as found:
             _authenticate(client, settings, found)
     except BaseException:
@@ -194,7 +197,7 @@ def _log_in(
 def _new_client(sock: LiveSocket, known: KnownKeys, *, name: str, timeout_s: float) -> Any:
     quiet = logging.getLogger(_LOGGER)
     if quiet.level == logging.NOTSET:
-        quiet.setLevel(logging.CRITICAL)  # what fails is raised, and said there
+        quiet.setLevel(logging.CRITICAL)  # paramiko logs failures that are also raised, with tracebacks
     client: Any = paramiko.Transport(cast("Any", sock), packetizer_class=packetizer_class())
     client.name = f"skyward-ssh {name}"
     client.set_log_channel(_LOGGER)
@@ -207,13 +210,15 @@ def _new_client(sock: LiveSocket, known: KnownKeys, *, name: str, timeout_s: flo
 
 
 def _preferred(known: KnownKeys) -> tuple[str, ...]:
-    """The kinds of keys that are on file first; a machine that has none of them shows another, which is refused."""
+    """Return the types of host keys, those on file first."""
+    # A machine shows the first of these types that it has: with another order it could show a key that is not on file.
     on_file = {name for key in known.accepted for name in (_RSA_SIGNATURES if key.type == "ssh-rsa" else [key.type])}
     return tuple(sorted(_HOST_KEY_TYPES, key=lambda name: name not in on_file))
 
 
 def _authenticate(client: Any, settings: Settings, found: Identities) -> None:
     tried: list[str] = []
+    # sshd disconnects after six failures (MaxAuthTries), and then the right key could not be tried any more.
     for identity in found.usable[:_MOST_KEYS]:
         if _accepted(client, settings, identity, first=not tried):
             return
@@ -233,13 +238,14 @@ def _accepted(client: Any, settings: Settings, identity: Identity, *, first: boo
             f"allow PubkeyAuthentication in the machine's sshd_config"
         ) from error
     except AuthenticationException:
+        # paramiko raises this also when time is up or the connection is gone; a refused first key leaves it open.
         if time.monotonic() >= limit or (first and not client.is_active()):
             raise ConnectionResetError("the connection broke off during authentication") from None
         return False
     if further:
         raise AuthenticationError(
-            f"{settings.user}@{settings.host} port {settings.port} wants more than a key ({', '.join(further)}): "
-            f"that cannot be given here; allow the key alone (AuthenticationMethods in its sshd_config)"
+            f"{settings.user}@{settings.host} port {settings.port} requires more than a key ({', '.join(further)}): "
+            f"Skyward can offer only keys; allow the key alone (AuthenticationMethods in its sshd_config)"
         )
     return True
 

@@ -1,4 +1,4 @@
-"""The one table of what paramiko and the system raise, and what it means."""
+"""Meaning of the exceptions of paramiko and the system: error for the caller, retry or not, advice."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["MEANINGS", "Meaning", "meaning", "translated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What an exception means for a connection.
+    """Meaning of an exception for a connection.
 
     Attributes:
-        error: what the caller gets.
-        transient: whether it is worth trying again.
-        advice: what to check.
+        error: type of the error for the caller.
+        transient: True if a retry may succeed.
+        advice: next steps for the user.
     """
 
     error: type[SkywardError]
@@ -40,7 +40,7 @@ _NO_ROUTE = Meaning(error=UnreachableError, transient=True, advice="check this m
 _BROKE_OFF = Meaning(
     error=UnreachableError,
     transient=True,
-    advice="check that it is an SSH server that listens there, and its log (it may have too many connections)",
+    advice="check that an SSH server listens there, and its log (it may have too many connections)",
 )
 _UNKNOWN_NAME = Meaning(
     error=UnreachableError, transient=False, advice="check the spelling, and HostName in the SSH configuration"
@@ -51,7 +51,9 @@ _REFUSED_USER = Meaning(
     advice="check the user's name, and that one of these public keys is in ~/.ssh/authorized_keys there",
 )
 _UNLIKE = Meaning(
-    error=UnreachableError, transient=False, advice="the two have no algorithm in common: the server is too old"
+    error=UnreachableError,
+    transient=False,
+    advice="client and server have no algorithm in common: the server is too old, update it",
 )
 _PROXY = Meaning(error=UnreachableError, transient=True, advice="check ProxyCommand in the SSH configuration")
 _REFUSED_CHANNEL = Meaning(
@@ -89,18 +91,19 @@ MEANINGS: Final[dict[type[BaseException], Meaning]] = {
     TimeoutError: _NOT_THERE,
     OSError: _NO_ROUTE,
 }
-"""From the particular to the general: the first that fits counts."""
+"""From the particular to the general: the first match counts."""
 
 _UNKNOWN_NAMES = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
-_CONNECT_FAILED = 2  # RFC 4254: what the machine was to connect to did not answer it
+_CONNECT_FAILED = 2  # RFC 4254: the machine could not connect to the forwarded port
+# The system itself refuses with these, so that a retry gets the same answer.
 _PERMANENT = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT}
 
 
 def meaning(error: BaseException) -> Meaning | None:
-    """What an exception means; None where it is a mistake in the program, or says itself what it means."""
+    """Return the meaning of an exception; None for Skyward's own errors and for bugs."""
     if isinstance(error, SkywardError):
         return None
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror):  # EAI_AGAIN, a resolver that is down, may pass
         return _UNKNOWN_NAME if error.errno in _UNKNOWN_NAMES else _NO_ROUTE
     if isinstance(error, ssh_exception.ChannelException) and error.code == _CONNECT_FAILED:
         return _NOT_THERE
@@ -111,7 +114,7 @@ def meaning(error: BaseException) -> Meaning | None:
 
 
 def translated(error: BaseException, what: str) -> BaseException:
-    """The error for the caller; ``what`` was tried: ``"gpu1 port 22 cannot be reached"``."""
+    """Return the error for the caller; ``what`` is the failure: ``"gpu1 port 22 cannot be reached"``."""
     found = meaning(error)
     if found is None:
         return error
@@ -120,6 +123,6 @@ def translated(error: BaseException, what: str) -> BaseException:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether trying again may help."""
+    """Return True if a retry may succeed."""
     found = meaning(error)
     return found is not None and found.transient

@@ -1,4 +1,4 @@
-"""Who a machine must prove to be: the keys that are on file for it."""
+"""Host keys: those on file for a machine, and the check of the one that it shows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _HASHED = "|1|"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostKey:
-    """A machine's public key.
+    """Public key of a machine.
 
     Attributes:
-        type: ``ssh-ed25519`` and the like.
+        type: type of the key, such as ``ssh-ed25519``.
         blob: the key itself.
-        source: where it is on file, for messages.
-        name: what it is filed under there.
+        source: file and line of the key, for messages.
+        name: name of the machine in that file.
     """
 
     type: str
@@ -38,19 +38,19 @@ class HostKey:
 
     @property
     def fingerprint(self) -> str:
-        """As ``ssh-keygen -l`` shows it."""
+        """Fingerprint in the form of ``ssh-keygen -l``."""
         digest = base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
         return f"{self.type} SHA256:{digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKeys:
-    """What is on file for a machine.
+    """Keys on file for a machine.
 
     Attributes:
-        accepted: one of these must be shown.
-        revoked: none of these may be.
-        notes: what was found beside, and is not understood.
+        accepted: keys of which the machine must show one.
+        revoked: keys of which it may show none.
+        notes: lines about the machine that are not supported, in words.
     """
 
     accepted: tuple[HostKey, ...]
@@ -59,11 +59,11 @@ class KnownKeys:
 
 
 def known_keys(settings: Settings) -> KnownKeys:
-    """Read what is on file.
+    """Return the keys on file for a machine.
 
     Raises:
-        AuthenticationError: a file cannot be read, or is malformed where it speaks of the machine.
-        ConfigurationError: a key that was given is none.
+        AuthenticationError: a file cannot be read, or a line about the machine is malformed.
+        ConfigurationError: an entry of ``host_keys`` is no key.
     """
     if settings.host_keys:
         return KnownKeys(accepted=tuple(map(_given, settings.host_keys)))
@@ -75,9 +75,9 @@ def known_keys(settings: Settings) -> KnownKeys:
         if name is None:
             continue
         if line.marker == _AUTHORITY:
-            notes.append(f"{line.where} names a certificate authority for it: certificates are not understood here")
+            notes.append(f"{line.where} names a certificate authority for it: certificates are not supported")
         elif line.marker and line.marker != _REVOKED:
-            notes.append(f"{line.where} has a marker that is not understood: {line.marker}")
+            notes.append(f"{line.where} has a marker that is not supported: {line.marker}")
         else:
             key = _key(line.type, line.key, source=line.where, name=name)
             (revoked if line.marker else accepted).append(key)
@@ -85,14 +85,14 @@ def known_keys(settings: Settings) -> KnownKeys:
 
 
 def verify(shown: HostKey, known: KnownKeys, settings: Settings) -> None:
-    """Check what the machine has shown.
+    """Check the key that the machine has shown.
 
     Raises:
-        HostKeyError: it is not what is on file.
+        HostKeyError: the key is revoked, or is not on file.
     """
     if revoked := next((key for key in known.revoked if key == shown), None):
         raise HostKeyError(
-            f"{settings.host} port {settings.port} shows a host key that {revoked.source} says is revoked: "
+            f"{settings.host} port {settings.port} shows a host key that is revoked in {revoked.source}: "
             f"{shown.fingerprint}. Nothing was sent to it. The machine needs a new key."
         )
     if shown not in known.accepted:
@@ -100,7 +100,7 @@ def verify(shown: HostKey, known: KnownKeys, settings: Settings) -> None:
 
 
 def unknown(known: KnownKeys, settings: Settings) -> HostKeyError:
-    """The error for a machine that nothing is on file for."""
+    """Return the error for a machine without a key on file."""
     port = f" -p {settings.port}" if settings.names[0].startswith("[") else ""
     notes = "".join(f" NB: {note}." for note in known.notes)
     return HostKeyError(
@@ -119,7 +119,7 @@ def _mismatch(shown: HostKey, known: KnownKeys, settings: Settings) -> str:
     removal = f" with {' and '.join(sorted(removals))}" if removals else ""
     return (
         f"{settings.host} port {settings.port} shows another host key than it should: {shown.fingerprint}; "
-        f"expected: {expected}. Either the machine was installed anew, or someone else answers in its place; nothing "
+        f"expected: {expected}. Either the machine was reinstalled, or another one answers in its place; nothing "
         f"was sent to it. If you know why its key has changed, remove the old one{removal}, and add the new one."
     )
 
@@ -159,14 +159,15 @@ def _speaks_of(hosts: str, name: str) -> bool:
     found = False
     for pattern in hosts.lower().split(","):
         if re.fullmatch(_pattern(pattern.removeprefix("!")), name):
-            if pattern.startswith("!"):
+            if pattern.startswith("!"):  # a negated match excludes the line, even next to others
                 return False
             found = True
     return found
 
 
 def _pattern(pattern: str) -> str:
-    """Only ``*`` and ``?`` mean anything: brackets belong to a port."""
+    """Return a regular expression for a pattern of OpenSSH's."""
+    # Only `*` and `?` are special there; brackets enclose a host that has a port.
     return translate(pattern.replace("[", "[[]"))
 
 
@@ -175,6 +176,7 @@ def _hashes_to(hashed: str, name: str) -> bool:
         salt, digest = (base64.b64decode(part, validate=True) for part in hashed.removeprefix(_HASHED).split("|"))
     except ValueError:
         return False
+    # `ssh-keygen -H` hashes names with HMAC-SHA1, for which the field's first part is the key.
     return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
 
 
@@ -191,7 +193,7 @@ def _key(kind: str, text: str, *, source: str, name: str) -> HostKey:
         blob = base64.b64decode(text, validate=True)
     except binascii.Error:
         blob = b""
-    length = int.from_bytes(blob[:4], "big")
+    length = int.from_bytes(blob[:4], "big")  # a key begins with its type, preceded by the length of that (RFC 4253)
     if not kind or blob[4 : 4 + length] != kind.encode():
-        raise AuthenticationError(f"{source} is malformed: what should be the host key of {name or 'it'} is none")
+        raise AuthenticationError(f"{source} is malformed: its host key of {name or 'the machine'} cannot be decoded")
     return HostKey(type=kind, blob=blob, source=source, name=name)

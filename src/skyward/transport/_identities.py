@@ -1,4 +1,4 @@
-"""How a user proves who they are: the private keys that may be tried, in order."""
+"""Private keys of the user, from ssh-agent and files, in the order of the attempts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _OPENSSH_BEGIN, _OPENSSH_END = "-----BEGIN OPENSSH PRIVATE KEY-----", "-----END 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A private key, or the agent's word for one.
+    """Private key, in memory or in the agent.
 
     Attributes:
-        key: as paramiko has it.
-        name: where it comes from, for messages.
+        key: paramiko's object for it.
+        name: origin of the key, for messages.
     """
 
     key: Any = field(repr=False)
@@ -33,11 +33,11 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identities:
-    """What may be tried.
+    """Keys for a login.
 
     Attributes:
-        usable: in this order.
-        unusable: why others cannot be.
+        usable: keys to try, in this order.
+        unusable: reasons why other keys cannot be tried.
     """
 
     usable: tuple[Identity, ...]
@@ -46,10 +46,10 @@ class Identities:
 
 @contextmanager
 def identities(settings: Settings) -> Generator[Identities]:
-    """Find the keys; the agent, if there is one, is asked to sign until this is left.
+    """Yield the keys; those of the agent can sign until the context ends.
 
     Raises:
-        AuthenticationError: the one key that was asked for cannot be used.
+        AuthenticationError: the one key of ``key_path`` cannot be used.
     """
     from paramiko import Agent
 
@@ -69,7 +69,8 @@ def _given(path: str, held: dict[bytes, Any]) -> Identities:
 
 
 def _usual(settings: Settings, held: dict[bytes, Any]) -> Identities:
-    """The agent's keys that are also in files, the agent's others, and the files' others."""
+    """Return the agent's keys that also lie in files, the agent's others, and the files' others."""
+    # Servers count attempts: the keys that are configured or usual for this host come before the agent's many others.
     paths = [path for path in settings.identities if os.path.exists(path)]
     blobs = {_public_blob(path): path for path in paths}
     first = [Identity(key=key, name=f"{blobs[blob]} (agent)") for blob, key in held.items() if blob in blobs]
@@ -87,7 +88,7 @@ def _comment(key: Any) -> str:
 
 
 def _load(path: str) -> Identity | str:
-    """The key in a file, or why it cannot be used."""
+    """Return the key in a file, or the reason why it cannot be used."""
     from paramiko import PKey
 
     try:
@@ -96,14 +97,15 @@ def _load(path: str) -> Identity | str:
         return f"the private key {path} does not exist"
     except OSError as error:
         return f"the private key {path} cannot be read: {error.strerror}"
-    except Exception as error:  # cryptography and paramiko raise of everything: TypeError, ValueError, SSHException
+    except Exception as error:  # cryptography and paramiko raise TypeError, ValueError and SSHException, too
         if "password" in str(error).lower() or "encrypted" in str(error).lower():
             return f"the private key {path} is encrypted: unlock it with `ssh-add {path}`, so that ssh-agent signs"
-        return f"the private key {path} is malformed, or of a kind that is not supported: {error}"
+        return f"the private key {path} is malformed, or of a type that is not supported: {error}"
 
 
 def _public_blob(path: str) -> bytes:
-    """A private key's public half, without its passphrase; its path where it is not to be seen."""
+    """Return the public half of a private key, without its passphrase; its path where that cannot be read."""
+    # Compared with the agent's keys: an encrypted file can be used when the agent holds the key.
     for read in (_blob_beside, _blob_inside):
         try:
             if blob := read(path):
@@ -118,7 +120,8 @@ def _blob_beside(path: str) -> bytes:
 
 
 def _blob_inside(path: str) -> bytes:
-    """OpenSSH's own format has it in the clear."""
+    """Return the public half from a file in OpenSSH's format."""
+    # That format does not encrypt the public half: magic, three strings, a count, then the public key.
     from paramiko import Message
 
     text = Path(path).read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""Everything of paramiko's that is not promised: protocols of its objects, and the private parts in use.
+"""Private parts of paramiko in use, and protocols of its objects, which have no types of their own.
 
 ``tests/unit/transport/test_paramiko_internals.py`` fails when one of them changes. paramiko itself is imported on use.
 """
@@ -29,26 +29,26 @@ __all__ = [
 ]
 
 WINDOW_BYTES: Final = 4 << 20
-"""How much the machine may send on a channel before this side has taken it."""
+"""Bytes that the machine may send on a channel before this side acknowledges them."""
 
 _OPEN_TIMEOUT_S = 60.0
 _READ_BYTES = 1 << 20
 
 
 class StockBuffer(Protocol):
-    """paramiko's buffer of what has come on a channel."""
+    """paramiko's buffer for received bytes of a channel."""
 
     def set_event(self, event: Any) -> None:
-        """Have ``event.set()`` called when there is something, or the end; at once if there is already."""
+        """Call ``event.set()`` when bytes or the end arrive; at once if they are there already."""
         ...
 
     def read(self, nbytes: int, timeout: float | None = None) -> bytes:
-        """What there is; nothing at the end. Raises an OSError where there is nothing yet."""
+        """Return received bytes; empty at the end. Raises an OSError while there are none."""
         ...
 
 
 class Channel(Protocol):
-    """One stream of a connection."""
+    """One stream of a connection: ``paramiko.Channel``."""
 
     in_buffer: Any
     in_stderr_buffer: Any
@@ -56,43 +56,46 @@ class Channel(Protocol):
     eof_received: bool
 
     def settimeout(self, timeout: float | None) -> None:
-        """0 means never to wait for the window."""
+        """Set the time to wait for the window; 0 means never to wait."""
         ...
 
     def exec_command(self, command: str) -> None:
-        """Ask for a command."""
+        """Request a command, and wait until the server grants it."""
         ...
 
     def send(self, s: bytes | memoryview) -> int:
-        """How much went; raises TimeoutError while the window is closed, OSError or EOFError when it is all over."""
+        """Return the number of bytes sent.
+
+        Raises TimeoutError while the window is closed, OSError or EOFError once the channel is.
+        """
         ...
 
     def send_ready(self) -> bool:
-        """Whether the window is open, or the channel closed."""
+        """Return True if the window is open, or the channel is closed."""
         ...
 
     def recv(self, nbytes: int) -> bytes:
-        """Reads the buffer, and opens the window by as much."""
+        """Read the buffer, and open the window by as much."""
         ...
 
     def recv_stderr(self, nbytes: int) -> bytes:
-        """Likewise."""
+        """Read the buffer of the second stream, and open the window by as much."""
         ...
 
     def shutdown_write(self) -> None:
-        """Nothing more will be sent."""
+        """End this side's direction."""
         ...
 
     def close(self) -> None:
-        """Both directions end."""
+        """End both directions."""
         ...
 
 
 class Client(Protocol):
-    """A connection on which the user is logged in."""
+    """Connection on which the user is logged in: ``paramiko.Transport``."""
 
     def is_active(self) -> bool:
-        """Whether it is still there."""
+        """Return True while the connection lives."""
         ...
 
     def open_channel(
@@ -104,11 +107,11 @@ class Client(Protocol):
         window_size: int | None = None,
         timeout: float | None = None,
     ) -> Channel:
-        """Ask for a channel, and wait for it."""
+        """Request a channel, and wait for it."""
         ...
 
     def global_request(self, kind: str, data: Any = None, wait: bool = True) -> Any:  # noqa: FBT001, FBT002
-        """Ask the server something."""
+        """Send a request to the server; wait for its answer if ``wait``."""
         ...
 
     def close(self) -> None:
@@ -121,43 +124,43 @@ class Client(Protocol):
 
 
 class StaleConnectionError(Exception):
-    """The connection had ended before the machine could open a channel: nothing was asked of it yet."""
+    """End of the connection before the machine opened a channel: nothing was requested of it yet."""
 
 
 class RefusedSessionError(Exception):
-    """The machine runs no more commands on this connection, for now or at all."""
+    """Refusal of one more command on this connection, for now or for good."""
 
 
 def open_channel(client: Client, kind: str, destination: tuple[str, int] | None = None) -> Channel:
-    """Ask for a channel, and wait for it.
+    """Request a channel, and wait for it.
 
     Raises:
         RefusedSessionError: the machine allows no further command.
         StaleConnectionError: the connection has ended.
-        Exception: what else paramiko raises of.
+        Exception: paramiko's own exceptions, in all other cases.
     """
     origin = None if destination is None else ("127.0.0.1", 0)
     try:
         return client.open_channel(kind, destination, origin, window_size=WINDOW_BYTES, timeout=_OPEN_TIMEOUT_S)
     except Exception as error:
-        if client.is_active() and kind == "session":  # of two refused at once, one is told no reason
-            raise RefusedSessionError("it allows no further command on this connection") from error
+        # Not by the type of the exception: of two channels refused at once, paramiko gives a reason for one only.
+        if client.is_active() and kind == "session":
+            raise RefusedSessionError("the machine allows no further command on this connection") from error
         if client.is_active():
             raise
         raise StaleConnectionError(str(error)) from error
 
 
 class ChannelBuffer:
-    """Stands in for a channel's buffer (``in_buffer`` or ``in_stderr_buffer``).
+    """Replacement of a channel's buffer (``in_buffer`` or ``in_stderr_buffer``) that delivers in paramiko's thread.
 
-    The channel had a buffer of paramiko's before, and something may still be on its way into that: it is read until the
-    first thing comes here.
+    paramiko may still be filling the buffer that was there before. That one is read until the first bytes arrive here.
 
     Args:
-        stock: the buffer it replaces.
-        deliver: takes what comes, in order, and must neither wait nor use the channel.
-        end: called, more than once, when nothing more will come or the channel is closed; under the same conditions.
-        wake: asks for :meth:`drain` to be called in another thread, soon.
+        stock: the replaced buffer.
+        deliver: receives all bytes in order; must neither block nor use the channel.
+        end: called at the end of the stream or the channel, also repeatedly; under the same conditions.
+        wake: requests a call of :meth:`drain` in another thread, soon.
     """
 
     def __init__(
@@ -172,10 +175,10 @@ class ChannelBuffer:
         self._deliver = deliver
         self._end = end
         self._wake = wake
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # reentrant: `feed` and `close` drain first
 
     def drain(self) -> None:
-        """Take what has come into the other buffer."""
+        """Deliver the bytes in the replaced buffer."""
         with self._lock:
             while self._stock is not None:
                 try:
@@ -189,29 +192,29 @@ class ChannelBuffer:
                     self._end()
 
     def feed(self, data: bytes) -> None:
-        """Called by paramiko: this has come."""
+        """Deliver ``data``; called by paramiko."""
         with self._lock:
             self.drain()
             self._stock = None
             self._deliver(data)
 
     def close(self) -> None:
-        """Called by paramiko, more than once: nothing more will come."""
+        """End the stream; called by paramiko, also repeatedly."""
         with self._lock:
             self.drain()
             self._stock = None
             self._end()
 
     def read(self, nbytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
-        """For ``recv``, which counts these bytes, no more: what has been delivered is told to the sender by it."""
+        """Return ``nbytes`` zeros: ``recv`` opens the window by their number, its only purpose here."""
         return bytes(nbytes)
 
     def set(self) -> None:
-        """The other buffer: something has come."""
+        """Request :meth:`drain`: bytes came into the replaced buffer. Part of its event's interface."""
         self._wake()
 
     def clear(self) -> None:
-        """The other buffer: there is nothing."""
+        """Do nothing. Part of the interface of the replaced buffer's event."""
 
     def __len__(self) -> int:
         return 0
@@ -220,7 +223,7 @@ class ChannelBuffer:
 def take_output(
     channel: Channel, *, deliver: Callable[[bytes], None], end: Callable[[], None], wake: Callable[[], None]
 ) -> ChannelBuffer:
-    """Have what comes on a channel's first stream delivered."""
+    """Deliver the bytes of a channel's standard output."""
     stock = channel.in_buffer
     buffer = channel.in_buffer = ChannelBuffer(stock, deliver=deliver, end=end, wake=wake)
     stock.set_event(buffer)
@@ -230,7 +233,7 @@ def take_output(
 def take_errors(
     channel: Channel, *, deliver: Callable[[bytes], None], end: Callable[[], None], wake: Callable[[], None]
 ) -> ChannelBuffer:
-    """Likewise its second one."""
+    """Deliver the bytes of a channel's standard error."""
     stock = channel.in_stderr_buffer
     buffer = channel.in_stderr_buffer = ChannelBuffer(stock, deliver=deliver, end=end, wake=wake)
     stock.set_event(buffer)
@@ -239,7 +242,7 @@ def take_errors(
 
 @functools.cache
 def packetizer_class() -> type[Any]:
-    """Return the packetizer for paramiko's connections; it is made on use, as paramiko is imported on use."""
+    """Return the packetizer class for paramiko's connections; made on use, as paramiko is imported on use."""
     from paramiko.common import MSG_CHANNEL_CLOSE
     from paramiko.packet import Packetizer
 
@@ -258,6 +261,7 @@ def packetizer_class() -> type[Any]:
             self._live_socket = sock
 
         def read_message(self) -> tuple[int, Any]:
+            # paramiko has answered the previous message when it asks for the next one.
             self._live_socket.open_gate()
             kind, message = super().read_message()
             if kind == MSG_CHANNEL_CLOSE:
@@ -268,5 +272,6 @@ def packetizer_class() -> type[Any]:
 
 
 def end_handshake(client: Any) -> None:
-    """Stop the timer of the handshake, whose thread would wait on after a failure."""
+    """Stop the timer of a failed handshake."""
+    # paramiko stops it only after success: its thread would wait for the whole timeout.
     client.packetizer.complete_handshake()

@@ -1,4 +1,4 @@
-"""The thread that sends what a connection's streams have to send, and the forwarded connections among these streams."""
+"""The sending thread of an SSH connection, and forwarded connections, which are some of its streams."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ __all__ = ["CHUNK_BYTES", "Pump", "Step", "Tunnel"]
 log = logging.getLogger("skyward.transport")
 
 CHUNK_BYTES: Final = (32 << 10) - 64
-"""What fits into one packet of OpenSSH's."""
+"""Payload bytes that fit into one packet of OpenSSH's."""
 
 _SHORTEST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.032
 _ACKNOWLEDGE_BYTES = WINDOW_BYTES // 8
-_CHUNKS_IN_TURN = 2
+_CHUNKS_IN_TURN = 2  # then other streams have their turn: a small call must not wait for a large file
 _RESET = struct.pack("ii", 1, 0)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Step(enum.Enum):
-    """What became of an attempt to go on."""
+    """Outcome of one attempt to send."""
 
     MOVED = enum.auto()
-    """Something was sent, and there is more: as soon as others had their turn."""
+    """Some bytes were sent and more are left: call again after the other streams."""
     BLOCKED = enum.auto()
-    """The other side takes nothing now. Nobody says when it will: it is tried again and again."""
+    """The peer accepts nothing now. paramiko gives no signal for its readiness: call again after a pause."""
     DONE = enum.auto()
-    """There is nothing more to do."""
+    """Nothing is left to send."""
 
 
 class Pump:
-    """Runs until :meth:`stop`. What it calls must not block, but for the connection as a whole.
+    """Thread that sends a little of each stream at a time, until :meth:`stop`. Its callbacks must not block.
 
     Args:
-        name: of its thread.
+        name: name of the thread.
 
     Attributes:
-        gate: held by whoever sends on a channel, and by paramiko's thread while it answers that one was closed. What
-            was sent after that answer would be the end of the whole connection.
+        gate: lock, held to send on a channel, and by paramiko's thread while it answers that a channel was closed.
+            The server ends the whole connection when bytes for a channel follow that answer.
     """
 
     def __init__(self, name: str) -> None:
@@ -63,26 +63,26 @@ class Pump:
         self._woken = False
         self._stopping = False
         self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_out.settimeout(0)
+        self._wake_out.settimeout(0)  # `request` must never block
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._wake_up)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def request(self, action: Callable[[], None]) -> None:
-        """Have ``action`` called in the pump's thread, soon. From any thread; takes no lock."""
+        """Call ``action`` in the pump's thread, soon. From any thread; takes no lock."""
         self._requests.append(action)
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(OSError):  # it has stopped, or has enough to wake up for
+            with contextlib.suppress(OSError):  # stopped, or the buffer is full: it wakes up in any case
                 self._wake_out.send(b"\0")
 
     def keep_trying(self, step: Callable[[], Step]) -> None:
-        """Have ``step`` called until it is done. In the pump's thread."""
+        """Call ``step`` until it is done. To be used in the pump's thread."""
         self._trying[step] = None
         self._pause_s = _SHORTEST_PAUSE_S
 
     def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
-        """Have ``ready`` called whenever one of ``events`` is so; 0 for never again. In the pump's thread."""
+        """Call ``ready`` whenever one of ``events`` holds; 0 ends that. To be used in the pump's thread."""
         known = self._watched.get(sock, 0)
         if events == known:
             return
@@ -97,15 +97,16 @@ class Pump:
             self._selector.register(sock, events, ready)
 
     def hold(self, stream: object) -> None:
-        """Keep a stream alive, which nobody else may refer to while it waits. From any thread."""
+        """Keep a stream alive until :meth:`let_go`. From any thread."""
+        # paramiko refers to its channels weakly, so a waiting stream could be collected together with its channel.
         self._held.add(stream)
 
     def let_go(self, stream: object) -> None:
-        """It is over."""
+        """Release a stream that has ended."""
         self._held.discard(stream)
 
     def stop(self) -> None:
-        """What was requested before is done, no more. Waits for the thread, unless called in it. Idempotent."""
+        """End the thread once earlier requests are performed, and wait for it, except in it. Idempotent."""
         self._stopping = True
         self.request(lambda: None)
         if threading.current_thread() is not self._thread:
@@ -116,7 +117,7 @@ class Pump:
         while not self._stopping or self._requests:
             for key, events in self._selector.select(limit_s):
                 _guarded(lambda key=key, events=events: key.data(events))
-            self._woken = False
+            self._woken = False  # before the requests are taken: a later one wakes the thread again
             while self._requests:
                 _guarded(self._requests.popleft())
             limit_s = self._try_all()
@@ -125,7 +126,7 @@ class Pump:
         self._wake_out.close()
 
     def _try_all(self) -> float | None:
-        """Every step once; how long to wait before the next time."""
+        """Call every step once; return the pause before the next round, None for no next round."""
         moved = False
         for step in tuple(self._trying):
             outcome = _guarded(step)
@@ -137,6 +138,7 @@ class Pump:
         if moved:
             self._pause_s = _SHORTEST_PAUSE_S
             return 0
+        # All are blocked: poll at 1 ms to 32 ms, as a closed window must not cost a whole processor.
         pause_s = self._pause_s
         self._pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return pause_s
@@ -148,26 +150,26 @@ class Pump:
 def _guarded(action: Callable[[], Step | None]) -> Step | None:
     try:
         return action()
-    except BaseException:  # one stream's trouble is not the others'
+    except BaseException:  # a failure of one stream must not end the others
         log.exception("a stream of an SSH connection failed")
         return None
 
 
 class Tunnel:
-    """Passes bytes both ways, and each end; lives until both have ended, or one is broken.
+    """One forwarded connection: bytes and ends of stream, both ways, between a socket and a channel.
 
-    What comes from the machine is written to the socket in paramiko's thread, and only what the socket does not take at
-    once in the pump's. What goes there is read no faster than the channel takes it.
+    paramiko's thread writes bytes of the machine to the socket; the pump's thread writes only those that the socket
+    did not accept at once. Bytes for the machine are read no faster than the channel accepts them.
 
     Args:
-        pump: whose thread does the work.
-        sock: this side; owned from now on.
-        channel: the other; likewise.
+        pump: the sending thread.
+        sock: the local end; owned from now on.
+        channel: the remote end; owned from now on.
     """
 
     def __init__(self, pump: Pump, sock: socket.socket, channel: Channel) -> None:
         sock.settimeout(0)
-        if sock.family != socket.AF_UNIX:
+        if sock.family != socket.AF_UNIX:  # a tunnel through a jump host ends in a socket pair, without TCP options
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel.settimeout(0)
         self._pump = pump
@@ -177,7 +179,7 @@ class Tunnel:
         self._unwritten: deque[memoryview] = deque()
         self._unsent = b""
         self._taken_bytes = 0
-        self._called = True  # until the first time is requested, when all is in place
+        self._called = True  # so that nothing is requested before this object is complete
         self._broken = False
         self._local_ended = False
         self._remote_ended = False
@@ -194,6 +196,7 @@ class Tunnel:
             if self._broken or self._over:
                 return
             written = 0
+            # At once, in this thread: the way through the pump's would cost a thread switch.
             if not self._unwritten:
                 try:
                     written = self._socket.send(data)
@@ -220,7 +223,7 @@ class Tunnel:
     # in the pump's thread
 
     def abort(self) -> None:
-        """Break both ends off."""
+        """Break both ends."""
         self._broken = True
         self._settle()
 
@@ -257,7 +260,8 @@ class Tunnel:
                     self._unwritten.popleft()
 
     def _acknowledge(self) -> None:
-        """Tell the machine how much more it may send."""
+        """Open the channel's window by the bytes that the socket has accepted."""
+        # Only now, not on receipt: else a slow reader here would let megabytes pile up in memory.
         with self._lock:
             if self._over or self._taken_bytes < _ACKNOWLEDGE_BYTES:
                 return
@@ -293,7 +297,7 @@ class Tunnel:
                     sent = self._channel.send(self._unsent)
             except TimeoutError:
                 return Step.BLOCKED
-            except Exception:  # SSHException, EOFError, OSError: no more can be sent
+            except Exception:  # SSHException, EOFError or OSError: nothing can be sent any more
                 self._broken = True
                 return Step.DONE
             self._broken = sent == 0
@@ -305,14 +309,15 @@ class Tunnel:
         try:
             with self._pump.gate:
                 action()
-        except Exception as error:  # whatever it is, nothing more can be done with the channel
+        except Exception as error:  # after any exception the channel is of no further use
             log.debug("a channel broke off: %s", error)
             self._broken = True
 
     def _settle(self) -> None:
-        """After anything has happened: pass on an end, watch for what matters now, or end altogether."""
+        """Pass on an end of stream, update the watched events, or end the tunnel; called after every change."""
         if self._over:
             return
+        # Without an end of stream the channel did not finish: its connection was lost, or the machine gave it up.
         lost = self._channel.closed and not self._channel.eof_received
         if self._broken or lost:
             self._end(reset=True)
@@ -331,7 +336,7 @@ class Tunnel:
         self._over = True
         self._pump.let_go(self)
         self._pump.watch(self._socket, 0, self._ready)
-        if reset:
+        if reset:  # linger 0: the local program must see an error, not a regular end of the stream
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._socket.close()

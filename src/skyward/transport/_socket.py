@@ -1,4 +1,4 @@
-"""Sockets of SSH connections: dialled over TCP or through a proxy command, and watched for a silent peer."""
+"""Sockets of SSH connections: dialled over TCP or through a proxy command, with detection of dead peers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _LINUX_NOTSENT_LOWAT = 25  # named by Python from 3.12 on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialled:
-    """A connected socket.
+    """A connected socket and its proxy command, if it has one.
 
     Attributes:
-        socket: it.
-        hang_up: to be called when it is closed.
-        complaint: after that, what the command that carried it had to say.
+        socket: the socket.
+        hang_up: ends the proxy command; to be called after the socket was closed.
+        complaint: returns the end of the proxy command's standard error, after ``hang_up``.
     """
 
     socket: socket.socket
@@ -50,18 +50,19 @@ def dial_tcp(host: str, port: int, *, deadline: float, stopped: threading.Event)
 
     Args:
         host: name or address.
-        port: of TCP.
-        deadline: on the monotonic clock.
+        port: TCP port.
+        deadline: time on the monotonic clock at which to give up.
         stopped: ends the attempt when set.
 
     Raises:
-        OSError: none answered; the last one's reason.
+        OSError: no address answered; the failure of the last one.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise socket.gaierror(socket.EAI_NONAME, f"no host can be called {host!r}") from error
-    failure: OSError = TimeoutError("it has no address")
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no valid host name") from error
+    failure: OSError = TimeoutError("the host has no address")
+    # One at a time: an address that does not answer costs up to ten seconds.
     for family, kind, protocol, _, address in sorted(found, key=lambda info: info[0] != socket.AF_INET):
         sock = keep_from_forks(socket.socket(family, kind, protocol))
         try:
@@ -78,14 +79,14 @@ def dial_tcp(host: str, port: int, *, deadline: float, stopped: threading.Event)
 
 
 def _connect(sock: socket.socket, address: object, deadline: float, stopped: threading.Event) -> None:
-    sock.settimeout(0)
+    sock.settimeout(0)  # not blocking, so that `stopped` ends the attempt within a tenth of a second
     with contextlib.suppress(BlockingIOError):
         sock.connect(address)  # pyright: ignore[reportArgumentType]
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_WRITE)
         while not selector.select(_DIAL_POLL_S):
             if stopped.is_set():
-                raise ConnectionAbortedError("given up")
+                raise ConnectionAbortedError("the connection was closed meanwhile")
             if time.monotonic() >= deadline:
                 raise TimeoutError("no answer")
     if number := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -93,21 +94,22 @@ def _connect(sock: socket.socket, address: object, deadline: float, stopped: thr
 
 
 def dial_command(command: str) -> Dialled:
-    """Have a command of the SSH configuration's carry the connection, as its input and output.
+    """Start a proxy command, whose input and output carry the connection.
 
     Raises:
-        OSError: no process can be started.
+        OSError: the process cannot be started.
     """
     ours, theirs = map(keep_from_forks, socket.socketpair())
+    # A file, as a pipe that nobody reads would block a talkative command.
     complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `hang_up`
     with theirs:
         try:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {command}"],
+                ["/bin/sh", "-c", f"exec {command}"],  # exec: a kill must reach the command, not a shell above it
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=complaints,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C in the terminal must not end the connection before the pool is closed
             )
         except BaseException:
             ours.close()
@@ -128,21 +130,21 @@ def dial_command(command: str) -> Dialled:
 
 
 class LiveSocket:
-    """What paramiko asks of a socket, over a real one.
+    """Socket for paramiko that detects a dead peer.
 
-    A link is dead when nothing has come for some time although something was asked for, or when not a byte could be
-    sent for as long. Time in which this process did not run does not count.
+    A connection is dead when the peer has not answered a request for ``silence_s``, or accepted no byte for as long.
+    Time in which this process did not run does not count.
 
     Args:
-        sock: connected; owned from now on.
-        silence_s: that time.
+        sock: the connected socket; owned from now on.
+        silence_s: seconds without a byte until the peer counts as dead.
         gate: see :class:`~skyward.transport._pump.Pump`.
         on_close: called once, after the socket is closed.
 
     Attributes:
-        on_idle: called each time a third of it has passed and nothing has come, in the thread that reads: to ask for an
-            answer. None means that silence is no reason to worry yet.
-        reason: why the link was given up here; empty if it was not.
+        on_idle: requests an answer; called in the reading thread after each silent third of ``silence_s``. None means
+            that silence is allowed.
+        reason: the reason for which this side gave the connection up; empty if it did not.
     """
 
     def __init__(
@@ -161,29 +163,30 @@ class LiveSocket:
         self._gate = gate or threading.Lock()
         self._gate_keeper = 0
         self._on_close = on_close
-        self._closed = False  # paramiko asks for it by this name
+        self._closed = False  # paramiko reads this attribute of its sockets: see test_paramiko_internals.py
         self._silent_ticks = 0
+        # paramiko reads a few bytes at a time; one system call fetches many packets.
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._unread = self._buffer[:0]
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
+        """True once :meth:`close` was called."""
         return self._closed
 
     def settimeout(self, seconds: float | None) -> None:
-        """Changes nothing: reads wait for a thirtieth of that time."""
+        """Do nothing: reads always wait for one tick, a thirtieth of ``silence_s``."""
 
     def getpeername(self) -> object:
-        """The address at the other end."""
+        """Return the address of the peer."""
         return self._socket.getpeername()
 
     def recv(self, nbytes: int) -> bytes:
-        """Up to ``nbytes``; none at the end.
+        """Return up to ``nbytes`` bytes; none at the end.
 
         Raises:
-            TimeoutError: nothing has come for a while; ask again.
-            ConnectionAbortedError: nothing has come for too long.
+            TimeoutError: nothing came within a tick; call again.
+            ConnectionAbortedError: nothing came for ``silence_s``.
             OSError: the connection is broken.
         """
         if not self._unread:
@@ -193,10 +196,10 @@ class LiveSocket:
         return chunk
 
     def send(self, data: bytes) -> int:
-        """All of it.
+        """Send all of ``data``; return its length.
 
         Raises:
-            ConnectionAbortedError: the other end took nothing for too long.
+            ConnectionAbortedError: the peer accepted no byte for ``silence_s``.
             OSError: the connection is broken.
         """
         view = memoryview(data)
@@ -208,34 +211,34 @@ class LiveSocket:
             except BlockingIOError:
                 stalled_ticks += 1
                 if stalled_ticks >= _TICKS:
-                    self._give_up("took nothing")
+                    self._give_up("accepted nothing")
         return len(data)
 
     def abort(self, reason: str) -> None:
-        """End the connection for both directions, in whatever thread they are used."""
+        """End both directions of the connection, for all threads that use it."""
         self.reason = self.reason or reason
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def shut_gate(self) -> None:
-        """Let nobody send on a channel, until this thread opens the gate again or closes the socket."""
+        """Stop sending on channels until this thread opens the gate again or closes the socket."""
         self._gate.acquire()
         self._gate_keeper = threading.get_ident()
 
     def open_gate(self) -> None:
-        """Undo it, if this thread has done it."""
+        """Open the gate again, if this thread has shut it."""
         if self._gate_keeper == threading.get_ident():
             self._gate_keeper = 0
             self._gate.release()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the socket, and open the gate if this thread has shut it. Idempotent."""
         self.open_gate()
         if self._closed:
             return
         self._closed = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes up a thread that waits in it
+            self._socket.shutdown(socket.SHUT_RDWR)  # close() alone would not wake a thread that waits in recv()
         self._socket.close()
         if self._on_close is not None:
             self._on_close()
@@ -252,6 +255,7 @@ class LiveSocket:
     def _stay_silent(self) -> None:
         if self.on_idle is None:
             return
+        # Ticks, not a clock: after the process was stopped, or its machine asleep, the peer has not been silent.
         self._silent_ticks += 1
         if self._silent_ticks >= _TICKS:
             self._give_up("did not answer")
@@ -259,19 +263,19 @@ class LiveSocket:
             self.on_idle()
 
     def _give_up(self, what: str) -> None:
-        self.abort(f"the other end {what} for {self._silence_s:g} s")
+        self.abort(f"the peer {what} for {self._silence_s:g} s")
         raise ConnectionAbortedError(errno.ECONNABORTED, self.reason)
 
 
 def _tune(sock: socket.socket, tick_s: float) -> None:
-    """Waits of a tick, made by the system and not by Python; little in the system's hands, so that a small message need
-    not wait behind megabytes of a large one.
-    """
+    """Set the system's timeouts to one tick, and bound the unsent bytes that the system holds."""
+    # Timeouts of the system, as those of Python cost a poll() before every call.
     sock.settimeout(None)
     tick = struct.pack("ll", int(tick_s), int(tick_s % 1 * 1_000_000))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
     if sock.family in {socket.AF_INET, socket.AF_INET6}:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A small message must not wait behind megabytes of a large one in the system's buffer.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, _LINUX_NOTSENT_LOWAT, _UNSENT_BYTES)

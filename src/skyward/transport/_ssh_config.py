@@ -1,4 +1,4 @@
-"""What the user's SSH configuration says about a host, and what was asked for beside it: the latter wins."""
+"""Settings for a host: the user's SSH configuration, overridden by the fields of the target."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _HEADER = re.compile(r"(?i)(host|match)\b")
 _INCLUDE = re.compile(r"(?i)include(?:\s*=\s*|\s+)(.+)")
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>.+)@)?(?P<host>\[[^]]+\]|[^:/@]+)(?::(?P<port>\d+))?/?")
+# paramiko would resolve names in the DNS for this option: connecting does that, with a time limit.
 _IGNORED = re.compile(r"(?i)canonicalizehostname\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How one machine is reached.
+    """Settings of the connection to one machine.
 
     Attributes:
         host: name or address to connect to.
-        port: likewise.
-        user: who logs in.
-        names: what the machine's keys are filed under, in files of host keys.
-        known_hosts: those files.
-        named_known_hosts: whether they were asked for, and must exist.
-        host_keys: the keys that are accepted instead; files are not read then.
-        key_path: the one private key to use, if one was asked for.
+        port: port to connect to.
+        user: name of the user on the machine.
+        names: names of the machine in files of host keys.
+        known_hosts: these files.
+        named_known_hosts: True if the target names the file, which must exist then.
+        host_keys: keys that are accepted instead; files are not read then.
+        key_path: the one private key to use, if the target names one.
         identities: files of private keys to try otherwise.
-        identities_only: whether the agent's other keys are to be left alone.
-        proxy_command: what carries the connection, if anything does.
-        jumps: machines on the way, as the configuration has them.
-        silence_s: how long the machine may be silent.
+        identities_only: True to leave the agent's other keys unused.
+        proxy_command: command that carries the connection, if there is one.
+        jumps: jump hosts, in the words of the configuration.
+        silence_s: seconds without an answer after which the machine counts as lost.
     """
 
     host: str
@@ -67,10 +68,10 @@ class Settings:
 
 
 def settings(target: SSHTarget) -> Settings:
-    """Read the configuration.
+    """Return the settings for a target.
 
     Raises:
-        ConfigurationError: it cannot be read.
+        ConfigurationError: the configuration cannot be read.
     """
     found = _look_up(target)
     host = str(found.get("hostname", target.host))
@@ -98,7 +99,7 @@ def settings(target: SSHTarget) -> Settings:
 
 
 def route(target: SSHTarget) -> tuple[SSHTarget, ...]:
-    """The machines on the way to a target, first to last; those that the first one needs itself come before it.
+    """Return the jump hosts of a target, first to last; those of the first one come before it.
 
     Raises:
         ConfigurationError: the configuration cannot be read, or leads in a circle.
@@ -113,7 +114,7 @@ def route(target: SSHTarget) -> tuple[SSHTarget, ...]:
             return tuple(hops)
         hops[:0] = nearer
         first = nearer[0]
-    raise ConfigurationError(f"the SSH configuration's ProxyJump for {target.host} leads in a circle")
+    raise ConfigurationError(f"the SSH configuration's ProxyJump for {target.host} leads in a circle: correct it")
 
 
 def _hop(jump: str, target: SSHTarget) -> SSHTarget:
@@ -138,24 +139,24 @@ def _place(target: SSHTarget) -> tuple[str, int]:
 
 
 def _filed_under(name: str, port: int, *, alias: bool) -> tuple[str, ...]:
-    """As OpenSSH does it: with the port, unless it is the usual one, and then without."""
+    """Return the names to look up: with the port and without, or without only if it is 22 or there is an alias."""
     return (name,) if alias or port == _PORT else (f"[{name}]:{port}", name)
 
 
 def _own_name(target: SSHTarget) -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError) as error:
-        raise ConfigurationError(
-            f"who is to log in on {target.host}? This user has no name; give one: user="
-        ) from error
+    except (KeyError, OSError) as error:  # a container may run under a user id without a name
+        raise ConfigurationError(f"no user name for {target.host}, as this user has none: pass user=") from error
 
 
 def _port(value: Any, target: SSHTarget) -> int:
     try:
         return int(value)
     except ValueError:
-        raise ConfigurationError(f"the SSH configuration's Port for {target.host} is no number: {value!r}") from None
+        raise ConfigurationError(
+            f"the SSH configuration's Port for {target.host} is no number: {value!r}; correct it"
+        ) from None
 
 
 def _look_up(target: SSHTarget) -> dict[str, Any]:
@@ -163,19 +164,22 @@ def _look_up(target: SSHTarget) -> dict[str, Any]:
 
     path = Path(os.path.expanduser(target.config_path or "~/.ssh/config"))
     asked_for = {"Port": target.port, "User": target.user}
-    lines = [f"{key} {value}" for key, value in asked_for.items() if value is not None]  # the first value counts
+    lines = [
+        f"{key} {value}" for key, value in asked_for.items() if value is not None
+    ]  # before the file: the first value of a key counts
     try:
         if target.config_path is not None or path.exists():
             lines += _lines(path, 0)
         return dict(SSHConfig.from_text("\n".join(lines)).lookup(target.host))
     except ConfigurationError:
         raise
-    except Exception as error:  # it raises of everything, KeyError and ImportError included
+    except Exception as error:  # paramiko raises KeyError and ImportError, too
         raise ConfigurationError(f"the SSH configuration {path} cannot be used for {target.host}: {error}") from error
 
 
 def _lines(path: Path, depth: int) -> Iterator[str]:
-    """The configuration with what it includes, which paramiko does not know."""
+    """Yield the lines of a configuration and of the files that it includes."""
+    # paramiko ignores Include.
     if depth > _DEEPEST:
         raise ConfigurationError(f"the SSH configuration {path} includes itself")
     header = ""
@@ -187,6 +191,6 @@ def _lines(path: Path, depth: int) -> Iterator[str]:
             for name in shlex.split(included[1]):
                 for file in sorted(glob.glob(os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(name)))):
                     yield from _lines(Path(file), depth + 1)
-            yield header or "Host *"
+            yield header or "Host *"  # an included file may end inside of another block
         elif not _IGNORED.match(text):
             yield line

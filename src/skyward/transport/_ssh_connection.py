@@ -1,4 +1,4 @@
-"""The one connection to a machine: made when it is needed, made again when it was lost."""
+"""Shared SSH connections: one per machine, opened on first use, opened again after a loss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Connect: TypeAlias = (
 )
 
 _THREADS = 4
-_REFUSED_FOR_S = 2.0
+_REFUSED_FOR_S = 2.0  # a refusal answers callers for so long without another attempt
 _COMMANDS = 8  # of the 10 sessions that sshd allows on a connection
 _BACKLOG = 512
 _POLL_S = 0.1
@@ -44,10 +44,10 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class FutureSemaphore:
-    """So many may do something at a time, the others wait for their turn. Thread-safe, and no thread waits.
+    """Semaphore whose acquisition is a future. Thread-safe; no thread blocks in it.
 
     Args:
-        number: how many.
+        number: how many may hold it at a time.
     """
 
     def __init__(self, number: int) -> None:
@@ -56,7 +56,7 @@ class FutureSemaphore:
         self._waiting: deque[Future[None]] = deque()
 
     def acquire(self) -> Future[None]:
-        """Done when it is one's turn, which is to be given back then; may be cancelled before."""
+        """Return a future that is done once the semaphore is held, in the order of the calls; it may be cancelled."""
         turn: Future[None] = Future()
         with self._lock:
             self._waiting.append(turn)
@@ -64,7 +64,7 @@ class FutureSemaphore:
         return turn
 
     def release(self) -> None:
-        """One's turn is over."""
+        """Let the next caller have it."""
         self._go_on(1)
 
     def _go_on(self, freed: int) -> None:
@@ -76,24 +76,24 @@ class FutureSemaphore:
                 if turn.set_running_or_notify_cancel():
                     self._free -= 1
                     granted.append(turn)
-        for turn in granted:  # without the lock: whoever hears of it may give the turn back at once
+        for turn in granted:  # outside of the lock: a callback of the future may release at once
             turn.set_result(None)
 
 
 class SSHConnection:
-    """Who uses it need not know whether it is there. Thread-safe.
+    """Shared SSH connection to one machine; opened lazily, reconnects by itself. Thread-safe.
 
-    It has paramiko's thread, one that pumps, at most four for what blocks: connecting, and opening channels; and one
-    that asks whether the machine is still there, whatever those wait for.
+    Its threads: paramiko's, the pump's, and at most four for blocking work, which is to connect and to open channels.
+    One more thread asks a silent machine for an answer, however busy the four are.
 
     Args:
-        way: the machines on the way, then the machine itself; if it stands alone, the SSH configuration says the way.
-        connections: where the connections of the way are had from.
+        way: the jump hosts, then the machine itself. For a machine alone, the SSH configuration names the jump hosts.
+        connections: source of the connections to the jump hosts.
 
     Attributes:
         target: the machine.
-        pump: what sends.
-        turns: to be taken by those who run commands.
+        pump: the sending thread.
+        commands: limit on the commands that run at a time; acquired for each.
     """
 
     def __init__(self, way: tuple[SSHTarget, ...], connections: SSHConnections) -> None:
@@ -121,32 +121,33 @@ class SSHConnection:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection now, as far as is known."""
+        """True while the connection is open, as far as is known."""
         session = self._session
         return session is not None and session.alive
 
     @property
     def last_error(self) -> str:
-        """Why the last attempt to connect failed, or the last connection ended; empty if neither is so."""
+        """Reason of the last failed attempt, or of the last connection's end; empty if there is none."""
         session = self._session
         if session is not None and not session.alive:
-            return session.socket.reason or "the other end closed the connection"
+            return session.socket.reason or "the machine closed the connection"
         return self._last_error
 
     def perform(self, action: Callable[[Client], T]) -> Future[T]:
-        """Connect if need be, then call ``action``, which may block, in one of the link's threads.
+        """Connect if necessary, then call ``action``, which may block, in one of the connection's threads.
 
-        It is called once more, over a new connection, if it finds this one stale. What it raises is handed on as it is.
+        If it raises StaleConnectionError, it is called once more over a new connection. Other exceptions become the
+        future's exception.
         """
         outcome: Future[T] = Future()
         self._begin().add_done_callback(lambda session: self._hand_over(session, action, outcome))
         return outcome
 
     def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Where on this side the machine's ``host:port`` answers, until :meth:`unlisten` was called as often as this.
+        """Return the local address of the machine's ``host:port``, open until :meth:`unlisten` was called as often.
 
         Raises:
-            UnreachableError: the link is closed.
+            UnreachableError: this connection was closed.
         """
         with self._lock:
             if self._closing.is_set():
@@ -161,7 +162,7 @@ class SSHConnection:
             return ("127.0.0.1", int(listener.getsockname()[1]))
 
     def unlisten(self, host: str, port: int) -> None:
-        """One user less of what :meth:`listen` gave; connections that were made there live on."""
+        """Drop one use of a port of :meth:`listen`; the last one closes the port. Accepted connections live on."""
         with self._lock:
             self._listening[host, port] -= 1
             listener = None if self._listening[host, port] > 0 else self._listeners.pop((host, port), None)
@@ -169,11 +170,11 @@ class SSHConnection:
             self.pump.request(lambda: self._unwatch(listener))
 
     def dial(self, host: str, port: int, stopped: threading.Event) -> socket.socket:
-        """A connection to ``host:port`` as the machine sees it. Blocks, until ``stopped`` at most.
+        """Return a connection from the machine to ``host:port``. Blocks, until ``stopped`` is set at most.
 
         Raises:
-            UnreachableError: there is none.
-            Exception: what connecting to the machine itself raises of.
+            UnreachableError: ``stopped`` was set.
+            Exception: the failure to connect to the machine, or from it.
         """
         ours, theirs = map(keep_from_forks, socket.socketpair())
         opening = self.perform(lambda client: self._tunnel(client, theirs, host, port))
@@ -181,7 +182,7 @@ class SSHConnection:
             while not concurrent.futures.wait([opening], _POLL_S).done:
                 if stopped.is_set():
                     opening.cancel()
-                    raise UnreachableError("given up")
+                    raise UnreachableError(f"closed while connecting to {host} port {port} by way of {self.target}")
             opening.result()
         except BaseException:
             ours.close()
@@ -190,7 +191,7 @@ class SSHConnection:
         return ours
 
     def close(self) -> None:
-        """End the connection, the forwards and the threads, and wait for that. Idempotent."""
+        """End the connection, the forwards and the threads, and wait for their end. Idempotent."""
         with self._lock:
             self._closing.set()
             listeners = tuple(self._listeners.values())
@@ -200,7 +201,7 @@ class SSHConnection:
         self._hang_up()
         self._executor.shutdown(cancel_futures=True)
         self._asker.shutdown(cancel_futures=True)
-        self._hang_up()  # an attempt may just have succeeded
+        self._hang_up()  # again, as an attempt may have succeeded since the first time
         self.pump.stop()
         if self._jump is not None:
             self._connections.release(self._jump)
@@ -232,9 +233,10 @@ class SSHConnection:
         except BlockingIOError:
             return Step.DONE
         except OSError as error:
-            if listener.fileno() < 0:  # nobody listens any more
+            if listener.fileno() < 0:  # closed by `_unwatch`
                 return Step.DONE
-            # This process has too many files open.
+            # This process has too many open files (EMFILE). The loop must survive that: the connection waits in the
+            # backlog, and another attempt is made soon.
             log.debug("a connection to port %s of %s cannot be accepted yet: %s", port, self.target, error)
             return Step.BLOCKED
         self._openings.acquire().add_done_callback(lambda _: self._open(sock, host, port))
@@ -245,7 +247,7 @@ class SSHConnection:
         opening.add_done_callback(lambda _: self._openings.release())
         opening.add_done_callback(lambda opening: _reset_if_failed(opening, sock, f"port {port} of {self.target}"))
 
-    # in one of the link's threads
+    # in one of the connection's threads
 
     def _tunnel(self, client: Client, sock: socket.socket, host: str, port: int) -> None:
         channel = open_channel(client, "direct-tcpip", (host, port))
@@ -258,7 +260,7 @@ class SSHConnection:
             )
         except BaseException as error:
             self._report(str(error))
-            if isinstance(error, AuthenticationError):  # a server may lock out who tries again and again
+            if isinstance(error, AuthenticationError):  # servers lock out a client that is refused repeatedly
                 self._refused = (time.monotonic() + _REFUSED_FOR_S, error)
             raise
         self._last_error = ""
@@ -270,7 +272,7 @@ class SSHConnection:
         self._last_error = why
 
     def _dialler(self) -> Dial | None:
-        """What makes connections by way of the machine before this one, if there is one."""
+        """Return the function that dials by way of the last jump host; None without jump hosts."""
         if self._jump is None and (before := self._before or route(self.target)):
             self._jump = self._connections.acquire(before)
         jump = self._jump
@@ -279,7 +281,7 @@ class SSHConnection:
     # in any thread
 
     def _begin(self) -> Future[SSHSession]:
-        """The connection; all who ask while it is being made share one attempt."""
+        """Return the connection, or the attempt to open one, which all callers share."""
         ready: Future[SSHSession] = Future()
         with self._lock:
             if self._closing.is_set():
@@ -302,7 +304,8 @@ class SSHConnection:
         *,
         again: bool = False,
     ) -> None:
-        """There is a connection, or none to be had: have the action done. No thread waits meanwhile."""
+        """Perform the action in a thread, or fail its outcome, once ``connecting`` is done."""
+        # A callback, as waiting actions would occupy the threads that open the connection.
         try:
             acting = self._executor.submit(self._act, connecting.result(), action, outcome, again=again)
         except BaseException as error:
@@ -316,7 +319,7 @@ class SSHConnection:
         try:
             outcome.set_result(action(session.client))
         except StaleConnectionError as error:
-            if again:
+            if again:  # once only: a machine that accepts and drops connections would be dialled for ever
                 outcome.set_exception(error)
             else:
                 self._begin().add_done_callback(lambda session: self._hand_over(session, action, outcome, again=True))
@@ -324,13 +327,15 @@ class SSHConnection:
             outcome.set_exception(error)
 
     def _fail_if_dropped(self, acting: Future[None], outcome: Future[T]) -> None:
-        if acting.cancelled():
+        if acting.cancelled():  # by the shutdown of the executor: the outcome would stay pending for ever
             _fail(outcome, _closed_error(self.target))
 
     def _ask(self, session: SSHSession) -> None:
-        """Called when nothing has come for a while: what comes now is the answer."""
+        """Request an answer of a machine that has been silent for a while."""
         if self._asking is None or self._asking.done():
-            with contextlib.suppress(RuntimeError):  # the link is being closed
+            with contextlib.suppress(
+                RuntimeError
+            ):  # refused by an executor that is shut down: the connection is being closed
                 self._asking = self._asker.submit(session.ask)
 
     def _hang_up(self) -> None:
@@ -342,14 +347,15 @@ class SSHConnection:
 def _reset_if_failed(opening: Future[None], sock: socket.socket, what: str) -> None:
     error = None if opening.cancelled() else opening.exception()
     if error is not None:
-        log.info("%s is not to be had: %s", what, error)
+        log.info("%s does not answer: %s", what, error)
+        # With this option, closing resets: the client of the forward gets an error, not an empty stream.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         sock.close()
 
 
 def _closed_error(target: SSHTarget) -> UnreachableError:
-    return UnreachableError(f"the connection to {target} was closed")
+    return UnreachableError(f"the connection to {target} was closed: open a new transport")
 
 
 def _fail(outcome: Future[T], error: BaseException) -> None:
@@ -358,10 +364,10 @@ def _fail(outcome: Future[T], error: BaseException) -> None:
 
 
 class SSHConnections:
-    """SSHConnections by the way to their machines, each for as long as somebody uses it. Thread-safe.
+    """Connections by the way to their machines, each open until its last user releases it. Thread-safe.
 
     Args:
-        connect: makes connections; None means :func:`skyward.transport._connect.connect`.
+        connect: opens connections; None means :func:`skyward.transport._connect.connect`.
     """
 
     def __init__(self, connect: Connect | None = None) -> None:
@@ -372,15 +378,15 @@ class SSHConnections:
 
     @property
     def connect(self) -> Connect:
-        """What makes connections."""
+        """Function that opens connections."""
         if self._connect is None:
-            from skyward.transport._connect import connect
+            from skyward.transport._connect import connect  # imports paramiko
 
             self._connect = connect
         return self._connect
 
     def acquire(self, way: tuple[SSHTarget, ...]) -> SSHConnection:
-        """The link to the last machine of ``way``; to be given to :meth:`release` once."""
+        """Return the connection to the last machine of ``way``; pair every call with one of :meth:`release`."""
         with self._lock:
             link = self._connections.get(way)
             if link is None:
@@ -389,11 +395,11 @@ class SSHConnections:
             return link
 
     def release(self, link: SSHConnection) -> None:
-        """One user less; the last one's word closes it, and waits for that."""
+        """Drop a reference; the last one closes the connection and waits for its threads."""
         with self._lock:
             self._users[link] -= 1
             if self._users[link]:
                 return
             del self._users[link]
             self._connections = {way: other for way, other in self._connections.items() if other is not link}
-        link.close()
+        link.close()  # without the lock, as it waits for threads, which may use other connections

@@ -1,4 +1,4 @@
-"""How a machine is reached: one type per transport."""
+"""Addresses of machines: one type per transport."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TypeAlias
 __all__ = ["TAGS_FILE", "Access", "LocalAccess", "SSHAccess", "SSHTarget"]
 
 TAGS_FILE = "instance.json"
-"""In a node's folder, where its provider has no other record of it: the tags that make the folder an instance."""
+"""File in a node's folder with the tags of its instance, for providers that keep no record of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAccess:
-    """The machine is this one.
+    """Access to this machine.
 
     Attributes:
-        address: the loopback address the node's ports bind to.
+        address: the loopback address that the node's ports bind to.
         workdir: the node's own folder.
     """
 
@@ -26,7 +26,7 @@ class LocalAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SSHTarget:
-    """Who answers over SSH, and how one proves who one is. Equal targets share one connection.
+    """SSH server and credentials for it. Equal targets share one connection.
 
     Attributes:
         host: name, address, or an alias of the SSH configuration.
@@ -34,12 +34,12 @@ class SSHTarget:
         user: None means the SSH configuration's, or this user's own name.
         key_path: the one private key to offer; None means the agent's, the SSH configuration's, and the usual files.
         known_hosts: file of host keys; None means the user's and the system's.
-        host_keys: public keys (``"ssh-ed25519 AAAA…"``), one of which the machine must show; files are not read then.
+        host_keys: public keys (``"ssh-ed25519 AAAA…"``), one of which the machine must show instead of one on file.
         config_path: the SSH configuration; None means the user's.
-        proxy: a command whose input and output are the connection; what the SSH configuration says of the way to the
-            machine does not count then. Empty is none.
-        patience_s: how long a machine that does not answer is tried again before that is an error.
-        silence_s: how long a machine may say nothing, though it is asked, before its connection is given up.
+        proxy: command whose input and output are the connection. It replaces ProxyJump and ProxyCommand of the SSH
+            configuration; empty means none.
+        patience_s: seconds of retries for a machine that does not answer, before that is an error.
+        silence_s: seconds without an answer of the machine, after which its connection is given up.
     """
 
     host: str
@@ -60,14 +60,14 @@ class SSHTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SSHAccess:
-    """The machine answers over SSH.
+    """Access to a machine over SSH.
 
     Attributes:
-        target: where and how.
-        address: the machine's own address, at which the pool's other machines reach it: what its ports bind to.
+        target: the SSH server and the credentials.
+        address: the machine's own address, at which the pool's other machines reach it; the node's ports bind to it.
         workdir: the node's own folder, absolute.
         cache: folder of environments, absolute; it outlives the node.
-        boot_s: so long a new machine may refuse everybody, or show another host key: it is still being set up.
+        boot_s: seconds for which a new machine may refuse every login, or show another host key, while it is set up.
     """
 
     target: SSHTarget

@@ -1,4 +1,4 @@
-"""The seam between Skyward and a machine: how commands, files and connections reach it."""
+"""The seam between Skyward and a machine: commands, files and connections on their way to it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["Completed", "Transport"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """What a command left behind.
+    """Outcome of a command that ran to its end.
 
     Attributes:
-        exit_code: as the shell would say it; negative for a signal.
-        stdout: everything it printed, decoded as UTF-8 with replacement.
-        stderr: likewise.
+        exit_code: the command's exit status; negative for the signal that ended it.
+        stdout: the whole standard output, decoded as UTF-8 with replacement.
+        stderr: the whole standard error, decoded in the same way.
     """
 
     exit_code: int
@@ -25,11 +25,11 @@ class Completed:
 
 
 class Transport(Protocol):
-    """One machine, reached. Four verbs; all of them async, none of them blocks the loop.
+    """Access to one machine. Four verbs; all of them are async, and none blocks the loop.
 
     Errors: :class:`~skyward.errors.AuthenticationError` (never retried) and
-    :class:`~skyward.errors.UnreachableError` (the caller decides whether to try again). A command that exits non-zero
-    is not an error here.
+    :class:`~skyward.errors.UnreachableError` (the caller decides about a retry). A command that exits non-zero is not
+    an error here.
     """
 
     async def run(
@@ -37,22 +37,25 @@ class Transport(Protocol):
     ) -> Completed:
         """Run one command to its end. ``argv`` is passed as it is, never through a shell. Not idempotent.
 
-        Past ``timeout_s`` the command is killed with its process group and ``UnreachableError`` is raised. Returns
-        when the command itself exits, even if a daemon it started still holds inherited streams.
+        After ``timeout_s`` the command is killed with its process group and ``UnreachableError`` is raised. Returns
+        when the command itself exits, even if a daemon that it started still holds inherited streams.
         """
         ...
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
         """Write ``data`` to ``path``, whole or not at all (a temporary name, then a rename). Idempotent.
 
-        Missing parent folders are made (0700). The memory is read in a thread and must not change meanwhile.
+        Missing parent folders are created (mode 0700). A thread reads the memory, which must not change meanwhile.
         """
         ...
 
     async def forward(self, host: str, port: int) -> tuple[str, int]:
-        """The (host, port) on this side at which the node's ``host:port`` answers. Idempotent and stable for life."""
+        """Return the (host, port) on this side at which the node's ``host:port`` answers.
+
+        Idempotent; the pair stays the same for the life of the transport.
+        """
         ...
 
     async def close(self) -> None:
-        """Give up the connection and its forwards. Idempotent. Nothing on the machine ends because of it."""
+        """Close the connection and its forwards. Idempotent. Processes on the machine are not affected."""
         ...

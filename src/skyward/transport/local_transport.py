@@ -1,4 +1,4 @@
-"""The transport to this machine: commands are subprocesses, forwards are the ports themselves."""
+"""Transport to this machine: commands are subprocesses, forwards are the ports themselves."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NOT_EXECUTABLE = 126
 
 
 class LocalTransport:
-    """Implements :class:`~skyward.transport.base.Transport`; commands start in the access's ``workdir``.
+    """Implementation of :class:`~skyward.transport.base.Transport` for this machine.
 
-    They inherit this process's environment, and ``env`` beside it.
+    Commands start in the access's ``workdir``. They inherit this process's environment, overridden by ``env``.
     """
 
     def __init__(self, access: LocalAccess) -> None:
@@ -33,7 +33,7 @@ class LocalTransport:
     async def run(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
     ) -> Completed:
-        """See :meth:`Transport.run <skyward.transport.base.Transport.run>`."""
+        """Run a command: :meth:`Transport.run <skyward.transport.base.Transport.run>`."""
         self._workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Files, not pipes: a pipe ends only when the last daemon that inherited it does.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -57,16 +57,16 @@ class LocalTransport:
             return Completed(exit_code=exit_code, stdout=_text(out), stderr=_text(err))
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
-        """See :meth:`Transport.put <skyward.transport.base.Transport.put>`."""
+        """Write a file: :meth:`Transport.put <skyward.transport.base.Transport.put>`."""
         parts = [data] if isinstance(data, bytes | memoryview) else data
         await asyncio.to_thread(_write, cast("Sequence[bytes | memoryview]", parts), Path(path), mode)
 
     async def forward(self, host: str, port: int) -> tuple[str, int]:
-        """See :meth:`Transport.forward <skyward.transport.base.Transport.forward>`."""
+        """Return the address itself: :meth:`Transport.forward <skyward.transport.base.Transport.forward>`."""
         return (host, port)
 
     async def close(self) -> None:
-        """See :meth:`Transport.close <skyward.transport.base.Transport.close>`."""
+        """Do nothing: :meth:`Transport.close <skyward.transport.base.Transport.close>`."""
 
 
 async def _wait(process: asyncio.subprocess.Process, argv: Sequence[str], timeout_s: float) -> int:
@@ -74,12 +74,12 @@ async def _wait(process: asyncio.subprocess.Process, argv: Sequence[str], timeou
         async with asyncio.timeout(timeout_s):
             return await process.wait()
     except TimeoutError as error:
-        raise UnreachableError(f"{argv[0]} did not end within {timeout_s:g} s on this machine") from error
+        raise UnreachableError(f"{argv[0]} did not end within {timeout_s:g} s on this machine: killed") from error
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await asyncio.shield(process.wait())
+                os.killpg(process.pid, signal.SIGKILL)  # its children too: the session is its own
+            await asyncio.shield(process.wait())  # reaped even when cancelled: no zombie may stay
 
 
 def _text(file: IO[bytes]) -> str:
@@ -96,5 +96,5 @@ def _write(parts: Sequence[bytes | memoryview], path: Path, mode: int) -> None:
             os.fchmod(descriptor, mode)
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        os.unlink(name)  # no half file may stay, Ctrl-C included
         raise

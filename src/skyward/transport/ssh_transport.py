@@ -1,4 +1,4 @@
-"""The transport to machines that answer over SSH: one connection each for commands, files and forwards."""
+"""Transport to machines over SSH: one connection per machine carries commands, files and forwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOKEN_BYTES = 16
 _REFUSED_FOR_S = 10.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
-_SAID = {
+_WRITE_ERRORS = {
     "No space left on device": errno.ENOSPC,
     "Disk quota exceeded": errno.EDQUOT,
     "Read-only file system": errno.EROFS,
@@ -36,17 +36,17 @@ _SAID = {
     "File exists": errno.ENOTDIR,
     "File name too long": errno.ENAMETOOLONG,
 }
-"""What programs print in the C locale, and which number it means."""
+"""Error numbers by the text that programs print for them in the C locale."""
 
 
 class SshTransport:
-    """Implements :class:`~skyward.transport.base.Transport`; commands start in the user's home.
+    """Implementation of :class:`~skyward.transport.base.Transport` over SSH; commands start in the user's home.
 
-    Transports to equal targets share one connection, whatever event loop they are used on. It is made at the first
-    use, and made again when it was lost. An exit status of 129 to 192 is taken for a signal's: a shell tells no more.
+    Transports to equal targets share one connection, also across event loops. It is opened at the first use, and
+    opened again after a loss. An exit status of 129 to 192 counts as a signal's: a shell reports no more than that.
 
     Args:
-        target: who answers, and how one logs in.
+        target: the SSH server and the credentials.
     """
 
     def __init__(self, target: SSHTarget) -> None:
@@ -57,21 +57,21 @@ class SshTransport:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection now, as far as is known."""
+        """True while the connection is open, as far as is known."""
         return self._connection is not None and self._connection.connected
 
     @property
     def last_error(self) -> str:
-        """Why the last attempt to connect failed, or the last connection ended; empty if neither is so."""
+        """Reason of the last failed attempt, or of the last connection's end; empty if there is none."""
         return self._connection.last_error if self._connection is not None else ""
 
     async def run(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
     ) -> Completed:
-        """See :meth:`Transport.run <skyward.transport.base.Transport.run>`.
+        """Run a command: :meth:`Transport.run <skyward.transport.base.Transport.run>`.
 
         Raises:
-            ConfigurationError: a variable's name is none that a shell can set.
+            ConfigurationError: a shell cannot set a variable of such a name.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -86,10 +86,10 @@ class SshTransport:
         )
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
-        """See :meth:`Transport.put <skyward.transport.base.Transport.put>`.
+        """Write a file: :meth:`Transport.put <skyward.transport.base.Transport.put>`.
 
         Raises:
-            OSError: the machine could not write it: its disk is full, or the like.
+            OSError: the machine could not write it, for example because its disk is full.
         """
         parts = [data] if isinstance(data, bytes | memoryview) else data
         views = [memoryview(part).cast("B") for part in cast("Sequence[bytes | memoryview]", parts)]
@@ -100,9 +100,9 @@ class SshTransport:
             raise _write_error(ended.stderr.decode(errors="replace").strip(), path, self._target)
 
     async def forward(self, host: str, port: int) -> tuple[str, int]:
-        """See :meth:`Transport.forward <skyward.transport.base.Transport.forward>`.
+        """Open a local port: :meth:`Transport.forward <skyward.transport.base.Transport.forward>`.
 
-        Connects nowhere yet. A connection to that place is reset when the machine, or its port, is not to be had.
+        Does not connect yet. A connection to the local port is reset when the machine, or its port, does not answer.
         """
         connection = self._acquired()
         if (host, port) not in self._forwards:
@@ -110,18 +110,21 @@ class SshTransport:
         return self._forwards[host, port]
 
     async def close(self) -> None:
-        """See :meth:`Transport.close <skyward.transport.base.Transport.close>`."""
+        """Release the shared connection: :meth:`Transport.close <skyward.transport.base.Transport.close>`."""
         self._closed = True
         connection, self._connection = self._connection, None
         if connection is not None:
             for host, port in self._forwards:
                 connection.unlisten(host, port)
+            # In a thread, as the last release waits for the connection's threads; shielded, as it must not end halfway.
             await asyncio.shield(asyncio.to_thread(_CONNECTIONS.release, connection))
 
     async def _execute(
         self, argv: Sequence[str], env: Mapping[str, str], views: Sequence[memoryview], *, to_the_end: bool = False
     ) -> CommandExit:
+        # Random, so that no output of the command or of a login script can contain it.
         token = secrets.token_hex(_TOKEN_BYTES)
+        # With the length, a watcher behind the input sees the end of the connection and kills the command.
         nbytes = None if to_the_end else sum(view.nbytes for view in views)
         line = script(argv, env, token=token, input_bytes=nbytes)
         connection = self._acquired()
@@ -137,12 +140,14 @@ class SshTransport:
                 raise
             raise explained from error
         finally:
-            execution.abandon()
+            execution.abandon()  # a cancelled or timed-out command must not run on: closing its channel kills it
             if not turn.cancelled():
                 connection.commands.release()
 
     async def _start(self, connection: SSHConnection, execution: Execution) -> None:
-        """A server that allows no further command may have one that has just ended still in its books."""
+        """Start the command; retry for 10 s while the machine allows no further one."""
+        # sshd counts a command that has just ended until it has noticed that, so a refusal passes (MaxSessions).
+        # Connect first, so that the ten seconds for refusals do not pass while the machine is dialled.
         await asyncio.wrap_future(connection.perform(lambda client: client.is_active()))
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RefusedSessionError),
@@ -163,24 +168,24 @@ class SshTransport:
 
     def _acquired(self) -> SSHConnection:
         if self._closed:
-            raise UnreachableError(f"the transport to {self._target} is closed")
+            raise UnreachableError(f"the transport to {self._target} is closed: open a new one")
         if self._connection is None:
             self._connection = _CONNECTIONS.acquire((self._target,))
         return self._connection
 
     def _status(self, ended: CommandExit, what: str) -> int:
         if ended.lost:
-            why = self.last_error
-            raise UnreachableError(f"the connection to {self._target} was lost during {what}{why and f': {why}'}")
+            reason = self.last_error
+            raise UnreachableError(f"the connection to {self._target} was lost during {what}{reason and f': {reason}'}")
         if ended.status is None:
-            said = (ended.stderr + ended.stdout).decode(errors="replace").strip()[-500:]
+            printed = (ended.stderr + ended.stdout).decode(errors="replace").strip()[-500:]
             raise UnreachableError(
-                f"the shell on {self._target} ended before {what} did; it said: {said or 'nothing'}. "
+                f"the shell on {self._target} ended before {what} did; its output: {printed or 'none'}. "
                 f"Check that the user may log in there, and that /bin/sh is a POSIX shell"
             )
         return ended.status
 
 
 def _write_error(text: str, path: str, target: SSHTarget) -> OSError:
-    number = next((number for said, number in _SAID.items() if said in text), errno.EIO)
+    number = next((number for printed, number in _WRITE_ERRORS.items() if printed in text), errno.EIO)
     return OSError(number, f"{os.strerror(number)}, writing {path} on {target}: {text}", path)

@@ -432,7 +432,7 @@ async def test_silent_connection_is_given_up_and_made_again(host: SshHost, proxy
 
         proxy.freeze()
         started = time.monotonic()
-        with pytest.raises(UnreachableError, match=r"lost during sleep: the other end did not answer for 1\.5 s"):
+        with pytest.raises(UnreachableError, match=r"lost during sleep: the peer did not answer for 1\.5 s"):
             await running
         with pytest.raises(ConnectionError):
             await reader.readexactly(1)

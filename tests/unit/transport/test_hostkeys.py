@@ -86,7 +86,7 @@ def test_revoked_key_is_refused_though_it_is_on_file(known: Path) -> None:
     known.write_text(f"box.example {ONE}\n@revoked * {ONE}\n")
     own = reaching(known)
 
-    with pytest.raises(HostKeyError, match=f"{known}:2 says is revoked"):
+    with pytest.raises(HostKeyError, match=f"is revoked in {known}:2"):
         verify(shown(ONE), known_keys(own), own)
 
 

@@ -69,14 +69,14 @@ def test_silence_that_asking_does_not_break_is_the_end(ends: tuple[LiveSocket, s
 
     assert len(raised.value.args) == 2  # paramiko's thread dies of fewer
     assert asked == [1, 1]
-    assert live.reason == "the other end did not answer for 0.3 s"
+    assert live.reason == "the peer did not answer for 0.3 s"
     assert theirs.recv(1) == b""
 
 
 def test_other_end_that_takes_nothing_is_the_end(ends: tuple[LiveSocket, socket.socket]) -> None:
     live, _ = ends
 
-    with pytest.raises(ConnectionAbortedError, match="took nothing"):
+    with pytest.raises(ConnectionAbortedError, match="accepted nothing"):
         live.send(bytes(64 << 20))
 
 
