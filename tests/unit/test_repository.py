@@ -138,17 +138,18 @@ def public_definitions(module: ModuleType) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("name", list(modules()))
-def test_all_names_every_public_definition(name: str) -> None:
-    module = importlib.import_module(name)
-    exported = getattr(module, "__all__", None)
-    definitions = public_definitions(module)
-    if exported is None:
-        assert definitions == set(), "a public module has an __all__"
-        return
+def test_all_names_every_public_definition(subtests: pytest.Subtests) -> None:
+    for name in list(modules()):
+        with subtests.test(name=name):
+            module = importlib.import_module(name)
+            exported = getattr(module, "__all__", None)
+            definitions = public_definitions(module)
+            if exported is None:
+                assert definitions == set(), "a public module has an __all__"
+                continue
 
-    assert definitions - set(exported) == set()
-    assert [attribute for attribute in exported if not hasattr(module, attribute)] == []
+            assert definitions - set(exported) == set()
+            assert [attribute for attribute in exported if not hasattr(module, attribute)] == []
 
 
 def test_no_submodule_bears_the_name_of_a_public_object() -> None:
@@ -160,19 +161,21 @@ def test_no_submodule_bears_the_name_of_a_public_object() -> None:
     assert taken & set(skyward.__all__) - allowed == set()
 
 
-@pytest.mark.parametrize("vendor", VENDORS)
-def test_a_vendor_is_named_in_its_provider_only(vendor: str) -> None:
-    words = re.compile("|".join(rf"\b{re.escape(word)}" for word in VENDORS[vendor]), re.IGNORECASE)
-    own = (f"skyward/providers/{vendor}.py", f"skyward/providers/{vendor}/")
-    own = (*own, f"skyward/testing/{vendor}.py", f"skyward/testing/{vendor}/")  # its double
+def test_a_vendor_is_named_in_its_provider_only(subtests: pytest.Subtests) -> None:
+    for vendor, named in VENDORS.items():
+        with subtests.test(vendor=vendor):
+            words = re.compile("|".join(rf"\b{re.escape(word)}" for word in named), re.IGNORECASE)
+            own = (f"skyward/providers/{vendor}.py", f"skyward/providers/{vendor}/")
+            own = (*own, f"skyward/testing/{vendor}.py", f"skyward/testing/{vendor}/")  # its double
 
-    found = [
-        relative(path)
-        for path in FILES
-        if not relative(path).startswith((*own, *NAMED_BY_THE_API)) and words.search(path.read_text(encoding="utf-8"))
-    ]
+            found = [
+                relative(path)
+                for path in FILES
+                if not relative(path).startswith((*own, *NAMED_BY_THE_API))
+                and words.search(path.read_text(encoding="utf-8"))
+            ]
 
-    assert found == []
+            assert found == []
 
 
 # --- imports ------------------------------------------------------------------------------------------------------

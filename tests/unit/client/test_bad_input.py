@@ -62,10 +62,11 @@ def pool_with(**parameters: Any) -> sky.ComputePool:
 def call() -> None: ...
 
 
-@pytest.mark.parametrize(("parameter", "allowed", "value"), CASES)
-def test_a_bad_parameter_is_refused_by_name(parameter: str, allowed: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^{parameter} must be {allowed}"):
-        pool_with(**{parameter: value})
+def test_a_bad_parameter_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for parameter, allowed, value in CASES:
+        named = pytest.raises(ConfigurationError, match=rf"^{parameter} must be {allowed}")
+        with subtests.test(parameter=parameter, value=value), named:
+            pool_with(**{parameter: value})
 
 
 @pytest.mark.parametrize("value", ["", " ", 3, None])

@@ -124,11 +124,12 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("arguments", EXAMPLES, ids=" ".join)
-def test_every_example_in_the_docs_is_understood(arguments: list[str]) -> None:
-    name, *rest = arguments
+def test_every_example_in_the_docs_is_understood(subtests: pytest.Subtests) -> None:
+    for arguments in EXAMPLES:
+        with subtests.test(arguments=arguments):
+            name, *rest = arguments
 
-    main.commands[name].make_context(name, rest)
+            main.commands[name].make_context(name, rest)
 
 
 def test_every_command_and_every_option_is_in_the_docs() -> None:

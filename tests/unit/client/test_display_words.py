@@ -114,9 +114,8 @@ def test_figures_are_rounded() -> None:
 RED, RESET = "\x1b[31m", "\x1b[0m"
 
 
-@pytest.mark.parametrize(
-    ("text", "plain", "coloured"),
-    [
+def test_control_sequences_are_applied_kept_or_dropped(subtests: pytest.Subtests) -> None:
+    for text, plain, coloured in [
         ("plain\ttab", "plain\ttab", "plain\ttab"),
         (f"{RED}red{RESET} not", "red not", f"{RED}red{RESET} not{RESET}"),
         (f"{RED}red", "red", f"{RED}red{RESET}"),
@@ -132,8 +131,7 @@ RED, RESET = "\x1b[31m", "\x1b[0m"
         ("1/10\x1b[2K\r2/10", "2/10", "2/10"),
         (f"xxxx\r{RED}ab{RESET}", "abxx", f"{RED}ab{RESET}xx"),
         ("", "", ""),
-    ],
-)
-def test_control_sequences_are_applied_kept_or_dropped(text: str, plain: str, coloured: str) -> None:
-    assert cleaned(text, colours=False) == plain
-    assert cleaned(text, colours=True) == coloured
+    ]:
+        with subtests.test(text=text, plain=plain, coloured=coloured):
+            assert cleaned(text, colours=False) == plain
+            assert cleaned(text, colours=True) == coloured

@@ -79,14 +79,16 @@ def names_for_type_checkers() -> set[str]:
     return {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
-@pytest.mark.parametrize("name", SPECIFIED)
-def test_specified_names_are_public(name: str) -> None:
-    assert name in skyward.__all__
+def test_specified_names_are_public(subtests: pytest.Subtests) -> None:
+    for name in SPECIFIED:
+        with subtests.test(name=name):
+            assert name in skyward.__all__
 
 
-@pytest.mark.parametrize("name", skyward.__all__)
-def test_public_names_can_be_had(name: str) -> None:
-    assert getattr(skyward, name) is not None
+def test_public_names_can_be_had(subtests: pytest.Subtests) -> None:
+    for name in skyward.__all__:
+        with subtests.test(name=name):
+            assert getattr(skyward, name) is not None
 
 
 def test_nothing_but_public_names_is_lazy() -> None:
@@ -94,9 +96,10 @@ def test_nothing_but_public_names_is_lazy() -> None:
     assert lazy | set(skyward._MODULES) == set(skyward.__all__) == names_for_type_checkers()
 
 
-@pytest.mark.parametrize("home", skyward._HOMES)
-def test_public_names_are_public_where_they_live(home: str) -> None:
-    assert set(skyward._HOMES[home]) <= set(importlib.import_module(home).__all__)
+def test_public_names_are_public_where_they_live(subtests: pytest.Subtests) -> None:
+    for home in skyward._HOMES:
+        with subtests.test(home=home):
+            assert set(skyward._HOMES[home]) <= set(importlib.import_module(home).__all__)
 
 
 def test_every_error_and_event_is_public() -> None:

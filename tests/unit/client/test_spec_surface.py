@@ -162,34 +162,43 @@ def signature(name: str) -> dict[str, inspect.Parameter]:
     return parameters
 
 
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in IMPORTS.items() for name in names])
-def test_name_is_importable_from_where_the_pages_say(module: str, name: str) -> None:
-    assert getattr(importlib.import_module(module), name) is not None
-    assert name in importlib.import_module(module).__all__
+def test_name_is_importable_from_where_the_pages_say(subtests: pytest.Subtests) -> None:
+    for module, name in [(module, name) for module, names in IMPORTS.items() for name in names]:
+        with subtests.test(module=module, name=name):
+            assert getattr(importlib.import_module(module), name) is not None
+            assert name in importlib.import_module(module).__all__
 
 
-@pytest.mark.parametrize("name", [*SHOWN, *FIELDS])
-def test_name_that_is_shown_without_an_import_is_public_too(name: str) -> None:
-    assert name in sky.__all__
-    assert find(name) is not None
+def test_name_that_is_shown_without_an_import_is_public_too(subtests: pytest.Subtests) -> None:
+    for name in [*SHOWN, *FIELDS]:
+        with subtests.test(name=name):
+            assert name in sky.__all__
+            assert find(name) is not None
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_and_defaults_are_those_of_the_pages(name: str) -> None:
-    parameters = signature(name)
-    shown = PARAMETERS[name]
+def test_parameters_and_defaults_are_those_of_the_pages(subtests: pytest.Subtests) -> None:
+    for name, shown in PARAMETERS.items():
+        with subtests.test(name=name):
+            parameters = signature(name)
 
-    assert {key: parameters[key].default for key in shown} == shown
-    assert all(parameters[key].kind is not inspect.Parameter.POSITIONAL_ONLY for key in shown)
+            assert {key: parameters[key].default for key in shown} == shown
+            assert all(parameters[key].kind is not inspect.Parameter.POSITIONAL_ONLY for key in shown)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_nothing_is_required_beside_what_the_pages_show(name: str) -> None:
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = {key for key, each in signature(name).items() if each.default is REQUIRED and each.kind not in variadic}
-    shown = {key for key, default in PARAMETERS[name].items() if default is REQUIRED}
+def test_nothing_is_required_beside_what_the_pages_show(subtests: pytest.Subtests) -> None:
+    for name, defaults in PARAMETERS.items():
+        with subtests.test(name=name):
+            variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            required = {
+                key for key, each in signature(name).items() if each.default is REQUIRED and each.kind not in variadic
+            }
+            shown = {key for key, default in defaults.items() if default is REQUIRED}
 
-    assert required - shown <= {"name", "model", "share"}  # by position: TPUSlice("v5p-8"), MI("300X"), Percent(0.8)
+            assert required - shown <= {
+                "name",
+                "model",
+                "share",
+            }  # by position: TPUSlice("v5p-8"), MI("300X"), Percent(0.8)
 
 
 @pytest.mark.parametrize("name", VARIADIC)
@@ -222,21 +231,23 @@ def test_joblib_pools_take_every_parameter_of_a_pool(name: str) -> None:
     find(name)(**everything)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in ATTRIBUTES.items() for name in names])
-def test_attribute_of_the_pages_exists(owner: str, name: str) -> None:
-    assert hasattr(find(owner), name)
+def test_attribute_of_the_pages_exists(subtests: pytest.Subtests) -> None:
+    for owner, name in [(owner, name) for owner, names in ATTRIBUTES.items() for name in names]:
+        with subtests.test(owner=owner, name=name):
+            assert hasattr(find(owner), name)
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_fields_come_in_the_order_of_the_pages(name: str) -> None:
-    kind = find(name)
-    assert [field.name for field in fields(kind)][: len(FIELDS[name])] == FIELDS[name]
+def test_fields_come_in_the_order_of_the_pages(subtests: pytest.Subtests) -> None:
+    for name, shown in FIELDS.items():
+        with subtests.test(name=name):
+            kind = find(name)
+            assert [field.name for field in fields(kind)][: len(shown)] == shown
 
-    values = [f"value {number}" for number in range(len(FIELDS[name]))]
-    by_position, by_name = kind(*values), kind(**dict(zip(FIELDS[name], values, strict=True)))
+            values = [f"value {number}" for number in range(len(shown))]
+            by_position, by_name = kind(*values), kind(**dict(zip(shown, values, strict=True)))
 
-    assert by_position == by_name
-    assert [getattr(by_position, field) for field in FIELDS[name]] == values
+            assert by_position == by_name
+            assert [getattr(by_position, field) for field in shown] == values
 
 
 def test_generic_types_can_be_written_with_their_parameters() -> None:
@@ -245,11 +256,12 @@ def test_generic_types_can_be_written_with_their_parameters() -> None:
     assert set(get_type_hints(run)) == {"pending", "fn", "gpu", "back"}
 
 
-@pytest.mark.parametrize("name", NVIDIA_VALUES)
-def test_every_listed_nvidia_name_is_a_value_and_names_a_gpu(name: str) -> None:
-    assert NVIDIA(name).value == name
-    assert Accelerator(name=name).name == name.partition("-")[0]
-    assert sky.is_nvidia(name)
+def test_every_listed_nvidia_name_is_a_value_and_names_a_gpu(subtests: pytest.Subtests) -> None:
+    for name in NVIDIA_VALUES:
+        with subtests.test(name=name):
+            assert NVIDIA(name).value == name
+            assert Accelerator(name=name).name == name.partition("-")[0]
+            assert sky.is_nvidia(name)
 
 
 @pytest.mark.parametrize("factory", [Accelerator.NVIDIA.H100, Accelerator.NVIDIA.A100])
@@ -301,12 +313,13 @@ POOLS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("parameters", POOLS, ids=str)
-def test_the_pools_of_the_pages_can_be_made_without_starting_anything(parameters: dict[str, Any]) -> None:
-    pool = sky.ComputePool(provider=sky.Local(), **parameters)
+def test_the_pools_of_the_pages_can_be_made_without_starting_anything(subtests: pytest.Subtests) -> None:
+    for parameters in POOLS:
+        with subtests.test(parameters=parameters):
+            pool = sky.ComputePool(provider=sky.Local(), **parameters)
 
-    assert not pool.is_active
-    assert pool.instance_count == 0
+            assert not pool.is_active
+            assert pool.instance_count == 0
 
 
 def test_a_pool_needs_a_provider() -> None:

@@ -36,9 +36,8 @@ def test_values_of_the_environment_show_nowhere_but_in_it():
     assert image.env["TOKEN"] == "s3cret"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_fields_name_themselves(subtests: pytest.Subtests):
+    for arguments, message in [
         ({"python": 3.11}, 'python must be a version such as "3.11", got 3.11'),
         ({"python": "2.7"}, "python must be"),
         ({"python": "3.11; reboot"}, "python must be"),
@@ -58,11 +57,9 @@ def test_values_of_the_environment_show_nowhere_but_in_it():
         ({"env": {"A": "s3c\0ret"}}, r"env\['A'\] must be text without NUL, got text with a NUL$"),
         ({"pip_index_url": "ftp://x/"}, "pip_index_url must be an http, https or file URL"),
         ({"pip_extra_index_url": 3}, "pip_extra_index_url must be non-empty text"),
-    ],
-)
-def test_bad_fields_name_themselves(arguments: dict[str, Any], message: str):
-    with pytest.raises(ConfigurationError, match=message):
-        Image(**arguments)
+    ]:
+        with subtests.test(arguments=arguments), pytest.raises(ConfigurationError, match=message):
+            Image(**arguments)
 
 
 @pytest.mark.parametrize("parameter", ["pip_index_url", "pip_extra_index_url"])

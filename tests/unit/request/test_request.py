@@ -65,9 +65,8 @@ NOT_COUNTS = [0, -1, 1.5, "2", True, None, float("nan")]
 NOT_TIMES = [0, -1, "60", True, None, float("nan"), float("inf")]
 
 
-@pytest.mark.parametrize(
-    ("parameter", "value", "message"),
-    [
+def test_a_bad_value_is_refused_naming_parameter_and_what_is_allowed(subtests: pytest.Subtests):
+    for parameter, value, message in [
         *(("nodes", value, "a whole number ≥ 1") for value in NOT_COUNTS),
         *(("concurrency", value, "a whole number ≥ 1") for value in NOT_COUNTS),
         *(("cpu", value, "a whole number ≥ 1") for value in NOT_COUNTS if value is not None),
@@ -81,13 +80,12 @@ NOT_TIMES = [0, -1, "60", True, None, float("nan"), float("inf")]
         *(("env", value, "a dict of strings to strings") for value in [[], "A=b", 3]),
         *(("accelerator", value, "a name such as") for value in [3, ""]),
         *(("collect_metrics", value, "True or False") for value in [1, "yes", None]),
-    ],
-)
-def test_a_bad_value_is_refused_naming_parameter_and_what_is_allowed(parameter: str, value: object, message: str):
-    arguments: dict[str, Any] = {parameter: value}
+    ]:
+        with subtests.test(parameter=parameter, value=value, message=message):
+            arguments: dict[str, Any] = {parameter: value}
 
-    with pytest.raises(ConfigurationError, match=f"^{parameter} must be {message}.*, got "):
-        parse_request(**arguments)
+            with pytest.raises(ConfigurationError, match=f"^{parameter} must be {message}.*, got "):
+                parse_request(**arguments)
 
 
 def test_the_message_says_it_all():

@@ -133,61 +133,60 @@ WHOLE: tuple[bool, list[str]] = (False, [])
 
 class TestEachRow:
     @pytest.mark.parametrize("version", DRIVERS)
-    @pytest.mark.parametrize(("card", "profile", "workers"), ROWS)
-    def test_is_made_seen_by_its_workers_and_undone(
-        self, fake: Fake, card: str, profile: str, workers: int, version: str
-    ) -> None:
-        gpus = fake(FakeGpu(card=card), driver=version)
-        name, memory = ASKED[card]
-        config = config_for(Accelerator(name=name, memory=memory, mig=profile))
-        devices = node(gpus, config)
+    def test_is_made_seen_by_its_workers_and_undone(self, subtests: pytest.Subtests, fake: Fake, version: str) -> None:
+        for card, profile, workers in ROWS:
+            with subtests.test(card=card, profile=profile, workers=workers):
+                gpus = fake(FakeGpu(card=card), driver=version)
+                name, memory = ASKED[card]
+                config = config_for(Accelerator(name=name, memory=memory, mig=profile))
+                devices = node(gpus, config)
 
-        shown = environments(config, prepare(devices))
+                shown = environments(config, prepare(devices))
 
-        made = gpus.machine.gpus[0].instances
-        assert gpus.changes == [
-            "nvidia-smi -i 0 -mig 1",
-            f"nvidia-smi mig -i 0 -cgi {','.join([profile] * workers)} -C",
-        ]
-        assert config.workers == workers
-        assert Counter(shown) == Counter(each.uuid for each in made)
-        assert all(each.startswith("MIG-") for each in shown)
-        assert {each.profile for each in made} == {profile}
+                made = gpus.machine.gpus[0].instances
+                assert gpus.changes == [
+                    "nvidia-smi -i 0 -mig 1",
+                    f"nvidia-smi mig -i 0 -cgi {','.join([profile] * workers)} -C",
+                ]
+                assert config.workers == workers
+                assert Counter(shown) == Counter(each.uuid for each in made)
+                assert all(each.startswith("MIG-") for each in shown)
+                assert {each.profile for each in made} == {profile}
 
-        release(devices)
+                release(devices)
 
-        assert layout(gpus) == [WHOLE]
-        assert gpus.changes[2:] == [
-            "nvidia-smi mig -i 0 -dci",
-            "nvidia-smi mig -i 0 -dgi",
-            "nvidia-smi -i 0 -mig 0",
-        ]
+                assert layout(gpus) == [WHOLE]
+                assert gpus.changes[2:] == [
+                    "nvidia-smi mig -i 0 -dci",
+                    "nvidia-smi mig -i 0 -dgi",
+                    "nvidia-smi -i 0 -mig 0",
+                ]
 
-    @pytest.mark.parametrize(("card", "profile", "workers"), ROWS)
-    def test_fails_without_a_trace_when_the_driver_fails_halfway(
-        self, fake: Fake, card: str, profile: str, workers: int
-    ) -> None:
-        name, memory = ASKED[card]
-        gpus = fake(FakeGpu(card=card), breaks_after=workers - 1)
-        devices = node(gpus, config_for(Accelerator(name=name, memory=memory, mig=profile)))
+    def test_fails_without_a_trace_when_the_driver_fails_halfway(self, subtests: pytest.Subtests, fake: Fake) -> None:
+        for card, profile, workers in ROWS:
+            with subtests.test(card=card, profile=profile, workers=workers):
+                name, memory = ASKED[card]
+                gpus = fake(FakeGpu(card=card), breaks_after=workers - 1)
+                devices = node(gpus, config_for(Accelerator(name=name, memory=memory, mig=profile)))
 
-        with pytest.raises(ConfigurationError, match=f"using profile {profile}: Unknown Error"):
-            prepare(devices)
+                with pytest.raises(ConfigurationError, match=f"using profile {profile}: Unknown Error"):
+                    prepare(devices)
 
-        assert layout(gpus) == [WHOLE]
+                assert layout(gpus) == [WHOLE]
 
-    @pytest.mark.parametrize(("card", "profile", "workers"), ROWS)
-    def test_is_refused_by_a_card_that_lacks_it(self, fake: Fake, card: str, profile: str, workers: int) -> None:
-        other = "A100-40" if card != "A100-40" else "A100-80"
-        gpus = fake(FakeGpu(card=other))
-        accelerator = Accelerator(name="A100", memory=ASKED[card][1], mig=profile)
+    def test_is_refused_by_a_card_that_lacks_it(self, subtests: pytest.Subtests, fake: Fake) -> None:
+        for card, profile, workers in ROWS:
+            with subtests.test(card=card, profile=profile, workers=workers):
+                other = "A100-40" if card != "A100-40" else "A100-80"
+                gpus = fake(FakeGpu(card=other))
+                accelerator = Accelerator(name="A100", memory=ASKED[card][1], mig=profile)
 
-        lacks = f"GPU 0 has no profile {profile}; its driver lists 1g"
-        too_many = f"profile MIG {profile} .*profile {profile}: Insufficient Resources"
-        with pytest.raises(ConfigurationError, match=f"(?s){lacks}|{too_many}" if workers == 7 else lacks):
-            prepare(node(gpus, config_for(accelerator)))
+                lacks = f"GPU 0 has no profile {profile}; its driver lists 1g"
+                too_many = f"profile MIG {profile} .*profile {profile}: Insufficient Resources"
+                with pytest.raises(ConfigurationError, match=f"(?s){lacks}|{too_many}" if workers == 7 else lacks):
+                    prepare(node(gpus, config_for(accelerator)))
 
-        assert layout(gpus) == [WHOLE]
+                assert layout(gpus) == [WHOLE]
 
 
 class TestLists:

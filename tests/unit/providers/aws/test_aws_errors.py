@@ -29,9 +29,10 @@ def answered(code: str, message: str = "said so", status: int = 400) -> ClientEr
     return ClientError(said, "RunInstances")
 
 
-@pytest.mark.parametrize("kind", sorted(OWN - {BotoCoreError}, key=lambda kind: kind.__name__))
-def test_everything_that_botocore_raises_has_a_meaning(kind: type[BotoCoreError]) -> None:
-    assert [base for base in kind.__mro__ if base in meanings()], f"{kind.__name__} is new: say what it means"
+def test_everything_that_botocore_raises_has_a_meaning(subtests: pytest.Subtests) -> None:
+    for kind in sorted(OWN - {BotoCoreError}, key=lambda kind: kind.__name__):
+        with subtests.test(kind=kind):
+            assert [base for base in kind.__mro__ if base in meanings()], f"{kind.__name__} is new: say what it means"
 
 
 def test_every_meaning_is_of_something_that_exists() -> None:
@@ -39,9 +40,8 @@ def test_every_meaning_is_of_something_that_exists() -> None:
     assert BotoCoreError not in meanings()
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "error"),
-    [
+def test_an_answer_is_an_error_of_skyward(subtests: pytest.Subtests) -> None:
+    for code, status, error in [
         ("UnauthorizedOperation", 403, AuthenticationError),
         ("AccessDeniedException", 400, AuthenticationError),
         ("ExpiredToken", 400, AuthenticationError),
@@ -57,24 +57,24 @@ def test_every_meaning_is_of_something_that_exists() -> None:
         ("Unheard", 502, UnreachableError),
         ("InvalidParameterCombination", 400, ConfigurationError),
         ("InvalidParameterValue", 400, ConfigurationError),
-    ],
-)
-def test_an_answer_is_an_error_of_skyward(code: str, status: int, error: type[SkywardError]) -> None:
-    told = explained(answered(code, status=status), WHERE)
+    ]:
+        with subtests.test(code=code, status=status, error=error):
+            told = explained(answered(code, status=status), WHERE)
 
-    assert type(told) is error
-    assert str(told).startswith(f"aws eu-west-1: ec2 RunInstances was refused: {code}: said so. ")
+            assert type(told) is error
+            assert str(told).startswith(f"aws eu-west-1: ec2 RunInstances was refused: {code}: said so. ")
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_every_message_says_what_to_do_next(code: str) -> None:
-    told = explained(answered(code), WHERE)
+def test_every_message_says_what_to_do_next(subtests: pytest.Subtests) -> None:
+    for code in CODES:
+        with subtests.test(code=code):
+            told = explained(answered(code), WHERE)
 
-    assert type(told) is ERRORS[CODES[code]]
-    said, _, advice = str(told).partition("said so. ")
-    assert said
-    assert len(advice) > 30
-    assert "{" not in advice
+            assert type(told) is ERRORS[CODES[code]]
+            said, _, advice = str(told).partition("said so. ")
+            assert said
+            assert len(advice) > 30
+            assert "{" not in advice
 
 
 def test_a_missing_role_is_told_from_other_wrong_values_by_the_message() -> None:

@@ -112,19 +112,16 @@ def test_the_docs_name_the_accelerators_that_can_be_rented() -> None:
     assert sorted(re.split(r",\s|\sand\s", listed)) == sorted(FAMILIES)
 
 
-@pytest.mark.parametrize(("asked", "name"), CHOSEN, ids=str)
-def test_the_smallest_type_that_has_it_is_chosen(
-    types: tuple[MachineType, ...], asked: dict[str, Any], name: str
-) -> None:
-    assert smallest(types, asked).name == name
+def test_the_smallest_type_that_has_it_is_chosen(subtests: pytest.Subtests, types: tuple[MachineType, ...]) -> None:
+    for asked, name in CHOSEN:
+        with subtests.test(asked=asked, name=name):
+            assert smallest(types, asked).name == name
 
 
-@pytest.mark.parametrize(("asked", "message"), REFUSED, ids=str)
-def test_what_cannot_be_had_is_refused_with_what_can(
-    types: tuple[MachineType, ...], asked: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        smallest(types, asked)
+def test_what_cannot_be_had_is_refused_with_what_can(subtests: pytest.Subtests, types: tuple[MachineType, ...]) -> None:
+    for asked, message in REFUSED:
+        with subtests.test(asked=asked, message=message), pytest.raises(ConfigurationError, match=message):
+            smallest(types, asked)
 
 
 def test_every_type_can_be_read(types: tuple[MachineType, ...]) -> None:
