@@ -84,7 +84,7 @@ def local_pool(open_pool: OpenPool) -> Iterator[sky.ComputePool]:
 
 def two_hosts(stack: ExitStack, folder: Path) -> sky.SSH:
     if not (find_openssh("sshd") and find_openssh("ssh")):
-        pytest.skip("there is no sshd, or no ssh: tools/sshd gets them")
+        pytest.skip("there is no sshd, or no ssh: tools/sshd installs them")
     programs = folder / "bin"
     programs.mkdir()
     (programs / "uv").write_text(UV, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Who has machines, and who keeps volumes."""
+"""Providers of machines, and stores of volumes."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from collections.abc import Mapping
 __all__ = ["STORES"]
 
 STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.aws.s3"}
-"""The module that knows each kind of volume, by the name of its class."""
+"""Module that implements each kind of volume, by the name of its class."""

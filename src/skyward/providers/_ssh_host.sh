@@ -1,12 +1,12 @@
-# What is done on a machine reached over SSH, as `sh -c SCRIPT sh VERB ARGUMENT...`; POSIX sh, Linux, no Python.
+# Verbs on a machine reached over SSH, run as `sh -c SCRIPT sh VERB ARGUMENT...`; POSIX sh, Linux, no Python.
 set -u
 
-# carriers ID: processes that carry the instance's id in their environment, whoever their parent is.
+# carriers ID: processes that carry the instance's id in their environment, whatever process is their parent.
 carriers() {
     grep -lzx "SKYWARD_INSTANCE=$1" /proc/[0-9]*/environ 2>/dev/null | sed 's,^/proc/,,; s,/environ$,,'
 }
 
-# survey: what the machine is and has, one NAME=VALUE a line.
+# survey: facts about the machine, one NAME=VALUE a line.
 survey() {
     # shellcheck disable=SC2086
     set -- ${SSH_CONNECTION:-}
@@ -38,7 +38,7 @@ tagged() {
     done
 }
 
-# end ID FOLDER: kill until none is left, then remove what lay there.
+# end ID FOLDER: kill the node's processes until none is left, then remove its folders.
 end() {
     tries=0
     while pids=$(carriers "$1") && [ -n "$pids" ]; do

@@ -1,4 +1,4 @@
-"""The seam between Skyward and those who have machines: five verbs, and capabilities as types."""
+"""Seam between Skyward and providers of machines: five verbs; optional capabilities are types of their own."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _VERBS = ("offers", "launch", "describe", "terminate", "close")
 
 
 class InstanceState(enum.Enum):
-    """Where a machine is in its life, whatever the vendor calls it."""
+    """State of a machine, the same for every vendor."""
 
     PENDING = "pending"
-    """Asked for, not yet running: it may or may not bill."""
+    """Requested, not yet running: it may or may not bill."""
     RUNNING = "running"
-    """It runs and bills; says nothing about being reachable."""
+    """Running and billed; not necessarily reachable."""
     STOPPING = "stopping"
-    """On its way out; may still bill."""
+    """Terminating; may still bill."""
     GONE = "gone"
-    """Terminated, never existed, or forgotten by the provider: it does not bill. Final."""
+    """Terminated, nonexistent, or no longer listed by the provider: it does not bill. Final."""
     FAILED = "failed"
     """The provider could not make it run. Final, but it must still be terminated."""
 
@@ -40,13 +40,13 @@ class Offer:
 
     Attributes:
         spec: type, accelerators, cores and memory.
-        region: where; empty where it has no meaning.
-        zone: the part of the region; empty where it has no meaning, or any will do.
-        spot: whether the provider may take it back.
+        region: region; empty if the provider has none.
+        zone: zone of the region; empty if the provider has none, or for any zone.
+        spot: True if the provider may preempt the machine.
         price_per_hour: USD for one machine as offered; None is unknown, 0.0 is free.
         on_demand_price_per_hour: USD for the same machine on demand; None is unknown.
-        minimum_billed_s: a machine is billed for at least so long.
-        note: what the user should know before it is bought; empty when there is nothing.
+        minimum_billed_s: shortest time that is billed.
+        note: remark for the user before purchase; empty for none.
     """
 
     spec: InstanceSpec
@@ -61,15 +61,15 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOrder:
-    """What to launch.
+    """Order of machines for one pool.
 
     Attributes:
         pool_id: the pool's id; every machine is tagged with it.
-        keys: one ledger key per machine wanted; every machine is tagged with its own.
-        timeout_s: the hard cap on the machine's life, armed before first contact where the provider can; it holds for
-            the dearest of the offers.
-        allowance: how long machines bought as an offer may live, in seconds; 0 if they would cost too much. None is
-            ``timeout_s`` for any.
+        keys: one ledger key per machine; every machine is tagged with its own.
+        timeout_s: hard cap on a machine's life, valid for the dearest of the offers. Armed before first contact where
+            the provider supports that.
+        allowance: longest life, in seconds, of machines bought as a given offer; 0 if they would cost too much. None
+            means ``timeout_s`` for every offer.
     """
 
     pool_id: str
@@ -78,7 +78,7 @@ class LaunchOrder:
     allowance: Callable[[Offer], float] | None = field(default=None, compare=False, repr=False)
 
     def lasts_s(self, offer: Offer) -> float:
-        """The hard cap on the life of machines bought as that, at its price; 0 if they must not be bought."""
+        """Return the hard cap on the life of machines bought as ``offer``; 0 if they must not be bought."""
         return self.timeout_s if self.allowance is None else self.allowance(offer)
 
 
@@ -89,13 +89,13 @@ class Instance:
     Attributes:
         id: the provider's id.
         key: the ledger key it was launched under.
-        state: where it is in its life.
-        offer: what it was launched as.
-        access: how to reach it; None while the provider does not say yet.
-        watch: where the machine itself is told that it will be taken back; None where it is not.
-        reason: why it is on its way out, or gone, where the provider says so.
-        power_off: what the machine runs, once its node has ended, to end itself and its bill; empty where switching it
-            off does not, or where it is not ours to switch off.
+        state: its present state.
+        offer: the offer it was launched as.
+        access: route to it; None while the provider does not report one yet.
+        watch: endpoint that announces preemption on the machine; None without such announcements.
+        reason: reason for its termination, as reported by the provider; empty for none.
+        power_off: command by which the machine ends itself and its bill once its node has ended. Empty where powering
+            off does not stop the bill, or where the machine is not rented.
     """
 
     id: str
@@ -109,7 +109,10 @@ class Instance:
 
 
 class Provider(Protocol):
-    """Creates and terminates instances. Errors are Skyward's (see :mod:`skyward.errors`); nobody below retries."""
+    """Creation and termination of instances. Errors are Skyward's (:mod:`skyward.errors`).
+
+    Implementations retry throttled and interrupted calls themselves; their callers decide about everything else.
+    """
 
     @property
     def name(self) -> str:
@@ -117,24 +120,27 @@ class Provider(Protocol):
         ...
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        """What could satisfy the request, unranked. Creates nothing. Idempotent."""
+        """Return the offers that satisfy the request, unranked. Creates nothing. Idempotent."""
         ...
 
     async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
-        """Create the machines and return at once; waits for none of them. Not idempotent, except by key.
+        """Create the machines and return without waiting for them. Not idempotent, except by key.
 
-        The first of ``offers`` that is to be had is taken, for all machines of the order; each says what it was
-        launched as. Either every machine of the order was asked for, or none is left: a partial success is cleaned up
-        here. Raises :class:`~skyward.errors.CapacityError` when none of the offers is to be had.
+        The first available offer is used for all machines of the order; each record holds its offer. Either every
+        machine of the order is requested, or none is left: a partial success is undone before this raises. Raises
+        :class:`~skyward.errors.CapacityError` when none of the offers is available.
         """
         ...
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
-        """The machines' present state, in the order asked. An unknown id is :attr:`InstanceState.GONE`. Idempotent."""
+        """Return the machines' present records, in the order of ``instance_ids``. Idempotent.
+
+        An unknown id is :attr:`InstanceState.GONE`.
+        """
         ...
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
-        """End the machines and whatever came with them; silent when they are gone. Idempotent.
+        """Terminate the machines and everything created with them. Idempotent; ignores machines that are gone.
 
         Returns when each is confirmed :attr:`InstanceState.GONE`, or raises
         :class:`~skyward.errors.TerminationError` with the ids that are not.
@@ -142,14 +148,14 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give up sessions and connections; ends no machine. Idempotent."""
+        """Close sessions and connections; terminates no machine. Idempotent."""
         ...
 
 
 async def first_to_be_had(
     provider: str, offers: Sequence[Offer], launch: Callable[[Offer], Awaitable[Sequence[Instance]]]
 ) -> Sequence[Instance]:
-    """What ``launch`` gives for the first offer that it does not refuse, for providers that ask for one at a time.
+    """Launch the first offer that ``launch`` does not refuse, for providers that request one offer at a time.
 
     Raises:
         CapacityError: all were refused; names them, and quotes the last refusal.
@@ -161,14 +167,14 @@ async def first_to_be_had(
         except CapacityError as error:
             refused = error
     names = ", ".join(dict.fromkeys(offer.spec.name for offer in offers))
-    raise CapacityError(f"{provider} has none of its offers now ({names}); last: {refused}") from refused
+    raise CapacityError(f"{provider} has none of its offers available now ({names}); last: {refused}") from refused
 
 
 def checked_provider(provider: Any) -> Provider:
-    """``provider``, if it is one.
+    """Return ``provider`` if it implements every verb of :class:`Provider`.
 
     Raises:
-        ConfigurationError: it is not; a class instead of its instance is named so.
+        ConfigurationError: it does not, or it is a class instead of an instance.
     """
     example = "a provider object such as sky.Local()"
     if isinstance(provider, type):

@@ -1,4 +1,4 @@
-"""Providers by name: how another process makes again the one that has a machine."""
+"""Providers by name, so that another process can recreate the one that launched a machine; optional capabilities."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ PROVIDERS: Mapping[str, str] = {
     "local": "skyward.providers.local:Local",
     "ssh": "skyward.providers.ssh:SSH",
 }
-"""The class of each provider, by its name in the ledger; a class is a dataclass of its settings."""
+"""Class of each provider, by its name in the ledger. A provider is a dataclass of its settings."""
 
 OWN = ("local", "ssh")
-"""Those whose machines one has; the others rent machines."""
+"""Providers of machines that the user already has; the others rent machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check of a provider.
 
     Attributes:
-        what: its name.
-        state: ``"ok"``; ``"warn"``, if something will not work that may not be needed; ``"fail"``.
-        found: what it is.
-        fix: what to do; empty if it is ok.
+        what: name of the item.
+        state: ``"ok"``; ``"warn"`` if something optional will not work; ``"fail"``.
+        found: the item's present value, or the error.
+        fix: remedy; empty if it is ok.
     """
 
     what: str
@@ -54,61 +54,61 @@ class Finding:
 
 @runtime_checkable
 class Checkable(Protocol):
-    """A provider that can say whether it would work."""
+    """Provider that can check its own configuration."""
 
     async def check(self) -> Sequence[Finding]:
-        """Look at credentials, permissions, quotas and the like. Creates nothing; raises nothing of Skyward's."""
+        """Check credentials, permissions, quotas and the like. Creates nothing; raises none of Skyward's errors."""
         ...
 
 
 @runtime_checkable
 class Zoned(Protocol):
-    """A provider whose regions have zones."""
+    """Provider whose regions have zones."""
 
     async def zones(self, machines: Sequence[str]) -> Mapping[str, Mapping[str, float | None]]:
-        """Where each machine type is offered: USD an hour on spot by zone; None is unknown. Idempotent."""
+        """Return the zones that offer each machine type, with the USD an hour on spot; None is unknown. Idempotent."""
         ...
 
 
 @runtime_checkable
 class Sweepable(Protocol):
-    """A provider that can say what of ours it has without being told ids, some of which may never have been known."""
+    """Provider that can list Skyward's machines without their ids, which a crash may have lost."""
 
     async def tagged(self) -> Sequence[Instance]:
-        """Every machine that Skyward launched with these settings and that is not gone, whoever's it is. Idempotent.
+        """Return every machine that Skyward launched with these settings and that is not gone, of any pool. Idempotent.
 
-        It must be complete: where a machine is listed only some time after it was asked for, this waits that long.
+        The list is complete: where a machine is listed only some time after its launch, this waits that long.
 
         Raises:
-            UnreachableError: somebody who may have one did not answer.
+            UnreachableError: a host or service that may have such machines did not answer.
         """
         ...
 
 
 @runtime_checkable
 class Admits(Protocol):
-    """A provider whose machines admit the client's own address only."""
+    """Provider whose machines admit only the client's own address."""
 
     async def admit(self, pool_id: str) -> str:
-        """Admit this machine's present address to the pool's machines, and none of its former ones. Idempotent.
+        """Admit this machine's present address to the pool's machines, and remove its former ones. Idempotent.
 
         Returns the address if it was not admitted before, else an empty text. Raises
-        :class:`~skyward.errors.SkywardError` when the address or the rules cannot be had.
+        :class:`~skyward.errors.SkywardError` when the address or the rules cannot be read.
         """
         ...
 
 
 @runtime_checkable
 class Tidies(Protocol):
-    """A provider that makes more for a pool than machines, such as a security group."""
+    """Provider that creates more for a pool than machines, such as a security group."""
 
     async def tidy(self, pool_id: str) -> None:
-        """Remove what was made for the pool, unless it has machines. What cannot be removed is logged. Idempotent."""
+        """Remove everything created for the pool, unless it has machines. Failures are logged. Idempotent."""
         ...
 
 
 def provider_settings(provider: Provider) -> dict[str, Any]:
-    """What :func:`make_provider` needs to make ``provider`` again, as JSON values.
+    """Return the settings from which :func:`make_provider` recreates ``provider``, as JSON values.
 
     A field that is not in the dataclass's ``repr`` is secret and left out.
     """
@@ -119,16 +119,16 @@ def provider_settings(provider: Provider) -> dict[str, Any]:
 
 
 def make_provider(name: str, settings: Mapping[str, Any]) -> Provider:
-    """The provider of that name with those settings.
+    """Return the provider of that name with those settings.
 
     Raises:
         ConfigurationError: there is none of that name, or it refuses the settings.
     """
     if name not in PROVIDERS:
         known = ", ".join(PROVIDERS)
-        raise ConfigurationError(f"this version of Skyward knows no provider {name!r}; it knows {known}")
+        raise ConfigurationError(f"this version of Skyward has no provider {name!r}; it has {known}")
     module, _, kind = PROVIDERS[name].partition(":")
     try:
         return cast("Provider", getattr(importlib.import_module(module), kind)(**settings))
     except TypeError as error:
-        raise ConfigurationError(f"provider {name!r} cannot be made of {dict(settings)}: {error}") from error
+        raise ConfigurationError(f"provider {name!r} refuses the settings {dict(settings)}: {error}") from error

@@ -1,4 +1,7 @@
-"""Machines one already has, reached over SSH: every node is a folder, and the processes that carry its id."""
+"""Provider of machines that the user already has, reached over SSH.
+
+A node is a folder on a host, and the processes that carry its id.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ _ID = re.compile(r"ssh-(\d+)-[0-9a-f]{12}")
 _PORT = 22
 _VERB_TIMEOUT_S = 60.0
 _LOST_ONES_S = 3.0
-"""How long it may take until a node that was lost begins to be ended."""
+"""Longest time between the loss of a node and the start of its termination."""
 _ENDING_S = 60.0
 _KIB_PER_GIB, _MIB_PER_GIB = 1 << 20, 1 << 10
 _logger = logging.getLogger("skyward")
@@ -50,7 +53,7 @@ _logger = logging.getLogger("skyward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodeTags:
-    """What an instance was launched as; the file is what makes the folder an instance."""
+    """Content of a node's tags file; a folder with that file is an instance."""
 
     instance_id: str
     pool_id: str
@@ -60,13 +63,13 @@ class _NodeTags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Host:
-    """One of the machines, reached.
+    """Host that has answered.
 
     Attributes:
-        index: its place in the list of hosts.
-        target: the way to it.
-        spec: what it has.
-        address: its own address.
+        index: its index in the list of hosts.
+        target: its SSH target.
+        spec: its hardware.
+        address: the address at which it was reached.
         cache: its folder of environments; nodes' folders are in it.
     """
 
@@ -77,20 +80,20 @@ class _Host:
     cache: str
 
     def folder(self, instance_id: str) -> str:
-        """Of one node."""
+        """Return the folder of one node."""
         return f"{self.cache}/nodes/{instance_id}"
 
 
 @dataclass(slots=True)
 class _Reached:
-    """What is known while the provider is in use.
+    """State of a provider in use.
 
     Attributes:
-        transports: one to each host that was ever needed, by its index; they keep its connection from use to use.
-        hosts: those that answered.
+        transports: one for each host that was ever used, by index; it keeps the host's connection open between uses.
+        hosts: hosts that have answered, by index.
         taken: (pool, host index) of every node that is not confirmed gone, by instance id.
-        ending: ids of those that are being ended.
-        found: host index, by instance id, of nodes that others have launched, who may count hosts in another order.
+        ending: ids of nodes under termination.
+        found: host index, by instance id, of listed nodes; other processes may have the hosts in another order.
     """
 
     transports: dict[int, Transport] = field(default_factory=dict[int, Transport])
@@ -102,9 +105,9 @@ class _Reached:
 
 @dataclass(frozen=True, kw_only=True)
 class SSH:
-    """Machines you already have, for nothing: each serves a pool as one node, and is left as it was.
+    """Machines you already have, free of charge: each is one node of a pool, and is left unchanged afterwards.
 
-    Nothing stays on a host but ``~/.cache/skyward``, where environments are kept for the next pool
+    Only ``~/.cache/skyward`` stays on a host, with environments for the next pool
     (``skyward clean`` removes it). Hosts are never powered off.
 
     Args:
@@ -123,7 +126,7 @@ class SSH:
     key_path: str | None = None
     known_hosts: str | None = None
     patience_s: ClassVar[float] = 15.0
-    """How long a host that does not answer is tried again."""
+    """Time for which connecting to an unresponsive host is retried."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", _checked_hosts(self.hosts))
@@ -139,11 +142,11 @@ class SSH:
         return "ssh"
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        """The weakest of the hosts that fit and answer, free, without a spot market.
+        """Return one free offer: the weakest of the hosts that answer and satisfy the request.
 
         Raises:
-            ConfigurationError: the request needs what hosts do not do, more of them than there are, or stronger ones.
-            AuthenticationError: a host does not let us in, or is not who it should be.
+            ConfigurationError: the request names a machine type, or needs more or stronger hosts.
+            AuthenticationError: a host refuses the login, or shows another host key.
             UnreachableError: too few hosts answer.
         """
         _check(request, self.hosts)
@@ -152,7 +155,7 @@ class SSH:
         if len(fitting) < request.nodes:
             raise ConfigurationError(
                 f"nodes={request.nodes} of {request.wish}: {len(fitting)} of the hosts have that; "
-                f"there are {'; '.join(str(host.spec) for host in hosts)}"
+                f"hosts: {'; '.join(str(host.spec) for host in hosts)}"
             )
         weakest = min(fitting, key=lambda host: (host.spec.accelerator_count, host.spec.cpu, host.spec.memory_gib))
         spec = replace(weakest.spec, name="your hosts" if len(self.hosts) > 1 else weakest.spec.name)
@@ -162,7 +165,7 @@ class SSH:
         """Make a folder (0700) on a free host for each node.
 
         Raises:
-            CapacityError: every host serves the pool already.
+            CapacityError: every host is a node of the pool already.
         """
         made: dict[str, Instance] = {}
         try:
@@ -175,7 +178,7 @@ class SSH:
         return list(made.values())
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
-        """Running as long as the folder is tagged, whatever its processes do; else gone."""
+        """Return the nodes: running as long as the folder has its tags file, with or without processes; else gone."""
         return await _all(self._describe(instance_id) for instance_id in instance_ids)
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
@@ -194,7 +197,7 @@ class SSH:
             raise TerminationError(f"hosts do not confirm that their nodes have ended: {why}", instance_ids=[*left])
 
     async def tagged(self) -> Sequence[Instance]:
-        """Every node that is on the hosts, whoever launched it."""
+        """Return every node on the hosts, of any process that launched it."""
         hosts = await self._answering(range(len(self.hosts)), needed=len(self.hosts))
         tagged = await _all(map(self._tagged, hosts))
         for host, found in zip(hosts, tagged, strict=True):
@@ -202,14 +205,14 @@ class SSH:
         return [instance for found in tagged for instance in found]
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         transports = list(self._state.transports.values())
         self._state.transports.clear()
         self._state.hosts.clear()
         await _all(transport.close() for transport in transports)
 
     def target(self, index: int) -> SSHTarget:
-        """How the host of that index is reached."""
+        """Return the SSH target of the host of that index."""
         parts = _parse(self.hosts[index])
         return SSHTarget(
             host=parts["v6"] or parts["name"],
@@ -225,7 +228,7 @@ class SSH:
         return cast("_Reached", self.__dict__["_reached"])
 
     async def _answering(self, indices: Sequence[int], *, needed: int) -> list[_Host]:
-        """The hosts that answer; the others' errors are raised only if there are too few, or not to be helped."""
+        """Return the hosts that answer; raise another's error if too few are left, or if retrying would not help."""
         outcomes = await asyncio.gather(*map(self._host, indices), return_exceptions=True)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         hosts = [outcome for outcome in outcomes if isinstance(outcome, _Host)]
@@ -253,18 +256,18 @@ class SSH:
             async with _reaching(host.target) as transport:
                 await transport.put(json.dumps(asdict(tags)).encode(), f"{folder}/{TAGS_FILE}")
         except UnreachableError:
-            with suppress(OSError, SkywardError):  # it may be there all the same
+            with suppress(OSError, SkywardError):  # the folder may exist all the same
                 await self._terminate(instance_id)
             raise
         except (OSError, SkywardError) as error:
             await self._terminate(instance_id)
             raise ConfigurationError(
-                f"hosts: {self.hosts[host.index]} has no place for a node's files in {host.cache}: {error}"
+                f"hosts: {self.hosts[host.index]} cannot store a node's files in {host.cache}: {error}"
             ) from error
         return self._instance(host, instance_id, key)
 
     async def _take_host(self, pool_id: str, offer: Offer) -> tuple[str, _Host]:
-        """A host that serves the pool with no node yet; one whose node is being ended is waited for."""
+        """Return a new id and a host without a node of the pool; wait for a node under termination."""
         began = SYSTEM_CLOCK.monotonic()
         unreachable: UnreachableError | None = None
         shunned: set[int] = set()
@@ -273,7 +276,10 @@ class SSH:
             nonlocal unreachable
             while (index := self._free_index(pool_id, offer, shunned)) is not None:
                 instance_id = f"ssh-{index}-{uuid.uuid4().hex[:12]}"
-                self._state.taken[instance_id] = (pool_id, index)  # before anything is awaited: nobody else takes it
+                self._state.taken[instance_id] = (
+                    pool_id,
+                    index,
+                )  # before the first await, so that no other task takes the host
                 try:
                     return instance_id, await self._host(index)
                 except BaseException as error:
@@ -286,7 +292,7 @@ class SSH:
             if not ours & self._state.ending and SYSTEM_CLOCK.monotonic() - began > _LOST_ONES_S:
                 raise CapacityError(
                     f"every one of the {len(self.hosts)} hosts serves the pool already, or does not answer; "
-                    "name more hosts, or ask for fewer nodes"
+                    "name more hosts, or request fewer nodes"
                 ) from unreachable
             return NotYet("all are taken")
 
@@ -325,7 +331,7 @@ class SSH:
         return [self._instance(host, instance_id, _key(tags) or instance_id) for instance_id, _, tags in named]
 
     def _index(self, instance_id: str) -> int:
-        """Of its host in the list of hosts; past the list's end for an id that is none of ours."""
+        """Return the index of an instance's host; past the end of the list for a foreign id."""
         if (index := self._state.found.get(instance_id)) is not None:
             return index
         launched = _ID.fullmatch(instance_id)
@@ -344,7 +350,7 @@ class SSH:
 
 def _check(request: PoolRequest, hosts: Sequence[str]) -> None:
     if request.nodes > len(hosts):
-        raise ConfigurationError(f"nodes={request.nodes}: SSH() was given {len(hosts)} hosts, and each serves one node")
+        raise ConfigurationError(f"nodes={request.nodes}: SSH() has {len(hosts)} hosts, and each serves one node")
     if request.machine is not None:
         raise ConfigurationError(f"machine={request.machine!r}: SSH() has the machines in hosts; leave it out")
 
@@ -398,7 +404,7 @@ def _host(index: int, name: str, target: SSHTarget, facts: Mapping[str, list[str
     if system != "Linux":
         raise ConfigurationError(f"hosts: {name} runs {system}; nodes run on Linux")
     if ":" in address:
-        raise ConfigurationError(f"hosts: {name} was reached at {address}; name it so that it is reached over IPv4")
+        raise ConfigurationError(f"hosts: {name} was reached at {address}; use a name or address of IPv4")
     gpus = [line.rsplit(",", 1) for line in facts.get("gpu", [])]
     spec = InstanceSpec(
         name=name,
@@ -412,7 +418,7 @@ def _host(index: int, name: str, target: SSHTarget, facts: Mapping[str, list[str
 
 
 def _gibibytes(mebibytes: str) -> float | None:
-    """None for what is no number: in MIG mode only root is told how much there is."""
+    """Parse a memory size; None if it is no number: in MIG mode the driver shows it to root only."""
     number = mebibytes.strip()
     return round(int(number) / _MIB_PER_GIB, 1) if number.isdecimal() else None
 
@@ -432,7 +438,7 @@ def _script() -> tuple[str, ...]:
 
 @asynccontextmanager
 async def _reaching(target: SSHTarget) -> AsyncGenerator[Transport]:
-    """A transport of one's own, which nobody else closes."""
+    """Open a transport for one use; only this context closes it."""
     transport = SshTransport(target)
     try:
         yield transport
@@ -449,7 +455,7 @@ async def _run(target: SSHTarget, verb: str, *arguments: str) -> str:
 
 
 def _key(tags: str) -> str:
-    """The ledger key in a node's tags; empty where a crash of the machine, or another Skyward, left other ones."""
+    """Return the ledger key in a node's tags; empty if a crash or another version of Skyward left malformed ones."""
     try:
         return str(json.loads(tags)["key"])
     except (ValueError, KeyError, TypeError):

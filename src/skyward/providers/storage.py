@@ -1,4 +1,4 @@
-"""The seam between volumes and the stores that keep them: granting access here, using it on a node."""
+"""Seam between volumes and the stores that keep them: access is granted on the client and used on a node."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class StoredObject:
     """One object of a store.
 
     Attributes:
-        name: its key below the volume's folder, as it is: not yet a path.
+        name: its key below the volume's folder, unchanged; not validated as a path.
         nbytes: its size.
-        tag: changes whenever its content does.
-        modified_at: when it was written, in Unix time.
+        tag: version of its content; changes whenever the content does.
+        modified_at: Unix time of its last write.
     """
 
     name: str
@@ -39,9 +39,9 @@ class MountWay:
         program: its name.
         argv: the command that mounts and returns; the mount outlives it.
         env: variables for it, which hold no secret unless ``key_text`` is empty.
-        key_text: what has to be in a file of mode 0600, whose path is ``{key_file}`` in ``env``; empty for none.
-        install: commands, each to be run as root, that bring the program, by the installer they need; empty where the
-            program has to be there.
+        key_text: content of a file of mode 0600, whose path is ``{key_file}`` in ``env``; empty for none.
+        install: commands, each run as root, that install the program, by the installer they need; empty where the
+            program must be present already.
     """
 
     program: str
@@ -52,71 +52,72 @@ class MountWay:
 
 
 class Store(Protocol):
-    """A volume's part of a store, on a node. Every verb blocks, may be used by several threads, and raises Skyward's
-    errors; what can be tried again was.
+    """Part of a store that holds one volume, used on a node.
+
+    Every verb blocks, is thread-safe, raises Skyward's errors, and retries transient failures itself.
     """
 
     def listing(self) -> Iterable[StoredObject]:
-        """Every object of the volume."""
+        """Yield every object of the volume."""
         ...
 
     def download(self, name: str, file: BinaryIO) -> None:
-        """Write an object's content into a file that can be sought. Idempotent.
+        """Write an object's content into a seekable file. Idempotent.
 
-        Raises FileNotFoundError when it is not there any more.
+        Raises FileNotFoundError when the object does not exist any more.
         """
         ...
 
     def upload(self, path: str, name: str) -> str:
-        """Make the file's content the object's, whole or not at all; returns the object's tag. Idempotent."""
+        """Replace the object's content with the file's, atomically; return the object's tag. Idempotent."""
         ...
 
 
 class StoreKind(Protocol):
-    """A module that knows one kind of volume."""
+    """Module that implements one kind of volume."""
 
     async def grant(self, volumes: Sequence[Volume], *, lifetime_s: float, here: bool) -> Sequence[VolumeAccess]:
-        """Check that the volumes are there and may be used, and give a machine access to them. Creates nothing.
+        """Check that the volumes exist and may be used, and return a machine's access to them. Creates nothing.
 
         Args:
-            volumes: to be used together.
-            lifetime_s: for how long, at least where that is to be had.
-            here: whether the machine is this one, which has this user's own keys anyway.
+            volumes: volumes used together.
+            lifetime_s: desired lifetime of the access; the store may allow less.
+            here: True if the machine is this one, which has the user's own keys anyway.
 
         Raises:
-            ConfigurationError: one is not there.
-            AuthenticationError: it may not be used, or access cannot be handed on; names the permission.
+            ConfigurationError: a volume does not exist.
+            AuthenticationError: it may not be used, or access cannot be delegated; names the permission.
             UnreachableError: the store does not answer.
         """
         ...
 
     def open_store(self, granted: GrantedVolume) -> Store:
-        """The store, on a node."""
+        """Return the store, on a node."""
         ...
 
     def mount_ways(self, granted: GrantedVolume, machine: str) -> Sequence[MountWay]:
-        """How the volume can be mounted on a ``machine`` (``uname -m``), best first. Pure."""
+        """Return the ways to mount the volume on a ``machine`` (``uname -m``), best first. Pure."""
         ...
 
 
 @runtime_checkable
 class GrantsVolumes(Protocol):
-    """A provider that has a say in how its machines get at volumes."""
+    """Provider that grants its machines access to volumes itself."""
 
     async def grant(self, volumes: Sequence[Volume], *, lifetime_s: float) -> Sequence[VolumeAccess]:
-        """As :meth:`StoreKind.grant`, for its machines."""
+        """Grant its machines access, as :meth:`StoreKind.grant` does."""
         ...
 
 
 def store_kind(volume: Volume) -> StoreKind:
-    """Who knows this kind of volume."""
+    """Return the module that implements this kind of volume."""
     return cast("StoreKind", importlib.import_module(STORES[type(volume).__name__]))
 
 
 async def grant_volumes(
     provider: Provider, volumes: Sequence[Volume], *, lifetime_s: float, here: bool
 ) -> tuple[GrantedVolume, ...]:
-    """Access to ``volumes`` for a machine of ``provider``'s; errors as :meth:`StoreKind.grant`."""
+    """Grant a machine of ``provider`` access to ``volumes``; errors as :meth:`StoreKind.grant`."""
     if not volumes:
         return ()
     if isinstance(provider, GrantsVolumes):

@@ -1,8 +1,8 @@
-"""The first process of a test host, as init is of a machine: starts sshd, adopts orphans, and ends everything at last.
+"""First process of a test host, like init on a machine: starts sshd, adopts orphans, and ends everything at last.
 
 Run as a script, with sshd's command line as its arguments. Each line on standard input is an order: ``up`` starts the
-daemon, ``down`` ends it and its connections; each is answered with a line: the daemon's pid, 0 if there is none. When
-the input ends, because the host is switched off or because whoever held the other end died, every process below ends.
+daemon, ``down`` ends it and its connections. The answer is a line with the daemon's pid, 0 for none. When the input
+ends, because the host stops or the process at the other end died, every process below ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROUNDS = 8
 def _main() -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing stays a zombie, the adopted included
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies, adopted processes included
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def prepare() -> None:
@@ -44,7 +44,7 @@ def _main() -> None:
                 pid = _start(prepare)
             print(pid, flush=True)  # noqa: T201 - the answer
     finally:
-        # Resource trackers may end by themselves: they remove named semaphores once those they serve are gone.
+        # Resource trackers end by themselves, after they have removed the named semaphores of their ended processes.
         _end([process for process in _below() if "resource_tracker" not in _command(process)])
         psutil.wait_procs(_below(), timeout=_KILL_S)
         for _ in range(_ROUNDS):

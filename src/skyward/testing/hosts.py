@@ -25,13 +25,14 @@ from skyward.transport.access import SSHTarget
 __all__ = ["SshHost", "find_openssh", "require_sshd", "share_cache", "write_known_hosts"]
 
 _UNPACKED: Final = Path(__file__).parents[3] / "build" / "openssh"
-"""Where ``tools/sshd`` puts OpenSSH's server when it may not install it."""
+"""Folder into which ``tools/sshd`` unpacks OpenSSH's server when it may not install it."""
 
 _START_S = 10.0
 _END_S = 15.0
 _ATTEMPTS = 3
 
-# Sshd takes the folder from the account, and hands a forced command what the client asked for.
+# sshd starts in the account's home folder instead of $HOME, and passes the requested command to a forced command in
+# SSH_ORIGINAL_COMMAND.
 _SHELL = """\
 cd "$HOME" || exit 1
 command=${SSH_ORIGINAL_COMMAND-}
@@ -42,46 +43,46 @@ exec "$SHELL" -l
 
 
 def find_openssh(program: str) -> Path | None:
-    """One of OpenSSH's programs: the system's, else the one ``tools/sshd`` unpacked; None if there is none."""
+    """Return the path of a program of OpenSSH's: the system's, else the one unpacked by ``tools/sshd``, else None."""
     unpacked = [str(_UNPACKED / "usr" / folder) for folder in ("bin", "sbin")]
     found = shutil.which(program, path=":".join([os.environ.get("PATH", ""), "/usr/sbin:/usr/local/sbin", *unpacked]))
     return Path(found) if found else None
 
 
 def require_sshd() -> None:
-    """Skip the test, or the file of tests, where there is no server to run, or no client of OpenSSH's beside it."""
+    """Skip the test, or the file of tests, where OpenSSH's server or client is missing."""
     if not (find_openssh("sshd") and find_openssh("ssh")):
         import pytest
 
-        pytest.skip("there is no sshd, or no ssh: tools/sshd gets them", allow_module_level=True)
+        pytest.skip("there is no sshd, or no ssh: tools/sshd installs them", allow_module_level=True)
 
 
 class SshHost:
-    """A machine that answers over SSH, as far as one machine can be several. A context manager; both ends block.
+    """Emulated machine with a real sshd, on this machine. A context manager; entering and leaving block.
 
-    Its own are the address, port and host key, the sessions' ``HOME`` and starting folder, and every process that a
-    session started: :meth:`stop` ends them all, as switching a machine off would, and so does the end of this process.
-    Not its own are the account (``~name``, ``pwd.getpwuid``), ``/tmp``, the rest of the file system, and the
-    processes that others see. Only the user who runs the tests can log in, and only with a key.
+    Each host has its own address, port, host key, ``HOME``, and processes: :meth:`stop` ends every process that a
+    session started, as powering a machine off would, and so does the end of this process. Hosts share the account
+    (``~name``, ``pwd.getpwuid``), ``/tmp``, the rest of the file system, and the list of processes. Only the user who
+    runs the tests can log in, and only with a key.
 
     Args:
-        folder: the host's own folder, made if it is missing.
-        address: where it listens, an address in 127.0.0.0/8.
-        client_key: the private key that it lets in; made if it is missing. None means ``client_key`` beside
-            ``folder``, so hosts whose folders lie side by side share one.
+        folder: folder of the host, created if it is missing.
+        address: address of its sshd, in 127.0.0.0/8.
+        client_key: private key that can log in; created if it is missing. None means ``client_key`` next to
+            ``folder``, so that hosts in sibling folders share one.
         path: the ``PATH`` of sessions; None means sshd's own.
-        env: what else sessions find in their environment.
-        sshd_options: more lines of its configuration, which win over its own.
+        env: additional environment of sessions.
+        sshd_options: more lines of its configuration, which take precedence over its own.
 
     Attributes:
         address: as given.
-        port: the same for the host's life; 0 before the first start.
+        port: port of its sshd, the same for the host's life; 0 before the first start.
         home: the sessions' ``HOME``.
-        user: who can log in.
-        key_path: the private key that logs in.
-        authorized_keys: the file of the public keys that it lets in, read at every login.
-        host_key: what it shows: ``"ssh-ed25519 AAAA…"``.
-        log: what sshd says.
+        user: the user name that can log in.
+        key_path: the private key that can log in.
+        authorized_keys: file of the admitted public keys, read at every login.
+        host_key: its public host key: ``"ssh-ed25519 AAAA…"``.
+        log: sshd's log file.
 
     Raises:
         ConfigurationError: there is no sshd.
@@ -127,16 +128,16 @@ class SshHost:
 
     @property
     def pid(self) -> int:
-        """The process id of the sshd that listens; 0 while the host is off."""
+        """Process id of the listening sshd; 0 while the host is off."""
         return self._pid
 
     def start(self) -> None:
-        """Switch it on, at the port it had. Returns once it answers. Does nothing while it is on."""
+        """Start the host at its former port and wait until it answers. Does nothing while it is on."""
         if self._guard is not None:
             return
         program = find_openssh("sshd")
         if program is None:
-            raise ConfigurationError("there is no sshd on this machine: tools/sshd gets one")
+            raise ConfigurationError("there is no sshd on this machine: tools/sshd installs one")
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
         self._program = program
@@ -165,7 +166,7 @@ class SshHost:
             raise
 
     def stop(self) -> None:
-        """Switch it off: every process on it ends at once. Idempotent."""
+        """Stop the host: every process on it ends at once. Idempotent."""
         guard, self._guard, self._pid = self._guard, None, 0
         if guard is None:
             return
@@ -176,7 +177,7 @@ class SshHost:
         guard.stdout.close()
 
     def restart(self) -> None:
-        """Another sshd at the same port: connections and their SFTP end, what sessions have started goes on.
+        """Replace sshd at the same port: connections and SFTP end, processes of sessions continue.
 
         Raises:
             UnreachableError: the host is switched off, or sshd does not answer.
@@ -184,23 +185,23 @@ class SshHost:
         self._up()
 
     def processes(self) -> list[psutil.Process]:
-        """What runs on it now, daemons included, but for sshd's own processes. Empty while it is off."""
+        """Return its processes, daemons included, except sshd's own. Empty while it is off."""
         if self._guard is None:
             return []
         below = psutil.Process(self._guard.pid).children(recursive=True)
         return [process for process in below if not _name(process).startswith(("sshd", "sftp-server"))]
 
     def connections(self) -> int:
-        """How many SSH connections it has now, those included that have not logged in yet."""
+        """Return the number of its SSH connections, including those not logged in yet."""
         return len(psutil.Process(self._pid).children()) if self._pid else 0
 
     def target(self, place: tuple[str, int] | None = None) -> SSHTarget:
-        """How Skyward reaches it, its host key known; ``place`` is that of a proxy before it."""
+        """Return its SSH target, with its host key; ``place`` is the address of a proxy in front of it."""
         host, port = place or (self.address, self.port)
         return SSHTarget(host=host, port=port, user=self.user, key_path=str(self.key_path), host_keys=(self.host_key,))
 
     def known_hosts_line(self, *, host: str | None = None, port: int | None = None) -> str:
-        """Its line in a known_hosts file; ``host`` and ``port`` are those of a proxy before it."""
+        """Return its line of a known_hosts file; ``host`` and ``port`` are those of a proxy in front of it."""
         name, number = host or self.address, port or self.port
         return f"{name if number == 22 else f'[{name}]:{number}'} {self.host_key}"  # noqa: PLR2004 - SSH's own port
 
@@ -209,7 +210,7 @@ class SshHost:
         return self._folder / "sshd_config"
 
     def _up(self) -> None:
-        """Have the guard start sshd; a free port is chosen once, and chosen again if somebody was faster."""
+        """Start sshd through the guard; the free port is chosen once, again only if another process took it."""
         for attempt in range(_ATTEMPTS):
             fresh = not self.port
             self.port = self.port or _free_port(self.address)
@@ -217,10 +218,10 @@ class SshHost:
             self._pid = self._order("up")
             if self._answers():
                 return
-            if "already in use" not in self._said() or attempt == _ATTEMPTS - 1:
+            if "already in use" not in self._log_tail() or attempt == _ATTEMPTS - 1:
                 break
             self.port = 0 if fresh else self.port
-        raise UnreachableError(f"sshd at {self.address}:{self.port} does not answer:\n{self._said()}")
+        raise UnreachableError(f"sshd at {self.address}:{self.port} does not answer:\n{self._log_tail()}")
 
     def _order(self, order: str) -> int:
         guard = self._guard
@@ -231,7 +232,7 @@ class SshHost:
         return int(guard.stdout.readline() or 0)
 
     def _answers(self) -> bool:
-        """Wait for sshd's first words; False if it has ended instead. In a thread, since this one may run a loop."""
+        """Wait for sshd's banner; False if it has ended. Runs in a thread, since this thread may run an event loop."""
         waiting = wait_until(
             self._ask, deadline_s=_START_S, interval_s=0.01, what=f"sshd at {self.address}:{self.port} to answer"
         )
@@ -250,12 +251,12 @@ class SshHost:
         finally:
             writer.transport.abort()
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")[-2000:] if self.log.exists() else "(no log)"
 
     def _configuration(self, program: Path) -> str:
         lines = [
-            *self._options,  # of two values sshd takes the first
+            *self._options,  # sshd uses the first of two values
             f"ListenAddress {self.address}:{self.port}",
             f"HostKey {_quoted(self._folder / 'host_key')}",
             f"AuthorizedKeysFile {_quoted(self.authorized_keys)}",
@@ -287,7 +288,7 @@ _FIXED = (
 
 
 def write_known_hosts(path: Path, *hosts: SshHost, through: Mapping[tuple[str, int], SshHost] | None = None) -> Path:
-    """Write the known_hosts file that knows ``hosts``, and each host of ``through`` at its proxy's place."""
+    """Write a known_hosts file with ``hosts``, and with each host of ``through`` at its proxy's address."""
     lines = [host.known_hosts_line() for host in hosts]
     lines += [host.known_hosts_line(host=name, port=port) for (name, port), host in (through or {}).items()]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -295,7 +296,7 @@ def write_known_hosts(path: Path, *hosts: SshHost, through: Mapping[tuple[str, i
 
 
 def share_cache(home: Path, cache: Path) -> None:
-    """Have ``~/.cache/skyward`` of that home hold what ``cache`` does, but no other home's nodes."""
+    """Link ``~/.cache/skyward`` of that home to ``cache``, except its folder of nodes."""
     own = home / ".cache/skyward"
     own.mkdir(mode=0o700, parents=True)
     for name in ("cache", "envs", "locks", "logs", "sent"):
@@ -304,7 +305,7 @@ def share_cache(home: Path, cache: Path) -> None:
 
 
 def _public_key(private: Path) -> str:
-    """The public half of the key in the file, which is made if it is missing."""
+    """Return the public key of a private key file, which is created if it is missing."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -321,7 +322,7 @@ def _public_key(private: Path) -> str:
 
 
 def _helper(program: Path, name: str) -> Path:
-    """One of the programs that sshd runs; the unpacked server has its own."""
+    """Return the path of a helper program of sshd; the unpacked server has its own."""
     folder = _UNPACKED if program.is_relative_to(_UNPACKED) else Path("/")
     for libexec in ("usr/lib/openssh", "usr/libexec/openssh", "usr/libexec", "usr/lib/ssh"):
         if (folder / libexec / name).exists():
@@ -330,7 +331,7 @@ def _helper(program: Path, name: str) -> Path:
 
 
 def _split_programs(program: Path) -> list[str]:
-    """From 9.8 on sshd is several programs, which the unpacked one must be told where to find."""
+    """Return options with the paths of the programs that sshd consists of since 9.8; the unpacked one needs them."""
     if not program.is_relative_to(_UNPACKED):
         return []
     parts = {"SshdSessionPath": _helper(program, "sshd-session"), "SshdAuthPath": _helper(program, "sshd-auth")}
@@ -338,7 +339,7 @@ def _split_programs(program: Path) -> list[str]:
 
 
 def _server_env(program: Path) -> dict[str, str]:
-    """The server's own environment, of which sessions see nothing; the unpacked one has libraries beside it."""
+    """Return the server's environment, which sessions do not inherit; the unpacked server needs its library path."""
     if not program.is_relative_to(_UNPACKED):
         return dict(os.environ)
     folders = [str(path) for folder in ("lib", "usr/lib") for path in (_UNPACKED / folder).glob("*-linux-*")]

@@ -1,4 +1,4 @@
-"""A provider in memory that fails on command, and the contract that every provider keeps."""
+"""Provider in memory that fails on command, and the contract suite of every provider."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from skyward.transport.access import LocalAccess
 __all__ = ["FakeProvider", "ProviderContract", "Verb", "running"]
 
 Verb = Literal["offers", "launch", "describe", "terminate", "tagged"]
-"""What a :class:`FakeProvider` can be told to fail at."""
+"""Verb that a :class:`FakeProvider` can fail at."""
 
 
 class FakeProvider:
-    """Implements :class:`~skyward.providers.base.Provider` in memory.
+    """Provider in memory; implements :class:`~skyward.providers.base.Provider`.
 
     Attributes:
         instances: every machine ever launched, by id.
         calls: the verbs called, in order.
-        launch_limit: launch no more than this many machines of an order, saying nothing; None launches all.
-        pending_looks: how often a new machine is described as pending before it runs.
+        launch_limit: largest number of machines launched of an order, without an error; None launches all.
+        pending_looks: number of times that a new machine is described as pending before it runs.
     """
 
     def __init__(self, offers: Sequence[Offer] = (), *, pending_looks: int = 0) -> None:
@@ -52,7 +52,7 @@ class FakeProvider:
         return [each.id for each in self.instances.values() if each.state is not InstanceState.GONE]
 
     def fail(self, verb: Verb, error: BaseException, *, times: int = 1) -> None:
-        """Have the next ``times`` calls of ``verb`` raise ``error`` and do nothing else."""
+        """Let the next ``times`` calls of ``verb`` raise ``error`` and do nothing else."""
         self._faults[verb].extend([error] * times)
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:  # noqa: ARG002 - the seam takes it
@@ -90,7 +90,7 @@ class FakeProvider:
         """See :meth:`Provider.close`."""
 
     def set_state(self, instance_id: str, state: InstanceState) -> None:
-        """Let something happen to a machine behind Skyward's back."""
+        """Change a machine's state from outside Skyward."""
         self.instances[instance_id] = replace(self.instances[instance_id], state=state)
 
     def _enter(self, verb: Verb) -> None:
@@ -116,26 +116,26 @@ class FakeProvider:
 
 
 def running(instance: Instance) -> Instance:
-    """The instance as it is once it runs."""
+    """Return the instance in state running, with access."""
     access = LocalAccess(address="127.0.0.1", workdir=f"/nonexistent/{instance.id}")
     return replace(instance, state=InstanceState.RUNNING, access=access)
 
 
 class ProviderContract:
-    """What every provider keeps: subclass it as ``Test...``, and say how to make the provider.
+    """Contract suite of providers: subclass it as ``Test...`` and implement :meth:`make_provider`.
 
     Attributes:
-        request: the arguments of a pool that the provider can satisfy.
+        request: arguments of a pool that the provider can satisfy.
     """
 
     request: ClassVar[dict[str, Any]] = {"nodes": 2}
 
     def make_provider(self) -> Provider:
-        """The provider under test, with nothing launched."""
+        """Return the provider under test, with nothing launched."""
         raise NotImplementedError
 
     def test_offers_create_nothing(self) -> None:
-        """Offers for a request that can be satisfied exist, and asking changes nothing."""
+        """Get the same offers twice for a request that can be satisfied."""
         provider = self.make_provider()
 
         async def scenario() -> None:
@@ -147,7 +147,7 @@ class ProviderContract:
         _run(provider, scenario())
 
     def test_launch_answers_every_key_with_an_instance_of_its_own(self) -> None:
-        """One instance per ledger key, each with a different id."""
+        """Launch one instance per ledger key, each with a different id."""
         provider = self.make_provider()
 
         async def scenario() -> None:
@@ -159,7 +159,7 @@ class ProviderContract:
         _run(provider, scenario())
 
     def test_describe_keeps_the_order_and_knows_what_is_not_there(self) -> None:
-        """Instances come in the order asked for; an unknown id is gone, not an error."""
+        """Return instances in the requested order; an unknown id is gone, not an error."""
         provider = self.make_provider()
 
         async def scenario() -> None:
@@ -173,7 +173,7 @@ class ProviderContract:
         _run(provider, scenario())
 
     def test_terminated_instances_are_gone_and_the_others_are_not(self) -> None:
-        """Terminating one instance confirms that it is gone and leaves its neighbour alone."""
+        """Confirm that a terminated instance is gone, and that its neighbour is not."""
         provider = self.make_provider()
 
         async def scenario() -> None:
@@ -187,7 +187,7 @@ class ProviderContract:
         _run(provider, scenario())
 
     def test_terminate_is_idempotent_and_silent_when_gone(self) -> None:
-        """Terminating twice, or what never was, is no error."""
+        """Terminate twice, and an unknown id, without an error."""
         provider = self.make_provider()
 
         async def scenario() -> None:
@@ -198,7 +198,7 @@ class ProviderContract:
         _run(provider, scenario())
 
     def test_close_ends_no_machine_and_may_be_repeated(self) -> None:
-        """What was launched outlives the provider's sessions, and can be ended in new ones."""
+        """Keep instances alive after the provider's sessions; terminate them in new ones."""
         provider = self.make_provider()
 
         async def scenario() -> None:
@@ -211,7 +211,7 @@ class ProviderContract:
         _run(provider, scenario())
 
     def test_what_can_be_listed_is_what_was_launched_and_has_not_ended(self) -> None:
-        """A provider that can list its machines lists a machine, with its tag, until it is gone."""
+        """List a machine with its tag until it is gone, if the provider can list machines."""
         provider = self.make_provider()
         if not isinstance(provider, Sweepable):
             return

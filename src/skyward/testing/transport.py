@@ -1,4 +1,4 @@
-"""What every transport promises, as a suite to subclass."""
+"""Contract suite of every transport."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _python(code: str) -> list[str]:
 
 
 class TransportContract:
-    """Subclass it, and define the fixtures.
+    """Contract suite of transports: subclass it, and define the fixtures.
 
     Fixtures:
         transport: a :class:`~skyward.transport.base.Transport` to a machine that shares this one's files, closed
@@ -34,7 +34,7 @@ class TransportContract:
     """
 
     async def test_output_and_exit_code_come_back(self, transport: Transport) -> None:
-        """Both streams, apart."""
+        """Receive both streams separately."""
         done = await transport.run(
             _python("import sys; print('out'); print('err', file=sys.stderr); raise SystemExit(3)"),
             timeout_s=_DEADLINE_S,
@@ -42,7 +42,7 @@ class TransportContract:
         assert (done.exit_code, done.stdout, done.stderr) == (3, "out\n", "err\n")
 
     async def test_arguments_are_not_a_shells(self, transport: Transport) -> None:
-        """Every character arrives."""
+        """Pass every character unchanged."""
         arguments = ["torch>=2", "x[y]", 'a"$HOME', "two\nlines", "", "é;&", "*"]
         done = await transport.run(
             [*_python("import sys; print(ascii(sys.argv[1:]))"), *arguments], timeout_s=_DEADLINE_S
@@ -50,7 +50,7 @@ class TransportContract:
         assert done.stdout.strip() == ascii(arguments)
 
     async def test_environment_is_added(self, transport: Transport) -> None:
-        """Beside what is there."""
+        """Add variables to the present environment."""
         done = await transport.run(
             _python("import os; print(os.environ['COLOUR'], 'PATH' in os.environ)"),
             env={"COLOUR": 'a"$b\nc'},
@@ -59,35 +59,35 @@ class TransportContract:
         assert done.stdout == 'a"$b\nc True\n'
 
     async def test_input_arrives_and_ends(self, transport: Transport) -> None:
-        """More than a pipe holds."""
+        """Send more than a pipe holds."""
         done = await transport.run(
             _python("import sys; print(len(sys.stdin.buffer.read()))"), stdin=b"x" * 300_000, timeout_s=_DEADLINE_S
         )
         assert done.stdout == "300000\n"
 
     async def test_much_output_arrives_whole(self, transport: Transport) -> None:
-        """More than a pipe holds, on both streams."""
+        """Receive more than a pipe holds, on both streams."""
         code = "import sys; sys.stdout.write('o' * 500_000); sys.stderr.write('e' * 500_000)"
         done = await transport.run(_python(code), timeout_s=_DEADLINE_S)
         assert (len(done.stdout), len(done.stderr)) == (500_000, 500_000)
 
     async def test_output_that_is_no_text_is_replaced(self, transport: Transport) -> None:
-        """Nothing raises."""
+        """Replace malformed text without an error."""
         done = await transport.run(_python(r"import os; os.write(1, b'\xff')"), timeout_s=_DEADLINE_S)
         assert done.stdout == "\N{REPLACEMENT CHARACTER}"
 
     async def test_command_that_does_not_exist_is_127(self, transport: Transport) -> None:
-        """As a shell would say it."""
+        """Return the exit code that a shell would."""
         done = await transport.run(["/no/such/program"], timeout_s=_DEADLINE_S)
         assert (done.exit_code, "/no/such/program" in done.stderr) == (127, True)
 
     async def test_signal_is_negative(self, transport: Transport) -> None:
-        """As Python's subprocess says it."""
+        """Return the exit code that Python's subprocess would."""
         done = await transport.run(_python("import os; os.kill(os.getpid(), 9)"), timeout_s=_DEADLINE_S)
         assert done == Completed(exit_code=-9, stdout="", stderr="")
 
     async def test_command_past_its_deadline_ends_with_its_children(self, transport: Transport, tmp_path: Path) -> None:
-        """The whole process group."""
+        """End the whole process group."""
         pids = tmp_path / "pids"
         code = (
             "import os, subprocess, sys, time\n"
@@ -100,7 +100,7 @@ class TransportContract:
         await _all_gone([int(pid) for pid in pids.read_text().split()])
 
     async def test_daemon_does_not_hold_the_command_back(self, transport: Transport, tmp_path: Path) -> None:
-        """Though it holds the inherited streams."""
+        """Return although a daemon holds the inherited streams."""
         pid_file = tmp_path / "pid"
         code = (
             "import subprocess, sys\n"
@@ -115,7 +115,7 @@ class TransportContract:
         await _all_gone([daemon.pid])
 
     async def test_cancelled_command_ends(self, transport: Transport, tmp_path: Path) -> None:
-        """Nobody waits for it any more."""
+        """End a command without a waiting caller."""
         pid_file = tmp_path / "pid"
         code = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
         running = asyncio.create_task(transport.run(_python(code), timeout_s=_DEADLINE_S))
@@ -130,12 +130,12 @@ class TransportContract:
         await _all_gone([pid])
 
     async def test_commands_run_side_by_side(self, transport: Transport) -> None:
-        """Each gets its own output."""
+        """Return each command's own output."""
         commands = (transport.run(_python(f"print({n})"), timeout_s=_DEADLINE_S) for n in range(4))
         assert [done.stdout for done in await asyncio.gather(*commands)] == ["0\n", "1\n", "2\n", "3\n"]
 
     async def test_put_writes_whole_private_files_in_new_folders(self, transport: Transport, tmp_path: Path) -> None:
-        """Mode 0600, folders 0700."""
+        """Write with mode 0600, in folders of mode 0700."""
         target = tmp_path / "new" / "deeper" / "file"
         await transport.put(b"secret", str(target))
         assert target.read_bytes() == b"secret"
@@ -144,7 +144,7 @@ class TransportContract:
         assert [path.name for path in target.parent.iterdir()] == ["file"]
 
     async def test_put_replaces_with_the_mode_asked_for(self, transport: Transport, tmp_path: Path) -> None:
-        """Idempotent."""
+        """Replace a file, which is idempotent."""
         target = tmp_path / "file"
         await transport.put(b"longer than the next", str(target))
         await transport.put(memoryview(b"short"), str(target), mode=0o755)
@@ -152,13 +152,13 @@ class TransportContract:
         assert _mode(target) == "0o755"
 
     async def test_put_joins_parts(self, transport: Transport, tmp_path: Path) -> None:
-        """Without copying them together first."""
+        """Write parts without joining them in memory first."""
         target = tmp_path / "file"
         await transport.put([memoryview(b"one "), memoryview(b""), memoryview(b"two")], str(target))
         assert target.read_bytes() == b"one two"
 
     async def test_forward_answers_where_the_node_does(self, transport: Transport) -> None:
-        """At a stable place."""
+        """Return the same address for the same port."""
         greeting = asyncio.Event()
 
         async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,12 +177,12 @@ class TransportContract:
             await greeting.wait()
 
     async def test_closing_twice_is_fine(self, transport: Transport) -> None:
-        """Idempotent."""
+        """Close twice without an error."""
         await transport.close()
         await transport.close()
 
     def test_everything_works_off_the_main_thread(self, transport: Transport) -> None:
-        """Where a pool's loop runs."""
+        """Run in a thread, like a pool's loop."""
         outputs: list[str] = []
 
         def run_there() -> None:

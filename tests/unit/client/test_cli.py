@@ -236,7 +236,7 @@ def test_sweep_says_what_it_could_not_end_and_exits_with_one(ledger: Ledger) -> 
 
     left = answer("sweep", exit_code=1)["left"]
 
-    assert [(each["key"], "knows no provider 'atlantis'" in each["reason"]) for each in left] == [("a", True)]
+    assert [(each["key"], "has no provider 'atlantis'" in each["reason"]) for each in left] == [("a", True)]
     assert "LEFT     sky-1 node 0: atlantis without an id" in run("sweep").output
 
 

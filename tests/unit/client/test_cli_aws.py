@@ -137,7 +137,7 @@ def test_why_a_price_is_unknown_is_said_once(ec2: LocalEC2) -> None:
 
     table = run("offers", "--cpu", "2", *at(ec2)).stdout
 
-    assert table.count("prices on demand are unknown: the account may not ask for them (pricing:GetProducts)") == 1
+    assert table.count("prices on demand are unknown: the account may not query them (pricing:GetProducts)") == 1
     assert "prices on spot" not in table
 
 

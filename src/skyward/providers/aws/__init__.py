@@ -1,1 +1,1 @@
-"""Machines of AWS EC2."""
+"""Provider of EC2 machines, and volumes in S3."""

@@ -30,18 +30,18 @@ __all__ = ["Account", "AnswerFile", "LaunchedMachine", "forget", "in_parts"]
 
 _WEEK_S: Final = 7 * 24 * 3600.0
 _MOST_VALUES: Final = 200
-"""Of a filter."""
+"""Limit of EC2 for the values of one filter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedMachine:
-    """A machine that this process has launched.
+    """Machine that this process has launched.
 
     Attributes:
         key: its ledger key.
         pool_id: its pool.
-        offer: what was got.
-        at: when, an ``elapsed`` reading of the system clock.
+        offer: the offer it was launched as.
+        at: time of the launch, an ``elapsed`` reading of the system clock.
     """
 
     key: str
@@ -52,16 +52,16 @@ class LaunchedMachine:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Answers are remembered for the provider's life; what may become wrong meanwhile is asked for anew.
+    """One account in one region. Answers are cached for the provider's life, except records of machines.
 
     Attributes:
-        api: the way to it.
-        subnet: the one that was named; None means the default ones.
-        launched: machines of this process, by id.
-        launching: how many launches of a pool are under way.
-        zones: the zone that a pool's machines are in.
-        locks: of each pool's security group.
-        silent: services that did not answer what need not be known; they are not asked again.
+        api: its API.
+        subnet: id of the subnet given by the user; None means the default ones.
+        launched: machines launched by this process, by id.
+        launching: number of a pool's launches under way, by pool id.
+        zones: zone of a pool's machines, by pool id.
+        locks: locks of the pools' security groups, by pool id.
+        silent: services that left an optional question unanswered; they are not asked again.
     """
 
     api: Api
@@ -82,7 +82,7 @@ class Account:
         return self.api.credentials.region
 
     async def types(self) -> tuple[MachineType, ...]:
-        """Every machine type of the region; asked for once a week."""
+        """Return every machine type of the region; cached on disk for a week."""
         if not self._types:
             kept = self.kept("types", _WEEK_S)
             rows: list[Json] = (await asyncio.to_thread(kept.read)).get("types", [])
@@ -95,11 +95,11 @@ class Account:
         return self._types
 
     async def type(self, name: str) -> MachineType:
-        """One of them; raises :class:`KeyError` for a name that is none."""
+        """Return the machine type of that name; raises :class:`KeyError` if the region has none."""
         return {machine.name: machine for machine in await self.types()}[name]
 
     async def offered(self, names: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-        """The zones in which each of these types is offered; empty where it is in none."""
+        """Return the zones that offer each of these types; an empty tuple if none does."""
         unknown = [name for name in names if name not in self._offered]
         for part in in_parts(unknown, _MOST_VALUES):
             rows = await self.api.pages(
@@ -116,7 +116,7 @@ class Account:
         return {name: self._offered[name] for name in names}
 
     async def ask(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json | None:
-        """The answer to a question that may remain open; None once the service has not answered one."""
+        """Return the answer to an optional question; None once the service has left one unanswered."""
         if service in self.silent:
             return None
         answer = await self.api.ask(service, operation, region=region, **parameters)
@@ -125,19 +125,19 @@ class Account:
         return answer
 
     async def subnets(self) -> tuple[Subnet, ...]:
-        """Where machines may stand."""
+        """Return the subnets that machines may be in."""
         if not self._subnets:
             self._subnets = await find_subnets(self.api, self.subnet)
         return self._subnets
 
     async def image(self, path: str) -> MachineImage:
-        """The image of a public parameter."""
+        """Return the image of a public parameter."""
         if path not in self._images:
             self._images[path] = await find_image(self.api, path)
         return self._images[path]
 
     async def records(self, wanted: Mapping[str, Sequence[str]]) -> list[Record]:
-        """The machines that have one of the values of each filter; the last filter may have many."""
+        """Return the machines that match every filter by one of its values; the last filter may have many values."""
         *others, (name, values) = wanted.items()
         found: list[Record] = []
         for part in in_parts(values, _MOST_VALUES):
@@ -148,18 +148,18 @@ class Account:
         return found
 
     def age_s(self, instance_id: str) -> float:
-        """How long ago this process launched it; infinite if it did not."""
+        """Return the seconds since this process launched the machine; infinity if it did not."""
         launched = self.launched.get(instance_id)
         return float("inf") if launched is None else SYSTEM_CLOCK.elapsed() - launched.at
 
     def kept(self, name: str, longest_s: float) -> AnswerFile:
-        """Answers of this account's region that are kept on disk."""
+        """Return the file that caches answers of this region under ``name``."""
         endpoint_url = self.api.credentials.endpoint_url
         return AnswerFile(name=name, region=self.region, endpoint_url=endpoint_url, longest_s=longest_s)
 
 
 def in_parts(values: Iterable[str], most: int) -> list[list[str]]:
-    """``values`` in lists of at most so many."""
+    """Split ``values`` into lists of at most ``most``."""
     every = list(values)
     return [every[start : start + most] for start in range(0, len(every), most)]
 
@@ -187,13 +187,13 @@ def _short(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFile:
-    """One file of answers of one endpoint in one region. A damaged or unwritable file is as good as none.
+    """File on disk that caches answers of one endpoint in one region. A damaged or unwritable file counts as empty.
 
     Attributes:
-        name: what is kept.
-        region: whose.
-        endpoint_url: of whom; None is AWS.
-        longest_s: how long an answer counts.
+        name: subject of the answers, such as ``"types"``.
+        region: the region.
+        endpoint_url: the endpoint; None is AWS.
+        longest_s: lifetime of an answer.
     """
 
     name: str
@@ -203,16 +203,16 @@ class AnswerFile:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the file."""
         return _folder(self.endpoint_url) / f"{self.name}-{self.region}.json"
 
     def read(self) -> dict[str, Any]:
-        """What still counts, by name."""
+        """Return the answers that have not expired, by name."""
         now = time.time()
         return {name: entry["value"] for name, entry in self._entries().items() if self._counts(entry, now)}
 
     def add(self, values: dict[str, Any]) -> None:
-        """Keep ``values`` beside what still counts; other processes see all of it or nothing."""
+        """Add ``values`` and drop expired answers; other processes see the file before or after, nothing between."""
         now = time.time()
         entries = {name: entry for name, entry in self._entries().items() if self._counts(entry, now)}
         entries |= {name: {"at": now, "value": value} for name, value in values.items()}
@@ -242,10 +242,10 @@ class AnswerFile:
 
 
 def forget(endpoint_url: str | None) -> None:
-    """Keep nothing of what this endpoint has answered; None is AWS. For who knows that it has changed."""
+    """Delete all cached answers of an endpoint; None is AWS."""
     shutil.rmtree(_folder(endpoint_url), ignore_errors=True)
 
 
 def _folder(endpoint_url: str | None) -> Path:
-    whose = hashlib.blake2b(endpoint_url.encode(), digest_size=6).hexdigest() if endpoint_url else "aws"
-    return platformdirs.user_cache_path("skyward") / "aws" / whose
+    endpoint = hashlib.blake2b(endpoint_url.encode(), digest_size=6).hexdigest() if endpoint_url else "aws"
+    return platformdirs.user_cache_path("skyward") / "aws" / endpoint

@@ -44,12 +44,12 @@ _logger = logging.getLogger("skyward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Whose account, and where.
+    """Account and region of an API.
 
     Attributes:
-        region: of every client.
-        profile: of the shared configuration; None means the usual chain of credentials.
-        endpoint_url: answers instead of AWS; None means AWS, or what the configuration says.
+        region: default region of the calls.
+        profile: profile of the shared configuration; None means the usual chain of credentials.
+        endpoint_url: endpoint used instead of AWS's; None means AWS's, or the configured one.
     """
 
     region: str
@@ -59,7 +59,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
-    """A client of boto3's, and the credentials that it was made with; None if there were none."""
+    """Client of boto3's, and the credentials that it was created with; None if there were none."""
 
     client: Any
     keys: Any = field(repr=False)
@@ -67,11 +67,11 @@ class _Client:
 
 @dataclass(slots=True, eq=False)
 class Api:
-    """One account's API in one region; its clients are made when they are needed, and shared by threads.
+    """API of one account in one region; clients are created on demand and shared by threads.
 
     Attributes:
-        credentials: whose, and where.
-        patience_s: how long what failed by chance is tried again.
+        credentials: account and region.
+        patience_s: throttled and interrupted calls are retried for so long.
     """
 
     credentials: Credentials
@@ -80,7 +80,7 @@ class Api:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def ask(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json | None:
-        """The answer to a question that may remain open: None if it was refused, or did not come soon."""
+        """Return the answer to an optional question; None if it is refused, or does not come within 3 s."""
         try:
             return await self._persist(service, operation, region, parameters, patience_s=min(self.patience_s, _SOON_S))
         except SkywardError as error:
@@ -90,28 +90,28 @@ class Api:
     async def call(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json:
         """Make one call, ``"ec2", "RunInstances"``, in ``region`` or the usual one.
 
-        What was throttled or interrupted is repeated: a call that creates something carries a token. If the credentials
-        do not hold any more and there are newer ones, it is made once more with those. A call that changes something is
-        waited for even if the caller is cancelled, so that nothing comes of it unseen.
+        Throttled and interrupted calls are retried; a call that creates something therefore carries a client token. If
+        the credentials have expired and there are newer ones, the call is made once more with those. A call that
+        changes something completes even if the caller is cancelled, so that its result is never overlooked.
 
         :func:`~skyward.providers.aws.errors.is_lost` is true of an error after which the call may have taken effect: an
-        answer was lost, and the answers to its repetitions, such as that there were too many, settle nothing.
+        answer was lost, and the answers to later attempts, such as throttling, do not settle the question.
         """
         return await self._persist(service, operation, region, parameters, patience_s=self.patience_s)
 
     async def pages(self, service: str, operation: str, member: str, *, region: str = "", **parameters: Any) -> Any:
-        """Every item of ``member`` in all pages of an answer."""
+        """Return every item of ``member`` in all pages of an answer."""
         answer = await self._persist(service, operation, region, parameters, patience_s=self.patience_s, pages=member)
         return answer[member]
 
     async def endpoint(self, service: str) -> str:
-        """The address that a service answers at."""
+        """Return the URL of a service's endpoint."""
         where = Where(region=self.credentials.region, service=service, operation="")
         made = await asyncio.to_thread(self._client, where)
         return str(made.client.meta.endpoint_url)
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
         for made in clients:
@@ -167,17 +167,17 @@ class Api:
             raise
 
     def _ask(self, where: Where, parameters: Mapping[str, Any], pages: str | None) -> Json:
-        made = _told(where, lambda: self._client(where))
+        made = _converting_errors(where, lambda: self._client(where))
         try:
-            return _told(where, lambda: _answer(made.client, where.operation, parameters, pages))
+            return _converting_errors(where, lambda: _answer(made.client, where.operation, parameters, pages))
         except SkywardError as error:
             if not is_stale(error) or not self._renew(where, made.keys):
                 raise
-        newer = _told(where, lambda: self._client(where))
-        return _told(where, lambda: _answer(newer.client, where.operation, parameters, pages))
+        newer = _converting_errors(where, lambda: self._client(where))
+        return _converting_errors(where, lambda: _answer(newer.client, where.operation, parameters, pages))
 
     def _renew(self, where: Where, keys: Any) -> bool:
-        """Whether there are other credentials than these now; clients that were made with these are given up."""
+        """Return whether there are newer credentials than ``keys``; if so, drop the clients created with older ones."""
         newer = _keys(new_session(profile=self.credentials.profile, region=where.region))
         if newer is None or newer == keys:
             return False
@@ -200,23 +200,23 @@ class Api:
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
             max_pool_connections=_POOL,
-            retries={"mode": "standard", "total_max_attempts": 1},  # botocore would repeat what has no capacity
+            retries={"mode": "standard", "total_max_attempts": 1},  # botocore would retry refusals for lack of capacity
         )
         client = session.client(where.service, endpoint_url=self.credentials.endpoint_url, config=config)
         return _Client(client=client, keys=_keys(session))
 
 
-def _told(where: Where, work: Callable[[], T]) -> T:
-    """What ``work`` returns; what AWS or botocore says against it is an error of Skyward's."""
+def _converting_errors(where: Where, work: Callable[[], T]) -> T:
+    """Run ``work``; convert errors of AWS and botocore to Skyward's."""
     try:
         return work()
     except SkywardError:
         raise
     except Exception as error:
-        told = explained(error, where)
-        if told is None:
+        converted = explained(error, where)
+        if converted is None:
             raise
-        raise told from error
+        raise converted from error
 
 
 def _answer(client: Any, operation: str, parameters: Mapping[str, Any], pages: str | None) -> Json:
@@ -228,7 +228,7 @@ def _answer(client: Any, operation: str, parameters: Mapping[str, Any], pages: s
 
 
 def _keys(session: Any) -> Any:
-    """The credentials that a session has now; None if it has none, or they cannot be had."""
+    """Return the session's present credentials; None if it has none, or cannot load them."""
     try:
         credentials = session.get_credentials()
         return None if credentials is None else credentials.get_frozen_credentials()
@@ -238,7 +238,7 @@ def _keys(session: Any) -> Any:
 
 
 def new_session(*, profile: str | None = None, region: str | None = None) -> Any:
-    """A session of boto3's, with credentials as they are now.
+    """Create a session of boto3's with the present credentials.
 
     Raises:
         ConfigurationError: boto3 is not installed.
@@ -256,7 +256,7 @@ def new_session(*, profile: str | None = None, region: str | None = None) -> Any
 
 @cache
 def _loader() -> Any:
-    """Reads the descriptions of services, which takes longer than most calls: once for all sessions."""
+    """Return the loader of service descriptions, shared by all sessions: reading them takes longer than most calls."""
     from botocore import loaders
 
     reader: Any = loaders
@@ -272,18 +272,18 @@ _PROFILE: Final = "InvalidParameterValue"
 async def patiently(
     api: Api, operation: str, call: Callable[[int], Mapping[str, Any]], *, instance_profile: str | None
 ) -> Mapping[str, Any]:
-    """Make a call of EC2's, again while it does not know something that may be known soon.
+    """Make a call of EC2's; retry it while EC2 does not list a resource that was created just before.
 
-    A fleet says so in its answer. It is asked for again as another one, and at last that answer is returned.
+    A fleet reports that in its answer. Another fleet is requested then; at the deadline its answer is returned.
 
     Args:
         api: the account.
-        operation: which call.
-        call: its parameters, by the number of such answers before it.
-        instance_profile: the role that it names, if any.
+        operation: name of the call.
+        call: returns the call's parameters, given the number of such answers so far.
+        instance_profile: the role named in the call; None for none.
 
     Raises:
-        ConfigurationError: there is no such role in the end; or as for any call.
+        ConfigurationError: the role still does not exist at the deadline; or as for any call.
     """
     refused: SkywardError | None = None
     answers: list[Mapping[str, Any]] = []
@@ -321,24 +321,24 @@ async def patiently(
 
 
 def judged(row: Mapping[str, Any]) -> Refusal:
-    """What one of the errors in a fleet's answer means."""
+    """Classify one of the errors in a fleet's answer."""
     return judge(str(row.get("ErrorCode", "")), str(row.get("ErrorMessage", "")))
 
 
 def lacks_profile(found: Refusal) -> bool:
-    """Whether it is about the role, which is not there, or not yet."""
+    """Return whether the refusal is about a role that does not exist, or not yet."""
     return found.code == _PROFILE and "IAM Instance Profile" in found.message
 
 
 def no_profile(name: str | None) -> ConfigurationError:
-    """The error for a role that does not exist."""
+    """Return the error for a role that does not exist."""
     return ConfigurationError(
-        f"instance_profile={name!r} does not exist in the account: `aws iam list-instance-profiles` lists what there is"
+        f"instance_profile={name!r} does not exist in the account: `aws iam list-instance-profiles` lists those that do"
     )
 
 
 def _unseen_by_fleet(answer: Mapping[str, Any]) -> Refusal | None:
-    """What a fleet that has got nothing did not know yet; None if it has got something, or that is not why."""
+    """Return the refusal of an empty fleet for a resource not visible yet; None if it has machines or other reasons."""
     rows = () if answer.get("Instances") else answer.get("Errors", ())
     return next((found for found in map(judged, rows) if _is_unseen(found)), None)
 

@@ -39,12 +39,12 @@ _DISK_GB: Final = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineImage:
-    """What a machine boots.
+    """Operating system image of a machine.
 
     Attributes:
         id: ``"ami-…"``.
-        root_device: name of its disk.
-        disk_gb: size of the disk to ask for.
+        root_device: device name of its disk.
+        disk_gb: size of the disk to request.
     """
 
     id: str
@@ -53,7 +53,7 @@ class MachineImage:
 
 
 def image_path(machine: MachineType) -> str:
-    """The public parameter that names the image for a machine type; a folder of them for AWS's own accelerators."""
+    """Return the public parameter that names a machine type's image; for AWS's own accelerators, a folder."""
     name = machine.spec.accelerator
     model = find_model(name or "")
     vendor = model.vendor if model else Vendor.NVIDIA if name else None
@@ -67,7 +67,7 @@ def image_path(machine: MachineType) -> str:
 
 
 async def find_image(api: Api, path: str) -> MachineImage:
-    """The image of a public parameter.
+    """Return the image of a public parameter.
 
     Raises:
         ConfigurationError: the region has none.
@@ -97,7 +97,7 @@ async def _parameter(api: Api, path: str) -> str:
 
 
 async def _neuron_image(api: Api) -> str:
-    """The paths change with the versions of frameworks: the list is looked at."""
+    """Return the newest image for Neuron devices; the list is searched, since paths change with framework versions."""
     found = await api.pages("ssm", "GetParametersByPath", "Parameters", Path=_NEURON, Recursive=True)
     latest = {row["Name"]: row["Value"] for row in found if row["Name"].endswith("/latest/image_id")}
     for part in _NEURON_CHOICE:
@@ -113,12 +113,13 @@ def _none(path: str, api: Api) -> ConfigurationError:
 
 
 LARGEST_BYTES = 16 * 1024
-"""What EC2 takes, before it is encoded."""
+"""Limit of EC2 for user data, before encoding."""
 
 _GRACE_S = 120.0
-"""The node ends by itself first: it says so, and writes back what is to be kept."""
+"""Time for the node to end by itself first, report that, and write changed files back to volumes."""
 
-# So early systemd takes a timer, but `shutdown` finds nobody to tell; a timer leaves logins alone to the end.
+# This early in the boot systemd accepts a timer, but `shutdown` does not reach logind. A timer also admits logins until
+# the end, while a scheduled `shutdown` refuses them for its last minutes.
 _SCRIPT = """\
 life=@seconds
 kept=/var/lib/cloud/instance/skyward-ends-at
@@ -137,13 +138,13 @@ echo "$ends" >"$kept.new" && mv "$kept.new" "$kept" && sync
 
 
 def user_data(*, host_key: KeyPair, user_key: str, time_to_live_s: float) -> str:
-    """The text for one machine; JSON is YAML, and quotes everything.
+    """Return one machine's cloud-config, as JSON: that is YAML with everything quoted.
 
     Args:
-        host_key: what the machine is to prove itself by; it has no other.
-        user_key: the public key that it lets in.
-        time_to_live_s: so long after its first boot, and two minutes for the node to end by itself, it shuts itself
-            down, whatever else fails and however often it was rebooted; armed first.
+        host_key: the machine's only host key.
+        user_key: the public key that it admits.
+        time_to_live_s: the machine shuts itself down so long after its first boot, plus two minutes for the node to
+            end by itself. Armed before everything else; reboots do not extend it.
     """
     config = {
         "bootcmd": [["sh", "-c", _time_to_live(time_to_live_s)]],
@@ -156,16 +157,16 @@ def user_data(*, host_key: KeyPair, user_key: str, time_to_live_s: float) -> str
     }
     text = "#cloud-config\n" + json.dumps(config, indent=1)
     if len(text.encode()) > LARGEST_BYTES:
-        raise ConfigurationError(f"a machine's first orders may have {LARGEST_BYTES} bytes, not {len(text.encode())}")
+        raise ConfigurationError(f"a machine's user data may have {LARGEST_BYTES} bytes, not {len(text.encode())}")
     return text
 
 
 def _time_to_live(seconds: float) -> str:
     """Return the shell script that arms the end, at every boot.
 
-    The moment is chosen at the first boot and kept in cloud-init's folder of this very instance, so that a reboot puts
-    nothing off. It is the machine's own clock that counts, not the client's; and if that was set back meanwhile, no
-    boot arms more than the whole time. A machine that cannot keep the moment arms the whole time at each boot.
+    The moment is chosen at the first boot and stored in cloud-init's folder of this instance, so that a reboot does not
+    postpone it. It is measured by the machine's own clock. If that clock was set back meanwhile, no boot arms more than
+    the whole time. A machine that cannot store the moment arms the whole time at each boot.
     """
     whole = math.ceil(seconds + _GRACE_S)
     return _SCRIPT.replace("@seconds", str(whole))
@@ -177,11 +178,11 @@ _FOLDER_MODE = 0o700
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPair:
-    """An ed25519 key pair.
+    """Key pair of type ed25519.
 
     Attributes:
         public: ``"ssh-ed25519 AAAA…"``.
-        private: as OpenSSH keeps it. Secret.
+        private: in OpenSSH's format. Secret.
     """
 
     public: str
@@ -189,14 +190,14 @@ class KeyPair:
 
 
 def make_key_pair() -> KeyPair:
-    """A new one."""
+    """Generate a key pair."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return _key_pair(Ed25519PrivateKey.generate())
 
 
 def user_key() -> tuple[Path, KeyPair]:
-    """The user's own key and the file (0600) that it lies in; made the first time, once for all processes."""
+    """Return the path (mode 0600) of the user's key, and the key; generated on first use, once for all processes."""
     folder = platformdirs.user_data_path("skyward") / "ssh"
     path = folder / "id_ed25519"
     if not path.exists():
@@ -206,7 +207,7 @@ def user_key() -> tuple[Path, KeyPair]:
 
 
 def _make_once(path: Path) -> None:
-    """Whoever links the file first has made the key; a reader sees all of it or nothing."""
+    """Generate the key file, unless another process links its own first; readers never see a partial file."""
     descriptor, draft = tempfile.mkstemp(dir=path.parent)  # 0600
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -225,7 +226,7 @@ def _read(path: Path) -> KeyPair:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    advice = "remove it, and a new one is made for machines that are launched from then on"
+    advice = "remove it; a new one is generated for machines launched from then on"
     try:
         if path.stat().st_mode & 0o077:
             path.chmod(_FILE_MODE)
@@ -233,7 +234,7 @@ def _read(path: Path) -> KeyPair:
     except (OSError, ValueError) as error:
         raise AuthenticationError(f"Skyward's private key {path} cannot be used: {error}; {advice}") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise AuthenticationError(f"Skyward's private key {path} is none of ed25519; {advice}")
+        raise AuthenticationError(f"Skyward's private key {path} is not an ed25519 key; {advice}")
     return _key_pair(key)
 
 

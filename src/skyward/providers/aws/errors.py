@@ -1,4 +1,4 @@
-"""The one table of what AWS and botocore answer, and what it means to who asked."""
+"""Table of the errors of AWS and botocore, their meaning for the caller, and the advice in messages."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ __all__ = [
 
 
 class RefusalKind(enum.Enum):
-    """What a refusal means for what comes next."""
+    """Class of refusals, by the caller's next step."""
 
     AUTH = "auth"
-    """Who asks may not. Fatal."""
+    """The credentials are invalid or do not permit the call. Fatal."""
     QUOTA = "quota"
-    """The account may not have more of it. Fatal for this type."""
+    """The account's limit is reached. Fatal for this type."""
     CAPACITY = "capacity"
-    """There is none of it now: another type or zone may have some."""
+    """No capacity now: another type or zone may have some."""
     RATE = "rate"
-    """Too many requests: the same one again, later."""
+    """Too many requests: retry later."""
     TRANSIENT = "transient"
-    """Nobody knows whether it was done: the same one again, with the same token."""
+    """The outcome is unknown: retry with the same client token."""
     MISSING = "missing"
-    """It is not there: not yet, right after it was made; gone, for who wants to delete it."""
+    """The resource does not exist: not yet, right after its creation, or not any more."""
     EXISTS = "exists"
-    """It is there already: no error for who wants it to be."""
+    """The resource exists already; no error where it is only to be ensured."""
     IN_USE = "in use"
-    """Something still holds it: the same request again, later."""
+    """The resource is still in use: retry later."""
     BAD_REQUEST = "bad request"
-    """What was asked for cannot be. Fatal."""
+    """The request itself is wrong. Fatal."""
 
 
 ERRORS: Final[Mapping[RefusalKind, type[SkywardError]]] = {
@@ -69,7 +69,7 @@ ERRORS: Final[Mapping[RefusalKind, type[SkywardError]]] = {
     RefusalKind.IN_USE: UnreachableError,
     RefusalKind.BAD_REQUEST: ConfigurationError,
 }
-"""The error that a caller gets."""
+"""Error raised to the caller."""
 
 
 def _kinds(**codes: str) -> dict[str, RefusalKind]:
@@ -107,15 +107,15 @@ _FORBIDDEN: Final = (
     *("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "NotAuthorized", "OptInRequired", "Blocked"),
     "SubscriptionRequiredException",
 )
-"""Credentials that hold, and do not suffice."""
+"""Codes for valid credentials without the permission."""
 
 _UNSENT: Final = ("EndpointConnectionError", "ConnectTimeoutError")
-"""There was no connection that the call could have been sent over."""
+"""Errors of calls that were never sent, for lack of a connection."""
 
 _MESSAGES: Final[Mapping[tuple[str, str], RefusalKind]] = {
     ("InvalidParameterValue", "Invalid IAM Instance Profile"): RefusalKind.MISSING,
 }
-"""Codes that only their message tells apart."""
+"""Codes whose meaning depends on the message."""
 
 _HTTP_SERVER_ERROR = 500
 _HTTP_TOO_MANY = 429
@@ -123,13 +123,13 @@ _HTTP_TOO_MANY = 429
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """What was tried.
+    """Call that was attempted, for messages.
 
     Attributes:
-        region: where.
-        service: ``"ec2"`` and the like.
-        operation: ``"RunInstances"`` and the like.
-        profile: whose credentials; None means the usual ones.
+        region: region of the call.
+        service: such as ``"ec2"``.
+        operation: such as ``"RunInstances"``.
+        profile: profile of the credentials; None means the usual ones.
     """
 
     region: str
@@ -143,12 +143,12 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What an answer means.
+    """Classified error of AWS or botocore.
 
     Attributes:
-        kind: what comes next.
+        kind: its class.
         code: AWS's error code, or the name of botocore's exception.
-        message: what was said.
+        message: AWS's or botocore's text.
     """
 
     kind: RefusalKind
@@ -158,7 +158,7 @@ class Refusal:
 
 @cache
 def meanings() -> Mapping[type[BaseException], RefusalKind]:
-    """What botocore raises of itself; the nearest base class counts.
+    """Return the class of each of botocore's own exceptions; the nearest base class counts.
 
     Raises:
         ConfigurationError: boto3 is not installed.
@@ -187,13 +187,13 @@ def meanings() -> Mapping[type[BaseException], RefusalKind]:
             MissingDependencyException InvalidProxiesConfigError InvalidDefaultsMode InvalidEndpointConfigurationError
             EndpointProviderError InvalidChecksumConfigError UnsupportedServiceProtocolsError""",
     }
-    # A release of botocore may lack what a later one has.
+    # Older releases of botocore lack some of these exceptions.
     found = {name: kind for kind, listed in names.items() for name in listed.split() if hasattr(exceptions, name)}
     return {getattr(exceptions, name): kind for name, kind in found.items()}
 
 
 def refusal(error: BaseException | None) -> Refusal | None:
-    """What ``error``, or the answer that caused it, means; None if it is neither AWS's nor botocore's."""
+    """Classify ``error``, or the answer that caused it; None if it is neither AWS's nor botocore's."""
     from botocore.exceptions import ClientError
     from botocore.parsers import ResponseParserError
 
@@ -205,54 +205,54 @@ def refusal(error: BaseException | None) -> Refusal | None:
         response = cast("Mapping[str, Any]", error.response)
         code, message = (str(response.get("Error", {}).get(name, "")) for name in ("Code", "Message"))
         return judge(code, message, status=int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)))
-    # The last is an answer that is not AWS's, but a proxy's or a gateway's: nobody knows whether it was done.
+    # ResponseParserError is an answer of a proxy or gateway instead of AWS: the call may have taken effect.
     known = {**meanings(), ResponseParserError: RefusalKind.TRANSIENT}
     kind = next((known[base] for base in type(error).__mro__ if base in known), None)
     return None if kind is None else Refusal(kind=kind, code=type(error).__name__, message=str(error))
 
 
 def is_kind(error: BaseException, *kinds: RefusalKind) -> bool:
-    """Whether ``error`` is an answer that means one of these."""
+    """Return whether ``error`` is a refusal of one of these kinds."""
     found = refusal(error)
     return found is not None and found.kind in kinds
 
 
 def is_lost(error: BaseException) -> bool:
-    """Return whether a call that ended so may have taken effect: it may have arrived, and no answer to it came.
+    """Return whether the failed call may have taken effect: it may have arrived, but its answer was lost.
 
-    The error of a call that was repeated has that of the attempt without an answer as its cause, if there was one.
+    The error of a retried call has the error of the unanswered attempt as its cause, if there was one.
     """
     found = refusal(error)
     return found is None or (found.kind is RefusalKind.TRANSIENT and found.code not in _UNSENT)
 
 
 def is_stale(error: BaseException) -> bool:
-    """Whether ``error`` is an answer to credentials that do not hold, or not any more: newer ones may."""
+    """Return whether ``error`` is a refusal of invalid or expired credentials, which newer ones may replace."""
     found = refusal(error)
     return found is not None and found.kind is RefusalKind.AUTH and found.code not in _FORBIDDEN
 
 
 def judge(code: str, message: str, *, status: int = 0) -> Refusal:
-    """What an error code means; ``status`` is the answer's in HTTP, if it had one of its own."""
+    """Classify an error code; ``status`` is the HTTP status of the answer, 0 for none."""
     return Refusal(kind=_kind(code, message, status), code=code, message=message)
 
 
 def explained(error: BaseException, where: Where) -> SkywardError | None:
-    """The error for the caller: what was tried where, what was said, and what to do; None if it is not AWS's."""
+    """Return the error for the caller, with call, region, cause and advice; None if it is not AWS's."""
     found = refusal(error)
     return None if found is None else explain(found, where)
 
 
 def explain(found: Refusal, where: Where) -> SkywardError:
-    """The error that a refusal is."""
+    """Return the error for a refusal."""
     return ERRORS[found.kind](
         f"{where} was refused: {found.code}: {found.message.rstrip('.')}. {_advice(found, where)}"
     )
 
 
 def _kind(code: str, message: str, status: int) -> RefusalKind:
-    told = next((kind for (known, part), kind in _MESSAGES.items() if known == code and part in message), None)
-    if (kind := told or CODES.get(code)) is not None:
+    by_message = next((kind for (known, part), kind in _MESSAGES.items() if known == code and part in message), None)
+    if (kind := by_message or CODES.get(code)) is not None:
         return kind
     if code.startswith(("Throttl", "RequestLimit")) or status == _HTTP_TOO_MANY:
         return RefusalKind.RATE
@@ -260,24 +260,24 @@ def _kind(code: str, message: str, status: int) -> RefusalKind:
 
 
 _KIND_ADVICE: Final[Mapping[RefusalKind, str]] = {
-    RefusalKind.AUTH: "Check the credentials: `aws sts get-caller-identity` says whose they are",
-    RefusalKind.QUOTA: "See the account's limits, and ask for higher ones: "
+    RefusalKind.AUTH: "Check the credentials: `aws sts get-caller-identity` shows whose they are",
+    RefusalKind.QUOTA: "See the account's limits, and request higher ones: "
     "https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas",
     RefusalKind.CAPACITY: "Another machine type, zone, region or spot strategy may have some",
-    RefusalKind.RATE: "It was repeated and refused each time; wait some minutes, or run fewer pools at once",
+    RefusalKind.RATE: "It was retried and refused each time; wait some minutes, or run fewer pools at once",
     RefusalKind.TRANSIENT: "Check this machine's network, then https://health.aws.amazon.com for the region",
-    RefusalKind.MISSING: "It may have been deleted by somebody else",
-    RefusalKind.EXISTS: "Something else of that name is there; remove it",
-    RefusalKind.IN_USE: "Something still uses it; it can be deleted later",
-    RefusalKind.BAD_REQUEST: "Correct what was asked for; if it was not yours, please report it",
+    RefusalKind.MISSING: "It may have been deleted from outside Skyward; try again",
+    RefusalKind.EXISTS: "Something else of that name exists; remove it",
+    RefusalKind.IN_USE: "It is still in use; delete it later",
+    RefusalKind.BAD_REQUEST: "Correct the request; if Skyward made it up, please report this",
 }
 _LOG_IN = "Refresh them: `aws sso login{profile}`, or new keys in the environment or in ~/.aws/credentials"
-_ALLOW = 'Whoever manages the account must allow the action "{action}" to this identity (docs/providers/aws.md)'
+_ALLOW = 'An administrator of the account must allow the action "{action}" for this identity (docs/providers/aws.md)'
 _CODE_ADVICE: Final[Mapping[str, str]] = {
-    "NoCredentialsError": "Give credentials: `aws configure`, `aws sso login`, AWS(profile=...), "
+    "NoCredentialsError": "Provide credentials: `aws configure`, `aws sso login`, AWS(profile=...), "
     "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
-    "PartialCredentialsError": "Give both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "ProfileNotFound": "`aws configure list-profiles` lists what there is; AWS(profile=...) must be one of them",
+    "PartialCredentialsError": "Set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "ProfileNotFound": "`aws configure list-profiles` lists the profiles; AWS(profile=...) must be one of them",
     "ExpiredToken": _LOG_IN,
     "ExpiredTokenException": _LOG_IN,
     "RequestExpired": "The credentials have expired, or this machine's clock is wrong. " + _LOG_IN,
@@ -296,7 +296,7 @@ _CODE_ADVICE: Final[Mapping[str, str]] = {
     "InvalidClientTokenId": "The access key is wrong or deleted, or the region {region} is not enabled for the account",
     "UnrecognizedClientException": "The access key is wrong or deleted, or the region {region} is not enabled for the "
     "account",
-    "SignatureDoesNotMatch": "The secret key is not that of the access key, or this machine's clock is wrong",
+    "SignatureDoesNotMatch": "The secret key does not belong to the access key, or this machine's clock is wrong",
     "OptInRequired": "The account is not subscribed to this service or image: open it once in the console of {region}, "
     "or enable the region (`aws account enable-region --region-name {region}`)",
     "TargetNotConnected": "Its agent has not registered: the machine's role needs the policy "

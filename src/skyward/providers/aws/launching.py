@@ -27,23 +27,23 @@ T = TypeVar("T")
 
 _AT_ONCE: Final = 8
 _SIMILAR: Final = 1.5
-"""Spot machines that cost at most so many times the cheapest are as good as that, if they are likelier to stay."""
+"""EC2 may choose a spot machine up to so many times as dear as the cheapest, if it is less likely to be preempted."""
 _NAMED: Final = 3
-"""So many types are named where none is to be had."""
+"""Number of types named in the error when none is available."""
 _logger = logging.getLogger("skyward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What holds for every machine of an order.
+    """Parameters common to every machine of an order.
 
     Attributes:
-        user_key: the public key that they let in.
+        user_key: the public key that they admit.
         ssh_from: the client's addresses; None opens no port.
-        instance_profile: name or ARN of their role; None is none.
-        deadline_s: how long it may take to undo what failed halfway.
-        listing_s: how long a machine may be missing from lists at first.
-        zone_prices: USD an hour on spot, by type, then by zone, where known.
+        instance_profile: name or ARN of their role; None for none.
+        deadline_s: limit for undoing a partial launch.
+        listing_s: longest time that a new machine is missing from EC2's lists.
+        zone_prices: known USD an hour on spot, by type, then by zone.
     """
 
     user_key: str
@@ -56,12 +56,12 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A machine that was launched.
+    """Machine that was launched.
 
     Attributes:
         id: ``"i-…"``.
         key: its ledger key.
-        offer: what was got.
+        offer: the offer it was launched as.
     """
 
     id: str
@@ -70,12 +70,12 @@ class Made:
 
 
 class Launching:
-    """One order. For one use.
+    """Launch of one order. For one use.
 
     Args:
-        account: whose.
-        order: what was ordered.
-        terms: what holds for every machine.
+        account: the account.
+        order: the order.
+        terms: parameters common to its machines.
     """
 
     def __init__(self, account: Account, order: LaunchOrder, terms: Terms) -> None:
@@ -89,12 +89,12 @@ class Launching:
         self._unsure: set[str] = set()
 
     async def run(self, offers: Sequence[Offer]) -> Sequence[Made]:
-        """Launch every machine and say what each is, in the order of the keys; after an error none is left.
+        """Launch every machine and return them in the order of the keys; after an error none is left.
 
         Raises:
-            CapacityError: none of the offers is to be had.
-            QuotaError: the account may have none of them.
-            TerminationError: it failed, and some machine may be left.
+            CapacityError: none of the offers is available.
+            QuotaError: the account's quotas allow none of them.
+            TerminationError: the launch failed, and some machine may be left.
         """
         account, pool_id = self._account, self._order.pool_id
         account.launching[pool_id] += 1
@@ -130,13 +130,13 @@ class Launching:
         raise self._none_left()
 
     async def _subnets(self) -> Sequence[Subnet]:
-        """Where this pool's machines may stand: where it has some already, if it has."""
+        """Return the subnets for this pool's machines: those of its zone, if it has machines already."""
         subnets = await self._account.subnets()
         pinned = self._account.zones.get(self._order.pool_id)
         return [subnet for subnet in subnets if pinned in (None, subnet.zone)]
 
     async def _candidates(self, offers: Sequence[Offer], subnets: Sequence[Subnet]) -> list[Candidate]:
-        """Every offer in every zone that has it, and may be bought there; on spot the cheapest first."""
+        """Return every offer in every zone that has it and where it may be bought; on spot the cheapest first."""
         zones = await self._account.offered(list(dict.fromkeys(offer.spec.name for offer in offers)))
         found: list[Candidate] = []
         for offer in offers:
@@ -147,20 +147,20 @@ class Launching:
         return [each for run in runs for each in (sorted(run, key=_price) if run[0].offer.spot else run)]
 
     def _placed(self, offer: Offer, subnet: Subnet, image: MachineImage) -> Candidate | None:
-        """The offer in one zone, at that zone's price, or the dearest where that is unknown; None if it is too dear."""
+        """Return the offer at the zone's price, the dearest zone's if unknown; None if ``max_cost`` forbids it."""
         prices = self._terms.zone_prices.get(offer.spec.name, {})
         price = prices.get(subnet.zone) if offer.spot else offer.price_per_hour
         placed = replace(offer, zone=subnet.zone, price_per_hour=price)
         lasts_s = self._order.lasts_s(placed)
         if lasts_s <= 0:
-            self._refuse(placed, CapacityError("max_cost does not allow what it costs there, or that is unknown"))
+            self._refuse(placed, CapacityError("max_cost does not allow its price there, or that price is unknown"))
             return None
         if price is None:
             placed = replace(placed, price_per_hour=max(prices.values(), default=offer.price_per_hour))
         return Candidate(offer=placed, subnet=subnet, image=image, lasts_s=lasts_s)
 
     async def _first(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Launch the order's first machine as one of the candidates; None if none is to be had."""
+        """Launch the order's first machine as one of the candidates; return None if none is available."""
         key = self._order.keys[0]
         if len({each.offer.spec.name for each in candidates}) > 1:
             return await self._by_fleet(self._machine_order(key, candidates), candidates)
@@ -170,7 +170,7 @@ class Launching:
         return None
 
     async def _others(self, got: Candidate) -> bool:
-        """Launch the rest as what the first one is; False if that is not to be had so often, and then none is left."""
+        """Launch the other machines like the first one; if EC2 has fewer, terminate all and return False."""
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def one(key: str) -> bool:
@@ -185,7 +185,7 @@ class Launching:
         return False
 
     async def _by_type(self, order: MachineOrder, candidate: Candidate) -> bool:
-        """Whether the machine was launched as that."""
+        """Launch the machine as ``candidate``; return False if that is refused."""
         try:
             answer = await self._create("RunInstances", order.key, lambda _: machine_call(order, candidate))
         except (CapacityError, QuotaError) as error:
@@ -195,7 +195,7 @@ class Launching:
         return True
 
     async def _by_fleet(self, order: MachineOrder, candidates: Sequence[Candidate]) -> Candidate | None:
-        """What the machine was launched as; None if none of them is to be had."""
+        """Launch the machine as one of the candidates; return that one, or None if all are refused."""
         made = await self._account.api.call("ec2", "CreateLaunchTemplate", **template_call(order, candidates[0]))
         template_id = str(made["LaunchTemplate"]["LaunchTemplateId"])
         try:
@@ -219,7 +219,7 @@ class Launching:
         return None
 
     async def _create(self, operation: str, key: str, call: Callable[[int], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Make a call that launches; unless it is refused, nobody is sure of its machine before that is booked."""
+        """Make a call that launches; ``key`` stays unsure until the call is refused or its machine is booked."""
         self._unsure.add(key)
         try:
             return await patiently(self._account.api, operation, call, instance_profile=self._terms.instance_profile)
@@ -229,7 +229,7 @@ class Launching:
             raise
 
     async def _drop(self, template_id: str) -> None:
-        """What fails here is made up for when the pool's last machine ends."""
+        """Delete a launch template; a failure is made up for when the pool's last machine ends."""
         try:
             await self._account.api.call("ec2", "DeleteLaunchTemplate", LaunchTemplateId=template_id)
         except SkywardError as error:
@@ -255,7 +255,7 @@ class Launching:
         self._account.launched[instance_id] = LaunchedMachine(key=key, pool_id=self._order.pool_id, offer=offer, at=now)
 
     def _read_errors(self, rows: Iterable[Mapping[str, Any]], candidates: Sequence[Candidate]) -> list[SkywardError]:
-        """A fleet says beside its answer what it was refused."""
+        """Return the errors that a fleet's answer lists next to its machines."""
         where = Where(region=self._account.region, service="ec2", operation="CreateFleet")
         errors: list[SkywardError] = []
         for row in rows:
@@ -267,15 +267,16 @@ class Launching:
         return errors
 
     def _refuse(self, offer: Offer, error: SkywardError) -> None:
-        told = exceeded(offer, self._account.region, str(error)) if isinstance(error, QuotaError) else error
-        self._refused[offer] = told
+        self._refused[offer] = (
+            exceeded(offer, self._account.region, str(error)) if isinstance(error, QuotaError) else error
+        )
 
     def _none_left(self) -> SkywardError:
         region = self._account.region
         pinned = self._account.zones.get(self._order.pool_id)
         where = f"zone {pinned}, where the pool's other machines are" if pinned else region
         if not self._refused:
-            return CapacityError(f"aws {region}: none of the offers is to be had in {where}")
+            return CapacityError(f"aws {region}: none of the offers is available in {where}")
         last = list(self._refused.values())[-1]
         kind = QuotaError if all(isinstance(each, QuotaError) for each in self._refused.values()) else CapacityError
         _logger.debug("aws %s cannot launch any of %s", region, "; ".join(_described(each) for each in self._refused))
@@ -297,16 +298,16 @@ def _market(offer: Offer) -> str:
 
 
 def _summary(refused: Iterable[Offer]) -> str:
-    """The first few types, each with the zones in which it was tried."""
+    """Return the first few types for a message, each with the zones where it was refused."""
     zones: dict[tuple[str, str], list[str]] = {}
     for offer in refused:
         zones.setdefault((offer.spec.name, _market(offer)), []).append(offer.zone)
-    told = [f"{name} ({market}, {', '.join(dict.fromkeys(places))})" for (name, market), places in zones.items()]
-    return ", ".join(told[:_NAMED]) + (f", and {len(told) - _NAMED} more" if len(told) > _NAMED else "")
+    tried = [f"{name} ({market}, {', '.join(dict.fromkeys(places))})" for (name, market), places in zones.items()]
+    return ", ".join(tried[:_NAMED]) + (f", and {len(tried) - _NAMED} more" if len(tried) > _NAMED else "")
 
 
 def _groups(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Candidates in their order, together where one call may choose among them."""
+    """Group consecutive candidates among which one call may choose."""
     groups: list[list[Candidate]] = []
     for each in candidates:
         if groups and _belongs(each, groups[-1][0]):
@@ -331,7 +332,7 @@ def _belongs(each: Candidate, first: Candidate) -> bool:
 
 
 def _launched_as(group: Mapping[str, Any], candidates: Sequence[Candidate]) -> Candidate:
-    """The candidate that a part of a fleet's answer speaks of."""
+    """Return the candidate that a part of a fleet's answer refers to."""
     wanted = group.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
     name = group.get("InstanceType") or wanted.get("InstanceType")
     place = wanted.get("SubnetId")
@@ -343,7 +344,7 @@ def _launched_as(group: Mapping[str, Any], candidates: Sequence[Candidate]) -> C
 
 
 async def _settled(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all of them return; when some fail, all have ended before the first error is raised."""
+    """Await all and return their results; when some fail, all have ended before the first error is raised."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

@@ -18,9 +18,9 @@ X86: Final = "x86_64"
 _MIB_PER_GIB: Final = 1024
 _TOLERANCE: Final = 0.07
 _LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
-"""Of a machine that was asked for without saying how large."""
+"""Smallest machine for a request that gives no size."""
 _GENERAL: Final = "cmrxz"
-"""First letters of the families for computing; the others are for storage, for bursts, or hardware of one's own."""
+"""First letters of the families for general computing; others are for storage, bursts, or dedicated hardware."""
 
 FAMILIES: Final[Mapping[str, str]] = {
     "T4": "g4dn",
@@ -43,7 +43,7 @@ FAMILIES: Final[Mapping[str, str]] = {
     "Inferentia2": "inf2",
     "Radeon-Pro-V520": "g4ad",
 }
-"""The accelerators that EC2 has somewhere, and the families that have them."""
+"""Accelerators that EC2 offers in any region, and the families that have them."""
 
 _NAMES: Final[Mapping[str, str]] = {
     "RTX PRO Server 6000": "RTX-PRO-6000",
@@ -51,21 +51,21 @@ _NAMES: Final[Mapping[str, str]] = {
     "Inferentia": "Inferentia1",
     "H100": "H100-SXM",
 }
-"""Where EC2 calls an accelerator otherwise than everybody."""
+"""EC2's names of accelerators that differ from the usual ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineType:
-    """A machine type of EC2.
+    """Machine type of EC2.
 
     Attributes:
         spec: name, cores, memory, accelerators as sold.
         architecture: ``"x86_64"`` or ``"arm64"``.
-        spot: whether it is to be had on spot.
-        on_demand: whether it is to be had on demand.
-        current: whether EC2 calls it a current generation.
-        whole: whether it is a virtual machine with whole accelerators, for steady work: what is chosen unasked.
-        odd: whether it has something else that is paid for: an FPGA, a video card.
+        spot: True if it is sold on spot.
+        on_demand: True if it is sold on demand.
+        current: True if EC2 lists it as a current generation.
+        whole: True for a virtual machine with whole accelerators and constant speed; others are chosen by name only.
+        odd: True if its price includes other hardware: an FPGA, a video card.
     """
 
     spec: InstanceSpec
@@ -88,15 +88,15 @@ class MachineType:
 
 
 def parse_types(rows: Iterable[Mapping[str, Any]]) -> tuple[MachineType, ...]:
-    """``DescribeInstanceTypes``' members; what cannot be read is left out."""
+    """Parse the members of ``DescribeInstanceTypes``; malformed ones are left out."""
     return tuple(parsed for row in rows if (parsed := _parse(row)) is not None)
 
 
 def candidates(types: Sequence[MachineType], request: PoolRequest, *, region: str) -> tuple[MachineType, ...]:
-    """The types that a request may have, the smallest first.
+    """Return the types that satisfy a request, the smallest first.
 
     Raises:
-        ConfigurationError: there is none; says what comes nearest.
+        ConfigurationError: there is none; names the nearest.
     """
     if request.machine is not None:
         return (_named(types, request.machine, region),)
@@ -114,19 +114,19 @@ def candidates(types: Sequence[MachineType], request: PoolRequest, *, region: st
 
 
 def fewest_accelerators(types: Sequence[MachineType]) -> tuple[MachineType, ...]:
-    """Those that have no more accelerators than the one that has fewest: nobody pays for eight who can have one."""
+    """Return the types with the fewest accelerators, so that a request for one does not pay for eight."""
     fewest = min((each.spec.accelerator_count for each in types), default=0)
     return tuple(each for each in types if each.spec.accelerator_count == fewest)
 
 
 def size(machine: MachineType) -> tuple[float | str, ...]:
-    """What types are ordered by."""
+    """Return the sort key for the size of a type."""
     spec = machine.spec
     return spec.accelerator_count, spec.cpu, spec.memory_gib, spec.name
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """The names that look like ``name``, for a message."""
+    """Return up to three names similar to ``name``, for a message."""
     return ", ".join(difflib.get_close_matches(name, list(names), n=3, cutoff=0.3)) or "none"
 
 
@@ -158,7 +158,10 @@ def _parse(row: Mapping[str, Any]) -> MachineType | None:
 
 
 def _accelerators(row: Mapping[str, Any]) -> tuple[str | None, int, float | None, bool]:
-    """Name, number and memory of each, and whether they are whole ones; inf1 and inf2 are said twice."""
+    """Return the accelerators' name, number, memory of each, and True if they are whole.
+
+    EC2 lists the devices of inf1 and inf2 in two members; the first one counts.
+    """
     gpus = row.get("GpuInfo", {}).get("Gpus", ())
     neuron = row.get("NeuronInfo", {}).get("NeuronDevices", ())
     inference = row.get("InferenceAcceleratorInfo", {}).get("Accelerators", ())
@@ -172,7 +175,7 @@ def _accelerators(row: Mapping[str, Any]) -> tuple[str | None, int, float | None
 
 
 def _sold_as(maker: str, name: str, reported_gib: float) -> tuple[str, float]:
-    """The catalogue's name and memory; EC2 says what is usable."""
+    """Return the catalogue's name and nominal memory; EC2 reports usable memory, which is less."""
     variant = find_variant(_NAMES.get(name, name)) or find_variant(f"{maker} {name}")
     if variant is None:
         return name, reported_gib
@@ -221,20 +224,20 @@ def _is_model(name: str | None, wanted: Accelerator) -> bool:
 
 
 def _other_variant(same: Sequence[MachineType], wanted: Accelerator, region: str) -> ConfigurationError:
-    """The model is there, but fewer of it, or in another form or size."""
+    """Return the error where EC2 has the model, but fewer of it, or another form or memory."""
     fitting = [each for each in same if _is_variant(each.spec, wanted)]
     if fitting:
         most = max(fitting, key=size)
         return ConfigurationError(
             f"EC2 has at most {most.spec.accelerator_count} {wanted.label} on a machine in {region} ({most.name}), "
-            f"not {wanted.count}: ask for more nodes instead"
+            f"not {wanted.count}: request more nodes instead"
         )
     kinds = ", ".join(dict.fromkeys(f"{each.spec.accelerator} ({each.name})" for each in same))
     if any(_is_model(name, wanted) and _is_sold_as(name, wanted) for name in FAMILIES):
         return ConfigurationError(
-            f"EC2 has no {_described(wanted)} in {region}, but {kinds}: ask for that, or for another region"
+            f"EC2 has no {_described(wanted)} in {region}, but {kinds}: request that, or another region"
         )
-    return ConfigurationError(f"EC2 has no {_described(wanted)} in any region; {region} has {kinds}: ask for that")
+    return ConfigurationError(f"EC2 has no {_described(wanted)} in any region; {region} has {kinds}: request that")
 
 
 def _is_variant(spec: InstanceSpec, wanted: Accelerator) -> bool:
@@ -251,7 +254,7 @@ def _other_model(wanted: Accelerator, region: str) -> ConfigurationError:
         )
     if elsewhere:
         kinds = ", ".join(f"{name} ({family})" for name, family in elsewhere)
-        return ConfigurationError(f"EC2 has no {_described(wanted)} in any region, but {kinds}: ask for that")
+        return ConfigurationError(f"EC2 has no {_described(wanted)} in any region, but {kinds}: request that")
     return ConfigurationError(
         f"accelerator {wanted.label}: EC2 has none of these ({wanted.vendor.value}, {wanted.memory_gib:g} GiB) in any "
         f"region; nearest: {_nearest(wanted)}. Or use another provider"
@@ -271,7 +274,7 @@ def _described(wanted: Accelerator) -> str:
 
 
 def _nearest(wanted: Accelerator) -> str:
-    """By name, then by memory."""
+    """Return the three accelerators nearest by name, then by memory."""
     named = difflib.get_close_matches(fold_name(wanted.name), [fold_name(name) for name in FAMILIES], n=1, cutoff=0.7)
 
     def distance(name: str) -> tuple[bool, float]:

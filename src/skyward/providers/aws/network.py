@@ -1,4 +1,4 @@
-"""Where machines stand in the network, and who may reach them: one security group for each pool."""
+"""Network of the machines: subnets, one security group per pool, and the client's address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 CLIENT_CIDR_VARIABLE: Final = "SKYWARD_CLIENT_CIDR"
-"""Environment variable: the addresses from which this machine reaches others, such as ``203.0.113.7/32``."""
+"""Environment variable with the client's public address or network, such as ``203.0.113.7/32``."""
 
 _ASK_TIMEOUT_S: Final = 5.0
 _SSH_PORT: Final = 22
@@ -34,10 +34,10 @@ _logger = logging.getLogger("skyward")
 
 
 async def find_subnets(api: Api, subnet: str | None) -> tuple[Subnet, ...]:
-    """The given subnet, or those of the default VPC, one for each zone.
+    """Return the given subnet, or those of the default VPC, one for each zone.
 
     Raises:
-        ConfigurationError: there is none; says how to get one.
+        ConfigurationError: there is none; explains how to create one.
     """
     region = api.credentials.region
     if subnet is not None:
@@ -45,52 +45,55 @@ async def find_subnets(api: Api, subnet: str | None) -> tuple[Subnet, ...]:
         if not found:
             raise ConfigurationError(
                 f"subnet={subnet!r} does not exist in {region}, or in another account: "
-                f"`aws ec2 describe-subnets --region {region}` lists what there is"
+                f"`aws ec2 describe-subnets --region {region}` lists those that do"
             )
         return _subnets(found)
     vpcs = await api.pages("ec2", "DescribeVpcs", "Vpcs", Filters=filters({"is-default": ["true"]}))
     if not vpcs:
         raise ConfigurationError(
             f"the account has no default VPC in {region}: name a subnet, AWS(subnet='subnet-...'), "
-            f"or make one: `aws ec2 create-default-vpc --region {region}`"
+            f"or create one: `aws ec2 create-default-vpc --region {region}`"
         )
     wanted = filters({"vpc-id": [vpcs[0]["VpcId"]], "default-for-az": ["true"]})
     found = await api.pages("ec2", "DescribeSubnets", "Subnets", Filters=wanted)
     if not found:
         raise ConfigurationError(
-            f"the default VPC of {region} has no default subnet: name one, AWS(subnet='subnet-...'), or make one: "
+            f"the default VPC of {region} has no default subnet: name one, AWS(subnet='subnet-...'), or create one: "
             f"`aws ec2 create-default-subnet --region {region} --availability-zone {region}a`"
         )
     return _subnets(found)
 
 
 async def client_cidr(address_url: str) -> str:
-    """From where this machine reaches AWS: what the environment says, or the address that others see it at.
+    """Return the client's network: from the environment, else its public address as reported by ``address_url``.
 
     Raises:
-        ConfigurationError: the environment says what is none, or neither says anything.
+        ConfigurationError: the value is malformed, or the address is in neither place.
     """
-    told = os.environ.get(CLIENT_CIDR_VARIABLE)
-    if told:
-        return _cidr(told, f"{CLIENT_CIDR_VARIABLE} in the environment")
+    given = os.environ.get(CLIENT_CIDR_VARIABLE)
+    if given:
+        return _cidr(given, f"{CLIENT_CIDR_VARIABLE} in the environment")
     try:
         seen = await asyncio.to_thread(_ask, address_url)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"this machine's public address could not be asked for at {address_url}: {error}. Machines admit nobody "
-            f"else over SSH: set {CLIENT_CIDR_VARIABLE}, e.g. to 203.0.113.7/32, or use AWS(use_ssm=True)"
+            f"this machine's public address could not be read from {address_url}: {error}. Machines admit only that "
+            f"address over SSH: set {CLIENT_CIDR_VARIABLE}, e.g. to 203.0.113.7/32, or use AWS(use_ssm=True)"
         ) from error
     return _cidr(seen, f"the answer of {address_url}")
 
 
 async def ensure_group(api: Api, *, pool_id: str, vpc: str, ssh_from: str | None) -> str:
-    """The pool's security group: everything among its machines, and SSH from there. Idempotent.
+    """Create the pool's security group: it admits all traffic among its machines, and SSH from the client. Idempotent.
 
     Args:
         api: the account.
         pool_id: the pool.
-        vpc: the network that the group is in.
+        vpc: network of the group.
         ssh_from: the client's addresses; None opens no port.
+
+    Returns:
+        The group's id.
     """
     group = await _find_group(api, pool_id, vpc) or await _make_group(api, pool_id, vpc)
     await _authorize(api, group, {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]})
@@ -100,17 +103,17 @@ async def ensure_group(api: Api, *, pool_id: str, vpc: str, ssh_from: str | None
 
 
 async def admit_client(api: Api, pool_id: str, ssh_from: str) -> bool:
-    """Let the client in over SSH from there, and from none of its former addresses. Idempotent.
+    """Admit the client over SSH from its present addresses, and from none of its former ones. Idempotent.
 
-    A former address that may not be removed is said in the log, and no error.
+    A former address that cannot be removed is logged, and no error.
 
     Args:
         api: the account.
         pool_id: the pool.
-        ssh_from: the client's addresses.
+        ssh_from: the client's present addresses.
 
     Returns:
-        Whether they were not let in before.
+        True if they were not admitted before.
     """
     changed = False
     for group in await _groups(api, pool_id):
@@ -128,7 +131,7 @@ async def admit_client(api: Api, pool_id: str, ssh_from: str) -> bool:
 
 
 async def group_ids(api: Api, pool_id: str) -> Sequence[str]:
-    """The pool's security groups."""
+    """Return the ids of the pool's security groups."""
     return [group["GroupId"] for group in await _groups(api, pool_id)]
 
 
@@ -156,7 +159,7 @@ def _ssh_rule(ssh_from: str) -> dict[str, Any]:
 
 
 def _admitted(group: Mapping[str, Any]) -> Sequence[str]:
-    """The client's addresses that a group lets in."""
+    """Return the client's addresses that a group admits."""
     ranges = [each for rule in group["IpPermissions"] for each in (*rule["IpRanges"], *rule["Ipv6Ranges"])]
     ours = [each for each in ranges if each.get("Description") == _FROM_CLIENT]
     return [str(each.get("CidrIp") or each.get("CidrIpv6")) for each in ours]
@@ -179,11 +182,13 @@ async def _make_group(api: Api, pool_id: str, vpc: str) -> str:
             TagSpecifications=[tag_specification("security-group", pool_tags(pool_id))],
         )
     except SkywardError as error:
-        if not is_kind(error, RefusalKind.EXISTS):  # a call that was interrupted may have made it
+        if not is_kind(error, RefusalKind.EXISTS):  # an interrupted call may have created it
             raise
         found = await _find_group(api, pool_id, vpc)
         if found is None:
-            raise UnreachableError(f"the security group {_group_name(pool_id)} was made, but is not listed") from error
+            raise UnreachableError(
+                f"the security group {_group_name(pool_id)} was created, but EC2 does not list it: try again"
+            ) from error
         return found
     return str(made["GroupId"])
 
@@ -199,7 +204,7 @@ def _subnets(rows: Sequence[Mapping[str, Any]]) -> tuple[Subnet, ...]:
 
 def _ask(url: str) -> str:
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is no address of a web page")
+        raise ValueError(f"{url!r} is not an HTTP URL")
     with urllib.request.urlopen(url, timeout=_ASK_TIMEOUT_S) as answer:  # noqa: S310 - checked above
         return str(answer.read(100).decode("ascii"))
 

@@ -22,16 +22,16 @@ from skyward.request.spot import Spot, SpotNever, SpotStrategy
 __all__ = ["PriceTable", "Prices", "find_offers", "make_offers", "parse_product", "parse_spot_prices"]
 
 _LOOKED_AT: Final = 60
-"""Types whose zones are asked for, the smallest first."""
+"""Number of types whose zones are requested, the smallest first."""
 _PRICED: Final = 20
 _OFFERED: Final = 10
-_UNKNOWN: Final = "prices {0} are unknown: the account may not ask for them ({1}), or AWS names none"
+_UNKNOWN: Final = "prices {0} are unknown: the account may not query them ({1}), or AWS lists none"
 _UNKNOWN_ON_SPOT: Final = _UNKNOWN.format("on spot", "ec2:DescribeSpotPriceHistory")
 _UNKNOWN_ON_DEMAND: Final = _UNKNOWN.format("on demand", "pricing:GetProducts")
 
 
 async def find_offers(account: Account, request: PoolRequest) -> Sequence[Offer]:
-    """Offers for a request; see :meth:`skyward.providers.aws.provider.AWS.offers`."""
+    """Return the offers for a request; see :meth:`skyward.providers.aws.provider.AWS.offers`."""
     subnets = await account.subnets()
     fitting = candidates(await account.types(), request, region=account.region)[:_LOOKED_AT]
     zones = await account.offered([each.name for each in fitting])
@@ -53,7 +53,7 @@ def make_offers(
     region: str,
     note: str = "",
 ) -> Sequence[Offer]:
-    """An offer of each type on spot, and of each on demand; of many types the cheapest few (pure)."""
+    """Return offers of the ten cheapest types on spot, and of the ten cheapest on demand (pure)."""
     offers: list[Offer] = []
     for kind, types in ((True, spot), (False, on_demand)):
         ranked = sorted(types, key=lambda each, kind=kind: _rank(each, _price(each, prices, spot=kind)))
@@ -64,10 +64,10 @@ def make_offers(
 async def _allowed(
     account: Account, types: Sequence[MachineType], request: PoolRequest
 ) -> tuple[Sequence[MachineType], Sequence[MachineType], str]:
-    """Types for spot, and for on demand, within the account's quotas, and what should be said of that.
+    """Return the types within the account's quotas, on spot and on demand, and a note on the others.
 
     Raises:
-        QuotaError: there are none for what the strategy must have.
+        QuotaError: there are none on a market that the strategy requires.
     """
     markets = {True: [each for each in types if each.spot], False: [each for each in types if each.on_demand]}
     refused: dict[bool, QuotaError] = {}
@@ -84,7 +84,7 @@ async def _allowed(
 
 
 def _needed(strategy: SpotStrategy) -> Sequence[bool]:
-    """The markets that a strategy cannot do without: True is spot."""
+    """Return the markets that a strategy requires: True is spot."""
     match strategy:
         case Spot.Always():
             return (True,)
@@ -116,7 +116,7 @@ def _offer(
 
 
 def _price(machine: MachineType, prices: PriceTable, *, spot: bool) -> float | None:
-    """On spot that of the cheapest zone."""
+    """Return USD an hour; on spot that of the cheapest zone. None is unknown."""
     if not spot:
         return prices.on_demand.get(machine.name)
     return min(prices.spot.get(machine.name, {}).values(), default=None)
@@ -128,10 +128,10 @@ def _rank(machine: MachineType, price: float | None) -> tuple[float, float, floa
 
 def _note(machine: MachineType, price: float | None, request: PoolRequest) -> str:
     wanted, spec = request.accelerator, machine.spec
-    told = "price unknown" if price is None else f"${price:,.2f}/h"
+    cost = "price unknown" if price is None else f"${price:,.2f}/h"
     if request.machine is None and wanted is not None and spec.accelerator_count > wanted.count:
         number = "single" if wanted.count == 1 else str(wanted.count)
-        return f"no {number} {wanted.name} on EC2: {spec.name} has {spec.accelerator_count}, {told}"
+        return f"no {number} {wanted.name} on EC2: {spec.name} has {spec.accelerator_count}, {cost}"
     return ""
 
 
@@ -157,7 +157,7 @@ _PRODUCT: Final = "Linux/UNIX"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
-    """USD an hour; what is not in it is unknown.
+    """Prices in USD an hour; missing entries are unknown.
 
     Attributes:
         on_demand: by machine type.
@@ -169,12 +169,12 @@ class PriceTable:
 
 
 class Prices:
-    """Asks for prices, and keeps them on disk: those of the list for a day, those of the market for ten minutes.
+    """Prices of machine types, cached on disk: on demand for a day, on spot for ten minutes.
 
-    An account that may not ask has prices that are unknown, which is no error.
+    Prices that the account may not query are unknown, which is no error.
 
     Args:
-        account: whose.
+        account: the account.
     """
 
     def __init__(self, account: Account) -> None:
@@ -183,18 +183,20 @@ class Prices:
         self._market = account.kept("spot", _SPOT_S)
 
     async def of(self, names: Sequence[str]) -> PriceTable:
-        """The prices of these machine types."""
+        """Return the prices of these machine types."""
         on_demand, spot = await asyncio.gather(self._on_demand(names), self._spot(names))
         return PriceTable(on_demand=on_demand, spot=spot)
 
     async def by_zone(self, names: Sequence[str]) -> Mapping[str, Mapping[str, float]]:
-        """The prices of the spot market by machine type, then by zone."""
+        """Return the prices on spot by machine type, then by zone."""
         return await self._spot(names)
 
     async def _on_demand(self, names: Sequence[str]) -> Mapping[str, float]:
         kept = await asyncio.to_thread(self._list.read)
         missing = [name for name in names if name not in kept]
-        first = [await self._listed(name) for name in missing[:1]]  # whether the account may ask at all
+        first = [
+            await self._listed(name) for name in missing[:1]
+        ]  # alone: an account without the permission makes one call, not one per type
         found = [*first, *await asyncio.gather(*(self._listed(name) for name in missing[1:]))]
         new = {name: price for name, price in zip(missing, found, strict=True) if price is not None}
         if new:
@@ -250,7 +252,7 @@ class Prices:
 
 
 def parse_product(text: str) -> float | None:
-    """USD an hour on demand in one product of the price list; None if there is none."""
+    """Return USD an hour on demand from one product of the price list; None if it has none."""
     try:
         terms = cast("Mapping[str, Any]", json.loads(text))["terms"]["OnDemand"]
         dimensions = [each for term in terms.values() for each in term["priceDimensions"].values()]
@@ -261,7 +263,7 @@ def parse_product(text: str) -> float | None:
 
 
 def parse_spot_prices(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """USD an hour by machine type and zone: the latest of each."""
+    """Return USD an hour by machine type and zone: the latest of each."""
     latest: dict[str, dict[str, tuple[Any, float]]] = {}
     for row in rows:
         try:

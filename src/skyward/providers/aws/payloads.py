@@ -39,42 +39,42 @@ __all__ = [
 ]
 
 POOL_TAG: Final = "skyward:pool"
-"""On everything that was made for a pool: the pool's id."""
+"""Tag of everything created for a pool: the pool's id."""
 KEY_TAG: Final = "skyward:key"
-"""On a machine: its ledger key."""
+"""Tag of a machine: its ledger key."""
 HOST_KEY_TAG: Final = "skyward:host-key"
-"""On a machine: the public key that it proves itself by."""
+"""Tag of a machine: its public host key."""
 LIVE_STATES: Final = ("pending", "running", "stopping", "stopped", "shutting-down")
-"""Of machines that are not gone."""
+"""EC2's states of machines that are not gone."""
 
 
 def pool_tags(pool_id: str) -> dict[str, str]:
-    """Of everything."""
+    """Return the tags of everything created for a pool."""
     return {POOL_TAG: pool_id, "Name": f"skyward-{pool_id}"}
 
 
 def machine_tags(pool_id: str, key: str, host_key: str) -> dict[str, str]:
-    """Of a machine, its disk and its network interface."""
+    """Return the tags of a machine, its disk and its network interface."""
     return {**pool_tags(pool_id), KEY_TAG: key, HOST_KEY_TAG: host_key}
 
 
 def tag_specification(kind: str, tags: Mapping[str, str]) -> dict[str, Any]:
-    """``tags`` for a new resource of that kind, as calls that make one take them."""
+    """Return ``tags`` as a ``TagSpecification`` for a new resource of that kind."""
     return {"ResourceType": kind, "Tags": [{"Key": name, "Value": value} for name, value in tags.items()]}
 
 
 def read_tags(row: Mapping[str, Any]) -> dict[str, str]:
-    """The tags in an answer's row."""
+    """Return the tags in a row of an answer."""
     return {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
 
 
 def filters(wanted: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """What listings are narrowed by: each name must have one of its values."""
+    """Return ``Filters`` of a listing: each name must have one of its values."""
     return [{"Name": name, "Values": list(values)} for name, values in wanted.items()]
 
 
 MINIMUM_BILLED_S: Final = 60.0
-"""Machines are billed by the second, but for a minute at least."""
+"""Machines are billed by the second, at least for a minute."""
 
 SPOT_WATCH: Final = PreemptionWatch(
     endpoint="http://169.254.169.254",
@@ -87,7 +87,7 @@ SPOT_WATCH: Final = PreemptionWatch(
     hint_path="/latest/meta-data/events/recommendations/rebalance",
     interval_s=5.0,
 )
-"""Where a spot machine is told that it will be taken back, two minutes before."""
+"""Metadata endpoint that announces preemption of a spot machine, two minutes ahead."""
 
 _STATES: Final[Mapping[str, InstanceState]] = {
     "pending": InstanceState.PENDING,
@@ -102,22 +102,22 @@ _DOOMED: Final = ("shutting-down", "terminated")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What EC2 says of a machine.
+    """EC2's record of a machine.
 
     Attributes:
         id: ``"i-…"``.
         key: its ledger key; empty if it is not tagged.
-        pool_id: likewise.
-        host_key: the public key that it proves itself by; empty if it is not tagged.
-        state: EC2's word.
-        reason: why it is in that state, if EC2 says so.
+        pool_id: its pool; empty if it is not tagged.
+        host_key: its public host key; empty if it is not tagged.
+        state: EC2's name of its state.
+        reason: EC2's reason for that state; empty for none.
         type: its machine type.
         cpu: its cores.
-        zone: where it is.
-        region: likewise.
-        spot: whether it is on spot.
+        zone: its zone.
+        region: its region.
+        spot: True if it was bought on spot.
         public_address: None if it has none, or none yet.
-        private_address: likewise.
+        private_address: None if it has none yet.
     """
 
     id: str
@@ -136,11 +136,11 @@ class Record:
 
     @property
     def ending(self) -> bool:
-        """Whether nobody needs to end it any more."""
+        """True once it is being terminated, or is."""
         return self.state in _DOOMED
 
     def instance(self, offer: Offer | None, access: Callable[[Record], SSHAccess | None]) -> Instance:
-        """Skyward's record; ``offer`` is what it was launched as, where that is known better."""
+        """Return Skyward's record; ``offer`` is the one it was launched as, None if this process did not launch it."""
         spec = InstanceSpec(name=self.type, cpu=self.cpu, memory_gib=0.0)
         known = offer or Offer(
             spec=spec, region=self.region, zone=self.zone, spot=self.spot, minimum_billed_s=MINIMUM_BILLED_S
@@ -157,7 +157,7 @@ class Record:
 
 
 def parse_record(row: Mapping[str, Any], region: str) -> Record:
-    """One of ``DescribeInstances``' or ``RunInstances``' instances."""
+    """Parse one of the instances in an answer to ``DescribeInstances`` or ``RunInstances``."""
     tags = read_tags(row)
     zone = str(row.get("Placement", {}).get("AvailabilityZone", ""))
     reason: Mapping[str, Any] = row.get("StateReason") or {}
@@ -180,19 +180,19 @@ def parse_record(row: Mapping[str, Any], region: str) -> Record:
 
 
 def gone(instance_id: str) -> Instance:
-    """A machine that EC2 does not know, or not any more."""
+    """Return the record of a machine that EC2 does not list, or not any more."""
     nothing = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
     return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=nothing)
 
 
 _TAGGED: Final = ("instance", "volume", "network-interface")
-"""By ``RunInstances``. A fleet tags the first two, and its template the rest."""
+"""Resources tagged by ``RunInstances``. A fleet tags the first two, its template the rest."""
 _TAGGED_BY_TEMPLATE: Final = ("network-interface", "spot-instances-request")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subnet:
-    """A part of the network, in one zone.
+    """Part of the network, in one zone.
 
     Attributes:
         id: ``"subnet-…"``.
@@ -207,13 +207,13 @@ class Subnet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to get a machine.
+    """One way to launch a machine.
 
     Attributes:
-        offer: type, and whether on spot.
-        subnet: where.
-        image: what it boots.
-        lasts_s: how long it may live, at its price.
+        offer: machine type, market and price.
+        subnet: its subnet.
+        image: its image.
+        lasts_s: hard cap on its life, at its price.
     """
 
     offer: Offer
@@ -224,18 +224,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOrder:
-    """One machine, whatever it will be.
+    """One machine of an order, before its type and zone are chosen.
 
     Attributes:
         pool_id: its pool.
         key: its ledger key.
-        attempt: how often it was launched before; a repeated call has the same number.
-        host_key: what it will prove itself by.
-        user_key: the public key that it lets in.
+        attempt: number of earlier launches for the key; a retried call has the same number.
+        host_key: its host key.
+        user_key: the public key that it admits.
         group: its security group.
-        time_to_live_s: the hard cap on its life.
-        instance_profile: name or ARN of its role; None is none.
-        public: whether it gets a public address, whatever the subnet's habit.
+        time_to_live_s: hard cap on its life.
+        instance_profile: name or ARN of its role; None for none.
+        public: True to request a public address regardless of the subnet's setting.
     """
 
     pool_id: str
@@ -250,22 +250,22 @@ class MachineOrder:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Of the machine."""
+        """Tags of the machine."""
         return machine_tags(self.pool_id, self.key, self.host_key.public)
 
     @property
     def user_data(self) -> str:
-        """What it is told at its first boot."""
+        """Cloud-config for its first boot."""
         return user_data(host_key=self.host_key, user_key=self.user_key, time_to_live_s=self.time_to_live_s)
 
     def token(self, *what: str) -> str:
-        """The same for the same call, and for no other: a call that was interrupted is repeated with it."""
+        """Return the client token of a call: equal for retries of the same call, different for any other call."""
         text = json.dumps([self.key, self.attempt, self.host_key.public, *what])
         return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
 def machine_call(order: MachineOrder, candidate: Candidate) -> dict[str, Any]:
-    """``RunInstances`` for one machine of one type in one subnet."""
+    """Return the parameters of ``RunInstances`` for one machine of one type in one subnet."""
     offer = candidate.offer
     kinds = (*_TAGGED, "spot-instances-request") if offer.spot else _TAGGED
     call = {
@@ -285,7 +285,7 @@ def machine_call(order: MachineOrder, candidate: Candidate) -> dict[str, Any]:
 
 
 def template_call(order: MachineOrder, candidate: Candidate) -> dict[str, Any]:
-    """``CreateLaunchTemplate`` for a fleet whose machines are all but their type and place."""
+    """Return the parameters of ``CreateLaunchTemplate``: everything about a fleet's machine except type and subnet."""
     kinds = _TAGGED_BY_TEMPLATE if candidate.offer.spot else _TAGGED_BY_TEMPLATE[:1]
     return {
         "LaunchTemplateName": f"skyward-{order.pool_id}-{order.token()[:12]}",
@@ -304,13 +304,14 @@ def template_call(order: MachineOrder, candidate: Candidate) -> dict[str, Any]:
 def fleet_call(
     order: MachineOrder, candidates: Sequence[Candidate], template_id: str, *, turn: int = 0
 ) -> dict[str, Any]:
-    """``CreateFleet`` for one machine, whichever of the candidates is to be had; all are of one kind.
+    """Return the parameters of ``CreateFleet`` for one machine, as any of the candidates, all of the same market.
 
     Args:
         order: the machine.
-        candidates: what it may be.
-        template_id: of the launch template that says the rest.
-        turn: how many fleets for it got nothing; the same one again would get the same answer.
+        candidates: the acceptable types and subnets.
+        template_id: launch template with the other parameters.
+        turn: number of fleets that were empty so far. It changes the client token: with the same token EC2 would
+            return the same empty answer.
     """
     spot = candidates[0].offer.spot
     ranks = {name: rank for rank, name in enumerate(dict.fromkeys(each.offer.spec.name for each in candidates))}

@@ -1,4 +1,4 @@
-"""AWS EC2: machines by the second, in a region of one's choice."""
+"""Provider of AWS EC2 machines in one region, billed by the second."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _SSH_PORT = 22
 class AWS:
     """Machines of AWS EC2, reached over SSH, billed by the second.
 
-    Credentials are those of boto3: the environment, ``~/.aws``, single sign-on, a machine's role. Everything that is
-    made carries the tag ``skyward:pool`` and ends with the pool; a machine also ends by itself after the pool's
-    ``timeout``.
+    Credentials are those of boto3: the environment, ``~/.aws``, single sign-on, a machine's role. Every resource that
+    Skyward creates carries the tag ``skyward:pool`` and is removed with the pool; a machine also terminates itself
+    after the pool's ``timeout``.
 
     Args:
-        region: where, e.g. ``"eu-central-1"``.
+        region: region, e.g. ``"eu-central-1"``.
         use_ssm: reach machines through Session Manager, with no open port; needs its plugin on this machine and an
             ``instance_profile`` with the policy ``AmazonSSMManagedInstanceCore``.
-        profile: of the shared configuration, whose credentials count.
+        profile: profile of the shared configuration; None means the usual chain of credentials.
         subnet: id of the subnet for all machines; by default those of the default VPC.
-        instance_profile: name or ARN of the role that machines have, e.g. to read from S3.
-        endpoint_url: answers instead of AWS; for tests.
+        instance_profile: name or ARN of the machines' role, e.g. to read from S3.
+        endpoint_url: endpoint used instead of AWS's; for tests.
 
     Raises:
         ConfigurationError: a value is wrong, or boto3 is not installed.
@@ -66,23 +66,23 @@ class AWS:
     endpoint_url: str | None = None
 
     patience_s: ClassVar[float] = 60.0
-    """How long a call that was throttled or interrupted is repeated."""
+    """Time for which throttled and interrupted calls are retried."""
     termination_s: ClassVar[float] = 300.0
-    """How long machines may take to end."""
+    """Deadline for the termination of machines."""
     listing_s: ClassVar[float] = 10.0
-    """How long a new machine may be missing from lists."""
+    """Time after its launch during which a machine may be missing from EC2's lists."""
     address_url: ClassVar[str] = "https://checkip.amazonaws.com"
-    """Says at which address this machine is seen."""
+    """Web page that answers with the client's public address."""
     user: ClassVar[str | None] = "ubuntu"
-    """Who logs in; the images' habit. None leaves it to the SSH configuration."""
+    """User name to log in with, set by the images. None leaves it to the SSH configuration."""
     home: ClassVar[str] = "/home/ubuntu"
-    """That user's folder."""
+    """Home folder of that user."""
     power_off: ClassVar[tuple[str, ...]] = ("sudo", "-n", "shutdown", "-h", "now")
-    """What ends a machine from within; launched as it is here, it is terminated by that."""
+    """Command that ends a machine from within: EC2 terminates machines launched here when they shut down."""
     port: ClassVar[int | None] = 22
-    """Where sshd listens; None leaves it to the SSH configuration."""
+    """Port of sshd; None leaves it to the SSH configuration."""
     boot_s: ClassVar[float] = 300.0
-    """How long a machine that runs may take until it lets us in."""
+    """Deadline for the first login to a running machine."""
 
     def __post_init__(self) -> None:
         flag("use_ssm", self.use_ssm)
@@ -109,24 +109,24 @@ class AWS:
         return "aws"
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        """The cheapest few machine types of the region that have what is asked for, on spot and on demand.
+        """Return the cheapest few machine types of the region that satisfy the request, on spot and on demand.
 
-        Prices that the account may not ask for are unknown.
+        Prices that the account may not query are unknown.
 
         Raises:
-            ConfigurationError: EC2 has no such machine, or none here, or no network for it; says what it has. Or
-                Session Manager's plugin is not installed.
-            QuotaError: the account may have none of them.
-            AuthenticationError: there are no credentials, or they do not suffice.
+            ConfigurationError: EC2 has no such machine, none in this region, or no network for it; names alternatives.
+                Or Session Manager's plugin is not installed.
+            QuotaError: the account's quotas allow none of them.
+            AuthenticationError: there are no credentials, or they lack a permission.
         """
         if self.use_ssm:
             require_plugin()
         return await find_offers(self._account, request)
 
     async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
-        """Launch machines of one type in one zone, with a security group of their pool's own.
+        """Launch machines of one type in one zone, in a security group of their pool.
 
-        Of spot offers at similar prices, EC2 takes the one that is likeliest to stay.
+        Of spot offers at similar prices, EC2 takes the one least likely to be preempted.
         """
         _, key = await asyncio.to_thread(user_key)
         terms = Terms(
@@ -150,20 +150,20 @@ class AWS:
         ]
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
-        """As EC2 has them; what was launched just now and is not listed yet is pending."""
+        """Return EC2's records; a machine launched just now and not listed yet is pending."""
         records = await self._account.records({"instance-id": instance_ids}) if instance_ids else []
         found = {record.id: self._instance(record) for record in records}
         return [found.get(each) or self._unlisted(each) for each in instance_ids]
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Terminate machines and wait until they are; with a pool's last one its security group goes."""
+        """Terminate machines and wait for that; with a pool's last one its security group is removed."""
         if instance_ids:
             await end(self._account, instance_ids, deadline_s=self.termination_s)
 
     async def admit(self, pool_id: str) -> str:
-        """Admit this machine's present address over SSH, in the pool's security group; nothing to do with ``use_ssm``.
+        """Admit this machine's present address over SSH, in the pool's security group; does nothing with ``use_ssm``.
 
-        Asks which address that is as :meth:`launch` does.
+        The address is found as in :meth:`launch`.
         """
         if self.use_ssm:
             return ""
@@ -176,22 +176,22 @@ class AWS:
         await remove_by_products(self._account, pool_id)
 
     async def tagged(self) -> Sequence[Instance]:
-        """Every machine of Skyward's in this region that is not gone."""
+        """Return every machine of Skyward's in this region that is not gone."""
         await SYSTEM_CLOCK.sleep(self.listing_s)
         wanted = {"tag-key": [POOL_TAG], "instance-state-name": LIVE_STATES}
         return [self._instance(record) for record in await self._account.records(wanted)]
 
     async def check(self) -> Sequence[Finding]:
-        """Who one is, what one may do and have here; asks, and creates nothing."""
+        """Check credentials, permissions, network, image and quotas; creates nothing."""
         return await check_account(self._account, use_ssm=self.use_ssm)
 
     async def zones(self, machines: Sequence[str]) -> Mapping[str, Mapping[str, float | None]]:
-        """Where each machine type is offered, and for how much on spot there."""
+        """Return the zones that offer each machine type, with the price on spot."""
         offered, prices = await self._account.offered(machines), await Prices(self._account).of(machines)
         return {name: {zone: prices.spot.get(name, {}).get(zone) for zone in zones} for name, zones in offered.items()}
 
     async def grant(self, volumes: Sequence[Volume], *, lifetime_s: float) -> Sequence[VolumeAccess]:
-        """Volumes for machines, which may mount them: as their role if they have one, else with short-lived keys."""
+        """Grant machines access to volumes: by their role if they have one, else by short-lived keys."""
         return await grant_with(
             new_session(profile=self.profile, region=self.region),
             volumes,
@@ -202,7 +202,7 @@ class AWS:
         )
 
     async def close(self) -> None:
-        """Give up the connections to AWS."""
+        """Close the connections to AWS."""
         await asyncio.to_thread(self._account.api.close)
 
     @property

@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """One of EC2's limits, in virtual cores of running machines.
+    """Limit of EC2, in virtual cores of running machines.
 
     Attributes:
         code: Service Quotas' code.
@@ -69,11 +69,11 @@ _CLASSES: Final[Mapping[str, str]] = {
 }
 _STANDARD_LETTERS: Final = frozenset("acdhimrtz")
 _OWN: Final = ("mac", "hpc")
-"""Families with quotas that are not needed here."""
+"""Families with quotas of their own that no pool uses."""
 
 
 def quota_of(machine_type: str, *, spot: bool) -> Quota | None:
-    """The quota that a machine type counts against; None if it is not known here."""
+    """Return the quota that a machine type counts against; None if it is unknown."""
     letters = _LETTERS.match(machine_type)
     family = letters[0] if letters else ""
     standard = family[:1] in _STANDARD_LETTERS and family not in _OWN
@@ -82,10 +82,10 @@ def quota_of(machine_type: str, *, spot: bool) -> Quota | None:
 
 
 async def within_quotas(account: Account, types: Sequence[MachineType], *, spot: bool) -> Sequence[MachineType]:
-    """The types of which the account may have at least one; what it may not ask for counts as enough.
+    """Return the types of which the account's quotas allow at least one machine; an unreadable quota allows any.
 
     Raises:
-        QuotaError: there is none; names the quotas.
+        QuotaError: there is none; names the quota.
     """
     limits = await _limits(account, types, spot=spot)
 
@@ -108,33 +108,33 @@ async def _limits(account: Account, types: Sequence[MachineType], *, spot: bool)
 
 
 def too_small(quota: Quota, cores: float, region: str, names: Iterable[str]) -> QuotaError:
-    """The error for machines that need more than the account may have."""
+    """Return the error for machines that need more cores than a quota allows."""
     return QuotaError(
         f"aws {region}: the account may have {cores:g} cores of {quota.name!r} (quota {quota.code}), too few for "
-        f"{', '.join(names)}. Ask for more at https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/"
+        f"{', '.join(names)}. Request more at https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/"
         f"quotas/{quota.code}, or with `aws service-quotas request-service-quota-increase --service-code ec2 "
         f"--quota-code {quota.code} --region {region} --desired-value N`"
     )
 
 
-def exceeded(offer: Offer, region: str, said: str) -> QuotaError:
-    """The error for an offer that EC2 refuses for a quota."""
+def exceeded(offer: Offer, region: str, message: str) -> QuotaError:
+    """Return the error for an offer that EC2 refuses because of a quota."""
     quota = quota_of(offer.spec.name, spot=offer.spot)
     named = f"{quota.name!r} (quota {quota.code})" if quota else "a quota of EC2"
     page = f"/{quota.code}" if quota else ""
     return QuotaError(
-        f"aws {region}: {offer.spec.name} would exceed {named}: {said}. Ask for more at "
+        f"aws {region}: {offer.spec.name} would exceed {named}: {message}. Request more at "
         f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas{page}"
     )
 
 
 def known_quotas() -> Sequence[Quota]:
-    """Every quota that machines here can count against."""
+    """Return every quota that Skyward's machines can count against."""
     return (*_ON_DEMAND.values(), *_SPOT.values())
 
 
 async def quota_value(account: Account, quota: Quota) -> float | None:
-    """How many cores of it the account may have; None if that is not to be known."""
+    """Return a quota's value in cores; None if the account may not read it."""
     answer = await account.ask("service-quotas", "GetServiceQuota", ServiceCode="ec2", QuotaCode=quota.code)
     try:
         return None if answer is None else float(answer["Quota"]["Value"])
@@ -147,7 +147,7 @@ _SMALL: Final = "t3.medium"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Action:
-    """One that launching or ending machines takes, tried as a dry run."""
+    """Action needed to launch or terminate machines, tested by a dry run."""
 
     operation: str
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -155,9 +155,9 @@ class _Action:
 
 async def check_account(account: Account, *, use_ssm: bool) -> Sequence[Finding]:
     """See :meth:`skyward.providers.registry.Checkable.check`."""
-    who = await _identity(account)
-    findings = [who, Finding(what="aws region", state="ok", found=account.region)]
-    if who.state == "ok":
+    identity = await _identity(account)
+    findings = [identity, Finding(what="aws region", state="ok", found=account.region)]
+    if identity.state == "ok":
         findings.append(await _network(account))
         image = await _image(account)
         findings.append(image)
@@ -211,7 +211,7 @@ def _actions(image: Finding) -> Sequence[_Action]:
         "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": named_template}],
         "TargetCapacitySpecification": {"TotalTargetCapacity": 1},
     }
-    # What is allowed for tagged things only cannot be asked for where there is none.
+    # Actions that the policy allows on Skyward's tagged resources only cannot be tested: there is no such resource yet.
     return [
         *launch,
         _Action(operation="CreateSecurityGroup", parameters=named),
@@ -226,13 +226,13 @@ def _actions(image: Finding) -> Sequence[_Action]:
 
 
 async def _permission(account: Account, action: _Action) -> Finding:
-    """A dry run is refused in any case; what counts is whether for a missing permission."""
+    """Test one action by a dry run, which EC2 always refuses; it fails if the reason is a missing permission."""
     what = f"aws may ec2:{action.operation}"
     try:
         await account.api.call("ec2", action.operation, DryRun=True, **action.parameters)
     except SkywardError as error:
-        said = refusal(error)
-        if said is None or said.kind in (RefusalKind.AUTH, RefusalKind.RATE, RefusalKind.TRANSIENT):
+        refused = refusal(error)
+        if refused is None or refused.kind in (RefusalKind.AUTH, RefusalKind.RATE, RefusalKind.TRANSIENT):
             return _failure(what, error)
     return Finding(what=what, state="ok", found="yes")
 
@@ -240,7 +240,7 @@ async def _permission(account: Account, action: _Action) -> Finding:
 async def _prices(account: Account) -> Finding:
     what = "aws may pricing:GetProducts"
     if await account.ask("pricing", "GetProducts", region="us-east-1", ServiceCode="AmazonEC2", MaxResults=1) is None:
-        fix = "allow it, if you want to know prices on demand, and what spot saves"
+        fix = "allow it to see prices on demand, and the savings on spot"
         return Finding(what=what, state="warn", found="no, or it does not answer: prices stay unknown", fix=fix)
     return Finding(what=what, state="ok", found="yes")
 
@@ -250,14 +250,14 @@ async def _quotas(account: Account) -> Finding:
     quotas = known_quotas()
     values = dict(zip(quotas, await asyncio.gather(*(quota_value(account, each) for each in quotas)), strict=True))
     if all(value is None for value in values.values()):
-        fix = "allow servicequotas:GetServiceQuota, if you want to be told before a launch is refused"
+        fix = "allow servicequotas:GetServiceQuota to see quotas before a launch is refused"
         return Finding(what=what, state="warn", found="unknown", fix=fix)
-    told = "; ".join(f"{each.name}: {value:g} cores" for each, value in values.items() if value is not None)
+    listed = "; ".join(f"{each.name}: {value:g} cores" for each, value in values.items() if value is not None)
     none = [each for each, value in values.items() if value == 0]
     codes = ", ".join(each.code for each in none)
     ask = "`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code CODE --desired-value N`"
-    fix = f"for machines of those with 0 cores ask for more ({codes}): {ask}" if none else ""
-    return Finding(what=what, state="warn" if none else "ok", found=told, fix=fix)
+    fix = f"for machines of those with 0 cores request more ({codes}): {ask}" if none else ""
+    return Finding(what=what, state="warn" if none else "ok", found=listed, fix=fix)
 
 
 def _plugin() -> Finding:
@@ -269,6 +269,6 @@ def _plugin() -> Finding:
 
 
 def _failure(what: str, error: SkywardError) -> Finding:
-    """Messages of the provider's errors end with what to do."""
+    """Return a failed finding; the first sentence of the error is the cause, the rest the advice."""
     found, stop, fix = str(error).partition(". ")
     return Finding(what=what, state="fail", found=found, fix=fix if stop else "see docs/providers/aws.md")

@@ -37,7 +37,7 @@ _logger = logging.getLogger("skyward")
 
 
 async def grant(volumes: Sequence[Volume], *, lifetime_s: float, here: bool) -> Sequence[VolumeAccess]:
-    """See :meth:`skyward.providers.storage.StoreKind.grant`; with the usual credentials of this process."""
+    """Grant access as :meth:`skyward.providers.storage.StoreKind.grant`, from the usual credentials of this process."""
     return await grant_with(None, volumes, lifetime_s=lifetime_s, keys="own" if here else "lent")
 
 
@@ -50,16 +50,16 @@ async def grant_with(
     endpoint_url: str | None = None,
     mountable: bool = False,
 ) -> Sequence[VolumeAccess]:
-    """As :func:`grant`, with a session's credentials; None means the usual ones.
+    """Grant access as :func:`grant`, from a session's credentials.
 
     Args:
-        session: of boto3.
-        volumes: likewise.
-        lifetime_s: likewise.
-        keys: whose keys the machine uses: ``"own"``, this process's as they are; ``"lent"``, short-lived ones made of
-            them; ``"none"``, those that it has itself.
-        endpoint_url: answers instead of AWS; None means AWS, or what the configuration says.
-        mountable: whether the machine may be changed so that it can mount volumes.
+        session: session of boto3's; None means the usual credentials.
+        volumes: see :func:`grant`.
+        lifetime_s: see :func:`grant`.
+        keys: keys for the machine: ``"own"``, this process's; ``"lent"``, short-lived ones derived from them;
+            ``"none"``, the machine has its own.
+        endpoint_url: endpoint used instead of AWS's; None means AWS's, or the configured one.
+        mountable: True if programs that mount may be installed on the machine.
     """
 
     def work() -> Sequence[VolumeAccess]:
@@ -75,14 +75,14 @@ async def grant_with(
 
 
 def open_store(granted: GrantedVolume) -> Bucket:
-    """See :meth:`skyward.providers.storage.StoreKind.open_store`."""
+    """Open the store as :meth:`skyward.providers.storage.StoreKind.open_store`."""
     access = granted.access
     session = new_session(region=access.region or None)
     return Bucket(_client(session, access.endpoint_url or None, access.region or None, access.key), granted)
 
 
 def session_policy(volumes: Sequence[Volume], *, partition: str = "aws") -> str:
-    """The policy, as JSON, that allows what the volumes need and nothing else. Pure."""
+    """Return the policy, as JSON, that allows the volumes' operations and nothing else. Pure."""
     statements: list[dict[str, Any]] = []
     for volume in volumes:
         bucket = f"arn:{partition}:s3:::{volume.bucket}"
@@ -113,7 +113,7 @@ class _BucketLocation:
 
 
 class _Granting:
-    """Looks at volumes, and makes keys for them, with a session's credentials."""
+    """Checks of volumes, and keys for them, with a session's credentials."""
 
     def __init__(self, session: Any, *, endpoint_url: str | None) -> None:
         self._session = session
@@ -121,12 +121,12 @@ class _Granting:
         self._region = str(session.region_name or "us-east-1")
 
     def look(self, volume: Volume, *, as_client: bool) -> _BucketLocation:
-        """Where the volume's bucket is; that it is there, and may be read by this client unless that does not count."""
+        """Check that the volume's bucket exists, and is readable if ``as_client``; return its location."""
         client = _client(self._session, self._endpoint_url, self._region, None)
         bucket, folder = volume.bucket, volume.folder
         region, found = self._region, None
         try:
-            found = _told("ListBucket", region, client.list_objects_v2, Bucket=bucket, Prefix=folder, MaxKeys=1)
+            found = _call_s3("ListBucket", region, client.list_objects_v2, Bucket=bucket, Prefix=folder, MaxKeys=1)
             region = self._region_of(client, bucket) or region
             if as_client:
                 self._look_at_first(client, volume, found)
@@ -141,15 +141,15 @@ class _Granting:
         return _BucketLocation(region=region, url="" if usual else url)
 
     def key(self, volumes: Sequence[Volume], *, lifetime_s: float, lent: bool) -> StorageKey:
-        """What a machine may have to use them: short-lived credentials as they are, lasting ones if they stay here."""
+        """Return a machine's keys: the session's if short-lived or not ``lent``, else short-lived ones from them."""
         where = Where(region=self._region, service="sts", operation="GetFederationToken")
-        credentials = _raising(where, self._session.get_credentials)
+        credentials = _call(where, self._session.get_credentials)
         if credentials is None:
             raise AuthenticationError(
-                "volumes need credentials for S3, and there are none here: `aws configure`, `aws sso login`, or "
+                "volumes need credentials for S3, and this process has none: use `aws configure`, `aws sso login`, or "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
             )
-        own = _raising(where, credentials.get_frozen_credentials)
+        own = _call(where, credentials.get_frozen_credentials)
         if own.token or not lent:
             return StorageKey(id=own.access_key, secret=own.secret_key, token=own.token or "")
         partition = self._session.get_partition_for_region(self._region)
@@ -159,7 +159,7 @@ class _Granting:
             client.get_federation_token, Name="skyward", Policy=session_policy(volumes, partition=partition)
         )
         try:
-            answer = _raising(where, ask, DurationSeconds=seconds)
+            answer = _call(where, ask, DurationSeconds=seconds)
         except SkywardError as error:
             raise type(error)(
                 f"{error}. Machines get short-lived credentials for their volumes, never your own. Other ways: start "
@@ -174,7 +174,7 @@ class _Granting:
     def _look_at_first(self, client: Any, volume: Volume, found: Mapping[str, Any]) -> None:
         keys = [each["Key"] for each in found.get("Contents", ())]
         if keys:
-            _told("GetObject", self._region, client.head_object, Bucket=volume.bucket, Key=keys[0])
+            _call_s3("GetObject", self._region, client.head_object, Bucket=volume.bucket, Key=keys[0])
         elif volume.read_only and volume.folder:
             raise ConfigurationError(f"there is nothing below {volume.location}: check prefix={volume.prefix!r}")
 
@@ -183,7 +183,7 @@ class _Granting:
 
         try:
             answer = client.head_bucket(Bucket=bucket)
-        except ClientError as error:  # a refusal names the region too
+        except ClientError as error:  # a refusal has the region's header too
             answer = cast("Mapping[str, Any]", error.response)
         return str(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(_REGION_HEADER, ""))
 
@@ -192,13 +192,13 @@ class _Granting:
         if code in ("NoSuchBucket", "404"):
             return ConfigurationError(
                 f"volume {volume.mount_path}: there is no bucket {volume.bucket!r}. Check the name; "
-                f"`aws s3 ls` lists yours, `aws s3 mb s3://{volume.bucket}` makes it"
+                f"`aws s3 ls` lists yours, `aws s3 mb s3://{volume.bucket}` creates it"
             )
         return type(error)(f"volume {volume.mount_path} ({volume.location}): {error}")
 
 
 class Bucket:
-    """Implements :class:`~skyward.providers.storage.Store`."""
+    """Part of an S3 bucket; implements :class:`~skyward.providers.storage.Store`."""
 
     def __init__(self, client: Any, granted: GrantedVolume) -> None:
         self._client = client
@@ -207,10 +207,10 @@ class Bucket:
         self._region = granted.access.region
 
     def listing(self) -> Iterator[StoredObject]:
-        """See :meth:`Store.listing <skyward.providers.storage.Store.listing>`."""
+        """Yield every object; see :meth:`Store.listing <skyward.providers.storage.Store.listing>`."""
         listing = self._client.get_paginator("list_objects_v2")
         pages = iter(listing.paginate(Bucket=self._bucket, Prefix=self._folder, PaginationConfig={"PageSize": _PAGE}))
-        while (page := _told("ListBucket", self._region, next, pages, None)) is not None:
+        while (page := _call_s3("ListBucket", self._region, next, pages, None)) is not None:
             for each in page.get("Contents", ()):
                 if name := each["Key"].removeprefix(self._folder):
                     yield StoredObject(
@@ -221,10 +221,10 @@ class Bucket:
                     )
 
     def download(self, name: str, file: BinaryIO) -> None:
-        """See :meth:`Store.download <skyward.providers.storage.Store.download>`."""
+        """Download an object; see :meth:`Store.download <skyward.providers.storage.Store.download>`."""
         key = f"{self._folder}{name}"
         try:
-            _told(
+            _call_s3(
                 "GetObject",
                 self._region,
                 self._client.download_fileobj,
@@ -239,10 +239,10 @@ class Bucket:
             raise
 
     def upload(self, path: str, name: str) -> str:
-        """See :meth:`Store.upload <skyward.providers.storage.Store.upload>`."""
+        """Upload an object; see :meth:`Store.upload <skyward.providers.storage.Store.upload>`."""
         key = f"{self._folder}{name}"
         kind = mimetypes.guess_type(name)[0]
-        _told(
+        _call_s3(
             "PutObject",
             self._region,
             self._client.upload_file,
@@ -252,7 +252,7 @@ class Bucket:
             ExtraArgs={"ContentType": kind} if kind else None,
             Config=_transfer(),
         )
-        return str(_told("GetObject", self._region, self._client.head_object, Bucket=self._bucket, Key=key)["ETag"])
+        return str(_call_s3("GetObject", self._region, self._client.head_object, Bucket=self._bucket, Key=key)["ETag"])
 
 
 def _client(session: Any, endpoint_url: str | None, region: str | None, key: StorageKey | None) -> Any:
@@ -270,28 +270,28 @@ def _client(session: Any, endpoint_url: str | None, region: str | None, key: Sto
         s3={"addressing_style": "path"} if endpoint_url else None,
     )
     where = Where(region=region or "", service="s3", operation="ListBucket")
-    return _raising(where, session.client, "s3", region_name=region, endpoint_url=endpoint_url, config=config, **own)
+    return _call(where, session.client, "s3", region_name=region, endpoint_url=endpoint_url, config=config, **own)
 
 
-def _told(action: str, region: str, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """What ``call`` returns; the ``action`` of S3 that has to be allowed is in its errors."""
-    return _raising(Where(region=region, service="s3", operation=action), call, *arguments, **named)
+def _call_s3(action: str, region: str, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Call S3; the errors name the ``action`` that a policy has to allow."""
+    return _call(Where(region=region, service="s3", operation=action), call, *arguments, **named)
 
 
-def _raising(where: Where, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+def _call(where: Where, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     try:
         return call(*arguments, **named)
     except (SkywardError, OSError):
         raise
     except Exception as error:
-        told = explained(_cause(error), where)
-        if told is None:
+        converted = explained(_cause(error), where)
+        if converted is None:
             raise
-        raise told from _cause(error)
+        raise converted from _cause(error)
 
 
 def _cause(error: Exception) -> BaseException:
-    """What a transfer failed of."""
+    """Return the cause of a failed transfer."""
     from boto3.exceptions import S3TransferFailedError, S3UploadFailedError
 
     return error.__context__ or error if isinstance(error, S3TransferFailedError | S3UploadFailedError) else error
@@ -303,7 +303,7 @@ def _code(error: BaseException) -> str:
 
 
 def _literal(text: str) -> str:
-    """``text`` for a policy, in which some characters stand for any others."""
+    """Escape the wildcards of policies in ``text``."""
     return "".join(f"${{{each}}}" if each in "*?$" else each for each in text)
 
 
@@ -322,7 +322,7 @@ _ARCHITECTURES: Final = {"x86_64": "x86_64", "aarch64": "arm64"}
 
 
 def mount_ways(granted: GrantedVolume, machine: str) -> Sequence[MountWay]:
-    """Mountpoint for Amazon S3, then s3fs, then rclone; the first two are installed where they can be.
+    """Return the ways to mount a volume: Mountpoint for Amazon S3, s3fs, rclone; the first two can be installed.
 
     Args:
         granted: the volume.

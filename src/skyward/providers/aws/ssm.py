@@ -1,6 +1,6 @@
-"""SSH through Session Manager: a program that starts a session and becomes the official plugin, which carries it.
+"""SSH through Session Manager: program that starts a session, then replaces itself by AWS's plugin.
 
-Run as ``python -m skyward.providers.aws.ssm``; its input and output are the connection to the machine's sshd.
+Run as ``python -m skyward.providers.aws.ssm``; its standard input and output are the connection to the machine's sshd.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["PLUGIN", "main", "require_plugin", "session_command"]
 
 PLUGIN: Final = "session-manager-plugin"
 _ANSWER_VARIABLE: Final = "AWS_SSM_START_SESSION_RESPONSE"
-"""The plugin reads the session's token from the variable of the name it is given: arguments are everybody's to read."""
+"""Variable from which the plugin reads the session's token: arguments are visible to every user."""
 _DOCUMENT: Final = "AWS-StartSSHSession"
 _PACKAGE: Final = (
     "https://s3.amazonaws.com/session-manager-downloads/plugin/latest/ubuntu_64bit/session-manager-plugin.deb"
@@ -38,25 +38,27 @@ def require_plugin() -> None:
 
 
 def session_command(credentials: Credentials, instance_id: str, port: int) -> tuple[str, ...]:
-    """The command that carries a connection to a machine; whose credentials is said, not what they are."""
-    told = {
+    """Return the command that connects to a machine's sshd. It names the profile, and holds no credentials."""
+    settings = {
         "instance": instance_id,
         "port": port,
         "region": credentials.region,
         "profile": credentials.profile,
         "endpoint_url": credentials.endpoint_url,
     }
-    return (sys.executable, "-m", "skyward.providers.aws.ssm", json.dumps(told))
+    return (sys.executable, "-m", "skyward.providers.aws.ssm", json.dumps(settings))
 
 
 def main(argv: Sequence[str]) -> None:
     """Start the session and become the plugin."""
-    told = json.loads(argv[0])
-    credentials = Credentials(region=told["region"], profile=told["profile"], endpoint_url=told["endpoint_url"])
+    settings = json.loads(argv[0])
+    credentials = Credentials(
+        region=settings["region"], profile=settings["profile"], endpoint_url=settings["endpoint_url"]
+    )
     wanted: Json = {
-        "Target": told["instance"],
+        "Target": settings["instance"],
         "DocumentName": _DOCUMENT,
-        "Parameters": {"portNumber": [str(told["port"])]},
+        "Parameters": {"portNumber": [str(settings["port"])]},
     }
     try:
         require_plugin()
@@ -65,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
         raise SystemExit(str(error)) from error
     profile = credentials.profile or ""
     arguments = [PLUGIN, _ANSWER_VARIABLE, credentials.region, "StartSession", profile, json.dumps(wanted), endpoint]
-    os.execvpe(PLUGIN, arguments, {**os.environ, _ANSWER_VARIABLE: answer})  # noqa: S606 - it takes this one's place
+    os.execvpe(PLUGIN, arguments, {**os.environ, _ANSWER_VARIABLE: answer})  # noqa: S606 - the plugin replaces this process
 
 
 async def _start(credentials: Credentials, wanted: Json) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Termination of machines, and removal of everything else that was made for their pools."""
+"""Termination of machines, and removal of everything else that was created for their pools."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from skyward.providers.aws.payloads import KEY_TAG, LIVE_STATES, POOL_TAG, Recor
 __all__ = ["UNSEEN_S", "end", "remove_by_products", "undo"]
 
 UNSEEN_S: Final = 120.0
-"""So long after its launch a machine may not be listed yet."""
+"""Time after its launch during which a machine may be missing from EC2's lists."""
 
 _MOST_IDS: Final = 1000
 _LOOK_S: Final = 0.25
 _AGAIN_S: Final = 0.2
 _BY_PRODUCTS_S: Final = 60.0
 _STRIKES: Final = 3
-"""So often what nobody will ever be allowed is asked for, before that is said."""
+"""Number of consecutive refusals for lack of permission, or as invalid, before the error is raised."""
 _logger = logging.getLogger("skyward")
 
 
 async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: float) -> None:
-    """Terminate machines until they are gone, then remove what was made for pools that have none any more.
+    """Terminate machines and wait until they are gone; then remove security groups and templates of empty pools.
 
     Raises:
-        TerminationError: some are not gone at the deadline, or it is refused again and again; names them, and why.
+        TerminationError: some are not gone at the deadline, or termination is refused three times in a row; names
+            them and the reason.
     """
     ending = _Ending(account, instance_ids)
     try:
@@ -50,12 +51,12 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
 
 
 class _Ending:
-    """Machines on their way out; a look at them ends once more those that are not on it.
+    """Machines under termination.
 
     Attributes:
-        left: those that are not gone.
-        pools: whose they are.
-        refused: why some could not be ended, by id.
+        left: ids of those that are not gone.
+        pools: ids of their pools.
+        refused: errors of refused terminations, by machine id.
     """
 
     def __init__(self, account: Account, instance_ids: Sequence[str]) -> None:
@@ -68,7 +69,7 @@ class _Ending:
         self._strikes = 0
 
     async def ended(self) -> bool | NotYet:
-        """Whether all are gone. What is refused again and again is raised."""
+        """Look once, request termination of machines not yet terminating, and return True when all are gone."""
         try:
             found = {record.id: record for record in await self._account.records({"instance-id": self.left})}
         except SkywardError as error:
@@ -85,7 +86,10 @@ class _Ending:
         return NotYet(f"{len(self.left)} are not gone") if self.left else True
 
     def _may_live(self, instance_id: str, record: Record | None) -> bool:
-        """Whether it is not gone: EC2 may have made it, and not list it yet; it is asked to end it to know that."""
+        """Return whether the machine may exist.
+
+        EC2 may have created a machine and not list it yet. Its answer to a termination request shows that.
+        """
         if record is not None:
             return record.state != "terminated"
         if instance_id not in self._asked or self._account.age_s(instance_id) < UNSEEN_S:
@@ -117,18 +121,18 @@ async def undo(
     unseen_s: float,
     deadline_s: float,
 ) -> None:
-    """Leave nothing of an order. It is still among the launches of its pool that are under way.
+    """Undo a failed order, which still counts among its pool's launches under way.
 
-    A machine of an unanswered call may be listed late, or not exist. It certainly does not exist, and never will, once
-    the security group that it would be in is removed; EC2 refuses that as long as there is a machine in it.
+    A machine of an unanswered call may be listed late, or not exist. Removing the pool's security group settles that:
+    EC2 refuses the removal as long as the group has a machine, and launches none without the group.
 
     Args:
-        account: whose.
+        account: the account.
         pool_id: the order's pool.
-        keys: those ledger keys of its that may have a machine which nobody knows.
-        known: ids of its other machines.
-        unseen_s: after so long what was made is listed, as a rule.
-        deadline_s: how long it may take.
+        keys: ledger keys that may have a machine of unknown id.
+        known: ids of the order's other machines.
+        unseen_s: time after which EC2 normally lists a new machine.
+        deadline_s: limit for the termination.
 
     Raises:
         TerminationError: some may be left; names the ids, and the keys of those whose ids are unknown.
@@ -143,7 +147,7 @@ async def undo(
     try:
         await wait_until(found, deadline_s=unseen_s + deadline_s, interval_s=_LOOK_S, what="the list of machines")
     except UnreachableError as error:
-        raise search.error(pool_id, f"EC2 cannot be asked for it: {search.refused or error}", known) from error
+        raise search.error(pool_id, f"EC2 cannot list it: {search.refused or error}", known) from error
     if ids := search.ids.union(known):
         await end(account, sorted(ids), deadline_s=deadline_s)
     if await remove_by_products(account, pool_id, under_way=1) or not search.missing:
@@ -158,12 +162,12 @@ async def undo(
 
 
 class _Search:
-    """The machines of calls that were never answered, as far as they are listed.
+    """Search for the machines of unanswered calls by their ledger keys.
 
     Attributes:
         missing: ledger keys without a listed machine.
-        ids: of the machines that were listed.
-        refused: why the last look failed.
+        ids: ids of the listed machines.
+        refused: error of the last look; None for none.
     """
 
     def __init__(self, account: Account, keys: Iterable[str]) -> None:
@@ -187,12 +191,12 @@ class _Search:
         return True
 
     def error(self, pool_id: str, why: str, known: Iterable[str]) -> TerminationError:
-        """Return the error that names what may be left."""
+        """Return the error that names the machines that may be left."""
         keys = ", ".join(sorted(self.missing))
         return TerminationError(
             f"aws {self._account.region} did not answer the launch of a machine of pool {pool_id}, ledger key {keys}, "
-            f"and {why}: it may exist and cost money. It ends by itself at the pool's timeout; to end it before, run "
-            f"`skyward sweep` once this program has ended, or terminate what has the tag {KEY_TAG}={keys} in the "
+            f"and {why}: it may exist and cost money. It ends by itself at the pool's timeout; to end it earlier, run "
+            f"`skyward sweep` once this program has ended, or terminate machines with the tag {KEY_TAG}={keys} in the "
             "console",
             instance_ids=sorted(self.ids.union(known)),
             keys=sorted(self.missing),
@@ -200,17 +204,17 @@ class _Search:
 
 
 async def remove_by_products(account: Account, pool_id: str, *, under_way: int = 0) -> bool:
-    """Remove a pool's security groups and launch templates, unless it has machines, or is getting some.
+    """Remove a pool's security groups and launch templates, unless it has machines or launches under way.
 
-    They cost nothing: what cannot be removed is said in the log, and no error.
+    They cost nothing: a failure is logged, and no error.
 
     Args:
-        account: whose.
+        account: the account.
         pool_id: the pool.
-        under_way: so many of its launches that are under way get nothing any more.
+        under_way: number of failed launches that still count as under way.
 
     Returns:
-        Whether nothing of the pool is left.
+        True if nothing of the pool is left.
     """
 
     async def removed() -> bool | NotYet:
@@ -237,7 +241,7 @@ async def remove_by_products(account: Account, pool_id: str, *, under_way: int =
 
 
 async def _terminate(account: Account, instance_ids: Sequence[str]) -> dict[str, SkywardError]:
-    """Ask for it, and say what was refused; one id that is must not hinder the others."""
+    """Request termination and return the errors by id; a batch that is refused is repeated id by id."""
     refused: dict[str, SkywardError] = {}
     for part in in_parts(instance_ids, _MOST_IDS):
         if error := await _ask(account, part):

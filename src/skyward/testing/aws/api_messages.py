@@ -1,4 +1,4 @@
-"""What AWS's services and their clients say to each other, as far as :mod:`skyward.testing.aws` reads and writes it."""
+"""Requests and responses of AWS's APIs, in the parts that :mod:`skyward.testing.aws` reads and writes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class AwsCall:
     """One call of an API.
 
     Attributes:
-        service: as it is signed: ``"ec2"``; empty if it is not signed.
-        action: ``"RunInstances"``; with services that speak REST the HTTP method and path.
-        region: likewise from the signature.
-        parameters: what it says, as it is sent: flat names (``"Tag.1.Key"``) with EC2, members of the JSON document
-            with others.
+        service: service in the signature, such as ``"ec2"``; empty for an unsigned call.
+        action: such as ``"RunInstances"``; with REST services the HTTP method and path.
+        region: region in the signature.
+        parameters: its parameters as sent: flat names (``"Tag.1.Key"``) with EC2, members of the JSON document with
+            others.
     """
 
     service: str
@@ -45,18 +45,18 @@ class AwsCall:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def listed(self, name: str) -> tuple[str, ...]:
-        """The values of ``Name.1``, ``Name.2`` and so on."""
+        """Return the values of ``Name.1``, ``Name.2`` and so on."""
         return tuple(str(value) for value in by_number(self.parameters, name).values())
 
     def filters(self) -> Mapping[str, tuple[str, ...]]:
-        """The values that each of EC2's filters lets through."""
+        """Return the accepted values of each of EC2's filters."""
         numbers = by_number(self.parameters, "Filter", ".Name")
         return {name: self.listed(f"Filter.{number}.Value") for number, name in numbers.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiResponse:
-    """What is said to a call."""
+    """HTTP response to a call."""
 
     status: int
     body: bytes
@@ -65,7 +65,7 @@ class ApiResponse:
 
 
 def by_number(parameters: Mapping[str, Any], name: str, member: str = "") -> Mapping[int, Any]:
-    """The values of ``name.1member``, ``name.2member`` … by their numbers, in order."""
+    """Return the values of ``name.1member``, ``name.2member`` … by their numbers, in order."""
     found: dict[int, Any] = {}
     while (value := parameters.get(f"{name}.{len(found) + 1}{member}")) is not None:
         found[len(found) + 1] = value
@@ -73,7 +73,7 @@ def by_number(parameters: Mapping[str, Any], name: str, member: str = "") -> Map
 
 
 def read_call(environ: dict[str, Any]) -> AwsCall:
-    """The call of a WSGI request, whose body can be read again afterwards."""
+    """Parse the call of a WSGI request; its body can be read again afterwards."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length) if length else b""
     environ["wsgi.input"] = io.BytesIO(body)
@@ -91,26 +91,26 @@ def read_call(environ: dict[str, Any]) -> AwsCall:
 
 
 def error(call: AwsCall, code: str, message: str, status: int) -> ApiResponse:
-    """A refusal, in the words of the service that was called."""
+    """Return a refusal in the format of the service that was called."""
     if call.service in {"ssm", "pricing", "servicequotas", "service-quotas"}:
         return json_answer({"__type": code, "message": message}, status=status)
-    said = f"<Code>{escape(code)}</Code><Message>{escape(message)}</Message>"
+    xml = f"<Code>{escape(code)}</Code><Message>{escape(message)}</Message>"
     if call.service == "ec2":
-        text = f"<Response><Errors><Error>{said}</Error></Errors><RequestID>skyward</RequestID></Response>"
+        text = f"<Response><Errors><Error>{xml}</Error></Errors><RequestID>skyward</RequestID></Response>"
     elif call.service == "s3":
-        text = f"<Error>{said}<RequestId>skyward</RequestId></Error>"
+        text = f"<Error>{xml}<RequestId>skyward</RequestId></Error>"
     else:
-        text = f"<ErrorResponse><Error><Type>Sender</Type>{said}</Error><RequestId>skyward</RequestId></ErrorResponse>"
+        text = f"<ErrorResponse><Error><Type>Sender</Type>{xml}</Error><RequestId>skyward</RequestId></ErrorResponse>"
     return ApiResponse(status=status, body=f'<?xml version="1.0"?>{text}'.encode(), content_type="text/xml")
 
 
 def json_answer(content: object, *, status: int = 200) -> ApiResponse:
-    """Of a service that speaks JSON."""
+    """Return a response of a service with a JSON API."""
     return ApiResponse(status=status, body=json.dumps(content).encode(), content_type="application/x-amz-json-1.1")
 
 
 def xml_answer(action: str, content: Mapping[str, Any]) -> ApiResponse:
-    """EC2's: a mapping is an element with elements in it, a sequence is one with ``item`` elements."""
+    """Return a response of EC2's: a mapping becomes nested elements, a sequence ``item`` elements."""
     text = (
         f'<{action}Response xmlns="{_EC2_NAMESPACE}"><requestId>skyward</requestId>{_xml(content)}</{action}Response>'
     )
@@ -118,11 +118,11 @@ def xml_answer(action: str, content: Mapping[str, Any]) -> ApiResponse:
 
 
 def without_instances(answer: ApiResponse, hidden: Collection[str]) -> ApiResponse:
-    """The answer to ``DescribeInstances``, without those that cannot be seen yet."""
-    if not hidden or answer.status >= 300:  # noqa: PLR2004 - HTTP's
+    """Remove the ``hidden`` instances from an answer to ``DescribeInstances``."""
+    if not hidden or answer.status >= 300:  # noqa: PLR2004 - redirects and errors of HTTP
         return answer
     tree = ET.fromstring(answer.body)  # noqa: S314 - moto wrote it
-    for parent in reversed(list(tree.iter())):  # the instances before the reservations that they are in
+    for parent in reversed(list(tree.iter())):  # instances before their reservations
         for child in list(parent):
             instances = child.find("{*}instancesSet")
             empty = instances is not None and not len(instances)

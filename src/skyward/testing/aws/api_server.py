@@ -1,4 +1,4 @@
-"""The API of the test EC2: moto behind faults, client tokens that count, and answers that moto does not have."""
+"""API of the test EC2: moto behind planned faults, with client tokens and with answers that moto lacks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _OK, _BAD_REQUEST, _SERVER_ERROR = 200, 400, 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsFault:
-    """One way for a call to fail.
+    """Failure of a call.
 
     Attributes:
-        code: AWS's error code; the call has no effect then. Empty if nothing is answered.
-        status: the HTTP status that goes with it.
-        message: what the error says; empty means that it was told to.
-        dropped: the connection ends without an answer, before the call took effect, or after it.
+        code: AWS's error code; the call has no effect then. Empty for a dropped connection.
+        status: HTTP status of the error.
+        message: text of the error; empty for a default.
+        dropped: the connection ends without an answer, before or after the call takes effect.
     """
 
     code: str = ""
@@ -50,20 +50,20 @@ class _Planned:
 
 
 class Faults:
-    """Which calls fail. Safe to use from several threads."""
+    """Plan of failing calls. Thread-safe."""
 
     def __init__(self) -> None:
         self._planned: list[_Planned] = []
         self._lock = threading.Lock()
 
     def add(self, fault: AwsFault, *, action: str = "", nth: int = 1, times: int = 1) -> None:
-        """Have calls fail from the ``nth`` on, counted from now, ``times`` of them.
+        """Plan a fault: ``times`` calls fail, from the ``nth`` on, counted from now.
 
         Args:
-            fault: how.
-            action: counts and affects only calls of this action; empty means every call.
+            fault: the failure.
+            action: action of the calls that count and fail; empty means every call.
             nth: 1 is the next one.
-            times: how many fail, one after another.
+            times: number of consecutive failures.
 
         Raises:
             ConfigurationError: a number is not positive.
@@ -74,12 +74,12 @@ class Faults:
             self._planned.append(_Planned(fault, action, nth - 1, times))
 
     def clear(self) -> None:
-        """Nothing fails any more."""
+        """Remove every plan."""
         with self._lock:
             self._planned.clear()
 
     def met(self, action: str) -> AwsFault | None:
-        """What this call meets: the oldest plan that has come to it. Every plan counts the call."""
+        """Count a call in every plan, and return the fault of the oldest plan that it triggers; None for none."""
         with self._lock:
             found: AwsFault | None = None
             for planned in self._planned:
@@ -95,19 +95,19 @@ class Faults:
 
 
 class ApiServer:
-    """A WSGI application. One call at a time has its effect.
+    """WSGI application of the API. Calls take effect one at a time.
 
     Args:
-        faults: which calls fail.
-        market: answers what it knows.
-        fleets: buys for fleets.
-        region: gives the region of that name.
-        client_address: where every client comes from, as it is told at ``/checkip``.
+        faults: plan of failing calls.
+        market: answers calls about prices, quotas and parameters.
+        fleets: answers calls about fleets.
+        region: returns the region of that name.
+        client_address: public address of every client, as answered at ``/checkip``.
 
     Attributes:
-        calls: every call, in order, those that failed too.
-        lock: is held while a call has its effect.
-        moto: the application behind; None while there is none.
+        calls: every call, in order, including failed ones.
+        lock: held while a call takes effect.
+        moto: moto's application; None while closed.
     """
 
     def __init__(
@@ -135,20 +135,20 @@ class ApiServer:
             if fault is not None and fault.dropped == "before":
                 _drop(environ)
             if fault is not None and fault.code:
-                answer = error(call, fault.code, fault.message or "this call was told to fail", fault.status)
+                answer = error(call, fault.code, fault.message or "planned fault", fault.status)
             else:
                 answer = self._once(call, environ)
         if fault is not None and fault.dropped == "after":
             _drop(environ)
         headers = [("Content-Type", answer.content_type), *answer.headers]
-        if environ["REQUEST_METHOD"] != "HEAD":  # moto has said how long the body would be
+        if environ["REQUEST_METHOD"] != "HEAD":  # a response to HEAD keeps moto's Content-Length
             headers = [each for each in headers if each[0].lower() != "content-length"]
             headers.append(("Content-Length", str(len(answer.body))))
         start_response(f"{answer.status} {answer.status}", headers)
         return [answer.body]
 
     def _once(self, call: AwsCall, environ: dict[str, Any]) -> ApiResponse:
-        """Calls with a client token have their effect once, however often they come."""
+        """Answer a call; calls with the same client token take effect once."""
         token = call.parameters.get("ClientToken") if call.service == "ec2" else None
         if not token:
             return self._answer(call, environ)
@@ -160,8 +160,8 @@ class ApiServer:
             return answer
         parameters, answer = known
         if parameters != call.parameters:
-            said = f"client token {token} was used for something else"
-            return error(call, "IdempotentParameterMismatch", said, _BAD_REQUEST)
+            text = f"client token {token} was used with other parameters"
+            return error(call, "IdempotentParameterMismatch", text, _BAD_REQUEST)
         return answer
 
     def _answer(self, call: AwsCall, environ: dict[str, Any]) -> ApiResponse:
@@ -173,8 +173,8 @@ class ApiServer:
             asked = call.listed("InstanceId")
             hidden = region.look(asked)
             if missing := set(hidden) & set(asked):
-                said = f"The instance IDs '{', '.join(sorted(missing))}' do not exist"
-                return error(call, "InvalidInstanceID.NotFound", said, _BAD_REQUEST)
+                text = f"The instance IDs '{', '.join(sorted(missing))}' do not exist"
+                return error(call, "InvalidInstanceID.NotFound", text, _BAD_REQUEST)
         answer = self._market.answer(call, region.offered() if "Spot" in call.action else ())
         answer = answer or (self._fleets.answer(call, region) if call.service == "ec2" else None)
         return answer or without_instances(self._ask_moto(environ), hidden)
@@ -186,14 +186,14 @@ class ApiServer:
         body = b"".join(parts)
         code = int(status.split()[0])
         if code == _BAD_REQUEST and any(each in body for each in _CAPACITY_CODES):
-            code = _SERVER_ERROR  # as EC2 has it
-        said = [(name, value) for name, value in headers if name.lower() != "content-type"]
+            code = _SERVER_ERROR  # EC2 answers these with 500, moto with 400
+        others = [(name, value) for name, value in headers if name.lower() != "content-type"]
         content_type = headers.get("Content-Type", "text/xml")
-        return ApiResponse(status=code, body=body, content_type=content_type, headers=tuple(said))
+        return ApiResponse(status=code, body=body, content_type=content_type, headers=tuple(others))
 
 
 def _drop(environ: Mapping[str, Any]) -> None:
-    """Have the client see its connection end, and no answer."""
+    """Close the client's connection without an answer."""
     sock: socket.socket = environ["werkzeug.socket"]
     sock.shutdown(socket.SHUT_RDWR)
-    raise ConnectionResetError("this call was told to get no answer")
+    raise ConnectionResetError("planned fault: no answer")

@@ -1,4 +1,4 @@
-"""What a region of the test EC2 has, and what it costs: types, prices, capacity, quotas and images."""
+"""Market of the test EC2: types, prices, capacity, quotas and images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_PRICES: Final[Mapping[str, float]] = {
     "t3.medium": 0.0416,
     "trn1.2xlarge": 1.344,
 }
-"""USD an hour on demand; the types are what a region has unless it is told otherwise."""
+"""USD an hour on demand of the types that a region has by default."""
 
 _SPOT_SHARE: Final = 0.35
 _PLENTY: Final = 10_000.0
@@ -36,10 +36,10 @@ _SECURITY = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicImage:
-    """An image that AWS or Canonical publishes, under the names it is looked up by.
+    """Image published by AWS or Canonical.
 
     Attributes:
-        id: the AMI's.
+        id: ``"ami-…"``.
         name: its name.
         owner: the account that publishes it.
         architecture: ``"x86_64"`` or ``"arm64"``.
@@ -96,19 +96,19 @@ IMAGES: Final[tuple[PublicImage, ...]] = (
         volume_gib=100,
     ),
 )
-"""What can be launched, the same in every region."""
+"""Images that can be launched, the same in every region."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """A limit on what can run at once. None means any.
+    """Limit on machines that run at the same time. None in a field matches any machine.
 
     Attributes:
-        count: how many machines of this description.
+        count: largest number of matching machines.
         type: the instance type.
         zone: the availability zone.
-        spot: whether spot machines are meant, or those on demand.
-        code: the error that says so.
+        spot: True for spot machines, False for those on demand.
+        code: error code of the refusal.
     """
 
     count: int = 0
@@ -118,7 +118,7 @@ class Capacity:
     code: str = "InsufficientInstanceCapacity"
 
     def covers(self, instance_type: str, zone: str, *, spot: bool) -> bool:
-        """Whether such a machine counts."""
+        """Return whether such a machine matches the limit."""
         return self.type in (None, instance_type) and self.zone in (None, zone) and self.spot in (None, spot)
 
 
@@ -127,11 +127,11 @@ class Market:
     """Prices and limits, which a test may change at any time.
 
     Attributes:
-        prices: USD an hour on demand by type; its keys are the types there are.
-        spot_prices: USD an hour by type, for all zones or by zone; what is missing costs a fixed share of the price
-            on demand. A type without either has no known price.
-        limits: what can run at once.
-        quotas: by quota code; those that are missing are plenty.
+        prices: USD an hour on demand by type; its keys are the available types.
+        spot_prices: USD an hour by type, for all zones or by zone; by default a fixed share of the price on demand. A
+            type without either has no known price.
+        limits: limits on machines that run at the same time.
+        quotas: cores by quota code; 10,000 by default.
     """
 
     prices: dict[str, float | None] = field(default_factory=lambda: dict(DEFAULT_PRICES))
@@ -140,7 +140,7 @@ class Market:
     quotas: dict[str, float] = field(default_factory=dict[str, float])
 
     def spot_price(self, instance_type: str, zone: str) -> float | None:
-        """USD an hour, if it is known."""
+        """Return USD an hour; None is unknown."""
         known = self.spot_prices.get(instance_type)
         if isinstance(known, Mapping):
             return known.get(zone)
@@ -148,7 +148,10 @@ class Market:
         return known if known is not None or on_demand is None else round(_SPOT_SHARE * on_demand, 4)
 
     def refusal(self, instance_type: str, zone: str, *, spot: bool, running: Sequence[tuple[str, str, bool]]) -> str:
-        """The error code for one more such machine; empty if it can be had. ``running``: type, zone, whether spot."""
+        """Return the error code for one more such machine; empty if available.
+
+        ``running`` lists type, zone and market (True is spot) of the present machines.
+        """
         for limit in self.limits:
             if limit.covers(instance_type, zone, spot=spot):
                 taken = sum(limit.covers(other, place, spot=kind) for other, place, kind in running)
@@ -157,7 +160,7 @@ class Market:
         return ""
 
     def answer(self, call: AwsCall, offered: Sequence[tuple[str, str]]) -> ApiResponse | None:
-        """What the market says to a call; None if it is none of its business. ``offered``: type and zone."""
+        """Answer a call about prices, quotas or parameters, else return None. ``offered`` lists type and zone."""
         match call.service, call.action:
             case "pricing", "GetProducts":
                 return json_answer({"FormatVersion": "aws_v1", "PriceList": self._products(call)})
@@ -202,7 +205,7 @@ class Market:
 
 
 def _product(name: str, price: float, region: str) -> Mapping[str, Any]:
-    """As the price list has it: the figure is deep inside, under two ids."""
+    """Return a product of the price list, where the price is nested under two ids."""
     dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price:.10f}"}, "description": f"${price} per {name} hour"}
     attributes = {
         "instanceType": name,
@@ -222,7 +225,7 @@ def _product(name: str, price: float, region: str) -> Mapping[str, Any]:
 
 
 def _parameters(call: AwsCall) -> ApiResponse | None:
-    """Of the public images; None for names that are not theirs."""
+    """Answer a call about the public images' parameters; return None for other names."""
     known = {name: image.id for image in IMAGES for name in image.parameters}
     asked = call.parameters
     match call.action:

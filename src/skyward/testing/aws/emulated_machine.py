@@ -1,4 +1,4 @@
-"""What an instance of the test EC2 is: a host that answers over SSH, a metadata service, a timer that ends it."""
+"""Machine of the test EC2: an SSH host, a metadata service, and a shutdown timer."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ __all__ = [
 ]
 
 METADATA_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-"""Where AWS's own libraries look for another metadata service."""
+"""Environment variable of AWS's libraries with the URL of another metadata service."""
 
 _TIMER = re.compile(r"^(?:sh -c )?life=(\d+)$.*--on-active=.*\bshutdown\b", re.DOTALL | re.MULTILINE)
 POWER_OFF_PATH: Final = "/power-off"
 _SHUTDOWN = re.compile(r"\bshutdown\b.*\s\+(\d+)")
 _TOKEN_TTL = "HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS"  # noqa: S105 - a header's name
-_TOKEN = "HTTP_X_AWS_EC2_METADATA_TOKEN"  # noqa: S105 - likewise
+_TOKEN = "HTTP_X_AWS_EC2_METADATA_TOKEN"  # noqa: S105 - a header's name
 _JOIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserData:
-    """What cloud-init would do, of all that it can.
+    """The directives of cloud-config that the emulation reads.
 
     Attributes:
-        host_key: the private key that the machine shows; empty means one that nobody knows.
-        authorized_keys: who may log in.
-        shutdown_min: when the machine switches itself off, in minutes; None means never.
-        commands: what it would run, in order. Nothing runs here.
+        host_key: private host key of the machine; empty for a generated one.
+        authorized_keys: public keys that may log in.
+        shutdown_min: minutes until the machine shuts itself down; None means never.
+        commands: its commands, in order. None is run.
     """
 
     host_key: str = ""
@@ -57,7 +57,7 @@ class UserData:
 
 
 def read_user_data(text: str) -> UserData:
-    """Of an instance.
+    """Parse an instance's user data.
 
     Raises:
         ConfigurationError: it is no cloud-config.
@@ -81,7 +81,7 @@ def read_user_data(text: str) -> UserData:
 
 
 def _shutdown_min(command: str) -> float | None:
-    """When the command has the machine switched off: by a timer of systemd's, else of ``shutdown`` itself."""
+    """Return the minutes after which the command shuts the machine down, by a systemd timer or ``shutdown`` itself."""
     if timer := _TIMER.search(command):
         return int(timer[1]) / 60
     return float(found[1]) if (found := _SHUTDOWN.search(command)) else None
@@ -92,14 +92,14 @@ def _command(entry: str | Sequence[str]) -> str:
 
 
 class Metadata:
-    """A metadata service as of version 2: nothing is said without a token. A WSGI application.
+    """Metadata service, version 2: every answer requires a token. A WSGI application.
 
-    Besides it stands in for ``shutdown -h now``, which is meant for no other machine than this.
+    It also serves the substitute for ``shutdown -h now`` of its machine.
 
     Attributes:
-        facts: what is said at once, by path below ``/latest/``.
-        notice: what is said of an interruption; None means that there is none.
-        hint: likewise of a rebalance recommendation.
+        facts: constant answers, by path below ``/latest/``.
+        notice: announcement of a preemption; None for none.
+        hint: rebalance recommendation; None for none.
     """
 
     def __init__(self, facts: Mapping[str, str], power_off: Callable[[], None]) -> None:
@@ -111,19 +111,19 @@ class Metadata:
 
     def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer one request."""
-        status, text = self._said(environ)
+        status, text = self._answer(environ)
         start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(text)))])
         return [text.encode()]
 
     def interrupt(self, in_s: float) -> None:
-        """Say that the machine will be taken back, and when."""
+        """Announce preemption in ``in_s`` seconds."""
         self.notice = json.dumps({"action": "terminate", "time": _time(in_s)})
 
     def recommend(self) -> None:
-        """Say that this has become more likely."""
+        """Announce that preemption has become more likely."""
         self.hint = json.dumps({"noticeTime": _time(0)})
 
-    def _said(self, environ: Mapping[str, Any]) -> tuple[str, str]:
+    def _answer(self, environ: Mapping[str, Any]) -> tuple[str, str]:
         path = environ["PATH_INFO"]
         if path == POWER_OFF_PATH:
             self._power_off()
@@ -137,8 +137,8 @@ class Metadata:
             "meta-data/spot/instance-action": self.notice,
             "meta-data/events/recommendations/rebalance": self.hint,
         }
-        said = (self.facts | news).get(path.removeprefix("/latest/"))
-        return ("404 Not Found", "") if said is None else ("200 OK", said)
+        found = (self.facts | news).get(path.removeprefix("/latest/"))
+        return ("404 Not Found", "") if found is None else ("200 OK", found)
 
 
 def _time(in_s: float) -> str:
@@ -146,12 +146,12 @@ def _time(in_s: float) -> str:
 
 
 def serve(application: Any, address: str, name: str, port: int = 0) -> tuple[BaseWSGIServer, threading.Thread]:
-    """Serve a WSGI application in threads of this process, quietly."""
+    """Serve a WSGI application in threads of this process, without a log."""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
         def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's name
-            """Nothing: the requests are recorded by who answers them."""
+            """Log nothing: the application records its requests."""
 
     server = make_server(address, port, application, threaded=True, request_handler=Quiet)
     thread = threading.Thread(target=server.serve_forever, name=name, daemon=True, args=(0.05,))
@@ -161,18 +161,18 @@ def serve(application: Any, address: str, name: str, port: int = 0) -> tuple[Bas
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EmulatedMachine:
-    """One machine, from boot to the end. Its verbs block, and may be called from any thread.
+    """One machine, from boot to its end. Verbs block and are thread-safe.
 
     Attributes:
-        folder: the machine's own.
-        address: where it is.
-        port: where its sshd listens.
-        user_data: what it was started with.
-        facts: what its metadata service says, see :class:`Metadata`.
-        env: what sessions find in their environment.
-        cache: where environments are kept, the same for all machines.
-        minute_s: how long a minute of its shutdown timer lasts.
-        switched_off: is told when the machine has switched itself off.
+        folder: folder of the machine.
+        address: its address.
+        port: port of its sshd.
+        user_data: its user data.
+        facts: constant answers of its metadata service, see :class:`Metadata`.
+        env: additional environment of sessions.
+        cache: folder of environments, shared by all machines.
+        minute_s: length of a minute of its shutdown timer.
+        switched_off: called when the machine has shut itself down.
     """
 
     folder: Path
@@ -195,7 +195,7 @@ class EmulatedMachine:
         self.metadata = Metadata(self.facts, self._switch_off)
 
     def boot(self) -> None:
-        """Switch it on: the timer first, as user data has it. Does nothing once it has ended."""
+        """Boot it, the timer of its user data first. Does nothing once it has ended."""
         with self._lock:
             if self._ended:
                 return
@@ -209,11 +209,11 @@ class EmulatedMachine:
             self.host.start()
 
     def _switch_off(self) -> None:
-        """From within; whoever asks for it gets an answer still."""
+        """Shut it down from within, in a thread, so that the request is still answered."""
         threading.Thread(target=self.switched_off, name=f"power-off-{self.address}", daemon=True).start()
 
     def end(self) -> None:
-        """Cut it off: every process on it ends. Idempotent."""
+        """End it with every process on it. Idempotent."""
         with self._lock:
             self._ended = True
             if self._timer is not None:
@@ -229,7 +229,7 @@ class EmulatedMachine:
             self._services.clear()
 
     def _prepared(self, metadata_url: str) -> SshHost:
-        """The host with the keys of its user data, and nobody else's."""
+        """Return the host, which has only the keys of its user data."""
         self.folder.mkdir(parents=True, mode=0o700)
         if self.user_data.host_key:
             with open(

@@ -1,4 +1,4 @@
-"""Fleets of the test EC2: the instant kind, which buys what is to be had of several types and places, and says so."""
+"""Instant fleets of the test EC2: each buys the first available of several types and subnets."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _XML_NAMES = {"InstanceType": "instanceType", "SubnetId": "subnetId", "Availabil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """What a fleet may buy.
+    """Candidate of a fleet.
 
     Attributes:
-        type: of instance.
-        zone: where.
-        spot: whether on the spot market.
-        override: as the call has it.
+        type: instance type.
+        zone: its zone.
+        spot: True on the spot market.
+        override: the override in the call.
     """
 
     type: str
@@ -35,16 +35,16 @@ class _Candidate:
     override: Mapping[str, str]
 
     def described(self) -> Mapping[str, Any]:
-        """As an answer names it."""
+        """Return the candidate as in an answer."""
         members = {_XML_NAMES[name]: value for name, value in self.override.items() if name in _XML_NAMES}
         return {"lifecycle": "spot" if self.spot else "on-demand", "launchTemplateAndOverrides": {"overrides": members}}
 
 
 class Fleets:
-    """Buys what fleets ask for, one machine after another, by ``RunInstances``.
+    """Fleets, which launch one machine after another by ``RunInstances``.
 
     Args:
-        client: makes a client of moto's EC2 in a region, past all faults.
+        client: returns a client of moto's EC2 in a region that bypasses faults.
     """
 
     def __init__(self, client: Callable[[str], Any]) -> None:
@@ -53,7 +53,7 @@ class Fleets:
         self._instances: dict[str, list[str]] = {}
 
     def answer(self, call: AwsCall, region: Region) -> ApiResponse | None:
-        """What is said to a call about fleets; None if it is about something else."""
+        """Answer a call about fleets; return None for other calls."""
         match call.action:
             case "CreateFleet":
                 return self._create(call, region)
@@ -64,7 +64,7 @@ class Fleets:
 
     def _create(self, call: AwsCall, region: Region) -> ApiResponse:
         if call.parameters.get("Type") != "instant":
-            return error(call, "InvalidParameterValue", "only fleets of the type instant are known here", 400)
+            return error(call, "InvalidParameterValue", "only fleets of the type instant are implemented", 400)
         if call.parameters.get("DryRun") == "true":
             return error(call, "DryRunOperation", "it would have succeeded", 412)
         template = self._template(call, region.name)
@@ -86,13 +86,13 @@ class Fleets:
         return xml_answer(call.action, {"successfulFleetDeletionSet": deleted})
 
     def _template(self, call: AwsCall, region: str) -> Mapping[str, Any]:
-        """What the launch template says, as ``RunInstances`` takes it."""
+        """Return the launch template's data as parameters of ``RunInstances``."""
         names = {name: call.parameters.get(f"{_TEMPLATE}{name}") for name in ("LaunchTemplateId", "LaunchTemplateName")}
         known = {name: value for name, value in names.items() if value}
         version = call.parameters.get(f"{_TEMPLATE}Version", "$Default")
         found = self._client(region).describe_launch_template_versions(**known, Versions=[version])
         data = dict(found["LaunchTemplateVersions"][0]["LaunchTemplateData"])
-        if "UserData" in data:  # a template has it encoded, a client of RunInstances encodes it
+        if "UserData" in data:  # encoded in a template; a client of RunInstances encodes it itself
             data["UserData"] = base64.b64decode(data["UserData"]).decode()
         data["TagSpecifications"] = [
             each for each in data.get("TagSpecifications", []) if each["ResourceType"] != "launch-template"
@@ -107,7 +107,7 @@ class Fleets:
         tags: Sequence[Mapping[str, Any]],
         refused: list[Mapping[str, Any]],
     ) -> Mapping[str, Any] | None:
-        """The first of the candidates that is to be had; the refusals of all if there is none."""
+        """Launch the first available candidate; if there is none, append all refusals to ``refused``."""
         refusals: list[Mapping[str, Any]] = []
         for candidate in candidates:
             running = region.running()
@@ -116,8 +116,8 @@ class Fleets:
                 instance_id = self._run(candidate, region, template, tags)
                 place = {"availabilityZone": candidate.zone, "instanceType": candidate.type}
                 return {**candidate.described(), "instanceIds": [instance_id], **place}
-            said = f"We have no sufficient {candidate.type} capacity in {candidate.zone}."
-            refusals.append({**candidate.described(), "errorCode": code, "errorMessage": said})
+            text = f"We have no sufficient {candidate.type} capacity in {candidate.zone}."
+            refusals.append({**candidate.described(), "errorCode": code, "errorMessage": text})
         refused += refusals
         return None
 
@@ -144,7 +144,7 @@ class Fleets:
 
 
 def _wanted(call: AwsCall) -> Iterator[bool]:
-    """One for each machine: whether it is to be on spot."""
+    """Yield one item for each machine: True on spot."""
     asked = {
         name: int(call.parameters.get(f"TargetCapacitySpecification.{name}", 0))
         for name in ("TotalTargetCapacity", "OnDemandTargetCapacity", "SpotTargetCapacity")
@@ -152,12 +152,12 @@ def _wanted(call: AwsCall) -> Iterator[bool]:
     default = call.parameters.get("TargetCapacitySpecification.DefaultTargetCapacityType", "on-demand") == "spot"
     rest = asked["TotalTargetCapacity"] - asked["OnDemandTargetCapacity"] - asked["SpotTargetCapacity"]
     yield from itertools.repeat(False, asked["OnDemandTargetCapacity"])  # noqa: FBT003 - an element, no flag
-    yield from itertools.repeat(True, asked["SpotTargetCapacity"])  # noqa: FBT003 - likewise
+    yield from itertools.repeat(True, asked["SpotTargetCapacity"])  # noqa: FBT003 - an element, no flag
     yield from itertools.repeat(default, rest)
 
 
 def _candidates(call: AwsCall, region: Region, template: Mapping[str, Any], *, spot: bool) -> Sequence[_Candidate]:
-    """The overrides by priority, where that is the strategy, then by price; those of unknown price are last."""
+    """Return the overrides by priority, where that is the strategy, then by price; unknown prices are last."""
     strategy = call.parameters.get(f"{'Spot' if spot else 'OnDemand'}Options.AllocationStrategy", "")
     found: list[tuple[float, float, int, _Candidate]] = []
     offered = set(region.offered())
@@ -176,7 +176,7 @@ def _candidates(call: AwsCall, region: Region, template: Mapping[str, Any], *, s
 
 
 def _tags(call: AwsCall) -> Sequence[Mapping[str, Any]]:
-    """Those of the call that are meant for what it buys."""
+    """Return the call's tag specifications, except the fleet's own."""
     found: list[Mapping[str, Any]] = []
     for number, kind in by_number(call.parameters, "TagSpecification", ".ResourceType").items():
         start = f"TagSpecification.{number}.Tag"

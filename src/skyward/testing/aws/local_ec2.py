@@ -1,4 +1,4 @@
-"""EC2 on this machine: moto's API with faults, scarce capacity and prices, and a real host for every instance."""
+"""EC2 on this machine: its lifecycle, its API's address, and the controls of a test."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ _THREADS: Final = 8
 _POWER_OFF: Final = (
     f"import os, urllib.request; urllib.request.urlopen(os.environ[{METADATA_VARIABLE!r}] + {POWER_OFF_PATH!r}, b'')"
 )
-"""What stands in for ``shutdown -h now`` on machines: as they share this one's, it must not be that."""
+"""Substitute for ``shutdown -h now`` on machines, which would power this machine off."""
 
 
 class LocalEC2:
-    """AWS, as far as Skyward needs it, on loopback addresses: a context manager; one at a time in a process.
+    """The parts of AWS that Skyward needs, on loopback addresses. A context manager; one at a time in a process.
 
-    The API is moto's, over HTTP, for every service that moto has. What moto lacks is added: capacity, prices, quotas,
-    images, client tokens that are honoured, states that take their time, faults. With ``machines=True`` each instance
-    is an :class:`~skyward.testing.hosts.SshHost` at an address of its own, which is its private and its public one:
-    it shows the host key and lets in the user key of its user data, honours a ``shutdown -h +N`` there, and is told of
-    preemption by a metadata service of its own, whose place is in ``AWS_EC2_METADATA_SERVICE_ENDPOINT``. It runs no
-    command of its user data. Security groups are kept, not enforced.
+    The API is moto's, over HTTP, for every service that moto has. Added are capacity, prices, quotas, images, client
+    tokens, states that take their time, and faults. With ``machines=True`` each instance is an
+    :class:`~skyward.testing.hosts.SshHost` at an address of its own, which is its private and its public one. It has
+    the host key and the user key of its user data, and honours a ``shutdown -h +N`` there. Its own metadata service
+    announces preemption; the endpoint is in ``AWS_EC2_METADATA_SERVICE_ENDPOINT``. Other commands of user data are not
+    run. Security groups are recorded, not enforced.
 
     Args:
-        folder: the machines' own; needed with ``machines``.
-        machines: whether instances are machines, or entries only.
+        folder: folder of the machines; needed with ``machines``.
+        machines: True for a real host per instance; False for records only.
         market: types, prices, capacity, quotas; may be changed at any time.
-        looks: how slowly states follow.
-        cache: where all machines keep environments; None means in ``folder``.
-        env: what their sessions find in the environment.
-        minute_s: how long a minute of their shutdown timers lasts.
+        looks: delays of state changes, in looks.
+        cache: folder of environments, shared by all machines; None means a folder in ``folder``.
+        env: additional environment of sessions on machines.
+        minute_s: length of a minute of their shutdown timers.
         block: addresses are ``127.<block>.x.y``.
 
     Attributes:
         market: as given.
-        user: who can log in on machines.
-        ssh_port: where machines listen.
+        user: user name that can log in on machines.
+        ssh_port: port of the machines' sshd.
 
     Raises:
-        ConfigurationError: there are machines without a folder; no free addresses are left.
+        ConfigurationError: ``machines`` without a folder; no free addresses are left.
     """
 
     def __init__(
@@ -129,16 +129,16 @@ class LocalEC2:
         self._stack.close()
         self._api.moto = None
 
-    # What a client needs
+    # Settings of a client
 
     @property
     def endpoint_url(self) -> str:
-        """Where the API answers, faults included."""
+        """URL of the API, faults included."""
         return self._front
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables that make AWS's libraries find credentials here, and nowhere else."""
+        """Environment variables by which AWS's libraries find credentials for this API, and no others."""
         nowhere = str((self._folder or Path("/nonexistent")) / "no-aws-config")
         return {
             "AWS_ACCESS_KEY_ID": "test",
@@ -150,7 +150,7 @@ class LocalEC2:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What is different here for a client, by the names of the class variables of ``sky.AWS``."""
+        """Values for class variables of ``sky.AWS``, by name."""
         home = (self._folder or Path("/nonexistent")) / "home"
         address_url = f"{self.endpoint_url}/checkip"
         power_off = ("python", "-c", _POWER_OFF)
@@ -158,23 +158,23 @@ class LocalEC2:
         return here | {"address_url": address_url, "power_off": power_off}
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
-        """A client of boto3's that goes past faults, and is not counted among the calls."""
+        """Return a client of boto3's that bypasses faults and is not recorded in :attr:`calls`."""
         if (service, region) not in self._clients:
             self._clients[service, region] = _session().client(service, region_name=region, endpoint_url=self._back)
         return self._clients[service, region]
 
-    # What a test does to it
+    # Controls of a test
 
     def fail(self, fault: AwsFault, *, action: str = "", nth: int = 1, times: int = 1) -> None:
-        """Have calls fail: the ``nth`` from now on, of one action or of all, and ``times - 1`` after it."""
+        """Let calls fail: the ``nth`` from now on, of one action or of all, and ``times - 1`` after it."""
         self._faults.add(fault, action=action, nth=nth, times=times)
 
     def heal(self) -> None:
-        """Have no call fail any more."""
+        """Remove all planned faults."""
         self._faults.clear()
 
     def preempt(self, instance_id: str, *, in_s: float, region: str = "us-east-1") -> None:
-        """Take a spot instance back in ``in_s`` seconds; its metadata service says so now.
+        """Preempt a spot instance in ``in_s`` seconds; its metadata service announces that now.
 
         Raises:
             ConfigurationError: it is on demand.
@@ -182,7 +182,7 @@ class LocalEC2:
         place = self._region(region)
         (found,) = place.backend.get_multi_instances_by_id([instance_id])
         if found.lifecycle != "spot":
-            raise ConfigurationError(f"{instance_id} is on demand: it is not taken back")
+            raise ConfigurationError(f"{instance_id} is on demand, and only spot instances can be preempted")
         if (machine := place.machine(instance_id)) is not None:
             machine.metadata.interrupt(in_s)
         timer = threading.Timer(in_s, self._end, (place, instance_id))
@@ -191,45 +191,45 @@ class LocalEC2:
         self._timers.append(timer)
 
     def hint(self, instance_id: str, region: str = "us-east-1") -> None:
-        """Have its metadata service say that preemption has become more likely."""
+        """Announce in an instance's metadata service that preemption has become more likely."""
         if (machine := self._region(region).machine(instance_id)) is not None:
             machine.metadata.recommend()
 
-    # What a test may ask
+    # State for assertions
 
     @property
     def calls(self) -> Sequence[AwsCall]:
-        """Every call of the API so far, in order, those that failed too."""
+        """Every call of the API so far, in order, including failed ones."""
         return tuple(self._api.calls)
 
     @property
     def actions(self) -> Sequence[str]:
-        """The actions of the calls so far, in order."""
+        """Actions of the calls so far, in order."""
         return [call.action for call in self.calls]
 
     def host(self, instance_id: str, region: str = "us-east-1") -> SshHost | None:
-        """The host that an instance is; None if there is none, or it has not booted yet."""
+        """Return an instance's host; None if it has none, or has not booted yet."""
         machine = self._region(region).machine(instance_id)
         return None if machine is None else machine.host
 
     def user_data(self, instance_id: str, region: str = "us-east-1") -> UserData:
-        """What an instance was told at its first boot; raises KeyError if it is no machine."""
+        """Return an instance's user data; raises KeyError if it has no machine."""
         machine = self._region(region).machine(instance_id)
         if machine is None:
             raise KeyError(instance_id)
         return machine.user_data
 
     def instances(self, region: str = "us-east-1") -> Sequence[Mapping[str, Any]]:
-        """Every instance there ever was, as EC2 describes it."""
+        """Return every instance ever launched, as ``DescribeInstances`` does."""
         reservations = self.client("ec2", region).describe_instances()["Reservations"]
         return [each for reservation in reservations for each in reservation["Instances"]]
 
     def launched(self, region: str = "us-east-1") -> int:
-        """How many instances there ever were."""
+        """Return the number of instances ever launched."""
         return self._region(region).launched
 
     def left(self, region: str = "us-east-1") -> Mapping[str, Sequence[str]]:
-        """What somebody has made and not removed, by kind; empty when all is gone. Waits for what is ending."""
+        """Return the names of resources not removed, by kind; empty for none. Waits for machines that are ending."""
         with self._api.lock:
             self._region(region).settle()
         ec2 = self.client("ec2", region)
@@ -244,10 +244,10 @@ class LocalEC2:
         return {kind: names for kind, names in found.items() if names}
 
     def failures(self) -> Sequence[str]:
-        """Why machines did not boot."""
+        """Return the errors of machines that did not boot."""
         return [failure for region in self._regions.values() for failure in region.failures()]
 
-    # How it works
+    # Implementation
 
     def _region(self, name: str) -> Region:
         if name not in self._regions:
@@ -293,9 +293,9 @@ class LocalEC2:
 
 
 def use_ec2(ec2: LocalEC2, patch: pytest.MonkeyPatch, settings: Mapping[str, Any]) -> None:
-    """Have this process's ``sky.AWS`` find its credentials there, and have these class variables.
+    """Set this process's credentials for ``ec2``, and the class variables of ``sky.AWS`` to ``settings``.
 
-    What an earlier one has answered at the same address is forgotten.
+    Cached answers of an earlier instance at the same address are deleted.
     """
     for name, value in ec2.environment.items():
         patch.setenv(name, value)
@@ -306,14 +306,14 @@ def use_ec2(ec2: LocalEC2, patch: pytest.MonkeyPatch, settings: Mapping[str, Any
 
 @cache
 def _session() -> Any:
-    """One for the process: what it has read of the services' descriptions costs half a second."""
+    """Return the process's session: loading the services' descriptions costs half a second."""
     import boto3
 
     return boto3.Session(aws_access_key_id="test", aws_secret_access_key="test")  # noqa: S106 - moto takes any
 
 
 def _forget_everything() -> None:
-    """What others have left in moto, which has one memory for all of a process."""
+    """Reset moto, whose state is shared by the whole process."""
     from moto.backends import get_backend
 
     for service in ("ec2", "iam", "s3", "ssm", "sts"):
@@ -338,7 +338,7 @@ def _serving(application: Any, name: str) -> Generator[str]:
 
 @contextlib.contextmanager
 def _network(block: int, port: int) -> Generator[str]:
-    """Addresses that no other test run uses: whoever holds the first one's port has them all."""
+    """Reserve a network of 254 addresses that no other test run uses, by binding a port at its first address."""
     for number in range(_NETWORKS):
         with socket.socket() as held:
             try:
@@ -347,4 +347,4 @@ def _network(block: int, port: int) -> Generator[str]:
                 continue
             yield f"127.{block}.{number}"
             return
-    raise ConfigurationError(f"all of 127.{block}.0.0/16 is taken")
+    raise ConfigurationError(f"all networks of 127.{block}.0.0/16 are in use: end other test runs, or pass block=")

@@ -1,4 +1,4 @@
-"""One region of the test EC2: moto's, with machines that boot and end, capacity that runs out, and groups in use."""
+"""Region of the test EC2: moto's backend, with machines that boot and end, limited capacity, and groups in use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skyward.testing.aws.emulated_machine import EmulatedMachine, UserData, read
 __all__ = ["Looks", "MakeMachine", "Region"]
 
 MakeMachine = Callable[[str, str, UserData, Mapping[str, str], Callable[[], None]], EmulatedMachine]
-"""Makes the machine of an instance: its id, address, user data, facts, and who hears that it switched itself off."""
+"""Creates an instance's machine from its id, address, user data, facts, and a callback for its own shutdown."""
 
 ENDED_BY_USER: Final = "Client.UserInitiatedShutdown"
 ENDED_BY_ITSELF: Final = "Client.InstanceInitiatedShutdown"
@@ -22,12 +22,12 @@ TAKEN_BACK: Final = "Server.SpotInstanceTermination"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """How often an instance is looked at before the world has caught up with it.
+    """Delays of an instance's state changes, in number of times that it is described.
 
     Attributes:
-        unseen: so often a new one is not found.
-        pending: so often it is pending before it runs.
-        ending: so often it is shutting down before it is terminated.
+        unseen: looks at which a new instance is not found.
+        pending: looks at which it is pending before it runs.
+        ending: looks at which it is shutting down before it is terminated.
     """
 
     unseen: int = 0
@@ -37,7 +37,7 @@ class Looks:
 
 @dataclass(slots=True, eq=False)
 class _Tracked:
-    """One of moto's instances, and what it lacks."""
+    """Instance of moto's, with its machine and its delays."""
 
     instance: Any
     address: str
@@ -52,15 +52,15 @@ class _Tracked:
 
 
 class Region:
-    """Takes the place of some verbs of moto's backend. Not thread-safe: one lock is held around every call.
+    """Region that replaces some verbs of moto's backend. Not thread-safe: callers hold a lock around every call.
 
     Args:
-        name: ``"us-east-1"``.
-        market: what there is, and what can be had.
-        looks: how slowly the world catches up.
-        next_address: gives every instance its own.
-        make_machine: makes machines; None means that instances are entries only.
-        threads: machines boot and end in these.
+        name: such as ``"us-east-1"``.
+        market: types, prices and capacity.
+        looks: delays of state changes.
+        next_address: returns a new address for an instance.
+        make_machine: creates machines; None for instances without machines.
+        threads: threads in which machines boot and end.
     """
 
     def __init__(
@@ -96,44 +96,44 @@ class Region:
         _publish_images(self.backend)
 
     def machine(self, instance_id: str) -> EmulatedMachine | None:
-        """Of an instance."""
+        """Return an instance's machine; None if it has none."""
         return self._tracked[instance_id].machine if instance_id in self._tracked else None
 
     @property
     def launched(self) -> int:
-        """How many instances there ever were."""
+        """Number of instances ever launched."""
         return len(self._tracked)
 
     def offered(self) -> Sequence[tuple[str, str]]:
-        """Every type that there is, with every zone that has it."""
+        """Return every available type, with each zone that has it."""
         found = self.describe_instance_type_offerings("availability-zone")
         return [(each["InstanceType"], each["Location"]) for each in found]
 
     def running(self) -> Sequence[tuple[str, str, bool]]:
-        """Type, zone and whether spot, of every instance that takes room."""
+        """Return type, zone and market (True is spot) of every instance that counts towards capacity."""
         alive = [each.instance for each in self._tracked.values() if not each.reason]
         return [(each.instance_type, each.placement.zone, each.lifecycle == "spot") for each in alive]
 
     def zone_of(self, subnet_id: str | None) -> str:
-        """Of a subnet; without one the region's first."""
+        """Return the zone of a subnet; without one the region's first zone."""
         return self.backend.get_subnet(subnet_id).availability_zone if subnet_id else f"{self.name}a"
 
-    # What moto's handlers call
+    # Verbs that moto's handlers call
 
     def describe_instance_types(self, instance_types: Sequence[str] = (), filters: Any = None) -> list[Any]:
-        """Those that there are."""
+        """Return the types that the market has."""
         for name in instance_types:
             self._check_type(name)
         found = self._original.describe_instance_types(self.backend, instance_types, filters)
         return [each for each in found if each["InstanceType"] in self.market.prices]
 
     def describe_instance_type_offerings(self, location_type: str | None = None, filters: Any = None) -> list[Any]:
-        """Likewise."""
+        """Return the offerings of types that the market has."""
         found = self._original.describe_instance_type_offerings(self.backend, location_type, filters)
         return [each for each in found if each["InstanceType"] in self.market.prices]
 
     def run_instances(self, image_id: str, count: int, *args: Any, **kwargs: Any) -> Any:
-        """As many as asked for, or none."""
+        """Launch all requested machines or none, within the market's limits."""
         from moto.ec2.exceptions import EC2ClientError
 
         subnets = [kwargs.get("subnet_id"), *(nic.get("SubnetId") for nic in kwargs.get("nics", ()))]
@@ -150,7 +150,7 @@ class Region:
         return reservation
 
     def terminate_instances(self, instance_ids: list[str]) -> list[tuple[Any, Any]]:
-        """Begin to: one unknown id fails them all."""
+        """Begin to terminate instances; one unknown id fails the whole call."""
         from moto.ec2.models.instances import InstanceState
 
         found = self.backend.get_multi_instances_by_id(instance_ids)
@@ -160,17 +160,17 @@ class Region:
         return before
 
     def delete_security_group(self, name: str | None = None, group_id: str | None = None) -> None:
-        """Unless an instance is in it."""
+        """Delete a security group, unless an instance is in it."""
         from moto.ec2.exceptions import DependencyViolationError
 
         if any(group_id in _groups(each.instance) for each in self._tracked.values() if not self._is_over(each)):
             raise DependencyViolationError(f"resource {group_id} has a dependent object")
         self._original.delete_security_group(self.backend, name, group_id)
 
-    # What happens to instances
+    # Life of instances
 
     def end(self, instance_id: str, reason: str) -> None:
-        """Have it shut down, for ``reason``; nothing happens if it does so already."""
+        """Begin an instance's shutdown for ``reason``; does nothing if it has begun."""
         tracked = self._tracked[instance_id]
         if tracked.reason:
             return
@@ -180,7 +180,7 @@ class Region:
             tracked.over = self._threads.submit(tracked.machine.end)
 
     def look(self, instance_ids: Sequence[str]) -> Sequence[str]:
-        """Somebody looks at these instances, or at all: time goes on for them. Returns those that he cannot see."""
+        """Count a look at these instances, all if empty, which advances their states; return the hidden ones."""
         ids = instance_ids or tuple(self._tracked)
         known = [self._tracked[each] for each in ids if each in self._tracked]
         hidden = [each.instance.id for each in known if each.unseen > 0]
@@ -189,7 +189,7 @@ class Region:
         return hidden
 
     def settle(self) -> None:
-        """See everything through that is ending."""
+        """Complete every termination that has begun."""
         for tracked in self._tracked.values():
             if tracked.reason:
                 tracked.ending = 0
@@ -198,13 +198,13 @@ class Region:
                 self._go_on(tracked)
 
     def close(self) -> None:
-        """End every machine, and wait for it."""
+        """End every machine and wait for that."""
         for instance_id in self._tracked:
             self.end(instance_id, ENDED_BY_USER)
         self.settle()
 
     def failures(self) -> Iterator[str]:
-        """Why machines did not boot."""
+        """Yield the errors of machines that did not boot."""
         for tracked in self._tracked.values():
             if tracked.booting is not None and tracked.booting.done() and (error := tracked.booting.exception()):
                 yield f"{tracked.instance.id}: {error}"
@@ -226,7 +226,7 @@ class Region:
         _set_state(instance, "pending", 0)
         if self._make_machine is not None:
             user_data = read_user_data(_text(instance.user_data))
-            off = lambda: self._switched_off(tracked)  # noqa: E731 - it is told nothing
+            off = lambda: self._switched_off(tracked)  # noqa: E731 - a callback without arguments
             tracked.machine = self._make_machine(instance.id, address, user_data, self._facts(instance, address), off)
             tracked.booting = self._threads.submit(tracked.machine.boot)
 
@@ -240,7 +240,7 @@ class Region:
         }
 
     def _switched_off(self, tracked: _Tracked) -> None:
-        """The machine's own timer has ended it: whether it is stopped or terminated is up to its attribute."""
+        """Stop or terminate an instance after its own shutdown, as ``InstanceInitiatedShutdownBehavior`` states."""
         if tracked.instance.instance_initiated_shutdown_behavior == "terminate":
             self.end(tracked.instance.id, ENDED_BY_ITSELF)
         elif tracked.machine is not None:
@@ -296,7 +296,7 @@ def _publish_images(backend: Any) -> None:
 
         @property
         def block_device_mappings(self) -> list[dict[str, Any]]:
-            """With the size that the image has, not the one that all have."""
+            """Return the block devices with the image's own size; moto's is the same for all."""
             (root,) = super().block_device_mappings
             return [root | {"Ebs": root["Ebs"] | {"VolumeSize": self.size_gib, "VolumeType": "gp3"}}]
 

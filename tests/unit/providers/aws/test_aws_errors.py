@@ -92,7 +92,7 @@ def test_a_missing_role_is_told_from_other_wrong_values_by_the_message() -> None
     ("error", "kind", "part"),
     [
         (exceptions.NoCredentialsError(), AuthenticationError, "aws configure"),
-        (exceptions.PartialCredentialsError(provider="env", cred_var="x"), AuthenticationError, "Give both"),
+        (exceptions.PartialCredentialsError(provider="env", cred_var="x"), AuthenticationError, "Set both"),
         (exceptions.ProfileNotFound(profile="nobody"), ConfigurationError, "list-profiles"),
         (
             exceptions.TokenRetrievalError(provider="sso", error_msg="x"),

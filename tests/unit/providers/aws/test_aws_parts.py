@@ -193,7 +193,7 @@ def test_the_client_may_say_where_it_comes_from(monkeypatch: pytest.MonkeyPatch,
 
 def test_an_address_that_is_no_web_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CLIENT_CIDR_VARIABLE, raising=False)
-    with pytest.raises(ConfigurationError, match="is no address of a web page"):
+    with pytest.raises(ConfigurationError, match="is not an HTTP URL"):
         asyncio.run(client_cidr("file:///etc/passwd"))
 
 

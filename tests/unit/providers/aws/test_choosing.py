@@ -82,7 +82,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"accelerator": Accelerator.AMD.RadeonPro("V710")}, r"V710: EC2 has none of these.*nearest: Radeon-Pro-V520"),
     (
         {"accelerator": Accelerator.NVIDIA.H100(form_factor="PCIe")},
-        r"no H100-PCIe with 80 GiB in any region; us-east-1 has H100-SXM \(p5[^:]*: ask for that$",
+        r"no H100-PCIe with 80 GiB in any region; us-east-1 has H100-SXM \(p5[^:]*: request that$",
     ),
     ({"accelerator": Accelerator.NVIDIA.H100(form_factor="NVL")}, r"no H100-NVL with 94 GiB in any region;.*H100-SXM"),
     ({"accelerator": NVIDIA.H100_PCIe}, r"no H100-PCIe"),
@@ -93,7 +93,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"accelerator": "B100"}, r"B100: EC2 has none of these"),
     ({"accelerator": "RTX-4090"}, r"RTX-4090: EC2 has none of these"),
     ({"accelerator": "GB200"}, r"no GB200 with 384 GiB in any region, but GB200-192GB \(p6e-gb200\)"),
-    ({"accelerator": Accelerator.NVIDIA.A100(count=16)}, r"at most 8 A100-80GB on a machine .*ask for more nodes"),
+    ({"accelerator": Accelerator.NVIDIA.A100(count=16)}, r"at most 8 A100-80GB on a machine .*request more nodes"),
     ({"accelerator": Accelerator.AMD.RadeonPro("V520")}, r"has Radeon-Pro-V520 \(g4ad\) in other regions, but not in"),
     ({"accelerator": "T4", "cpu": 500}, r"with 1x T4 in us-east-1 have less than .*the largest is g4dn.12xlarge"),
     ({"machine": "p5.48xlrge"}, r"no such machine type in us-east-1; closest: p5.48xlarge"),
@@ -176,7 +176,7 @@ def test_eight_where_one_was_asked_for_is_said_with_the_price(types: tuple[Machi
 
     offers = make_offers(chosen, chosen, PriceTable(on_demand={"p4de.24xlarge": 40.966}), request, region="us-east-1")
 
-    unknown = "the account may not ask for them (ec2:DescribeSpotPriceHistory), or AWS names none"
+    unknown = "the account may not query them (ec2:DescribeSpotPriceHistory), or AWS lists none"
     assert [offer.note for offer in offers] == [
         f"no single A100 on EC2: p4de.24xlarge has 8, price unknown; prices on spot are unknown: {unknown}",
         "no single A100 on EC2: p4de.24xlarge has 8, $40.97/h",

@@ -265,7 +265,7 @@ def test_an_offer_that_is_not_to_be_had_is_followed_by_the_next(stage: Stage) ->
 def test_when_every_offer_is_refused_the_error_names_them(stage: Stage) -> None:
     stage.provider.fail("launch", CapacityError("sold out"))
 
-    with pytest.raises(CapacityError, match=r"none of its offers now \(fake\); last: sold out"):
+    with pytest.raises(CapacityError, match=r"none of its offers available now \(fake\); last: sold out"):
         run(stage.fleet().start)
 
 
