@@ -1,4 +1,4 @@
-"""The processes of one node: adopting orphans, and ending all of them."""
+"""Processes of one node: adopting orphans, and ending all of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 SUPERVISOR_LOG = "supervisor.log"
-"""In a node's folder, from the moment that its supervisor starts."""
+"""File in a node's folder, from the start of its supervisor."""
 
 log = logging.getLogger("skyward.node.processes")
 
@@ -43,19 +43,21 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """Adopt what a descendant leaves behind, instead of process 1. Does nothing but on Linux."""
+    """Adopt the orphans of all descendants, in place of process 1. Does nothing except on Linux."""
+    # A program that daemonises leaves its session, but stays below this process then (docs/decisions/003).
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def name_process(role: str) -> None:
-    """Have this process listed as ``sky-<role>``: forks share a command line. Does nothing but on Linux."""
+    """Name this process ``sky-<role>`` in lists of processes. Does nothing except on Linux."""
+    # Forks share a command line, so ps and top would show all of a node's processes alike.
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, f"sky-{role}".encode(), 0, 0, 0)
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process, and those that it starts from now on, open as many files as the system allows, up to 65,536."""
+    """Raise the limit of open files, for this process and its later children, to the system's, at most 65,536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft not in {resource.RLIM_INFINITY, wanted} and soft < wanted:
@@ -63,7 +65,7 @@ def raise_descriptor_limit() -> None:
 
 
 def exit_reason(exit_code: int) -> str:
-    """An exit code in plain English; a negative one is a signal."""
+    """Return an exit code in plain English; a negative one is a signal."""
     if exit_code >= 0:
         return f"exited with status {exit_code}"
     try:
@@ -74,7 +76,8 @@ def exit_reason(exit_code: int) -> str:
 
 
 def descendants(instance_id: str) -> list[psutil.Process]:
-    """Every living process below this one, and every other one of this user that carries the instance's id."""
+    """Return the living processes below this one, and those of this user that carry the instance's id."""
+    # Where nothing adopts orphans (macOS), only the id in the environment finds a daemon.
     me = psutil.Process()
     below = {child.pid: child for child in me.children(recursive=True)}
     below |= {process.pid: process for process in _carrying(instance_id) if process.pid != me.pid}
@@ -82,11 +85,7 @@ def descendants(instance_id: str) -> list[psutil.Process]:
 
 
 def kill_all(instance_id: str, *, keep: Collection[int] = ()) -> int:
-    """SIGKILL every one of :func:`descendants`, but those below the pids in ``keep``; returns how many there were.
-
-    Python's resource trackers are counted and not killed: they end by themselves once those they serve are gone, and
-    remove their named semaphores then.
-    """
+    """Send SIGKILL to :func:`descendants`, except those below the pids in ``keep``; return their number."""
     kept = set(keep)
     for pid in keep:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -94,16 +93,18 @@ def kill_all(instance_id: str, *, keep: Collection[int] = ()) -> int:
     doomed = [process for process in descendants(instance_id) if process.pid not in kept]
     for process in doomed:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            # A resource tracker ends by itself once the processes that it serves are gone, and only then removes their
+            # named semaphores. It is counted, and not killed.
             if not any("resource_tracker" in word for word in process.cmdline()):
                 process.kill()
     return len(doomed)
 
 
 async def end_all(instance_id: str) -> bool:
-    """Kill all of :func:`descendants` until none is left, and return whether that is so."""
+    """Kill all of :func:`descendants` until none is left; return False if some could not be ended within 15 s."""
 
     async def none_left() -> bool | NotYet:
-        count = kill_all(instance_id)
+        count = kill_all(instance_id)  # again and again: one may fork between the list and its end
         reap_orphans(())
         return NotYet(f"{count} processes") if count else True
 
@@ -116,15 +117,16 @@ async def end_all(instance_id: str) -> bool:
 
 
 def has_ended(pid: int, *, within_s: float) -> bool:
-    """Wait for the end of any process; return whether it came, and False where the system has no way to wait."""
+    """Wait for the end of any process; return True if it ended, False also where the system cannot wait for it."""
     try:
+        # Linux 5.3. A closed connection would not do: a process closes them a moment before it has ended.
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     except (AttributeError, OSError):
         return False
     try:
-        poll = select.poll()  # select() knows descriptors below 1,024 only
+        poll = select.poll()  # select() fails with descriptors from 1,024 on
         poll.register(process, select.POLLIN)
         return bool(poll.poll(within_s * 1000))
     finally:
@@ -132,7 +134,7 @@ def has_ended(pid: int, *, within_s: float) -> bool:
 
 
 def kill_session(session: int) -> None:
-    """SIGKILL every process of a session: what a worker that led it has left behind."""
+    """Send SIGKILL to every process of a session, such as the children of a worker that led it."""
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getsid(pid) == session:
@@ -140,7 +142,7 @@ def kill_session(session: int) -> None:
 
 
 def reap_orphans(children: Collection[int]) -> None:
-    """Collect the exit status of dead adopted processes; ``children`` are those that somebody else waits for."""
+    """Collect the exit status of dead adopted processes, except ``children``, for which other code waits."""
     for process in psutil.Process().children():
         if process.pid not in children and not _lives(process):
             with contextlib.suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""What the programs that a supervisor starts have in common: plan in, reports out, and never outliving it."""
+"""Frame of the programs that a supervisor starts: plan in, reports out, end with the supervisor."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Program", "read_plan", "run_program", "take_standard_output"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One process under the supervisor.
+    """Process under the supervisor.
 
     Attributes:
         plan: the first line of standard input.
         commands: the lines after it.
-        report: tells the supervisor something.
+        report: sends the supervisor a message.
     """
 
     plan: NodePlan
@@ -33,24 +33,23 @@ class Program:
 
 
 def take_standard_output() -> TextIO:
-    """Standard output carries the reports: what else would print there goes to standard error, the node's log."""
+    """Return a stream to the supervisor in place of standard output; prints go to standard error, the node's log."""
+    # A library that prints would otherwise break the stream of reports.
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return reports
 
 
 def read_plan() -> NodePlan:
-    """The first line of standard input. From here on temporary files lie in the node's own folder, and go with it.
-
-    Among them is the fork server's socket, whose name must be short.
-    """
+    """Return the plan in the first line of standard input, and make the node's folder that of temporary files."""
     plan = NodePlan.from_json(sys.stdin.readline())
+    # They go with the node then. One is the fork server's socket, whose path must be short: Linux allows 107 bytes.
     tempfile.tempdir = plan.ready.blob_dir
     return plan
 
 
-# How often Dask looks at itself. Its own intervals are a fraction of a second and cost an idle node a sixth of a core;
-# what the profiler finds would be shown on one page of a dashboard that few ask for.
+# Intervals of Dask's measurements of itself. The defaults are fractions of a second and cost an idle node a sixth of a
+# core. The profiler's findings would be shown on one page of a dashboard that few open.
 _DASK_SETTINGS = {
     "distributed.worker.profile.interval": "100ms",
     "distributed.worker.memory.monitor-interval": "200ms",
@@ -68,12 +67,12 @@ def run_program(
     *,
     on_end: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run ``serve`` until it returns, or until standard input closes: the supervisor is gone, or wants the end.
+    """Run ``serve`` until it returns, or until standard input closes: the supervisor has ended, or has ended this.
 
     Args:
         serve: the program.
         plan: its plan.
-        reports: where its reports go.
+        reports: stream to the supervisor.
         on_end: called in a thread once standard input has closed; the process ends after it.
     """
 
@@ -107,6 +106,6 @@ def _follow(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Message], o
             loop.call_soon_threadsafe(commands.put_nowait, from_frame(json.loads(line)))
         on_end()
         status = 0
-    finally:  # a program that receives no more commands is started again
-        # Nothing to tidy up: workers end with their nanny, and the node's folders are the supervisor's.
+    finally:  # after an error, too: a program that receives no more commands is useless, and is started again
+        # No cleaning up: workers end with their nanny, and the supervisor removes the node's folders.
         os._exit(status)

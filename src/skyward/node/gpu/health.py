@@ -1,8 +1,8 @@
-"""Whether the GPUs of a node still work: what the driver reports of them by itself, and whether they answer.
+"""Failures of a node's GPUs: errors that the driver reports, and GPUs that answer no more.
 
-A program that asks for more memory than there is, or reads where it may not, is reported as well; that is the program's
-affair. What counts here are the errors after which NVIDIA's Xid catalogue ("Analyzing Xid Errors with the Xid Catalog")
-has the GPU reset, or the machine restarted or repaired: nothing that runs on it later would do.
+The driver also reports errors of programs, such as an access outside of their memory; those are no failures. Failures
+are the errors for which NVIDIA's Xid catalogue ("Analyzing Xid Errors with the Xid Catalog") demands a reset of the
+GPU, or a restart or repair of the machine: later programs would fail on it as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["DOUBT_S", "GpuWatch", "is_doubtful", "open_watch"]
 log = logging.getLogger("skyward.node.gpu.health")
 
 DOUBT_S = 3.0
-"""How long after an error that may be a GPU's it is known whether it was."""
+"""Seconds after a call's error within which the driver has reported a failed GPU."""
 
 _OF_A_DEVICE = re.compile(
     r"CUDA error|CUDA_ERROR_|cudaError|CUBLAS_STATUS|CUDNN_STATUS|CUSOLVER_STATUS|uncorrectable ECC|GPU is lost"
@@ -42,7 +42,7 @@ _FATAL = {
 
 
 class GpuWatch:
-    """Watches some GPUs. Not thread-safe.
+    """Watch over some GPUs. Not thread-safe.
 
     Args:
         nvml: the :mod:`pynvml` module, initialised; closing the watch shuts it down.
@@ -57,11 +57,11 @@ class GpuWatch:
             self._watch(uuid)
 
     def trouble(self) -> str:
-        """What makes a GPU unusable, in plain English; empty if nothing does. Takes a millisecond. Raises nothing."""
+        """Return the failure of a GPU in plain English; empty if there is none. Takes a millisecond. Raises nothing."""
         return self._reported() or self._unanswered()
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Shut NVML down."""
         if self._events is not None:
             self._quietly(self._nvml.nvmlEventSetFree, self._events)
         self._quietly(self._nvml.nvmlShutdown)
@@ -73,19 +73,19 @@ class GpuWatch:
             if nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError:
                 self._events = self._events or nvml.nvmlEventSetCreate()
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
-        except nvml.NVMLError as error:  # then only whether it answers is known, or not even that
+        except nvml.NVMLError as error:  # the GPU can be asked if it answers still, at least
             log.info("%s does not report its errors: %s", uuid, error)
 
     def _reported(self) -> str:
         while self._events is not None:
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
-            except self._nvml.NVMLError:  # there is none, as a rule
+            except self._nvml.NVMLError:  # a timeout of 0 s: no event is an error to NVML, and the usual answer
                 return ""
             xid = int(event.eventData)
             if xid in _FATAL:
                 return f"{self._name(event.device)} failed: {_FATAL[xid]} (Xid {xid})"
-            log.warning("%s reports Xid %d: the error of a program", self._name(event.device), xid)
+            log.warning("%s reports Xid %d, the error of a program", self._name(event.device), xid)
         return ""
 
     def _unanswered(self) -> str:
@@ -93,7 +93,7 @@ class GpuWatch:
         for uuid, handle in self._handles.items():
             try:
                 nvml.nvmlDeviceGetMemoryInfo(handle)
-            except nvml.NVMLError as error:
+            except nvml.NVMLError as error:  # others are no failure: in MIG mode only root may read the memory
                 if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
                     return f"the GPU {uuid} is lost: it has fallen off the bus, or cannot be reached any more"
         return ""
@@ -112,10 +112,10 @@ class GpuWatch:
 
 
 def open_watch(uuids: Collection[str], load: Callable[[], Any] = import_nvml) -> GpuWatch | None:
-    """A watch over these GPUs; None where there are none, or no driver.
+    """Return a watch over these GPUs; None where there are none, or no driver.
 
     Args:
-        uuids: the driver's names of them.
+        uuids: the driver's names of the GPUs.
         load: returns the :mod:`pynvml` module, not yet initialised.
     """
     nvml = open_nvml(load) if uuids else None
@@ -123,6 +123,7 @@ def open_watch(uuids: Collection[str], load: Callable[[], Any] = import_nvml) ->
 
 
 def is_doubtful(type_name: str, message: str) -> bool:
-    """Whether a call's exception may be the last that is heard of a GPU; running out of its memory is not."""
+    """Return True if a call's exception may come from a failed GPU."""
+    # Running out of the GPU's memory has the same wording in places, and is the program's error.
     text = f"{type_name}: {message}"
     return bool(_OF_A_DEVICE.search(text)) and not _OF_ITS_MEMORY.search(text)

@@ -192,7 +192,7 @@ class GpuPartitioner:
         now = await self._seen(gpu)
         if not now.mig:
             why = _PENDING.format(index=gpu.index) if now.mig_pending else "it stays off"
-            raise ConfigurationError(f"mig: {gpu} is not in MIG mode yet, {why}. The driver said: {said}")
+            raise ConfigurationError(f"mig: {gpu} is not in MIG mode yet, {why}. nvidia-smi: {said}")
 
     async def _seen(self, gpu: Gpu) -> Gpu:
         """Return the GPU's present state."""
@@ -222,7 +222,7 @@ class GpuPartitioner:
         if (now.mig or now.mig_pending) and not change.mig:
             said = await _in_thread(lambda: self._driver.set_mig(gpu.index, on=False))
             if (await self._seen(gpu)).mig:
-                raise ConfigurationError(f"mig: {gpu} stays in MIG mode until its next reset. The driver said: {said}")
+                raise ConfigurationError(f"mig: {gpu} stays in MIG mode until its next reset. nvidia-smi: {said}")
 
     async def _remove(self, gpu: Gpu, change: _Change) -> bool:
         """Destroy the instances that were made; return whether others are left."""

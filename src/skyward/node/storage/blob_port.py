@@ -1,7 +1,7 @@
-"""Large arguments between nodes: a supervisor gives its node's blobs to the pool's other nodes, and fetches theirs.
+"""Transfer of large arguments between nodes: a supervisor sends its node's blobs to other nodes, and fetches theirs.
 
-A connection serves one blob: its name in a frame, its size in another, then the bytes. It goes to a port of its own, so
-that nothing on the control connection waits behind bytes; files are touched in threads only.
+A connection serves one blob: its name in a frame, its size in another, then the bytes. The port is not that of the
+control connection, so that no message waits behind bytes. Only threads read and write files (docs/decisions/011).
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ log = logging.getLogger("skyward.node.storage.blob_port")
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 1 << 20
+# Nodes of different islands do not reach each other: the client sends the blob instead, after this time at most.
 _CONNECT_S = 3.0
 
 
 class _SourceError(Exception):
-    """A source does not give the blob; another one may."""
+    """Failure of one source; another one may have the blob."""
 
 
 class _UnreachedError(_SourceError):
-    """It could not even be connected to."""
+    """Failure to connect to a source."""
 
 
 class BlobPort:
-    """The node's end of every transfer between nodes. Belongs to the event loop.
+    """Node's end of every transfer between nodes. Belongs to the event loop.
 
     Args:
         identity: the pool's certificates.
-        patience_s: how long the other side may take for the next piece.
+        patience_s: seconds that the other side may take for the next piece.
 
     Attributes:
-        folders: where the node's blobs lie; no file is read or written elsewhere.
+        folders: folders of the node's blobs; no file is read or written elsewhere.
     """
 
     def __init__(self, identity: TlsIdentity, *, patience_s: float = 10.0) -> None:
@@ -63,21 +64,21 @@ class BlobPort:
         self._closed = False
 
     async def listen(self, address: str) -> int:
-        """Bind a free port of ``address``; returns it. Peers without a certificate of the pool get no further."""
+        """Bind a free port of ``address`` and return it. Peers without a certificate of the pool are refused."""
         self._port = StreamPort(address, self._server_tls, self._serve, admission_s=self._patience_s)
         return self._port.number
 
-    def fetch(self, order: Fetch, tell: Callable[[Fetched], None]) -> None:
-        """Begin to get a blob; ``tell`` hears of its end. An order for what is on its way already changes nothing."""
+    def fetch(self, order: Fetch, report: Callable[[Fetched], None]) -> None:
+        """Begin to fetch a blob, and pass ``report`` the outcome. Ignore an order for a blob that is being fetched."""
         if self._closed or order.path in self._on_their_way:
             return
         self._on_their_way.add(order.path)
-        task = asyncio.create_task(self._fetch(order, tell))
+        task = asyncio.create_task(self._fetch(order, report))
         self._getting.add(task)
         task.add_done_callback(self._getting.discard)
 
     async def close(self) -> None:
-        """Give up what is on its way, in both directions. Idempotent."""
+        """Abort the transfers in both directions. Idempotent."""
         self._closed = True
         if self._port is not None:
             await self._port.close()
@@ -89,20 +90,21 @@ class BlobPort:
 
     # --- getting ----------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, order: Fetch, tell: Callable[[Fetched], None]) -> None:
+    async def _fetch(self, order: Fetch, report: Callable[[Fetched], None]) -> None:
         try:
             answer = await self._get(order)
         except OSError as error:
             answer = _failed(order, str(error), errno=error.errno or 0)
-        except Exception as error:  # whatever it was, the client waits for an answer
+        except Exception as error:  # the client waits for an answer
             log.exception("blob %s could not be fetched", order.blob_id)
             answer = _failed(order, repr(error))
         finally:
             self._on_their_way.discard(order.path)
-        tell(answer)
+        report(answer)
 
     async def _get(self, order: Fetch) -> Fetched:
-        """Raises OSError where this node's own disk or memory fails: no other source helps then."""
+        """Fetch from the first source that has it. Raises OSError where this node's own disk or memory fails."""
+        # Both come from outside, and must not lead to a file that is no blob of this node's.
         places = [f"{folder}/{order.blob_id}" for folder in self.folders]
         if _NAME.fullmatch(order.blob_id) is None or order.path not in places:
             return _failed(order, f"no blob may lie at {order.path}")
@@ -132,7 +134,7 @@ class BlobPort:
                     await asyncio.to_thread(part.write, chunk)
                     left -= len(chunk)
                 if not await asyncio.to_thread(part.keep, order.blob_id):
-                    raise _SourceError("what it sent is not what was asked for")
+                    raise _SourceError("its content is not what was asked for")
         finally:
             writer.transport.abort()
 
@@ -172,7 +174,7 @@ class BlobPort:
         try:
             await self._give(reader, writer)
         except (OSError, asyncio.IncompleteReadError, FrameError) as error:
-            log.info("a node was not given what it asked for: %r", error)
+            log.info("a blob could not be sent to a node: %r", error)
         finally:
             del self._giving[task]
             writer.transport.abort()
@@ -199,7 +201,8 @@ def _failed(order: Fetch, error: str, *, errno: int = 0, unreached: Sequence[str
 
 
 def _has(path: str, nbytes: int) -> bool:
-    """Whether the file is there; none has its name before it is whole."""
+    """Return True if the blob is here."""
+    # Its size is enough: no file has its final name before it is whole.
     try:
         return os.stat(path).st_size == nbytes
     except FileNotFoundError:
@@ -218,12 +221,12 @@ def _open(folders: Sequence[str], name: str) -> BinaryIO | None:
 
 
 class _Part:
-    """A file on its way: it has its name once it is whole and right. Thread-safe, for a thread outlives its task."""
+    """Temporary file of an incoming blob, renamed once it is whole and has the right hash. Thread-safe."""
 
     def __init__(self, path: str) -> None:
         folder, _, name = path.rpartition("/")
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # a thread that writes outlives its cancelled task
         descriptor, self._temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
         self._file = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed by drop
         self._digest = blake3()
@@ -231,12 +234,12 @@ class _Part:
     def write(self, chunk: bytes) -> None:
         with self._lock:
             view = memoryview(chunk)
-            while view:
+            while view:  # an unbuffered write may store less than it was given
                 view = view[self._file.write(view) :]
             self._digest.update(chunk)
 
     def keep(self, blob_id: str) -> bool:
-        """Give it its name, if its content is what the name says."""
+        """Rename the file, if its content has the hash that is its name; return whether it has."""
         with self._lock:
             if self._digest.hexdigest() != blob_id:
                 return False
@@ -244,7 +247,7 @@ class _Part:
             return True
 
     def drop(self) -> None:
-        """Close it, and remove what was not kept."""
+        """Close the file, and remove it unless it was kept."""
         with self._lock:
             self._file.close()
             Path(self._temporary).unlink(missing_ok=True)

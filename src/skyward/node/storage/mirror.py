@@ -1,4 +1,4 @@
-"""A folder that has what a store has, and gives back what is changed in it: a volume where nothing can be mounted."""
+"""Copy of a store's objects in a folder, and of changed files in the store: a volume where nothing can be mounted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from skyward.errors import ConfigurationError
-from skyward.node.storage.mount_registry import PART, FileRecord, Place
+from skyward.node.storage.mount_registry import PART, FileRecord, MountPath
 from skyward.providers.storage import Store, StoredObject
 
 __all__ = ["Mirror", "path_of"]
@@ -27,7 +27,7 @@ _GIB = 1 << 30
 
 
 def path_of(name: str) -> PurePosixPath | None:
-    """The path below the folder that an object's name stands for; None if no file can have it, or it leads out."""
+    """Return an object's path below the folder; None if no file can have it, or it leads out of the folder."""
     parts = name.removesuffix("/").split("/")
     if any(part in ("", ".", "..") or "\0" in part or part.startswith(PART) for part in parts):
         return None
@@ -38,10 +38,10 @@ def path_of(name: str) -> PurePosixPath | None:
 
 @dataclass(slots=True, kw_only=True)
 class _Wanted:
-    """What the folder should have, by path.
+    """Content that the folder should have.
 
     Attributes:
-        files: objects.
+        files: objects, by path.
         folders: folders that have a key of their own.
         refused: names that cannot be paths.
     """
@@ -59,52 +59,54 @@ class _Fetched:
 
 
 class Mirror:
-    """One volume in one folder. Whoever uses it holds the place's lock.
+    """Copy of one volume in one folder. The caller holds the mount path's lock.
 
     Args:
-        place: the folder, and what is known of its files.
-        open_store: makes the store, when it is needed.
+        mount_path: the folder, and the records of its files.
+        open_store: returns the store; called only when it is needed.
     """
 
-    def __init__(self, place: Place, open_store: Callable[[], Store]) -> None:
-        self._place = place
-        self._root = place.folder
+    def __init__(self, mount_path: MountPath, open_store: Callable[[], Store]) -> None:
+        self._mount_path = mount_path
+        self._root = mount_path.folder
         self._open_store = open_store
 
     def fetch(self) -> Sequence[str]:
-        """Make the folder have what the store has; files that are as they were fetched are left alone.
+        """Bring the folder up to date with the store; return notes for the user.
 
-        Where the volume is writable, files changed here since are kept. Files that are in the store no more are
-        removed, if they are as they were fetched. Returns what the user should know.
+        Fetches new and changed objects. Where the volume is writable, keeps files that were changed here. Removes
+        unchanged files whose object was removed.
 
         Raises Skyward's errors, or OSError.
         """
         store = self._open_store()
         wanted = _sorted_out(store.listing())
         missing = {path: each for path, each in wanted.files.items() if not self._is_there(path, each)}
-        gone = [path for path in self._place.files if path not in wanted.files and self._place.is_as_noted(path)]
+        gone = [
+            path for path in self._mount_path.files if path not in wanted.files and self._mount_path.is_as_noted(path)
+        ]
         self._check_room(sum(each.nbytes for each in missing.values()))
         folders = wanted.folders | {str(parent) for path in wanted.files for parent in PurePosixPath(path).parents}
         if missing or gone or not all((self._root / folder).is_dir() for folder in folders):
-            with self._place.opened():
+            with self._mount_path.opened():
                 self._bring(store, missing, gone, folders)
         log.info("%s: %d files, %d of them fetched", self._root, len(wanted.files), len(missing))
         return _notes(wanted.refused)
 
     def push(self, *, quiet_s: float) -> int:
-        """Give the store every new or changed file that nobody has written to for ``quiet_s``; returns how many.
+        """Store every new or changed file without a write in the last ``quiet_s``; return their number.
 
         Raises Skyward's errors, or OSError, once every file was tried.
         """
         changed = list(self._changed(quiet_s))
         if not changed:
             return 0
-        store = self._open_store()
+        store = self._open_store()  # not before: most times there is nothing to store
         errors: list[Exception] = []
         with ThreadPoolExecutor(_THREADS) as pool:
             for done in as_completed([pool.submit(self._give, store, path) for path in changed]):
                 if (error := done.exception()) is None:
-                    self._place.note(*done.result())
+                    self._mount_path.note(*done.result())
                 elif isinstance(error, FileNotFoundError):  # removed meanwhile
                     continue
                 else:
@@ -116,10 +118,10 @@ class Mirror:
         return len(changed)
 
     def _is_there(self, path: str, wanted: StoredObject) -> bool:
-        record = self._place.files.get(path)
-        if self._place.is_as_noted(path):
+        record = self._mount_path.files.get(path)
+        if self._mount_path.is_as_noted(path):
             return record is not None and record.tag == wanted.tag
-        return not self._place.read_only and (self._root / path).is_file()
+        return not self._mount_path.read_only and (self._root / path).is_file()
 
     def _check_room(self, nbytes: int) -> None:
         free = shutil.disk_usage(self._root).free
@@ -132,12 +134,12 @@ class Mirror:
     def _bring(
         self, store: Store, missing: dict[str, StoredObject], gone: Iterable[str], folders: Iterable[str]
     ) -> None:
-        for path in self._place.walk():
-            if _is_part(path):  # of a fetch that was cut off
+        for path in self._mount_path.walk():
+            if _is_part(path):  # left by a fetch that was killed
                 path.unlink()
         for path in gone:
             (self._root / path).unlink()
-            del self._place.files[path]
+            del self._mount_path.files[path]
         for folder in sorted(folders):
             (self._root / folder).mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -145,7 +147,7 @@ class Mirror:
             try:
                 for done in as_completed(jobs):
                     if (got := done.result()) is not None:
-                        self._place.note(got.path, got.record)
+                        self._mount_path.note(got.path, got.record)
                         os.replace(got.part, self._root / got.path)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
@@ -161,7 +163,7 @@ class Mirror:
             part.unlink()
             return None
         os.utime(part, (wanted.modified_at, wanted.modified_at))
-        if self._place.read_only:
+        if self._mount_path.read_only:
             part.chmod(_READ_ONLY_FILE)
         found = part.stat()
         record = FileRecord(tag=wanted.tag, nbytes=found.st_size, mtime_ns=found.st_mtime_ns)
@@ -169,25 +171,26 @@ class Mirror:
 
     def _give(self, store: Store, name: str) -> tuple[str, FileRecord]:
         path = self._root / name
-        found = path.stat()  # before it is read: what is written meanwhile counts as changed next time
+        found = path.stat()  # before it is read: a write meanwhile counts as a change the next time
         tag = store.upload(str(path), name)
         return name, FileRecord(tag=tag, nbytes=found.st_size, mtime_ns=found.st_mtime_ns)
 
     def _changed(self, quiet_s: float) -> Iterator[str]:
         now = time.time()
-        for path in self._place.walk():
+        for path in self._mount_path.walk():
             name = path.relative_to(self._root).as_posix()
             try:
                 found = path.lstat()
             except FileNotFoundError:
                 continue
-            if not stat.S_ISREG(found.st_mode) or _is_part(path) or self._place.is_as_noted(name):
+            if not stat.S_ISREG(found.st_mode) or _is_part(path) or self._mount_path.is_as_noted(name):
                 continue
             try:
                 name.encode()
-            except UnicodeEncodeError:
+            except UnicodeEncodeError:  # keys are UTF-8; names of files are any bytes
                 log.warning("%s: %r cannot be a key, and is not written back", self._root, name)
                 continue
+            # abs: a time in the future, as programs may set, must not keep the file from being stored.
             if quiet_s <= 0 or abs(now - found.st_mtime) >= quiet_s:
                 yield name
 
@@ -203,7 +206,7 @@ def _sorted_out(listing: Iterable[StoredObject]) -> _Wanted:
         else:
             wanted.files[str(path)] = each
     inner = {str(parent) for path in wanted.files for parent in PurePosixPath(path).parents} | wanted.folders
-    for path in inner & wanted.files.keys():  # a file cannot be a folder too
+    for path in inner & wanted.files.keys():  # "a" next to "a/b": a file cannot be a folder as well
         wanted.refused.append(wanted.files.pop(path).name)
     return wanted
 

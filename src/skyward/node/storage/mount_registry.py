@@ -1,4 +1,4 @@
-"""Where volumes are on a machine: what is known of each mount path, and which nodes use it."""
+"""Registry of a machine's volumes: one record for each mount path, with its files and the nodes that use it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from skyward.errors import ConfigurationError
 from skyward.node.processes import SUPERVISOR_LOG, descendants
 from skyward.request.volume import GrantedVolume
 
-__all__ = ["PART", "FileRecord", "Place", "claimed", "held"]
+__all__ = ["PART", "FileRecord", "MountPath", "claimed", "held"]
 
 PART = ".skyward-part-"
-"""What the names of files begin with that are not whole yet."""
+"""Prefix of the names of files that are not whole yet."""
 
 _RECORDS = "/var/tmp"
-"""Not below a home: two homes may share the folder that this is about."""
+"""Folder of the records. Not below a home: processes with different homes may share a mount path."""
 _STARTING_S = 90.0
-"""How long a node may take from its volumes to its first lasting process."""
+"""Seconds that a node may take from its volumes to its first lasting process."""
 _SUDO_S = 30.0
 _OPEN, _READ_ONLY = 0o755, 0o555
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """A file as it was when it was last the same as its object.
+    """State of a file when it last equalled its object.
 
     Attributes:
-        tag: the object's.
+        tag: the object's version.
         nbytes: the file's size.
-        mtime_ns: the file's time.
+        mtime_ns: the file's time of modification.
     """
 
     tag: str
@@ -50,32 +50,32 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Holder:
-    """A node that uses a mount path.
+    """Node that uses a mount path.
 
     Attributes:
-        came_at: since when, in Unix time.
-        workdir: its own folder.
+        came_at: start of the use, in Unix time.
+        workdir: the node's own folder.
     """
 
     came_at: float
     workdir: str
 
     def is_starting(self, now: float) -> bool:
-        """Whether it may have no lasting process yet."""
+        """Return True if the node may have no lasting process yet."""
         return now - self.came_at < _STARTING_S and not os.path.exists(os.path.join(self.workdir, SUPERVISOR_LOG))
 
 
 @dataclass(slots=True, kw_only=True)
 class _Head:
-    """What is known of a mount path, but for its files.
+    """Record of a mount path, except its files.
 
     Attributes:
-        location: the volume that is there, with its endpoint.
-        read_only: whether it is only read.
-        mode: the folder's own mode, if it was there before; None if it was not.
+        location: the volume there, with its endpoint.
+        read_only: True if nodes may only read it.
+        mode: the folder's mode before the volume; None if the folder did not exist.
         made: folders that were made for it, the innermost first.
         holders: the nodes that use it, by instance id.
-        mounted: the program that has mounted it; empty where it is a copy.
+        mounted: the program that has mounted it; empty for a copy.
     """
 
     location: str
@@ -86,14 +86,14 @@ class _Head:
     mounted: str = ""
 
 
-class Place:
-    """A mount path that is in use, for whoever holds its lock.
+class MountPath:
+    """Mount path in use, for the process that holds its lock.
 
     Attributes:
         folder: the mount path.
-        base: the path of what is known of it, but for the suffix.
-        head: what is known of it.
-        files: those that were as they are in the store, by path below the folder; perhaps changed since.
+        base: path of its records, without the suffix.
+        head: its record.
+        files: files that equalled their objects once, by path below the folder; perhaps changed since.
     """
 
     def __init__(self, folder: Path, base: Path, head: _Head, files: Mapping[str, FileRecord]) -> None:
@@ -105,19 +105,20 @@ class Place:
 
     @property
     def read_only(self) -> bool:
-        """Whether the volume is only read."""
+        """True if nodes may only read the volume."""
         return self.head.read_only
 
     def note(self, path: str, record: FileRecord) -> None:
-        """The file is now as the store has it. Survives a crash."""
+        """Record that a file equals its object. Survives a crash of the process."""
         self.files[path] = record
+        # Appended and flushed for each file: after a crash, whole files are not fetched a second time.
         if self._journal is None:
             self._journal = self.base.with_suffix(".files").open("a", encoding="utf-8")
         self._journal.write(_line(path, record))
         self._journal.flush()
 
     def is_as_noted(self, path: str) -> bool:
-        """Whether the file is there, unchanged since it was noted."""
+        """Return True if the file exists, unchanged since it was noted."""
         record = self.files.get(path)
         if record is None:
             return False
@@ -128,22 +129,23 @@ class Place:
         return stat.S_ISREG(found.st_mode) and (found.st_size, found.st_mtime_ns) == (record.nbytes, record.mtime_ns)
 
     def used_by_others(self, instance_id: str = "") -> bool:
-        """Whether another node uses the folder; of those that have died nothing is known any more."""
+        """Return True if another node uses the folder; forget the nodes that have died."""
         now = time.time()
         for holder, known in list(self.head.holders.items()):
+            # A node that was killed could not release it: no process carries its id any more.
             if not (holder == instance_id or known.is_starting(now) or descendants(holder)):
                 del self.head.holders[holder]
         return bool(self.head.holders.keys() - {instance_id})
 
     def walk(self) -> Iterator[Path]:
-        """Everything in the folder but folders; links are not followed."""
+        """Yield everything in the folder except folders. Does not follow links."""
         for folder, folders, names in os.walk(self.folder):
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
             yield from (Path(folder, name) for name in (*names, *links))
 
     @contextmanager
     def opened(self) -> Generator[None]:
-        """What is only read can be changed in here."""
+        """Make a read-only folder writable inside the context."""
         if not self.read_only:
             yield
             return
@@ -154,14 +156,14 @@ class Place:
             self._set_modes(_READ_ONLY)
 
     def empty(self) -> Sequence[str]:
-        """Remove every file that the store has too, then what is empty; returns the files that are left."""
+        """Remove every file that the store has, then empty folders; return the remaining files."""
         left: list[str] = []
         self._set_modes(_OPEN)
         for path in self.walk():
             name = path.relative_to(self.folder).as_posix()
             if stat.S_ISREG(path.lstat().st_mode) and not self.is_as_noted(name) and not path.name.startswith(PART):
                 left.append(name)
-            else:  # links and the like cannot be stored
+            else:  # in the store, or nothing that can be stored, such as a link
                 path.unlink()
         for folder, _, _ in os.walk(self.folder, topdown=False):
             if Path(folder) != self.folder:
@@ -170,24 +172,24 @@ class Place:
         return left
 
     def save(self) -> None:
-        """Keep what is known, each part whole or not at all."""
+        """Write both records, each whole or not at all."""
         self.end_journal()
         _write(self.base.with_suffix(".files"), "".join(_line(path, record) for path, record in self.files.items()))
         _write(self.base.with_suffix(".json"), json.dumps({"folder": str(self.folder), **asdict(self.head)}))
 
     def close(self) -> None:
-        """Remove the folder if it was made for the volume and is empty; know nothing of it any more."""
+        """Remove the records, and the folder if it was made for the volume and is empty."""
         self.end_journal()
         if self.head.mode is not None:
             os.chmod(self.folder, self.head.mode)
         for made in self.head.made:
-            with suppress(OSError):  # somebody else has put something there, or it was made by root for this user
+            with suppress(OSError):  # not empty, or made by root: its parent is not this user's
                 os.rmdir(made)
         for suffix in (".json", ".files"):
             self.base.with_suffix(suffix).unlink(missing_ok=True)
 
     def end_journal(self) -> None:
-        """What was noted is kept; whoever gets the lock next reads it. Idempotent."""
+        """Close the journal, which the next holder of the lock reads. Idempotent."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -202,56 +204,56 @@ class Place:
 
 
 @contextmanager
-def claimed(granted: GrantedVolume, instance_id: str, workdir: str) -> Generator[Place]:
-    """The volume's place, made if it is missing, for a node that uses it from now on. Locked meanwhile.
+def claimed(granted: GrantedVolume, instance_id: str, workdir: str) -> Generator[MountPath]:
+    """Lock the volume's mount path, make it if it is missing, and record the node as one of its users.
 
     Raises:
-        ConfigurationError: the folder cannot be made, or is somebody else's.
+        ConfigurationError: the folder cannot be made, or is in use for something else.
     """
     volume, folder = granted.volume, Path(granted.volume.mount_path)
     location = f"{volume.location} {granted.access.endpoint_url}".strip()
     with _locked(folder) as base:
-        place = _known(folder, base)
-        if place is not None and (place.head.location, place.read_only) != (location, volume.read_only):
-            _give_way(place, instance_id)
-            place = None
-        if place is None:
-            place = Place(folder, base, _make(folder, location, granted), {})
-        place.head.holders[instance_id] = _Holder(came_at=time.time(), workdir=workdir)
-        place.save()
+        mount_path = _known(folder, base)
+        if mount_path is not None and (mount_path.head.location, mount_path.read_only) != (location, volume.read_only):
+            _give_way(mount_path, instance_id)
+            mount_path = None
+        if mount_path is None:
+            mount_path = MountPath(folder, base, _make(folder, location, granted), {})
+        mount_path.head.holders[instance_id] = _Holder(came_at=time.time(), workdir=workdir)
+        mount_path.save()
         try:
-            yield place
-            place.save()
+            yield mount_path
+            mount_path.save()
         finally:
-            place.end_journal()
+            mount_path.end_journal()
 
 
 @contextmanager
-def held(granted: GrantedVolume) -> Generator[Place | None]:
-    """The volume's place; None where nothing is known of it any more. Locked meanwhile."""
+def held(granted: GrantedVolume) -> Generator[MountPath | None]:
+    """Lock the volume's mount path; yield None where it has no record any more."""
     folder = Path(granted.volume.mount_path)
     with _locked(folder) as base:
-        place = _known(folder, base)
+        mount_path = _known(folder, base)
         try:
-            yield place
+            yield mount_path
         finally:
-            if place is not None:
-                place.end_journal()
+            if mount_path is not None:
+                mount_path.end_journal()
 
 
-def _give_way(place: Place, instance_id: str) -> None:
-    """Another volume is to be where one is, if nobody uses that."""
-    there = f"{place.head.location}{' (read-only)' if place.read_only else ''}"
-    if place.used_by_others(instance_id):
-        raise ConfigurationError(f"mount_path {place.folder} is in use there for {there}: choose another one")
-    left = place.empty()
+def _give_way(mount_path: MountPath, instance_id: str) -> None:
+    """Remove a volume that no node uses, to make room for another one."""
+    there = f"{mount_path.head.location}{' (read-only)' if mount_path.read_only else ''}"
+    if mount_path.used_by_others(instance_id):
+        raise ConfigurationError(f"mount_path {mount_path.folder} is in use there for {there}: choose another one")
+    left = mount_path.empty()
     if left:
-        place.save()
+        mount_path.save()
         raise ConfigurationError(
-            f"mount_path {place.folder} still has files for {there} that a node could not write back, {left[0]!r} "
+            f"mount_path {mount_path.folder} still has files for {there} that a node could not write back, {left[0]!r} "
             "among them: save them and remove the folder, or open a pool with that volume, which writes them back"
         )
-    place.close()
+    mount_path.close()
 
 
 def _make(folder: Path, location: str, granted: GrantedVolume) -> _Head:
@@ -268,7 +270,7 @@ def _make(folder: Path, location: str, granted: GrantedVolume) -> _Head:
             f"mount_path {folder} cannot be made there: {error.strerror or error}. Choose a folder that the user "
             f"may make, or have it made for them: sudo install -d -o USER {folder}"
         ) from error
-    if used:
+    if used:  # its files would look like changes of the volume, and be written back
         raise ConfigurationError(
             f"mount_path {folder} is not empty there, it has {used!r}: choose a folder that is, or that does not exist"
         )
@@ -281,7 +283,7 @@ def _make_folders(folder: Path, granted: GrantedVolume) -> list[str]:
         try:
             missing.mkdir(mode=_OPEN)
         except PermissionError:
-            if not granted.access.mountable:
+            if not granted.access.mountable:  # the user's own machine, on which nothing is done as root
                 raise
             command = ["sudo", "-n", "install", "-d", "-o", str(os.getuid()), str(folder)]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SUDO_S)
@@ -292,7 +294,7 @@ def _make_folders(folder: Path, granted: GrantedVolume) -> list[str]:
     return made
 
 
-def _known(folder: Path, base: Path) -> Place | None:
+def _known(folder: Path, base: Path) -> MountPath | None:
     try:
         values: dict[str, Any] = json.loads(base.with_suffix(".json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -301,7 +303,7 @@ def _known(folder: Path, base: Path) -> Place | None:
         return None
     values.pop("folder")
     values["holders"] = {name: _Holder(**holder) for name, holder in values["holders"].items()}
-    return Place(folder, base, _Head(**values), _read_files(base.with_suffix(".files")))
+    return MountPath(folder, base, _Head(**values), _read_files(base.with_suffix(".files")))
 
 
 def _read_files(path: Path) -> Mapping[str, FileRecord]:
@@ -332,12 +334,13 @@ def _write(path: Path, text: str) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Generator[Path]:
-    """Hold a mount path against every other process of this user; yields the path of what is known of it.
+    """Lock a mount path against every other process of this user; yield the path of its records.
 
-    Raises PermissionError when somebody else has made the folder of the records.
+    Raises PermissionError when another user has made the folder of the records.
     """
     root = Path(_RECORDS, f"skyward-{os.getuid()}")
     root.mkdir(mode=0o700, exist_ok=True)
+    # Every user may write to /var/tmp: a folder, or a link, of somebody else's would choose the files to be replaced.
     if root.lstat().st_uid != os.getuid() or not stat.S_ISDIR(root.lstat().st_mode):
         raise PermissionError(f"{root} belongs to another user")
     base = root / hashlib.blake2b(os.fsencode(folder), digest_size=10).hexdigest()
@@ -346,13 +349,14 @@ def _locked(folder: Path) -> Generator[Path]:
         yield base
         if not base.with_suffix(".json").exists():
             lock.unlink()
-    with suppress(OSError):  # other places are known
+    with suppress(OSError):  # it has records of other mount paths
         root.rmdir()
 
 
 @contextmanager
 def _taken(lock: Path) -> Generator[None]:
-    """Hold ``lock``, which its last user removes, whatever becomes of the folder meanwhile."""
+    """Hold ``lock``, a file that its last user removes."""
+    # The file may be removed between its opening and its locking; then the lock is of no use, and taken again.
     while True:
         lock.parent.mkdir(mode=0o700, exist_ok=True)
         with lock.open("wb") as file:

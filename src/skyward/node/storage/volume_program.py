@@ -1,7 +1,7 @@
-"""The program that makes volumes available on a node and writes back what was changed: ``python -m ...node.volumes``.
+"""Program that makes volumes available on a node, by a mount or a copy, and writes changes back.
 
-It reads one :class:`VolumeOrder` from its standard input, where nobody else sees the keys in it, and prints one
-:class:`VolumeAnswer`. When something fails: exit status 1, and the reason on standard error.
+``python -m skyward.node.storage.volume_program`` reads one :class:`VolumeOrder` from standard input, where no other
+user sees its keys, and prints one :class:`VolumeAnswer`. A failure: exit status 1, and the reason on standard error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal
 
 from skyward.errors import SkywardError
 from skyward.node.storage.mirror import Mirror
-from skyward.node.storage.mount_registry import Place, claimed, held
+from skyward.node.storage.mount_registry import MountPath, claimed, held
 from skyward.providers.storage import MountWay, store_kind
 from skyward.request.volume import GrantedVolume
 
@@ -28,9 +28,9 @@ __all__ = ["LOG_FILE", "VolumeAnswer", "VolumeOrder", "can_mount", "main", "moun
 log = logging.getLogger("skyward.node.storage.volume_program")
 
 LOG_FILE = "volumes.log"
-"""In the node's folder."""
+"""Name of the log in the node's folder."""
 _QUIET_S = 5.0
-"""What was written to more recently may be half of what it will be."""
+"""Seconds without a write after which a file counts as complete."""
 _MOUNT_S = 60.0
 _INSTALL_S = 240.0
 _LOOK_S = 30.0
@@ -41,14 +41,14 @@ _PRIVATE = 0o600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeOrder:
-    """What is to be done with a node's volumes. Secret.
+    """Order for a node's volumes. Secret: it holds keys.
 
     Attributes:
-        verb: ``"fetch"`` makes them available; ``"push"`` writes back what was changed; ``"release"`` does so for the
-            last time, and leaves nothing of them behind once no node uses them. All are idempotent.
-        instance_id: the node's.
+        verb: ``"fetch"`` makes them available; ``"push"`` writes changes back; ``"release"`` does so for the last time,
+            and removes them once no node uses them. All are idempotent.
+        instance_id: the node's id.
         workdir: the node's own folder.
-        volumes: which ones.
+        volumes: the volumes.
     """
 
     verb: Literal["fetch", "push", "release"]
@@ -57,7 +57,7 @@ class VolumeOrder:
     volumes: tuple[GrantedVolume, ...] = field(repr=False)
 
     def to_json(self) -> str:
-        """The text for standard input."""
+        """Return the text for standard input."""
         return json.dumps(
             {
                 "verb": self.verb,
@@ -69,35 +69,35 @@ class VolumeOrder:
 
     @classmethod
     def from_json(cls, text: str) -> VolumeOrder:
-        """Read it."""
+        """Return the order in the text of standard input."""
         values = json.loads(text)
         return cls(**values | {"volumes": tuple(map(GrantedVolume.from_dict, values["volumes"]))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeAnswer:
-    """What came of it.
+    """Outcome of an order.
 
     Attributes:
-        notes: what the user should know.
+        notes: notes for the user.
     """
 
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """The text for standard output."""
+        """Return the text for standard output."""
         return json.dumps({"notes": self.notes})
 
     @classmethod
     def from_json(cls, text: str) -> VolumeAnswer:
-        """Read it."""
+        """Return the answer in the text of standard output."""
         return cls(notes=tuple(json.loads(text)["notes"]))
 
 
 def perform(order: VolumeOrder) -> VolumeAnswer:
-    """Do what is ordered, for every volume although one fails.
+    """Carry out an order, for every volume even if one fails; a fetch that fails leaves nothing behind.
 
-    What was made for volumes that cannot be fetched is removed again. Raises Skyward's errors, or OSError: the first.
+    Raises the first of Skyward's errors, or OSError.
     """
     notes: list[str] = []
     errors: list[Exception] = []
@@ -116,7 +116,7 @@ def perform(order: VolumeOrder) -> VolumeAnswer:
             log.error("%s (%s): %s", granted.volume.mount_path, granted.volume.location, error)
             error.add_note(f"volume {granted.volume.mount_path} ({granted.volume.location})")
             errors.append(error)
-            if order.verb == "fetch":
+            if order.verb == "fetch":  # the node will not start: the other volumes are of no use
                 break
     if errors:
         if order.verb == "fetch":
@@ -127,48 +127,48 @@ def perform(order: VolumeOrder) -> VolumeAnswer:
 
 def _fetch(granted: GrantedVolume, order: VolumeOrder, key_file: Path) -> Sequence[str]:
     kind, folder = store_kind(granted.volume), Path(granted.volume.mount_path)
-    with claimed(granted, order.instance_id, order.workdir) as place:
-        if place.head.mounted and os.path.ismount(folder):
+    with claimed(granted, order.instance_id, order.workdir) as mount_path:
+        if mount_path.head.mounted and os.path.ismount(folder):
             return ()
         if granted.access.mountable and can_mount():
-            place.head.mounted = mount(kind.mount_ways(granted, os.uname().machine), folder, key_file)
-        if place.head.mounted:
+            mount_path.head.mounted = mount(kind.mount_ways(granted, os.uname().machine), folder, key_file)
+        if mount_path.head.mounted:
             return ()
-        return [f"{folder}: {note}" for note in _mirror(place, granted).fetch()]
+        return [f"{folder}: {note}" for note in _mirror(mount_path, granted).fetch()]
 
 
 def _push(granted: GrantedVolume) -> None:
     if granted.volume.read_only:
         return
-    with held(granted) as place:
-        if place is not None and not place.head.mounted:
-            _mirror(place, granted).push(quiet_s=_QUIET_S)
+    with held(granted) as mount_path:
+        if mount_path is not None and not mount_path.head.mounted:
+            _mirror(mount_path, granted).push(quiet_s=_QUIET_S)
 
 
 def _release(granted: GrantedVolume, order: VolumeOrder) -> None:
-    with held(granted) as place:
-        if place is None or order.instance_id not in place.head.holders:
+    with held(granted) as mount_path:
+        if mount_path is None or order.instance_id not in mount_path.head.holders:
             return
-        del place.head.holders[order.instance_id]
-        in_use = place.used_by_others()
-        place.save()
-        if not (place.read_only or place.head.mounted):
-            _mirror(place, granted).push(quiet_s=0.0)
+        del mount_path.head.holders[order.instance_id]
+        in_use = mount_path.used_by_others()
+        mount_path.save()
+        if not (mount_path.read_only or mount_path.head.mounted):
+            _mirror(mount_path, granted).push(quiet_s=0.0)
         if in_use:
             return
-        if place.head.mounted:
-            unmount(place.folder)
-        elif left := place.empty():
-            log.warning("%s keeps files that are not in the store: %s", place.folder, ", ".join(left[:20]))
-        place.close()
+        if mount_path.head.mounted:
+            unmount(mount_path.folder)
+        elif left := mount_path.empty():
+            log.warning("%s keeps files that are not in the store: %s", mount_path.folder, ", ".join(left[:20]))
+        mount_path.close()
 
 
-def _mirror(place: Place, granted: GrantedVolume) -> Mirror:
-    return Mirror(place, lambda: store_kind(granted.volume).open_store(granted))
+def _mirror(mount_path: MountPath, granted: GrantedVolume) -> Mirror:
+    return Mirror(mount_path, lambda: store_kind(granted.volume).open_store(granted))
 
 
 def can_mount() -> bool:
-    """Whether this machine has file systems of programs at all; containers mostly do not."""
+    """Return True if programs can serve file systems on this machine; most containers refuse it."""
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
@@ -178,20 +178,19 @@ def can_mount() -> bool:
 
 
 def mount(ways: Sequence[MountWay], folder: Path, key_file: Path) -> str:
-    """Mount in the first way that works; returns its program, or nothing if none does.
-
-    A mount outlives whoever asked for it: it carries no instance's id, so that it is there until it is unmounted.
+    """Mount in the first way that works; return its program, or nothing if none does.
 
     Args:
-        ways: best first.
-        folder: where.
-        key_file: where a key may be kept that the program needs.
+        ways: programs and arguments, the best first.
+        folder: the mount path.
+        key_file: file for a key that the program may need.
     """
     for way in ways:
         if shutil.which(way.program) is None and not _install(way):
             continue
         if way.key_text:
             _write_private(key_file, way.key_text)
+        # A mount counts only if the folder can be listed: a program may mount, and fail at the first access.
         done = _run(way.argv, env=_environment(way, key_file), timeout_s=_MOUNT_S)
         if done and os.path.ismount(folder) and _run(["ls", str(folder)], timeout_s=_LOOK_S):
             log.info("%s: mounted with %s", folder, way.program)
@@ -203,7 +202,7 @@ def mount(ways: Sequence[MountWay], folder: Path, key_file: Path) -> str:
 
 
 def unmount(folder: Path) -> None:
-    """Unmount, once what was written is stored.
+    """Unmount, once all writes are stored.
 
     Raises :class:`~skyward.errors.SkywardError`.
     """
@@ -213,7 +212,7 @@ def unmount(folder: Path) -> None:
         if shutil.which(argv[0]) is not None:
             _run(argv, timeout_s=_UNMOUNT_S)
     if os.path.ismount(folder):
-        raise SkywardError(f"{folder} cannot be unmounted")
+        raise SkywardError(f"{folder} cannot be unmounted: end the programs that use it, then run `umount {folder}`")
 
 
 def _install(way: MountWay) -> bool:
@@ -226,12 +225,13 @@ def _install(way: MountWay) -> bool:
 
 
 def _environment(way: MountWay, key_file: Path) -> Mapping[str, str]:
+    # Without the instance's id, or the mount would be killed with the node's processes instead of unmounted.
     inherited = {name: value for name, value in os.environ.items() if name != _INSTANCE_VARIABLE}
     return inherited | {name: value.replace("{key_file}", str(key_file)) for name, value in way.env.items()}
 
 
 def _run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> bool:
-    """Whether it ended well; what it said is in the log. A daemon that it leaves is in a session of its own."""
+    """Run a command; return True if it succeeded. Its output is logged; a daemon of it has a session of its own."""
     log.info("running %s", argv)
     try:
         done = subprocess.run(
@@ -262,7 +262,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    """Do what standard input says."""
+    """Carry out the order in standard input."""
     order = VolumeOrder.from_json(sys.stdin.read())
     Path(order.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
     file = logging.FileHandler(Path(order.workdir, LOG_FILE), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A supervisor's part in its node's volumes: has changes written back now and then, and everything at the end."""
+"""Supervisor's part in its node's volumes: changes written back every minute, and all of them at the end."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["WRITE_BACK_S", "VolumeKeeper"]
 log = logging.getLogger("skyward.node.storage.write_back")
 
 WRITE_BACK_S = 60.0
-"""How often changes are written back while the node lives."""
+"""Seconds between two times that changes are written back while the node lives."""
 _PAUSE_S = 1.0
 
 
 class VolumeKeeper:
-    """Keeps the volumes of one node.
+    """Keeper of the volumes of one node.
 
     Args:
-        config: the node's.
-        on_trouble: told when changes cannot be written back, and why.
+        config: the node's configuration.
+        on_trouble: called with the reason when changes cannot be written back.
 
     Attributes:
-        writable: whether there may be anything to write back.
+        writable: True if there may be anything to write back.
     """
 
     def __init__(self, config: NodeConfig, on_trouble: Callable[[str], None]) -> None:
@@ -39,45 +39,46 @@ class VolumeKeeper:
         self._on_trouble = on_trouble
         self.writable = any(not granted.volume.read_only for granted in config.volumes)
         self._process: asyncio.subprocess.Process | None = None
-        self._told = ""
+        self._reported = ""
         self._hurry = asyncio.Event()
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of what it runs at the moment."""
+        """Process ids of the programs that run at the moment."""
         return () if self._process is None else (self._process.pid,)
 
     async def keep(self) -> None:
-        """Write back every minute what was changed; all the time once there is a hurry."""
+        """Write changes back every minute; without a pause after :meth:`hurry`."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_BACK_S):
                     await self._hurry.wait()
             await SYSTEM_CLOCK.sleep(_PAUSE_S)
-            self._tell(await self._run("push"))
+            self._report(await self._run("push"))
 
     def hurry(self) -> None:
-        """The machine will be gone soon. Idempotent."""
+        """Write back without a pause from now on: the machine will be gone soon. Idempotent."""
         self._hurry.set()
 
     async def release(self) -> None:
-        """Write back everything, and leave nothing of the volumes on the machine. To be called once nothing runs."""
+        """Write back everything, and remove the volumes from the machine. Call once no user code runs."""
         if not self._config.volumes:
             return
         try:
             async with asyncio.timeout(RELEASE_S):
-                self._tell(await self._run("release"))
+                self._report(await self._run("release"))
         except TimeoutError:
-            self._tell(f"it took longer than {RELEASE_S:g} s")
+            self._report(f"it took longer than {RELEASE_S:g} s")
 
-    def _tell(self, trouble: str) -> None:
-        if trouble and trouble != self._told:
+    def _report(self, trouble: str) -> None:
+        if trouble and trouble != self._reported:  # every minute the same: once is enough
             log.error("%s", trouble)
             self._on_trouble(trouble)
-        self._told = trouble
+        self._reported = trouble
 
     async def _run(self, verb: Literal["push", "release"]) -> str:
-        """Why it failed, if it did. What is left of it when this is cancelled is killed."""
+        """Run the program for all volumes; return the reason of a failure, if any. Cancelled, kill the program."""
+        # The order goes to standard input: it holds keys, and other users can read a command line.
         config = self._config
         order = VolumeOrder(verb=verb, instance_id=config.instance_id, workdir=config.workdir, volumes=config.volumes)
         try:

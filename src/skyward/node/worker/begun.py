@@ -1,7 +1,7 @@
 """Mark of the last call that a worker began: eight bytes of memory that outlive the worker's process.
 
-The worker stores the position of each call before it runs it; its nanny reads the mark once the process has ended,
-whatever ended it. It separates the calls that may have run from those that certainly have not (docs/decisions/014).
+The worker stores the position of each call before it runs the call. Its nanny reads the mark once the process has
+ended, by any cause. Calls after that position have certainly not run (docs/decisions/014).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _BYTES = 8
 
 
 def make_mark(path: str) -> None:
-    """Create the file of a mark, for a worker that is about to start. Logs where it cannot; there is no mark then."""
+    """Create the file of a mark, for a worker that is about to start. Log a failure; there is no mark then."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
-            os.write(descriptor, bytes(_BYTES))  # allocates the page: storing into a hole could end the worker
+            os.write(descriptor, bytes(_BYTES))  # a store into a hole of a full disk would end the worker (SIGBUS)
         finally:
             os.close(descriptor)
-    except OSError as error:
+    except OSError as error:  # the worker does without: after its end, every call that it was sent may have begun
         log.warning("no mark of the calls begun: %s", error)
         Path(path).unlink(missing_ok=True)
 
 
 def open_mark(path: str) -> memoryview | None:
-    """Map a mark, as a sequence of one integer; None if there is none.
+    """Map a mark, as a sequence of one integer; return None if there is none.
 
     Raises:
-        OSError: the file is there, cannot be used, and cannot be removed: it would deny that calls have begun.
+        OSError: the file can be neither used nor removed: left as it is, it would deny that calls have begun.
     """
     try:
         with open(path, "r+b") as file:
@@ -47,7 +47,7 @@ def open_mark(path: str) -> memoryview | None:
 
 
 def take_mark(path: str) -> int | None:
-    """Read the mark of a process that has ended, and remove its file; None if there is none."""
+    """Return the mark of a process that has ended, and remove its file; None if there is none."""
     try:
         data = Path(path).read_bytes()
         os.unlink(path)

@@ -1,4 +1,4 @@
-"""Runs a worker's calls: in order, in one thread, their results sent together where they come fast."""
+"""Runner of a worker's calls: in order, in one thread; results of short calls are sent together."""
 
 from __future__ import annotations
 
@@ -46,15 +46,18 @@ log = logging.getLogger("skyward.node.worker.call_runner")
 Mark = MutableSequence[int] | memoryview
 _ALONE = CallContext()
 _NOTHING = nullcontext()
+# Bytes that the client has not acknowledged: no call begins above the first bound, no large result is copied on above
+# the second. Without them a worker grows while its client is away (docs/decisions/002).
 _KEPT_BYTES_BOUND = 256 << 20
 _COPIED_BYTES_BOUND = 64 << 20
 _RESULTS_PER_ITEM = 1024
 _PAUSE_S = 0.05
+"""Seconds between two looks at a bound, or at kept mappings."""
 
 
 @dataclass(slots=True, eq=False)
 class SentFunction:
-    """Function that calls name by its id. Each call that waits holds it, whether or not it was forgotten meanwhile.
+    """Function that calls name by its id. Queued calls hold it, even after the client has had the worker forget it.
 
     Attributes:
         label: its name, for messages.
@@ -71,19 +74,19 @@ class SentFunction:
         loaded = self.loaded
         if loaded is None:
             loaded = self.loaded = load(self.payload)
-            self.payload = Payload()
+            self.payload = Payload()  # the pickle would be held twice: up to 64 MiB of functions are kept
         return loaded
 
 
 @dataclass(slots=True, eq=False)
 class ReceivedCall:
-    """Call that waits on this worker.
+    """Call in this worker's queue.
 
     Attributes:
         id: unique in the pool.
-        function: what it calls.
+        function: the function that it calls.
         position: number among the calls sent to this worker's place.
-        final: whether it may not run again, so that its result must leave this process before another call ends it.
+        final: True if it may not run again: its result must leave this process before another call ends it.
         data: pickle of the arguments, unless there is a ``payload``.
         payload: the arguments, if they are large.
         header: see :class:`CallHeader`.
@@ -99,30 +102,27 @@ class ReceivedCall:
 
 
 class Outlet(Protocol):
-    """The way to the client and back. Thread-safe; only :meth:`wait` blocks."""
+    """Connection to the client. Thread-safe; only :meth:`wait` blocks."""
 
     @property
     def kept_bytes(self) -> int:
-        """How much the client has not seen yet."""
+        """Number of bytes that the client has not acknowledged."""
         ...
 
     def push(self, item: ToClient, *, bulk: bool = False) -> None:
-        """Queue an item."""
+        """Enqueue an item."""
         ...
 
     def flush(self) -> None:
-        """Send what is queued."""
+        """Send the queued items."""
         ...
 
     def flush_soon(self) -> None:
-        """Have another thread send what is queued then, after :meth:`CallRunner.hand_over_results`."""
+        """Have another thread call :meth:`CallRunner.hand_over_results` and send the queued items."""
         ...
 
     def wait(self, timeout_s: float | None, *, eager: bool = False) -> None:
-        """Return when something has come, after it was handed over, or after :meth:`wake`; the one that blocks.
-
-        If ``eager``, it is looked for without sleeping at first.
-        """
+        """Block until items have arrived and were handed over, or until :meth:`wake`; if ``eager``, busy-wait first."""
         ...
 
     def wake(self) -> None:
@@ -137,16 +137,16 @@ class _MissingBlobsError(Exception):
 
 
 class CallRunner:
-    """The calls of one worker.
+    """Queue and thread of one worker's calls.
 
     Attributes:
         running: id of the call that runs; 0 while none does.
-        functions: those that calls may name.
+        functions: functions that calls may name, by id. The client decides which ones are here.
 
     Args:
-        outlet: takes what goes back.
-        output: collects what calls print.
-        blob_dirs: folders where large arguments lie, by their content id.
+        outlet: connection to the client.
+        output: collector of printed text.
+        blob_dirs: folders of large arguments, by their content id.
         begun: holds the position of the last call begun; its first element is set before a call runs.
     """
 
@@ -170,13 +170,13 @@ class CallRunner:
         self._closed = False
 
     def add(self, calls: Iterable[ReceivedCall]) -> None:
-        """Queue calls."""
+        """Enqueue calls."""
         with self._lock:
             self._queue.extend(calls)
         self.wake()
 
     def take_back(self, call_ids: Iterable[int]) -> list[int]:
-        """Drop those of these calls that wait; returns which."""
+        """Drop those of these calls that have not begun; return their ids."""
         unwanted = set(call_ids)
         with self._lock:
             dropped = [call.id for call in self._queue if call.id in unwanted]
@@ -191,12 +191,12 @@ class CallRunner:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def met(self, call_id: int, texts: Sequence[str]) -> None:
-        """The others of a call's gang have told their part, too."""
+        """Pass the texts of the whole gang to the call that waits for them in :meth:`_meet`."""
         if call_id == self.running:
             self._meetings.put(texts)
 
     def reset(self) -> None:
-        """A new client: what the last one wanted is over."""
+        """Drop the calls and results of the last client, for a new one."""
         with self._lock:
             self._queue.clear()
             self._results.clear()
@@ -204,7 +204,8 @@ class CallRunner:
         self.functions.clear()
 
     def wake(self) -> None:
-        """Have :meth:`work` look again."""
+        """Have :meth:`work` look at its queue again."""
+        # A byte into a pipe costs a system call, so only where the thread sleeps, and never from the thread itself.
         if self._waiting and threading.get_ident() != self._thread:
             self._outlet.wake()
 
@@ -215,13 +216,13 @@ class CallRunner:
         self.wake()
 
     def work(self) -> None:
-        """Run calls until :meth:`close`; the one thread that does."""
+        """Run calls until :meth:`close`, in the calling thread; no other thread may."""
         self._thread = threading.get_ident()
         with enter_call(_ALONE), use_callback(self._emit):
             while not self._closed:
                 call = self._next()
                 if call is not None:
-                    if self._results:  # they do not wait for what comes next
+                    if self._results:  # the next call may take hours
                         self._outlet.flush_soon()
                     self._run(call)
                     continue
@@ -230,7 +231,8 @@ class CallRunner:
                 self._wait()
 
     def _settle(self, call: ReceivedCall) -> None:
-        """Send the result of a final call before the next call runs: that one may end this process."""
+        """Send the result of a final call before the next call runs."""
+        # The next call may end this process, and a final call may not run again (docs/decisions/014).
         if call.final:
             self.hand_over_results()
             self._outlet.flush()
@@ -248,14 +250,14 @@ class CallRunner:
         began = time.perf_counter()
         self._outlet.wait(limit_s, eager=self._eager)
         self._waiting = False
-        self._output.collect()  # it was written between calls
-        # Someone makes one short call after the other.
+        self._output.collect()  # written between calls: it belongs to none
+        # One short call after the other: busy-waiting took a round trip from 610 to 400 µs (docs/decisions/007).
         self._eager = len(self._queue) == 1 and time.perf_counter() - began < PROMPT_S
         if not self._queue:
             self._blobs.let_go()
 
     def hand_over_results(self) -> None:
-        """Queue the small results that have gathered, as one item."""
+        """Enqueue the small results that have gathered, as one item."""
         with self._lock:
             results, self._results = self._results, []
             if results:
@@ -263,7 +265,7 @@ class CallRunner:
                 self._outlet.push(SmallResults(call_ids, seconds, pickles))
 
     def _may_run(self) -> bool:
-        """Calls wait, and the client keeps up with what it was sent: else this process would grow without bound."""
+        """Return whether a call is queued and the client keeps up with the results."""
         return bool(self._queue) and self._outlet.kept_bytes <= _KEPT_BYTES_BOUND
 
     def _next(self) -> ReceivedCall | None:
@@ -273,16 +275,17 @@ class CallRunner:
                 return None
             call = self._queue.popleft()
             self.running, self._client = call.id, self._clients
+            # Before it runs: the nanny reads the mark after a crash, and calls after this one move for free.
             self._begun[0] = call.position
             return call
 
     def _run(self, call: ReceivedCall) -> None:
-        """Run a call and queue its answer. Never raises: the thread is needed for the next call."""
+        """Run a call and enqueue its answer. Never raises: the thread is needed for the next call."""
         started = time.perf_counter()
         try:
             self._run_and_answer(call, started)
             self._settle(call)
-        except BaseException as broken:  # no memory for the answer, say; an answer without a pickle needs little
+        except BaseException as broken:  # such as too little memory for the answer; one without a pickle needs little
             log.exception("the answer of call %d could not be sent", call.id)
             message = f"the call's result or exception could not be sent: {type(broken).__name__}: {text_of(broken)}"
             type_name = f"{type(broken).__module__}.{type(broken).__qualname__}"
@@ -304,17 +307,18 @@ class CallRunner:
         except BaseException as raised:  # a call that exits or is interrupted must not end its worker
             packed = pack_error(raised)
             if is_doubtful(packed.type_name, packed.message):
-                # Should its GPU have failed, the node ends now, and another one does the call.
+                # The driver reports a failed GPU up to 3 s later. If it does, the node ends meanwhile, and the call
+                # moves to another node instead of failing.
                 threading.Event().wait(DOUBT_S)
             outcome = Outcome(seconds=time.perf_counter() - started, error=packed)
             self._answer(CallResult(call.id, outcome))
             if call.header is not None and call.header.gang and call.header.world > 1:
-                self._answer(SpentProcess([], ""))  # what connects it with the others is still there
+                self._answer(SpentProcess([], ""))  # its connections to other ranks still exist
             return
         self._send(call.id, result, time.perf_counter() - started)
 
     def _answer(self, item: ToClient) -> None:
-        """Send the answer of the call that runs, unless the client that asked for it is gone."""
+        """Send the answer of the running call, unless the client that sent the call is gone."""
         with self._lock:
             if self._client == self._clients:
                 self._outlet.push(item)
@@ -333,7 +337,8 @@ class CallRunner:
             return pack_result(value, what=f"the result of {call.function.label}")
 
     def _meet(self, call_id: int, text: str) -> Sequence[str]:
-        """Wait for the others; should one of them never come, this process is ended from outside."""
+        """Send this call's text to its gang and wait for those of all others."""
+        # Without a time limit: if one of them fails, the client ends this process.
         self._outlet.push(GangAddress(call_id, text))
         self._outlet.flush_soon()
         return self._meetings.get()
@@ -359,7 +364,7 @@ class CallRunner:
         for index, part in enumerate(parts):
             for offset in range(0, part.nbytes, CHUNK_BYTES):
                 # A copy: the memory may be the user's own, and the next call may write to it before this is sent.
-                if self._clients != client:  # who asked for it is gone
+                if self._clients != client:  # another client has connected: the result has no receiver
                     return
                 piece = bytes(part[offset : offset + CHUNK_BYTES])
                 self._outlet.push(ResultChunk(call_id, index, part.nbytes, offset, piece), bulk=True)

@@ -1,4 +1,4 @@
-"""Capture of a worker's descriptors 1 and 2: they lead to its log, and the worker reads back what others wrote there.
+"""Capture of a worker's descriptors 1 and 2: they lead to its log, from which the worker reads foreign output back.
 
 A file instead of a pipe: its writers never block, so C code that prints while it holds the GIL cannot lock up the
 process, and the last words of a process that crashed are still there (docs/decisions/015).
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["LAST_WORDS_BYTES", "LastWords", "WorkerLog", "take_last_words"]
 
 LAST_WORDS_BYTES = 8 << 10
-"""Longest report of last words. Six times as long in JSON, where it must stay below asyncio's limit of a line."""
+"""Longest report of last words, in bytes."""
+# In JSON six times as long (control characters), and must stay below asyncio's limit of a line, 64 KiB.
 
 _PIECE_BYTES = 256 << 10
 _LINE_BUFFERED = 1  # _IOLBF
@@ -34,7 +35,7 @@ _LINE_BUFFERED = 1  # _IOLBF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWords:
-    """Output that a worker left behind.
+    """Output that a worker had not delivered when it ended.
 
     Attributes:
         data: the bytes, the last :data:`LAST_WORDS_BYTES` of them.
@@ -48,14 +49,14 @@ class LastWords:
 
 
 class WorkerLog:
-    """Log file of a worker, in which its own part is distinguished from captured output.
+    """Log file of a worker, in which the worker's own part is distinguished from captured output.
 
-    The own part, such as Dask's messages, is written through :attr:`own`. Everything else that is appended is captured:
-    it came through descriptors 1 and 2 of the worker or of the processes that it started.
+    The own part, such as Dask's messages, is written through :attr:`own`. Everything else in the log is captured: it
+    came through descriptors 1 and 2 of the worker or of the processes that it started.
 
     Attributes:
-        lock: held while captured output is handed on. Holders never wait for anybody.
-        position: offset up to which captured output was handed on.
+        lock: held while captured output is handed over. No holder waits for another thread.
+        position: offset up to which captured output was handed over.
         whole: the same, up to the last whole line.
         own: text stream for the worker's own messages, unbuffered.
 
@@ -87,44 +88,47 @@ class WorkerLog:
 
     @property
     def has_more(self) -> bool:
-        """Return whether anything was appended that has not been handed on. Takes half a microsecond."""
+        """Return True if the log has output that was not handed over. Takes half a microsecond."""
         return self.size != self.position
 
     def redirect(self) -> None:
-        """Send descriptors 1 and 2 to the log, and what is logged in this process to its own part."""
+        """Redirect descriptors 1 and 2 to the log, and this process's log messages to its own part."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
         _have_handlers_write_to(self.own)
         for stream in (sys.__stdout__, sys.__stderr__):
-            if isinstance(stream, io.TextIOWrapper):  # forked children print through these
+            if isinstance(stream, io.TextIOWrapper):  # forked children print through these; unflushed lines are lost
                 stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        # A crash's traceback becomes part of the last words, which have room for one thread's.
         faulthandler.enable(2, all_threads=False)
-        if sys.platform == "linux":  # C's own buffer would keep lines back until it is full
+        if sys.platform == "linux":  # the buffer of C's stdout would keep lines back until it is full
             libc = ctypes.CDLL(None)
             libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
 
     def append(self, data: ReadableBuffer) -> int:
-        """Write to the own part; return how many bytes."""
+        """Write to the own part; return the number of bytes."""
         if os.getpid() != self._pid:  # a forked child, where the lock may be held for ever
             return os.write(self._appending, data)
         with self.lock:
             count = os.write(self._appending, data)
-            end = os.lseek(self._appending, 0, os.SEEK_CUR)  # appending leaves it behind what was written
+            # O_APPEND moves the offset to the end of this write, wherever other processes have written meanwhile.
+            end = os.lseek(self._appending, 0, os.SEEK_CUR)
             self._own_parts.append((end - count, end))
-            if self._marked == end - count:
+            if self._marked == end - count:  # all before it has arrived: own messages are no last words
                 self.whole = end
                 self.mark(end)
         return count
 
     def hand_on(self, feed: Callable[[bytes, int], None]) -> bool:
-        """Pass the next piece of captured output on; return whether there is more.
+        """Hand over the next piece of captured output; return whether there is more.
 
         Args:
-            feed: takes bytes, and the offset up to which they, and all before them, are whole lines.
+            feed: receives bytes, and the offset up to which they, and all before them, are whole lines.
         """
         with self.lock:
+            # The lock is reentrant: a finalizer that prints may run in this thread, in the middle of this method.
             if self._feeding:
                 return False
             self._feeding = True
@@ -135,18 +139,18 @@ class WorkerLog:
         return self.has_more
 
     def end_line(self) -> None:
-        """Count an unfinished line as whole, since it was sent as if it was."""
+        """Count an unfinished line as whole: it was sent at the end of its call."""
         self.whole = self.position
 
     def mark(self, until: int) -> None:
-        """Note that all captured output up to an offset has arrived: it will not count as last words."""
+        """Record that all captured output up to an offset has arrived, and is no part of the last words."""
         if self._marked != until:
             self._marked = until
             os.pwrite(self._marking, until.to_bytes(8, "little"), 0)
 
     @property
     def is_marked(self) -> bool:
-        """Return whether all that was handed on is marked."""
+        """Return True if all whole lines that were handed over are marked."""
         return self._marked == self.whole
 
     def close(self) -> None:
@@ -157,13 +161,13 @@ class WorkerLog:
     def _hand_on(self, feed: Callable[[bytes, int], None]) -> None:
         start = self.position
         data = os.pread(self._reading, _PIECE_BYTES, start)
-        end = start + len(data) if data else self.size  # shorter than before: it was truncated
+        end = start + len(data) if data else self.size  # no data, another size: the file was truncated
         own = [part for part in self._own_parts if part[0] < end]
         pieces = list(_between(own, start, data))
         whole = _whole_until(pieces, own, self.whole)
         if captured := b"".join(piece for _, piece in pieces):
             feed(captured, whole)
-        self.whole = whole  # not before it was handed on: another thread may mark meanwhile
+        self.whole = whole  # only after feed(): another thread may mark it as arrived meanwhile
         self._own_parts = [part for part in self._own_parts if part[1] > end]
         self.position = end
 
@@ -180,7 +184,7 @@ class _OwnPart(io.RawIOBase):
 
 
 def take_last_words(log: Path, mark: Path) -> LastWords:
-    """Return what a worker that has ended left behind, once: output that it had no time to hand on."""
+    """Return the output that a worker had not delivered when it ended, once: the mark moves to the end."""
     with suppress(OSError), mark.open("r+b") as marking, log.open("rb") as reading:
         end = reading.seek(0, os.SEEK_END)
         begin = int.from_bytes(marking.read(8), "little")

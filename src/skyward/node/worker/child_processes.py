@@ -1,4 +1,9 @@
-"""Children that user code forks: each ends where the call that forked it ends, and never runs the worker's own code."""
+"""Child processes of user code: forks end with their call; multiprocessing sends them functions and classes by value.
+
+The standard library pickles functions and classes by name. On a node that fails: the module they come from is the
+client's, and no process here can import it. Children started by "spawn" or "forkserver" are new programs. The first
+such object that they receive gives them the same ability, so that results may be instances of those classes.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +28,14 @@ __all__ = ["allow_multiprocessing", "call_in_this_process"]
 def call_in_this_process(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call ``function``; in a child that it forked, end the child instead of returning or raising.
 
-    The child's exit status is the one it would have at the end of a program. Handlers at exit are not called: they are
-    the worker's.
+    The child's exit status is the one it would have at the end of a program.
     """
     caller = os.getpid()
     try:
         result = function(*args, **kwargs)
     except BaseException as error:
         if os.getpid() != caller:
-            _end(error)
+            _end(error)  # returning, the child would go on as a second worker on the same connections
         raise
     if os.getpid() != caller:
         _end(None)
@@ -47,6 +51,7 @@ def _end(error: BaseException | None) -> NoReturn:
                 with suppress(Exception):
                     stream.flush()
     finally:
+        # Not sys.exit: the handlers at exit are the worker's.
         os._exit(status)
 
 
@@ -64,11 +69,8 @@ def _exit_status(error: BaseException | None) -> int:
 
 
 def allow_multiprocessing() -> None:
-    """Have multiprocessing work in this process, a worker, as in a program of the user's own.
-
-    Its start method is undecided again (the process that forked it has handed its own down), and objects whose names
-    mean nothing here go to child processes by value.
-    """
+    """Make multiprocessing work in this process, a worker, as in a program of the user's own."""
+    # The fork server decided on a start method, and workers inherit it; user code may set its own.
     multiprocessing.set_start_method(None, force=True)
     _send_by_value()
 
@@ -98,5 +100,5 @@ def _is_in(module: object, obj: type | FunctionType) -> bool:
 
 
 def _rebuild(data: bytes, *buffers: bytearray) -> object:
-    _send_by_value()
+    _send_by_value()  # this may be the child, which sends its results back the same way
     return pickle.loads(data, buffers=buffers)

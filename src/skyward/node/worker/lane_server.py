@@ -1,4 +1,4 @@
-"""The worker's end of a lane: greets the client, takes its calls, and brings back what they give.
+"""Worker's end of a lane: handshake with the client, calls in, results and printed text out.
 
 A dropped link loses nothing. Only a large result waits for the client, so that it is not held twice.
 """
@@ -47,8 +47,11 @@ __all__ = ["LaneServer"]
 
 log = logging.getLogger("skyward.node.worker.lane_server")
 
+# Text in bytes that the client has not acknowledged. Above it a thread that prints waits, and the log is not read on
+# (docs/decisions/015).
 _KEPT_LINES_BOUND = 64 << 20
 _COLLECT_S = 0.1
+# At most 4 MiB of the log in one go: the loop has results to send, too.
 _COLLECT_PIECES = 16
 _PACE_S = 0.005
 _LONGEST_PAUSE_S = 1.0
@@ -57,16 +60,16 @@ _FAREWELL_S = 0.5
 
 
 class LaneServer:
-    """Serves the one client of the pool, over as many connections as it takes. Made on its event loop.
+    """Lane server for the one client of the pool, over one connection after the other. Made on its event loop.
 
     Attributes:
-        output: what stands in for the streams that calls print to.
-        runner: the calls.
+        output: replacement of the streams that calls print to.
+        runner: the runner of the calls.
 
     Args:
-        incarnation: identity of this process; the client resumes only with the one it knew.
-        blob_dirs: folders where large arguments lie, by their content id.
-        log: the worker's log, from which captured output is taken; None to capture none.
+        incarnation: identity of this process; the client resumes a session only with the same one.
+        blob_dirs: folders of large arguments, by their content id.
+        log: the worker's log, from which captured output is read; None to capture none.
         begun: see :class:`~skyward.node.worker.call_runner.CallRunner`.
     """
 
@@ -95,7 +98,7 @@ class LaneServer:
         weakref.finalize(self, _close, self._woken, self._waker)
 
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext) -> None:
-        """Take connections until cancelled."""
+        """Accept connections until cancelled."""
 
         async def admit(sock: socket.socket) -> Connection:
             connection = Connection(sock, tls, server_side=True)
@@ -105,16 +108,16 @@ class LaneServer:
         await Listener(listening, admit=admit, serve=self._converse).run()
 
     async def watch_output(self) -> None:
-        """Send captured output while it comes, until cancelled; a call's last lines are taken when it ends."""
+        """Send captured output ten times a second until cancelled. A call that ends sends its last lines itself."""
         while True:
             await SYSTEM_CLOCK.sleep(_COLLECT_S)
             try:
                 self._collect_some()
-            except OSError:  # the log's disk has trouble, which may pass
+            except OSError:  # a full or failing disk may recover; this task must not end before
                 log.exception("captured output could not be read")
 
     def _collect_some(self) -> None:
-        if not self._linked:  # it waits in the log
+        if not self._linked:  # the log holds it meanwhile, on disk instead of in memory
             return
         self.output.mark(self._has_arrived)
         pieces = _COLLECT_PIECES
@@ -127,7 +130,7 @@ class LaneServer:
         return not self.kept_bytes
 
     def close(self) -> None:
-        """Hang up, and end the thread that runs calls after the one that runs now. Idempotent."""
+        """Close the connections, and end the thread that runs calls once its present call has ended. Idempotent."""
         self.runner.close()
         for task in self._tasks:
             task.cancel()
@@ -187,11 +190,12 @@ class LaneServer:
                 self._serving = task
                 await self._greet(connection, client, seen)
             self._linked = True
-            self._loop.call_soon(self.runner.wake)  # it waits for what comes over this connection then
+            # The thread that runs calls waits on the connection that was lost; woken, it waits on this one.
+            self._loop.call_soon(self.runner.wake)
             await self._link.run(connection, by_turns=True)
         except OSError as error:
             log.info("a connection was lost: %s", error)
-        except Exception:  # the peer has another session in mind: the next connection starts a new one
+        except Exception:  # the peer's session is another one: the next connection starts afresh
             log.exception("lane of client %s dropped", self._client)
             self._client = ""
         finally:
@@ -200,6 +204,7 @@ class LaneServer:
                 self._serving, self._linked = None, False
 
     async def _end_last_connection(self) -> None:
+        # A client dials a second time when it has given the first connection up; here it may still look alive.
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
@@ -210,6 +215,7 @@ class LaneServer:
             self._client = client
             self.runner.reset()
             self._link = Link(Session(), self._take)
+        # Items above the last number that the client has seen are sent again: nothing is lost, nothing runs twice.
         self._link.session.resume(seen)
         await connection.exchange([fresh, self._incarnation, self._link.session.seen])
 
@@ -233,6 +239,7 @@ class LaneServer:
                     for function_id in item.function_ids:
                         self.runner.functions.pop(function_id, None)
                 case CancelCalls() | RevokeCalls():
+                    # The items are in order: the calls before a revocation must be in the queue when it is done.
                     self.runner.add(calls)
                     calls = []
                     self._take_back(item)
@@ -250,7 +257,8 @@ class LaneServer:
         self._spawn(self._end_worker(call_id))
 
     async def _end_worker(self, call_id: int) -> None:
-        """End a running call the only way there is; what others are owed goes out first."""
+        """End a running call by ending this process, once the client has the results of earlier calls."""
+        # Python code cannot be stopped from outside by anything less than the end of its process.
         self._flush_now()
         with suppress(UnreachableError):
             await wait_until(self._all_seen, deadline_s=_FAREWELL_S, interval_s=0.005, what="the client to catch up")
@@ -260,10 +268,8 @@ class LaneServer:
         return self._link.session.drained or None
 
     def _keep_pace(self) -> None:
-        """Have a thread that prints wait while the client is behind; never the event loop's, which sends.
-
-        It waits a second at most: a finalizer may print in a thread that holds what the event loop waits for.
-        """
+        """Make a thread that prints wait while the client is behind; never the event loop's, which sends."""
+        # A second at most: a finalizer may print in a thread that holds a lock which the event loop waits for.
         if self.kept_bytes <= _KEPT_LINES_BOUND or threading.get_ident() == self._loop_thread:
             return
         until = time.monotonic() + _LONGEST_PAUSE_S
@@ -272,14 +278,15 @@ class LaneServer:
 
     def _send_printed(self, call_id: int, pieces: Sequence[LogPiece], log_end: int = 0, /) -> None:
         if not self._linked and self.kept_bytes > _KEPT_LINES_BOUND:
-            self._dropped_lines += len(pieces)
+            self._dropped_lines += len(pieces)  # text from Python is nowhere else: memory would grow without bound
             return
         if self._dropped_lines:
             note = f"… {self._dropped_lines} lines were dropped while the client was away"
             pieces = [LogPiece(text=note, stream="stderr", timestamp=time.time(), writer=-1), *pieces]
             self._dropped_lines = 0
         self.push(PrintedLines(call_id, pieces, log_end))
-        # Another thread would have to wait for the interpreter's lock, and the call may crash before it gets that.
+        # In this thread: another one would need the interpreter's lock, and the call may crash before it gets that.
+        # Lines less than a millisecond apart go together, or each would cost an encryption and a system call.
         last, self._printed_at = self._printed_at, time.monotonic()
         if self._printed_at - last < _PRINT_EVERY_S or not self._link.flush_if_free():
             self.flush_soon()

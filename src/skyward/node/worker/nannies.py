@@ -1,4 +1,4 @@
-"""The nannies of a node: one per worker, replaced when it closes for good."""
+"""Nannies of a node, one per worker, their process, and the fork server that starts the workers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,15 @@ __all__ = ["SlotNanny", "keep_slots", "main", "start_worker", "worker_exit"]
 log = logging.getLogger("skyward.node.worker.nannies")
 
 _GIB = 1 << 30
+# Seconds that the supervisor and the zygote may take to end once the supervisor's connection has closed: it closes its
+# connections a moment before it ends, and a zygote that lives ends the node's processes itself (docs/decisions/003).
 _DEATH_S = 1.0
 _END_S = 15.0
 
 
 def start_worker(**kwargs: Any) -> LaneWorker:
-    """The worker of a fresh process, which leads a session: what its calls spawn can be found and ended with it."""
+    """Return the worker of a fresh process, which becomes the leader of a session."""
+    # Its calls' children belong to the session and are killed with the worker (docs/decisions/003).
     os.setsid()
     name_process("worker")
     if "numpy.random" in sys.modules:
@@ -57,7 +60,7 @@ def start_worker(**kwargs: Any) -> LaneWorker:
 
 
 def worker_exit(worker: int, incarnation: str, exit_code: int, memory_limit_bytes: int | None) -> WorkerExit:
-    """The report on a process that ended; ``memory_limit_bytes`` only if exceeding it was the reason."""
+    """Return the report on a process that ended; ``memory_limit_bytes`` only if exceeding it was the reason."""
     if memory_limit_bytes is not None:
         reason = f"exceeded its memory limit of {memory_limit_bytes / _GIB:.1f} GiB"
     else:
@@ -73,7 +76,7 @@ def worker_exit(worker: int, incarnation: str, exit_code: int, memory_limit_byte
 
 
 class SlotNanny(Nanny):
-    """Dask's nanny of one worker: every process it starts is a new incarnation, and every end is reported."""
+    """Dask's nanny of one worker. Every process that it starts is a new incarnation, and every end is reported."""
 
     def __init__(self, plan: NodePlan, worker: int, order: Start, report: Callable[[Report], None]) -> None:
         self._slot = worker
@@ -103,10 +106,10 @@ class SlotNanny(Nanny):
         self.handlers["worker_stale"] = self._worker_stale
 
     async def start_unsafe(self) -> SlotNanny:
-        """Start the first process. The scheduler may end meanwhile: then the worker finds the next one by itself."""
+        """Start the first process, even if the scheduler ends meanwhile: the worker finds the next one by itself."""
         try:
             await super().start_unsafe()
-        except CommClosedError:  # the last that Dask's nanny does is to tell the scheduler that it has started
+        except CommClosedError:  # the last step of Dask's nanny is a report to the scheduler
             if self.process is None or self.process.status is not Status.running:
                 raise
             log.info("the scheduler ended while worker %d started", self._slot)
@@ -114,7 +117,7 @@ class SlotNanny(Nanny):
         return self
 
     def follow(self, order: Start) -> None:
-        """Have this worker, and those that come after it, join the scheduler of ``order`` and know of the fleet."""
+        """Pass the scheduler and the fleet's size in ``order`` to this worker and to its successors."""
         self.scheduler_addr = order.scheduler
         self.scheduler = self.rpc(order.scheduler)
         self.env |= self._plan.worker_env(self._slot, order)
@@ -123,9 +126,9 @@ class SlotNanny(Nanny):
             self._ongoing_background_tasks.call_soon(self._tell_worker)
 
     async def _tell_worker(self) -> None:
-        # Dask knows the address only once the worker has registered, for which this may be needed; ours is fixed.
+        # To its own address, which is fixed: Dask has one only after the registration, which may need this message.
         worker = cast("Any", self.rpc(self._worker_address))
-        with suppress(OSError):  # no process at the moment: the next one has it from here
+        with suppress(OSError):  # no process at the moment: the next one gets both from this nanny
             await worker.follow(scheduler=self.scheduler_addr, place=self.env["SKYWARD_WORKER"])
 
     def _worker_stale(self) -> None:
@@ -140,7 +143,7 @@ class SlotNanny(Nanny):
         self.env["SKYWARD_BEGUN"] = self._begun_mark = str(
             Path(self._plan.ready.blob_dir, f"begun-{self._incarnation}")
         )
-        make_mark(self._begun_mark)
+        make_mark(self._begun_mark)  # before the process: a worker that dies early has begun no call
         status = await super().instantiate()
         if self.process is not None and self.process.pid is not None:
             self._pid = self.process.pid
@@ -155,7 +158,7 @@ class SlotNanny(Nanny):
         return status
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:  # noqa: ASYNC109 - Dask's signature
-        """End the process for Dask's ``restart``; the report on its end gives that reason."""
+        """End the process for Dask's ``restart``; the report on its end has that reason."""
         self._ended_for = "Dask restarted it"
         try:
             await super().kill(timeout=timeout, reason=reason)
@@ -166,7 +169,7 @@ class SlotNanny(Nanny):
         over_limit = self._pid is not None and self.memory_manager._last_terminated_pid == self._pid  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         limit = self.memory_manager.memory_limit if over_limit else None
         if self._pid is not None:
-            # A forked child would hold the port that the next incarnation needs.
+            # A forked child would hold the port that the next incarnation needs: ports are fixed for the node's life.
             kill_session(self._pid)
         left = take_last_words(Path(self._plan.worker_log(self._slot)), Path(self._plan.worker_mark(self._slot)))
         ended = worker_exit(self._slot, self._incarnation, exitcode, limit)
@@ -184,11 +187,11 @@ class SlotNanny(Nanny):
 
 
 class _NannyClosedError(Exception):
-    """A nanny closed for good, as Dask's do when a worker dies while it starts."""
+    """Final end of a nanny, such as that of Dask's when a worker dies while it starts."""
 
 
 class _Slot:
-    """One worker's place: keeps a nanny in it, under the order that counts at the moment."""
+    """Slot of one worker, in which a nanny is kept running under the latest order."""
 
     def __init__(self, program: Program, worker: int, order: Start) -> None:
         self._program = program
@@ -219,10 +222,10 @@ def _leave_them_to_their_threads() -> None:
 async def keep_slots(program: Program) -> None:
     """Wait for the scheduler's address, then keep a nanny running for every worker; never returns."""
     order = await _next_order(program)
-    # The fork server is up already, with less preloaded than distributed would put there: see _start_fork_server.
+    # The fork server runs already, with less preloaded than distributed would put there: see _start_fork_server.
     distributed.utils._forkserver_preload_set = True  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    # Starting a process polls all others, each of which has a thread that waits for it; a fork server tells an exit
-    # code once, and the second reader takes it for 255 (multiprocessing/popen_forkserver.py).
+    # To start a process, multiprocessing polls all others, each of which has a thread that waits for it. A fork server
+    # sends an exit code once, and the second reader takes it for 255 (multiprocessing/popen_forkserver.py).
     multiprocessing.process._cleanup = _leave_them_to_their_threads  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
     dask_config.set({"distributed.worker.daemon": False, "distributed.worker.multiprocessing-method": "forkserver"})
     slots = [_Slot(program, worker, order) for worker in range(program.plan.config.workers)]
@@ -243,7 +246,7 @@ async def _next_order(program: Program) -> Start:
 
 
 def main() -> None:
-    """Run the node's nannies until the supervisor's end of standard input closes."""
+    """Run the node's nannies until the supervisor closes its end of standard input."""
     zygote = os.getppid()
     plan, reports = read_plan(), take_standard_output()
     _start_fork_server()
@@ -251,21 +254,20 @@ def main() -> None:
 
 
 def _end_after(supervisor: int, zygote: int, instance_id: str) -> None:
-    """End the node's processes if the supervisor was killed, and the zygote, which ends them then, was killed too."""
+    """End the node's processes if both the supervisor and the zygote, which does so otherwise, were killed."""
     if has_ended(supervisor, within_s=_DEATH_S) and has_ended(zygote, within_s=_END_S):
         asyncio.run(end_all(instance_id))
 
 
 def _start_fork_server() -> None:
-    """Have the fork server be a fork of this process, before it has threads: workers need what it has imported.
-
-    multiprocessing starts a new program, which would import it again. It still does should this server end.
-    """
+    """Start multiprocessing's fork server as a fork of this process. Call before the process has threads."""
+    # By itself multiprocessing starts a new program, which would import distributed again: 0.6 to 0.75 s of processor
+    # time (docs/decisions/010). It still does if this server ends.
 
     def fork(_path: bytes, argv: Sequence[str], kept: Sequence[int]) -> int:
         pid = os.fork()
         if pid == 0:
-            starting.spawnv_passfds = stock  # workers are forks of this process: their children are programs
+            starting.spawnv_passfds = stock  # workers inherit this: the fork servers of user code stay programs
             _serve_forks(argv[-1], kept)
         return pid
 
@@ -280,12 +282,12 @@ def _start_fork_server() -> None:
 
 
 def _serve_forks(code: str, kept: Sequence[int]) -> NoReturn:
-    """Do in this process what was meant for a new one: run ``code`` with no descriptors but ``kept``."""
+    """Run multiprocessing's ``code`` for a new process in this one, with no descriptors except ``kept``."""
     status = 1
     try:
         name_process("forkserver")
         _close_all_but({0, 1, 2, *kept})
-        # Both are those of the process this was forked from, the first one locked; user code may want its own.
+        # Both belong to the parent process, and the first is locked; user code may start its own.
         cast("Any", forkserver)._forkserver.__init__()  # noqa: SLF001
         cast("Any", resource_tracker)._resource_tracker.__init__()  # noqa: SLF001
         exec(code)  # noqa: S102  # "from multiprocessing.forkserver import main; main(…)"
@@ -300,5 +302,5 @@ def _serve_forks(code: str, kept: Sequence[int]) -> NoReturn:
 def _close_all_but(kept: Collection[int]) -> None:
     for descriptor in map(int, os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")):
         if descriptor not in kept:
-            with suppress(OSError):  # the one that the listing itself had open
+            with suppress(OSError):  # the listing's own descriptor is closed by now
                 os.close(descriptor)

@@ -25,14 +25,14 @@ __all__ = ["CallOutput", "Deliver", "OutputRouter"]
 _logger = logging.getLogger("skyward.node.worker.output")
 
 _CAPTURED = 0
-"""Stands for descriptors 1 and 2 among the threads that write; no thread has this identifier."""
+"""Writer that stands for descriptors 1 and 2; no thread has this identifier."""
 
 
 class Deliver(Protocol):
-    """Receiver of a call's next pieces, in order, in the thread that writes or hands on. Must not block."""
+    """Receiver of a call's next pieces, in order, in the thread that writes or hands over. Must not block."""
 
     def __call__(self, call_id: int, pieces: Sequence[LogPiece], log_end: int = 0, /) -> None:
-        """Send them.
+        """Send pieces of a call's output.
 
         Args:
             call_id: the call; 0 for none.
@@ -47,16 +47,16 @@ def _never_wait() -> None:
 
 
 class CallOutput:
-    """Collects what calls print, as lines, each by its call.
+    """Collector of printed text, as lines, by call.
 
-    Captured output belongs to the call that runs, and to none while none does. It is handed on before anything that is
+    Captured output belongs to the running call, or to none between calls. It is handed over before any text that is
     printed later in Python, and at the latest when its call ends.
 
     Args:
-        deliver: takes pieces.
-        clock: seconds since the epoch.
+        deliver: receiver of the pieces.
+        clock: returns seconds since the epoch.
         log: the worker's log, with captured output; None where nothing is captured.
-        keep_pace: called before text is taken; blocks while the client is behind.
+        keep_pace: called before text is collected; blocks while the client is behind.
     """
 
     def __init__(
@@ -71,47 +71,48 @@ class CallOutput:
         self._collector = _Collector(deliver, clock, log, keep_pace)
 
     def of_call(self, call_id: int) -> AbstractContextManager[object]:
-        """Collect what is printed inside, and by threads that belong to no call; then hand on what has no line end."""
+        """Collect the text printed inside, and by threads of no call; at the end hand over text without a line end."""
         return _CallSink(call_id, self._collector)
 
     def current(self) -> _CallSink | None:
-        """Return the sink of this thread's call, of no call in a task of Dask's, else of the call that runs."""
+        """Return the sink of this thread's call, of no call in a task of Dask's, else of the running call."""
         sink = _sink.get()
+        # A thread that outlives its call has the sink in its context still; its text belongs to the next call.
         if sink and not sink.finished:
             return sink
         collector = self._collector
         return collector.tasks if runs_dask_task() else next(reversed(collector.running), None)
 
     def install(self) -> None:
-        """Stand in for ``sys.stdout`` and ``sys.stderr`` from now on."""
+        """Replace ``sys.stdout`` and ``sys.stderr``."""
         own = self._log.own if self._log is not None else None
         sys.stdout = OutputRouter(sys.stdout, stream="stdout", current=self.current, own=own)
         sys.stderr = OutputRouter(sys.stderr, stream="stderr", current=self.current, own=own)
 
     def collect(self) -> None:
-        """Hand on the output captured until now. Costs half a microsecond if there is none."""
+        """Hand over the output captured until now. Costs half a microsecond if there is none."""
         self._collector.collect()
 
     def collect_piece(self) -> bool:
-        """Hand on at most one piece of captured output; return whether there is more. Never blocks."""
+        """Hand over at most one piece of captured output; return whether there is more. Never blocks."""
         return self._collector.collect_piece()
 
     def mark(self, has_arrived: Callable[[], bool]) -> None:
-        """Note that captured output was delivered, if ``has_arrived`` returns so of everything up to now."""
+        """Record that captured output was delivered, if ``has_arrived`` returns True."""
         if self._log is None or self._log.is_marked:
             return
-        until = self._log.whole  # before the question: more may be handed on meanwhile
+        until = self._log.whole  # read before the question: more may be handed over meanwhile
         if has_arrived():
             self._log.mark(until)
 
 
 class _Collector:
-    """State that the sinks of a worker share.
+    """State shared by the sinks of a worker.
 
     Attributes:
-        lock: one for all sinks and the log. A finalizer that prints may run in a thread that holds it.
-        running: sinks of the calls that run.
-        tasks: sink for no call.
+        lock: lock of all sinks and the log; reentrant, since a finalizer that prints may run in a thread that holds it.
+        running: sinks of the running calls.
+        tasks: sink of no call.
     """
 
     def __init__(
@@ -132,10 +133,10 @@ class _Collector:
     def collect(self) -> None:
         try:
             if self.log is not None and self.log.has_more:
-                end = self.log.size  # a process that writes without a pause must not keep us here for ever
+                end = self.log.size  # a process that writes without a pause must not keep this thread here for ever
                 while self.log.hand_on(self._feed) and self.log.position < end:
                     self.keep_pace()
-        except OSError:  # the log's disk has trouble, which may pass and is not the call's
+        except OSError:  # a full or failing disk may recover, and is no failure of the call
             _logger.exception("captured output could not be read")
 
     def collect_piece(self) -> bool:
@@ -147,13 +148,15 @@ class _Collector:
 
 
 class _CallSink:
-    """Entered once for every call, so it is a class: a generator would cost twice as much."""
+    """Sink of one call's text, and a context manager around the call."""
+
+    # Entered for every call, so it is a class: a generator would cost twice as much.
 
     def __init__(self, call_id: int, collector: _Collector) -> None:
         self.finished = False
         self._call_id = call_id
         self._collector = collector
-        # One for each thread and stream: print() writes a line and its end one after the other.
+        # One for each thread and stream: print() writes a line and its end separately, and threads would mix lines.
         self._assemblers: dict[tuple[StreamName, int], LineAssembler] = {}
         self._writers: dict[int, int] = {}
 
@@ -168,13 +171,13 @@ class _CallSink:
         self._finish()
 
     def write(self, stream: StreamName, data: str | bytes) -> None:
-        """Take text from Python, after the output that was captured before."""
+        """Accept text from Python, after the output that was captured before."""
         self._collector.keep_pace()
         self._collector.collect()
         self.take(stream, data, writer=threading.get_ident())
 
     def take(self, stream: StreamName, data: str | bytes, *, writer: int, log_end: int = 0) -> None:
-        """Make lines of ``data`` and deliver them."""
+        """Split ``data`` into lines and deliver them."""
         with self._collector.lock:
             number = self._writers.setdefault(writer, len(self._writers))
             assembler = self._assemblers.get((stream, number))
@@ -185,7 +188,7 @@ class _CallSink:
                 self._collector.deliver(self._call_id, pieces, log_end)
 
     def _finish(self) -> None:
-        self.finished = True  # before the look at what is left: a thread that writes meanwhile ends its line itself
+        self.finished = True  # set before the rest is read: a thread that writes meanwhile ends its line itself
         if not self._assemblers:
             return
         with self._collector.lock:
@@ -198,15 +201,13 @@ class _CallSink:
 
 
 class OutputRouter(io.TextIOBase):
-    """Stand-in for ``sys.stdout`` or ``sys.stderr``: a call's text goes to its sink, all else to the worker's log.
-
-    In a process forked from this one everything goes to the original: the sinks' other ends are not there.
+    """Replacement of ``sys.stdout`` or ``sys.stderr``: a call's text goes to its sink, the rest to the worker's log.
 
     Args:
         original: the stream that it replaces.
-        stream: which of the two.
-        current: the sink of the call that the calling thread belongs to; None for no sink.
-        own: takes text that no sink takes; None for the original.
+        stream: name of that stream.
+        current: returns the sink of the calling thread's call, or None.
+        own: stream for text without a sink; None for the original.
     """
 
     def __init__(
@@ -225,9 +226,10 @@ class OutputRouter(io.TextIOBase):
         self._bytes_side = _BytesSide(self)
 
     def write(self, text: str, /) -> int:
-        """Hand on ``text``; return its length."""
+        """Pass ``text`` to its sink; return its length."""
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        # A forked child has no thread that sends: its text goes to descriptor 1 or 2, which the worker captures.
         if os.getpid() != self._pid:
             _write_to(self._original, text)
         elif (sink := self._current()) is None:
@@ -237,7 +239,7 @@ class OutputRouter(io.TextIOBase):
         return len(text)
 
     def write_bytes(self, data: bytes) -> None:
-        """Hand on bytes that were written to :attr:`buffer`."""
+        """Pass bytes that were written to :attr:`buffer` to their sink."""
         if os.getpid() != self._pid:
             _write_to(self._original, data.decode("utf-8", "backslashreplace"))
         elif (sink := self._current()) is None:
@@ -246,26 +248,26 @@ class OutputRouter(io.TextIOBase):
             sink.write(self._stream, data)
 
     def flush(self) -> None:
-        """Flush the original. A call's lines are on their way as soon as they end."""
+        """Flush the original stream; a call's lines are sent as soon as they end."""
         self._original.flush()
 
     def close(self) -> None:
-        """Stay open: the next call prints here, too."""
+        """Do nothing: the next call prints to this stream, too."""
 
     def reconfigure(self, **_options: object) -> None:
-        """Accepted and without effect."""
+        """Accept any options, without effect."""
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """Return the original's: a worker captures output that is written there."""
+        """Return the original's descriptor, whose output the worker captures."""
         return self._original.fileno()
 
     @property
     def buffer(self) -> io.BufferedIOBase:
-        """The same, for bytes."""
+        """The same stream, for bytes."""
         return self._bytes_side
 
     @property
@@ -275,12 +277,12 @@ class OutputRouter(io.TextIOBase):
 
     @property
     def errors(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return the handler of text that has no such form."""
+        """Return the error handler for text that the encoding cannot represent."""
         return "backslashreplace"
 
     @property
     def name(self) -> str:
-        """As the interpreter's own streams are called."""
+        """The interpreter's name for this stream."""
         return f"<{self._stream}>"
 
     @property
@@ -311,7 +313,7 @@ class _BytesSide(io.BufferedIOBase):
 
 
 def _write_to(stream: TextIO, text: str) -> None:
-    if not text.isascii():  # the stream's own encoding and error handler may refuse it
+    if not text.isascii():  # the stream's own encoding and error handler may raise, as with LANG=C and surrogates
         encoding = stream.encoding or "utf-8"
         text = text.encode(encoding, "backslashreplace").decode(encoding)
     stream.write(text)

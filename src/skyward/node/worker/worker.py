@@ -1,4 +1,4 @@
-"""The worker process: a Dask worker with a lane beside it."""
+"""Worker process: a Dask worker that serves a lane as well."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ __all__ = ["LaneWorker"]
 log = logging.getLogger("skyward.node.worker.worker")
 
 _beating: ContextVar[BatchedSend | None] = ContextVar("skyward_beating", default=None)
-"""The connection that the heartbeat under way belongs to."""
+"""Connection to the scheduler to which the present heartbeat belongs."""
 
 _REGISTER_AGAIN_S = 0.5
+# Dask's own limit for a reply is half a minute; by then another scheduler may have taken over.
 _LOOK_S = 2.0
 
 
 class LaneWorker(Worker):
     """A :class:`distributed.Worker` that also serves native and joblib calls.
 
-    It takes Worker's own arguments. Its place, incarnation, blob folders and log file come from the environment that
-    the nanny sets before the process starts, since whatever user code starts needs them too. Lane calls run in an
-    executor of their own: sharing Dask's hides them from the scheduler.
+    It takes Worker's own arguments. Its place, incarnation, blob folders and log file come from the environment, which
+    the nanny sets before the process starts: processes started by user code need them too.
 
-    It outlives its scheduler, which Dask's own worker does not: its calls go on, and it registers with the next one. If
-    it has taken part in Dask's work it cannot, for what it holds belongs to a scheduler that is no more: then it asks
-    to be replaced once its lane is idle.
+    Unlike Dask's own worker it outlives its scheduler: its calls go on, and it registers with the next one. A worker
+    that has taken part in Dask's work cannot, since its data belongs to the lost scheduler. It asks to be replaced once
+    its lane is idle.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -63,36 +63,37 @@ class LaneWorker(Worker):
         worker_log = WorkerLog(Path(os.environ["SKYWARD_WORKER_LOG"]), Path(os.environ["SKYWARD_WORKER_MARK"]))
         worker_log.redirect()
         blob_dirs = os.environ["SKYWARD_BLOB_DIRS"].split(os.pathsep)
-        tempfile.tempdir = None  # the nannies' own; temporary files of a worker are its user's
+        tempfile.tempdir = None  # inherited from the nannies' process; a worker's temporary files belong to its user
         self._serves = False
         super().__init__(*args, **kwargs)
         for name in ("default", "actor"):
             self.executors[name] = _TaskThreadPoolExecutor(1, thread_name_prefix=f"Dask-{name.title()}-Threads")
-        # Every heartbeat estimates sizes by samples, which must not come from what user code has seeded.
+        # Every heartbeat estimates sizes by samples; drawn from `random`, they would shift the numbers of seeded code.
         cast("Any", dask.sizeof).random = random.Random()
         self.lane_loop = LoopThread()
         self.lane = self.lane_loop.call(_make_lane([Path(folder) for folder in blob_dirs], worker_log))
         self.lane.output.install()
         self._lane_address = os.environ["SKYWARD_LANE"]
         self.handlers["follow"] = self._follow
+        # An executor of its own: calls in Dask's would look to the scheduler like tasks that it never sent.
         self.executors["lane"] = ThreadPoolExecutor(1, thread_name_prefix="skyward-lane")
         self.executors["lane"].submit(self._run_calls)
         os.register_at_fork(after_in_child=self._leave_connections)
 
     async def _register_with_scheduler(self) -> None:
-        if not self._serves:  # the first time; the scheduler may not be there, and calls do not need it
+        if not self._serves:  # only at the start, and before the scheduler is found: calls do not need it
             self._serve_lane()
         while True:
-            # Dask's own dials one address for half a minute; the scheduler may be at another by then.
+            # Dask's own method dials one address for half a minute; by then the scheduler may have another.
             await wait_until(self._finds_scheduler, deadline_s=math.inf, interval_s=0.05, what="a scheduler")
             try:
                 return await super()._register_with_scheduler()
-            except ValueError as error:  # it still holds on to the connection that was lost: our name is taken
-                log.info("the scheduler does not take this worker yet: %s", error)
+            except ValueError as error:  # the name is taken while the scheduler holds on to the lost connection
+                log.info("the scheduler does not accept this worker yet: %s", error)
                 await SYSTEM_CLOCK.sleep(_REGISTER_AGAIN_S)
 
     def _run_calls(self) -> None:
-        """Run calls; if the thread itself fails, end this process: the nanny starts another, and the calls move."""
+        """Run calls. If the thread itself fails, end this process: the nanny starts another, and the calls move."""
         try:
             self.lane.runner.work()
         except BaseException:
@@ -100,7 +101,7 @@ class LaneWorker(Worker):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _serve_lane(self) -> None:
-        """Take calls."""
+        """Accept the client's connections, and read the captured output."""
         self._serves = True
         host, _, port = self._lane_address.rpartition(":")
         tls = cast("ssl.SSLContext", self.security.get_listen_args("worker")["ssl_context"])
@@ -109,21 +110,21 @@ class LaneWorker(Worker):
         self.lane_loop.spawn(keep(self.lane.watch_output, what="reading the captured output"))
 
     async def handle_scheduler(self, comm: Comm) -> None:
-        """Hear the scheduler until its connection is lost, then find the next one."""
+        """Handle the scheduler's messages until its connection is lost, then find the next scheduler."""
         try:
             await self.handle_stream(comm)
         except BaseException:
-            await self.close(reason="what the scheduler said failed")
+            await self.close(reason="handling the scheduler's messages failed")
             raise
         if self.status not in (Status.running, Status.paused):
             await self.close(reason="the scheduler closed the connection")
             return
-        for name in ("heartbeat", "keep-alive"):  # a scheduler that does not know us would have us close
+        for name in ("heartbeat", "keep-alive"):  # a scheduler closes workers that it has not registered
             self.periodic_callbacks[name].stop()
         self.batched_stream.abort()
         if self._took_part():
-            log.info("the scheduler is gone, and what was done for it is in the way: waiting to be replaced")
-            # Started anew while there is no scheduler, a process would be of less use than this one is.
+            log.info("the scheduler is gone, and this worker holds its data: waiting to be replaced")
+            # Until there is a scheduler, this process serves its lane; a fresh one could do no more.
             await wait_until(self._finds_scheduler, deadline_s=math.inf, interval_s=0.1, what="the next scheduler")
             await cast("Any", self.rpc)(self.nanny).worker_stale()
             return
@@ -132,7 +133,7 @@ class LaneWorker(Worker):
         await self._register_with_scheduler()
 
     async def _finds_scheduler(self) -> bool | None:
-        """Whether the scheduler that counts at the moment answers."""
+        """Return True if the present scheduler answers, else None."""
         try:
             async with asyncio.timeout(_LOOK_S):
                 await cast("Any", self.scheduler).identity()
@@ -141,26 +142,29 @@ class LaneWorker(Worker):
         return True
 
     async def heartbeat(self) -> None:
-        """Tell the scheduler of this worker. One that the last scheduler did not hear may reach the next one."""
+        """Send the scheduler this worker's state."""
+        # A late one may reach the next scheduler, which answers that this worker is missing: see close().
         _beating.set(self.batched_stream)
         await super().heartbeat()
 
     def _took_part(self) -> bool:
-        """Whether anything of Dask's work was ever here. Data, actors and shuffles belong to their scheduler."""
+        """Return True if this worker ever took part in Dask's work."""
+        # Data, actors and shuffles belong to the scheduler that they were made under.
         return bool(self.state.executed_count or self.state.tasks or self.data or self._client)
 
     def _follow(self, scheduler: str, place: str) -> None:
-        """There is another scheduler, or the fleet has another size."""
+        """Join another scheduler, or record another size of the fleet."""
         os.environ["SKYWARD_WORKER"] = place
         if scheduler != self.scheduler.address:
             self.scheduler = self.rpc(scheduler)
             if self.batched_stream.comm is not None:
-                self.batched_stream.abort()  # its machine may have vanished without a word
+                self.batched_stream.abort()  # a machine that vanished closes no connection
 
     async def close(self, *args: Any, reason: str = "worker-close", **kwargs: Any) -> Any:
-        """Close, once the call that runs has ended."""
+        """Close, once the running call has ended."""
         if reason == "worker-heartbeat-missing" and self.status is Status.running:
-            # A new scheduler at the old address: as if the connection was lost, unless there is another by now.
+            # A new scheduler at the old address has not registered this worker: handled like a lost connection, unless
+            # the heartbeat belongs to an older connection than the present one.
             if _beating.get() is self.batched_stream:
                 self.batched_stream.abort()
             return "OK"
@@ -168,7 +172,9 @@ class LaneWorker(Worker):
         return await super().close(*args, reason=reason, **kwargs)
 
     def _leave_connections(self) -> None:
-        """In a forked child: it may outlive this worker, and would keep its ports and its clients' connections open."""
+        """Close this worker's sockets in a forked child."""
+        # The child may outlive the worker. The next incarnation needs its ports, and its clients the end of their
+        # connections.
         ports = {int(address.rpartition(":")[2]) for address in (self.address, self._lane_address)}
         for descriptor in map(int, os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ()):
             with suppress(OSError):
@@ -176,22 +182,21 @@ class LaneWorker(Worker):
                     abandon(descriptor)
 
     def start_http_server(self, *_args: Any, **_kwargs: Any) -> None:
-        """Serve no HTTP: distributed's pages have no authentication."""
+        """Do nothing: distributed's pages have no authentication."""
 
 
 class _TaskThreadPoolExecutor(ThreadPoolExecutor):
-    """Dask's threads for tasks; children that a task forks end with it.
+    """Dask's threads for tasks; children that a task forks end with it."""
 
-    The name matters: Dask takes an executor whose class is not called ThreadPoolExecutor for a pool of processes, in
-    which ``get_worker`` and ``get_client`` find nothing.
-    """
+    # Dask looks for "ThreadPoolExecutor" in the name of the class. It takes others for pools of processes, in which
+    # get_worker() and get_client() find nothing.
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         return cast("Future[Any]", super().submit(call_in_this_process, fn, args, kwargs))
 
 
 def _port_of(descriptor: int) -> int:
-    """The local port of an IPv4 socket; 0 of another one."""
+    """Return the local port of an IPv4 socket; 0 for any other socket."""
     with socket.socket(fileno=os.dup(descriptor)) as seen:
         return seen.getsockname()[1] if seen.family == socket.AF_INET else 0
 
