@@ -59,9 +59,9 @@ coverage: $(VENV)/coverage.installed ## branch coverage of src by `make test`, n
 	-tools/browser
 	tools/sshd
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(BIN)/python -m coverage run -m $(subst $(BIN)/python -m ,,$(PYTEST)) $(if $(FULL),,-m "not full") $(TESTS)
-	$(BIN)/python -m coverage combine -q
-	$(BIN)/python -m coverage report --skip-covered --sort=cover
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage run -m $(subst $(BIN)/python -m ,,$(PYTEST)) $(if $(FULL),,-m "not full") $(TESTS)
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage combine -q
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage report --skip-covered --sort=cover
 
 test-ml: $(ML)/ml.installed ## the tests that train: torch, jax, tensorflow, keras, transformers and the examples with them
 	tools/sshd

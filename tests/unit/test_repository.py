@@ -110,7 +110,7 @@ def too_large(path: Path) -> Iterator[tuple[str, str]]:
         source = "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
         parts.append((kind, f"{relative(path)}:{name}", textwrap.dedent(source)))
     for kind, where, source in parts:
-        if (lines := code_lines(source)) > LIMITS[kind]:
+        if source.count("\n") >= LIMITS[kind] and (lines := code_lines(source)) > LIMITS[kind]:
             yield where, f"{lines} lines, at most {LIMITS[kind]}"
 
 
