@@ -1,6 +1,6 @@
-"""Skyward behind Dask: :class:`SkywardCluster` is a pool as Dask's tools know clusters.
+"""Dask on Skyward: :class:`SkywardCluster`, a pool with the interface of Dask's cluster classes.
 
-Importing this package gives Dask the defaults of its settings, ``skyward.*``; the rest is loaded when it is first used.
+Importing this package registers the defaults of Dask's settings ``skyward.*``; the rest is loaded on first use.
 """
 
 from __future__ import annotations

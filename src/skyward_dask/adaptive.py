@@ -16,12 +16,12 @@ __all__ = ["NodeAdaptive"]
 
 _logger = logging.getLogger("skyward.dask")
 
-# A lambda travels by value: the scheduler need not have this module.
+# A lambda is pickled by value, so that the scheduler does not need this module.
 _BY_NODE: Callable[[Any], str] = lambda worker: str(worker.name).rpartition("-")[0]  # noqa: E731
 
 
 class _NodeCluster(Protocol):
-    """What is needed of a cluster here and not by Dask's own."""
+    """Members of a cluster that this module needs in addition to Dask's."""
 
     @property
     def pool(self) -> PoolLike: ...
@@ -40,10 +40,10 @@ class _NodeCluster(Protocol):
 
 
 class NodeAdaptive(Adaptive):
-    """Decides how many workers there should be, as Dask's own does, and closes whole nodes of them.
+    """Dask's adaptive scaling, which closes workers by whole nodes.
 
-    A node goes when all its workers are superfluous; the scheduler's never goes. What a node still has to do, native
-    and joblib calls included, ends before its machine does.
+    A node is removed when all its workers are superfluous; the scheduler's node stays. Before its machine ends, a node
+    finishes its work, native and joblib calls included.
     """
 
     @property
@@ -52,32 +52,32 @@ class NodeAdaptive(Adaptive):
 
     @property
     def requested(self) -> set[str]:
-        """Those of the requested workers that have arrived: the others are chosen among with the rest, by node."""
+        """Names of requested workers that have arrived; :meth:`workers_to_close` handles the others, by node."""
         return self._nodes.requested & self.observed
 
     @property
     def observed(self) -> set[str]:
-        """Names of the workers that the scheduler knows."""
+        """Names of the workers registered with the scheduler."""
         return self._nodes.observed
 
     async def target(self) -> int:
-        """How many workers there should be; asked of the next scheduler while one is being replaced."""
+        """Return the target number of workers, from the next scheduler while one is being replaced."""
         await cast("Awaitable[object]", self.cluster)
         return cast("int", await super().target())
 
     async def adapt(self) -> None:
-        """Look once. While the scheduler is being replaced there is nothing to see: the next look asks the next one."""
+        """Run one round of scaling; skip it while the scheduler is being replaced."""
         try:
             await super().adapt()
         except OSError as error:
             _logger.debug("adaptive scaling could not ask the scheduler: %s", error)
 
     async def recommendations(self, target: int) -> dict[str, Any]:
-        """What to do for ``target`` workers: see Dask's."""
+        """Return the action for ``target`` workers: see Dask's method."""
         return cast("dict[str, Any]", await super().recommendations(self._nodes.whole_nodes(target)))
 
     async def workers_to_close(self, target: int) -> list[str]:
-        """Names of the workers to close for ``target`` to remain: those of whole nodes, the cheapest first."""
+        """Return names of workers to close until ``target`` remain, by whole nodes, the cheapest first."""
         order = await cast("Any", self.scheduler).workers_to_close(
             target=0, key=pickle.dumps(_BY_NODE), attribute="name"
         )
@@ -87,10 +87,10 @@ class NodeAdaptive(Adaptive):
 
     async def scale_up(self, n: int) -> None:
         """Grow to ``n`` workers."""
-        if self.state != "stopped":  # a round may be under way when it is
+        if self.state != "stopped":  # a round may outlive the stop
             self._nodes.scale_up(n)
 
     async def scale_down(self, workers: Collection[str]) -> None:
-        """Close these workers. The pool retires them itself: it drains native calls first."""
+        """Close these workers. The pool itself drains their native calls first."""
         if self.state != "stopped":
             self._nodes.scale_down(workers)

@@ -23,8 +23,8 @@ from skyward.errors import ConfigurationError
 __all__ = ["NO_DIRECT_ACCESS", "DirectAccess", "admit_by_address", "check_versions", "refuse_past_tunnel"]
 
 NO_DIRECT_ACCESS = (
-    "cannot work here: only the scheduler of this pool is reached from this process, through a tunnel; its workers are "
-    "not. Leave it out: data then comes through the scheduler"
+    "cannot work here: this process reaches only the scheduler of the pool, through a tunnel, and none of its workers. "
+    "Leave it out: data then comes through the scheduler"
 )
 
 _SAME = ("dask", "distributed", "cloudpickle")
@@ -33,9 +33,9 @@ _tunnelled: WeakSet[Cluster] = WeakSet()
 
 
 def admit_by_address(cluster: Cluster) -> None:
-    """From now on, connect to ``cluster`` by its address alone, while it is running. Idempotent."""
+    """Accept connections to ``cluster`` by its address alone while it is running. Idempotent."""
     _clusters.add(cluster)
-    if type(backends["tls"]) is TLSBackend:  # else ours, or another library's
+    if type(backends["tls"]) is TLSBackend:  # leave another library's backend
         backends["tls"] = _Backend()
 
 
@@ -59,23 +59,26 @@ class _Backend(TLSBackend):
 
 
 class DirectAccess:
-    """Looks at one client while it is made.
+    """Extension of a new Dask client that refuses direct connections to workers past a tunnel.
+
+    Without it such a client would wait half a minute for workers. It is an extension because a cluster cannot see its
+    clients' options. Dask adds it to every client; it ignores clients of other clusters.
 
     Raises:
-        ConfigurationError: it would reach for workers that it cannot reach.
+        ConfigurationError: the client requires direct connections to unreachable workers.
     """
 
     def __init__(self, client: Client) -> None:
         if not client.direct_to_workers or client.cluster not in _tunnelled:
             return
         if (changed := getattr(client, "_set_config", None)) is not None:
-            with changed:  # it has made itself Dask's default scheduler: leaving takes that back
+            with changed:  # undo its registration as Dask's default scheduler
                 pass
         raise ConfigurationError(f"direct_to_workers=True {NO_DIRECT_ACCESS}")
 
 
 def refuse_past_tunnel(cluster: Cluster) -> None:
-    """From now on, refuse clients of ``cluster`` that ask for ``direct_to_workers``."""
+    """Refuse clients of ``cluster`` with ``direct_to_workers`` from now on."""
     _tunnelled.add(cluster)
     distributed.client.DEFAULT_EXTENSIONS["skyward"] = DirectAccess
 
@@ -86,22 +89,21 @@ def check_versions(versions: Mapping[str, Any]) -> None:
     Of Python only the minor version counts.
 
     Args:
-        versions: what :meth:`distributed.Client.get_versions` returns: the versions of the client, the scheduler and
-            the workers.
+        versions: result of :meth:`distributed.Client.get_versions`: the versions of client, scheduler and workers.
 
     Raises:
-        ConfigurationError: they differ; names both sides, and what to do.
+        ConfigurationError: they differ; the message names both sides and the remedy.
     """
     here = _relevant(versions["client"])
     there = {"the scheduler": versions["scheduler"], **versions["workers"]}
-    for where, told in there.items():
-        found = _relevant(told)
+    for where, remote in there.items():
+        found = _relevant(remote)
         if different := [name for name in here if here[name] != found[name]]:
             mine = ", ".join(f"{name} {here[name]}" for name in different)
             theirs = ", ".join(f"{name} {found[name]}" for name in different)
             raise ConfigurationError(
-                f"this process has {mine}, but {where} has {theirs}: what one of them pickles, the other cannot be "
-                f"trusted to load. {_remedy(different, here)}"
+                f"this process has {mine}, but {where} has {theirs}: one may be unable to load the pickles of the "
+                f"other. {_remedy(different, here)}"
             )
 
 
@@ -112,7 +114,7 @@ def _remedy(different: list[str], here: Mapping[str, str]) -> str:
     return f"Install the nodes' versions here, or yours there: pip=[{pins}]"
 
 
-def _relevant(told: Mapping[str, Any]) -> dict[str, str]:
-    packages: Mapping[str, str | None] = told["packages"]
+def _relevant(versions: Mapping[str, Any]) -> dict[str, str]:
+    packages: Mapping[str, str | None] = versions["packages"]
     python = ".".join((packages.get("python") or "unknown").split(".")[:2])
     return {"python": python, **{name: packages.get(name) or "missing" for name in _SAME}}

@@ -1,4 +1,4 @@
-"""The way to the dashboard of a pool's scheduler, which starts when somebody asks for it."""
+"""Link to the dashboard of a pool's scheduler, which starts on the first request."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _logger = logging.getLogger("skyward.dask")
 
 
 class DashboardLink:
-    """Asks for the link once, and remembers the answer. To be used on one event loop; ``link`` is read anywhere.
+    """Link to the dashboard, requested once and cached. For use on one event loop; ``link`` may be read in any thread.
 
     Attributes:
-        link: the link; empty while it is not known.
+        link: the link; empty while it is unknown.
 
     Args:
-        forward: how this process reaches an address of the head node; may block.
+        forward: returns a local address for an address of the head node; may block.
     """
 
     def __init__(self, forward: Callable[[str], str]) -> None:
@@ -31,14 +31,14 @@ class DashboardLink:
 
     @property
     def is_asking(self) -> bool:
-        """Whether an answer is awaited."""
+        """True while a request is pending."""
         return self._asking is not None and not self._asking.done()
 
     def start(self, ask: Callable[[], Awaitable[object]]) -> asyncio.Task[str]:
-        """Ask, unless that is under way; one answer is for all who wait.
+        """Request the link, or return the pending request, which all callers share.
 
         Args:
-            ask: asks the scheduler; its answer has ``address`` and ``token``, or ``error``.
+            ask: queries the scheduler; its answer has ``address`` and ``token``, or ``error``.
         """
         if self._asking is None or (self._asking.done() and not self.link):
             self._asking = asyncio.ensure_future(self._find(ask))
@@ -46,15 +46,15 @@ class DashboardLink:
         return self._asking
 
     async def find(self, ask: Callable[[], Awaitable[object]]) -> str:
-        """The link; ``ask`` as in :meth:`start`.
+        """Return the link; ``ask`` as in :meth:`start`.
 
         Raises:
-            UnreachableError: the scheduler has no dashboard; says why.
+            UnreachableError: the scheduler has no dashboard; the message gives the reason.
         """
         return await asyncio.shield(self.start(ask))
 
     def forget(self) -> None:
-        """Another scheduler has another dashboard."""
+        """Drop the link: the next scheduler has another dashboard."""
         self.link = ""
         if self._asking is not None:
             self._asking.cancel()
@@ -62,12 +62,12 @@ class DashboardLink:
 
     async def _find(self, ask: Callable[[], Awaitable[object]]) -> str:
         answer = await ask()
-        told = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
-        if "address" not in told:
-            reason = told.get("error", "its version of Skyward knows of none")
+        reply = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+        if "address" not in reply:
+            reason = reply.get("error", "its version of Skyward does not serve one")
             raise UnreachableError(f"the pool's scheduler has no dashboard: {reason}")
-        here = await asyncio.to_thread(self._forward, told["address"])
-        self.link = f"http://{here}/status?token={told['token']}"
+        here = await asyncio.to_thread(self._forward, reply["address"])
+        self.link = f"http://{here}/status?token={reply['token']}"
         return self.link
 
 

@@ -1,4 +1,4 @@
-"""A cluster's pool: its own, which lives as long as it does, or somebody else's, which stays as it is."""
+"""A cluster's pool: owned, with the lifetime of the cluster, or borrowed, and left open."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["BorrowedPool", "OwnablePool", "OwnedPool", "PoolHandle", "PoolLike",
 
 
 class PoolLike(ElasticFleet, Protocol):
-    """What a cluster needs of a pool."""
+    """Interface of a pool that a cluster needs."""
 
     @property
     def is_active(self) -> bool:
-        """Whether the pool is open."""
+        """True while the pool is open."""
         ...
 
 
 class OwnablePool(PoolLike, Protocol):
-    """A pool that a cluster can open and close."""
+    """Pool that a cluster can open and close."""
 
     def __enter__(self) -> object: ...
 
@@ -36,7 +36,7 @@ class OwnablePool(PoolLike, Protocol):
 
 
 class PoolHandle(Protocol):
-    """Opens and closes a cluster's pool, from whichever thread; closing twice is harmless."""
+    """Lifecycle of a cluster's pool, usable from any thread; closing is idempotent."""
 
     @property
     def pool(self) -> PoolLike:
@@ -44,38 +44,38 @@ class PoolHandle(Protocol):
         ...
 
     def open(self) -> None:
-        """Open it. Blocks."""
+        """Open the pool. Blocks."""
         ...
 
     async def open_async(self) -> None:
-        """Open it, without blocking the event loop."""
+        """Open the pool without blocking the event loop."""
         ...
 
     def close(self) -> None:
-        """Close it. Blocks until it is closed, also when another thread is closing it."""
+        """Close the pool. Blocks until it is closed, also if another thread is closing it."""
         ...
 
     async def close_async(self) -> None:
-        """Close it, without blocking the event loop."""
+        """Close the pool without blocking the event loop."""
         ...
 
 
 class BorrowedPool:
-    """Somebody else's pool: open already, and left so."""
+    """Pool that was opened outside of the cluster, and stays open."""
 
     def __init__(self, pool: PoolLike) -> None:
         self.pool = pool
 
     def open(self) -> None:
-        """Make sure that it is open.
+        """Check that the pool is open.
 
         Raises:
-            PoolStateError: it is not.
+            PoolStateError: the pool is not open.
         """
         if not self.pool.is_active:
             raise PoolStateError(
                 "the pool is not open: make the cluster inside `with ComputePool(...) as pool:`, "
-                "or give SkywardCluster the pool's parameters for it to have a pool of its own"
+                "or pass the pool's parameters to SkywardCluster, which then opens its own pool"
             )
 
     async def open_async(self) -> None:
@@ -83,14 +83,14 @@ class BorrowedPool:
         self.open()
 
     def close(self) -> None:
-        """Leave it open."""
+        """Leave the pool open."""
 
     async def close_async(self) -> None:
-        """Leave it open."""
+        """Leave the pool open."""
 
 
 class OwnedPool:
-    """A pool of the cluster's own."""
+    """Pool that the cluster opens and closes."""
 
     def __init__(self, pool: OwnablePool) -> None:
         self.pool: PoolLike = pool
@@ -126,29 +126,33 @@ _ELSEWHERE = {
     "processes": "workers are always processes; concurrency= is their number on each node",
     "threads_per_worker": "a worker runs one Dask task at a time; concurrency= is the number of workers on each node",
     "nthreads": "a worker runs one Dask task at a time; concurrency= is the number of workers on each node",
-    "memory_limit": "workers share their node's memory; memory= asks for machines that have enough of it",
+    "memory_limit": "workers share their node's memory; memory= selects machines with enough of it",
     "dashboard_address": "cluster.dashboard_link starts the dashboard, at an address of its own",
-    "security": "every pool has certificates of its own",
+    "security": "every pool has its own certificates",
     "shutdown_on_close": "a cluster's pool ends with it; open a ComputePool yourself and pass it, and it stays open",
     "shutdown_scheduler": "a cluster's pool ends with it; open a ComputePool yourself and pass it, and it stays open",
 }
 
 
 def make_pool_handle(pool: object, params: dict[str, Any]) -> PoolHandle:
-    """The pool passed, or a new one with these parameters; nothing is created by it yet.
+    """Return a handle of the pool passed, or of a new pool with these parameters, which is not opened yet.
 
     Raises:
         ConfigurationError: neither or both were given, or a parameter is wrong.
     """
     if pool is not None:
         if params:
-            raise ConfigurationError(f"{', '.join(params)}: an open pool has its parameters already; pass one or other")
+            raise ConfigurationError(
+                f"{', '.join(params)}: an open pool has its parameters already; pass either a pool or parameters"
+            )
         if not all(hasattr(type(pool), name) for name in ("scheduler", "scale", "forward", "is_active")):
             raise ConfigurationError(f"pool must be an open ComputePool, got {type(pool).__name__}")
         return BorrowedPool(cast("PoolLike", pool))
     for name in params.keys() - ComputePool.__init__.__annotations__.keys():
-        advice = _ELSEWHERE.get(name, "its parameters are those of ComputePool")
+        advice = _ELSEWHERE.get(name, "it takes the parameters of ComputePool")
         raise ConfigurationError(f"{name} is not a parameter of SkywardCluster: {advice}")
     if "provider" not in params:
-        raise ConfigurationError("provider is missing: say who has the machines, such as sky.Local(), or pass a pool")
+        raise ConfigurationError(
+            "provider is missing: name the source of the machines, such as provider=sky.Local(), or pass a pool"
+        )
     return OwnedPool(cast("OwnablePool", ComputePool(**params)))

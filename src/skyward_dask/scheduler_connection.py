@@ -1,4 +1,4 @@
-"""A Dask cluster object that stays connected to its fleet's scheduler, and to the next one when that is replaced."""
+"""Connection of a Dask cluster object to its pool's scheduler, renewed when the scheduler is replaced."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from skyward_dask.settings import seconds
 __all__ = ["ConnectedCluster"]
 
 _ATTEMPT_S = 15.0
-"""How long one attempt to reach a new scheduler may take before its address is asked for again."""
+"""Seconds for one attempt to reach a new scheduler, before its address is requested again."""
 
 _REPLACED_S = 120.0
-"""How long a new client waits for a scheduler that is being replaced."""
+"""Seconds for which a new client waits for a scheduler that is being replaced."""
 
-# A scheduler tells one cluster object of its workers: the one that asked last.
-_told: WeakKeyDictionary[PoolLike, int] = WeakKeyDictionary()
+# A scheduler reports its workers to a single cluster object, the last one that connected.
+_reported_to: WeakKeyDictionary[PoolLike, int] = WeakKeyDictionary()
 
 _logger = logging.getLogger("skyward.dask")
 
 
 class ConnectedCluster(Cluster):
-    """The connection of a cluster object to its pool, from start to close.
+    """Cluster object with a connection to its pool, from start to close; without scaling and presentation.
 
-    Everything that is not about scaling or about what is shown. Dask's objects are touched on the loop only; the pool,
-    which may block, in the caller's thread or, asynchronously, in a thread.
+    Dask's objects are used on the event loop only. The pool, whose methods may block, is used in the caller's thread
+    or, asynchronously, in a worker thread.
     """
 
     def __init__(
@@ -73,21 +73,21 @@ class ConnectedCluster(Cluster):
 
     @property
     def label(self) -> str:
-        """Its name, quoted, for messages."""
+        """The cluster's name, quoted, for messages."""
         return repr(cast("object", self.name))
 
     @property
     def known_workers(self) -> dict[str, dict[str, Any]]:
-        """What the scheduler says of each worker, by address."""
+        """The scheduler's information about each worker, by address."""
         return cast("dict[str, dict[str, Any]]", self.scheduler_info["workers"])
 
     @property
     def pool(self) -> PoolLike:
-        """The pool: native and joblib calls run on it beside Dask's tasks."""
+        """The pool, which runs native and joblib calls as well as Dask's tasks."""
         return self._holding.pool
 
     def _start_here(self) -> None:
-        """Open the pool in this thread, and do the rest on a loop of its own."""
+        """Open the pool in this thread, then connect on a separate event loop."""
         try:
             self._holding.open()
             self._loop_runner.start()
@@ -100,7 +100,7 @@ class ConnectedCluster(Cluster):
         return self._ready().__await__()
 
     async def _ready(self) -> Self:
-        """Start if need be; wait for the next scheduler while there is none."""
+        """Start the cluster if necessary; wait for the next scheduler while one is being replaced."""
         async with self._starting:
             if self.status == Status.created:
                 await self._start_async()
@@ -117,7 +117,7 @@ class ConnectedCluster(Cluster):
         return self
 
     async def _confirm(self) -> None:
-        """Notice at once, not at the next look, that the scheduler is being or has been replaced."""
+        """Detect a replacement of the scheduler at once, instead of at the next periodic check."""
         try:
             scheduler = await asyncio.to_thread(self._scheduler)
         except PoolStateError:
@@ -148,18 +148,18 @@ class ConnectedCluster(Cluster):
         return self.pool.scheduler
 
     async def _join(self, scheduler: SchedulerInfo) -> None:
-        """Connect to ``scheduler``: from here on it is the cluster's."""
+        """Connect to ``scheduler`` and make it the cluster's."""
         self.security = scheduler.security
         self.scheduler_comm = rpc(
             scheduler.address, timeout=_ATTEMPT_S, connection_args=scheduler.security.get_connection_args("client")
         )
         await super()._start()
-        _told[self.pool] = id(self)
-        self.name = self._own_name  # Dask's takes the name of whoever was connected to this scheduler before
+        _reported_to[self.pool] = id(self)
+        self.name = self._own_name  # Dask adopts the name of the cluster that was connected to this scheduler before
         self._connected.set()
 
     async def _check(self) -> None:
-        """Refuse to work with nodes whose versions differ, or past a tunnel."""
+        """Refuse nodes with other versions, and direct connections past a tunnel."""
         workers = await self.scheduler_comm.broadcast(msg={"op": "versions", "packages": []}, on_error="ignore")
         scheduler = await self.scheduler_comm.versions(packages=[])
         check_versions({"client": get_versions(), "scheduler": scheduler, "workers": workers})
@@ -179,16 +179,16 @@ class ConnectedCluster(Cluster):
                 await self._look_for_scheduler(lost=watching.done())
             except Exception as error:
                 if not self.pool.is_active:
-                    self._log("the pool was closed, and the cluster with it")
+                    self._log("the pool was closed, and so was the cluster")
                     await self._release()
                     return
-                _logger.debug("looking for the scheduler of %s failed", self.label, exc_info=error)
+                _logger.debug("could not find the scheduler of %s", self.label, exc_info=error)
                 await self._pause()
 
     async def _look_for_scheduler(self, *, lost: bool) -> None:
         scheduler = await asyncio.to_thread(self._scheduler)
         if not lost and scheduler.address == self.scheduler_address:
-            if _told.get(self.pool) != id(self):
+            if _reported_to.get(self.pool) != id(self):
                 self.scheduler_info = DaskSchedulerInfo(cast("Any", await self.scheduler_comm.identity()))
             self._connected.set()
             return
@@ -206,16 +206,16 @@ class ConnectedCluster(Cluster):
         self._log(f"connected to the scheduler at {scheduler.address}")
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
-        if op != "remove" or msg in self.known_workers:  # gone already, by what was learned in another way
+        if op != "remove" or msg in self.known_workers:  # the last refresh may have removed it already
             super()._update_worker_status(op, msg)
 
     async def _pause(self) -> None:
-        """Let the sync interval pass. The future is nobody's, so only the timeout ends this."""
+        """Wait for the sync interval. No one completes the future, so only the timeout ends the wait."""
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.get_running_loop().create_future(), self._sync_interval)
 
     async def _leave(self) -> None:
-        """Let go of a scheduler that may not be there any more, and so without a word to it."""
+        """Disconnect from a scheduler that may be gone, and therefore without a goodbye message."""
         for callback in cast("dict[str, PeriodicCallback]", self.periodic_callbacks).values():
             callback.stop()
         await _end(self._sync_cluster_info_task)
@@ -228,7 +228,7 @@ class ConnectedCluster(Cluster):
         await self.scheduler_comm.close_rpc()
 
     async def _release(self) -> None:
-        """Disconnect, and be closed as far as Dask is concerned. Idempotent."""
+        """Disconnect, and set the status of Dask's cluster object to closed. Idempotent."""
         async with self._releasing:
             if self.status == Status.closed:
                 return
@@ -244,10 +244,10 @@ class ConnectedCluster(Cluster):
         await self._holding.close_async()
 
     def close(self, timeout: float | None = None) -> Awaitable[None] | None:
-        """Close the connection, and the pool if it is the cluster's own. Idempotent.
+        """Close the connection, and the pool if the cluster owns it. Idempotent.
 
         Args:
-            timeout: seconds that disconnecting may take; ending the pool's machines takes as long as it takes.
+            timeout: limit for the disconnection, in seconds; the end of the pool's machines is not limited.
 
         Returns:
             None; in asynchronous use an awaitable.

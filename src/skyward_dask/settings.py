@@ -1,4 +1,4 @@
-"""Dask's settings ``skyward.*``; ``skyward.yaml``, beside this file, lists and explains them."""
+"""Dask's settings ``skyward.*``; ``skyward.yaml``, next to this file, lists and explains them."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def _defaults() -> dict[str, Any]:
 
 @cache
 def load_defaults() -> None:
-    """Register the defaults with Dask; a user's own values win over them. Idempotent."""
+    """Register the defaults with Dask; values of the user take precedence. Idempotent."""
     dask.config.update_defaults(_defaults())
 
 
 def setting(name: str) -> Any:
-    """Return the value of ``skyward.<name>``; its default where Dask's configuration was cleared or replaced."""
+    """Return the value of ``skyward.<name>``, or its default if Dask's configuration was cleared or replaced."""
     load_defaults()
     key = f"skyward.{name}"
     return dask.config.get(key, default=dask.config.get(key, config=_defaults()))
 
 
 def seconds(parameter: str, value: object) -> float:
-    """A duration as Dask writes them, ``"30s"`` or a number of seconds or a timedelta.
+    """Return a duration in seconds, given in Dask's forms: ``"30s"``, a number of seconds or a timedelta.
 
     Raises:
-        ConfigurationError: it is none, or not above zero.
+        ConfigurationError: the value is no duration, or not above zero.
     """
     try:
         found = cast("float", parse_timedelta(cast("Any", value), "s"))

@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 HEAD = 0
-"""Rank of the node on which the scheduler runs. It never goes."""
+"""Rank of the scheduler's node, which is never removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSize:
-    """What one worker has.
+    """Resources of one worker.
 
     Attributes:
-        threads: Dask's threads.
-        memory_bytes: its memory limit; 0 is unknown.
+        threads: number of Dask's threads.
+        memory_bytes: memory limit; 0 is unknown.
     """
 
     threads: int
@@ -50,7 +50,7 @@ class WorkerSize:
 
     @classmethod
     def of(cls, workers: Mapping[str, Mapping[str, Any]]) -> WorkerSize:
-        """The size of the smallest of the workers that the scheduler knows."""
+        """Return the smallest size among the workers registered with the scheduler."""
         return cls(
             threads=min((worker["nthreads"] for worker in workers.values()), default=1),
             memory_bytes=min((worker["memory_limit"] or 0 for worker in workers.values()), default=0),
@@ -59,10 +59,13 @@ class WorkerSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeParams:
-    """One bound, as its user has put it: in any of three units, or not at all.
+    """Requested size, or bound of it, in workers, cores or memory; each may be None.
 
     Attributes:
-        prefix: what the names of the parameters begin with, for errors: ``"minimum_"``.
+        prefix: prefix of the parameters' names, for errors, such as ``"minimum_"``.
+        workers: number of workers.
+        cores: number of threads of all workers together.
+        memory: memory of all workers together, as bytes or text.
     """
 
     prefix: str
@@ -72,28 +75,28 @@ class SizeParams:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing was asked for."""
+        """True if no unit is set."""
         return self.workers is None and self.cores is None and self.memory is None
 
     @property
     def workers_name(self) -> str:
-        """The name of the parameter that counts workers."""
+        """The name of the parameter for the number of workers."""
         return self.prefix.rstrip("_") or "n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Between how many workers adaptive scaling may choose; both make whole nodes."""
+    """Limits of adaptive scaling, in workers; both are multiples of a node's workers."""
 
     minimum: int
     maximum: float
 
 
 def worker_count(parameter: str, value: object) -> int:
-    """``value`` as a number of workers.
+    """Return ``value`` as a number of workers.
 
     Raises:
-        ConfigurationError: it is not a whole number of at least 0.
+        ConfigurationError: the value is not a whole number of at least 0.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         raise ConfigurationError(f"{parameter} must be a whole number ≥ 0, got {value!r}")
@@ -101,10 +104,10 @@ def worker_count(parameter: str, value: object) -> int:
 
 
 def memory_size(parameter: str, value: object) -> int:
-    """``value``, such as ``"64 GiB"``, in bytes.
+    """Return ``value``, such as ``"64 GiB"``, in bytes.
 
     Raises:
-        ConfigurationError: it is not a size of at least 0.
+        ConfigurationError: the value is not a size of at least 0.
     """
     try:
         size = -1
@@ -118,30 +121,29 @@ def memory_size(parameter: str, value: object) -> int:
 
 
 def nodes_for(workers: float, per_node: int) -> int:
-    """The fewest whole nodes that have ``workers`` workers; at least one, the scheduler's."""
+    """Return the minimum number of nodes with ``workers`` workers; at least one, the scheduler's."""
     return max(1, math.ceil(workers / per_node))
 
 
 def node_of(worker: str) -> str:
-    """The part of a worker's name that names its node: ``node0`` of ``node0-worker1``."""
+    """Return the node's part of a worker's name: ``node0`` of ``node0-worker1``."""
     return worker.rpartition("-")[0]
 
 
 def staying(status: FleetStatus) -> list[NodeStatus]:
-    """The nodes that are not on their way out, by rank."""
+    """Return the nodes that are not ending, by rank."""
     return sorted((node for node in status.nodes if node.state != "ending"), key=lambda node: node.rank)
 
 
 def requested_workers(status: FleetStatus) -> set[str]:
-    """Names of the workers of nodes that the fleet has, or has asked its provider for."""
+    """Return names of the workers of nodes that exist, or are requested from the provider."""
     return {worker for node in staying(status) for worker in node.workers}
 
 
 def planned_workers(status: FleetStatus) -> set[str]:
-    """Names of the workers that there are meant to be.
+    """Return names of the workers of the target number of nodes.
 
-    Nodes that are wanted and not yet asked for get the lowest free ranks; the highest of those there are too many of
-    are not counted.
+    Nodes that are not yet requested get the lowest free ranks. Of surplus nodes the highest ranks do not count.
     """
     kept = staying(status)[: status.wanted]
     taken = {node.rank for node in kept}
@@ -152,7 +154,7 @@ def planned_workers(status: FleetStatus) -> set[str]:
 
 
 def ranks_named(status: FleetStatus, workers: Collection[str]) -> list[int]:
-    """Ranks of the nodes all of whose workers are named; never the scheduler's."""
+    """Return ranks of the nodes all of whose workers are named; never the scheduler's."""
     return [
         node.rank
         for node in staying(status)
@@ -163,15 +165,15 @@ def ranks_named(status: FleetStatus, workers: Collection[str]) -> list[int]:
 def superfluous(
     status: FleetStatus, *, target: int, observed: Collection[str], cheapest_first: Sequence[str]
 ) -> list[str]:
-    """Names of the workers to close for ``target`` of them to remain: whole nodes only.
+    """Return names of the workers to close until ``target`` remain, by whole nodes.
 
-    Those that have not arrived go first, the latest of them before the others, then those that are cheapest to close.
+    Nodes that have not arrived go first, highest rank first, then those that are cheapest to close.
 
     Args:
         status: the fleet.
-        target: how many workers should remain.
-        observed: names of the workers that the scheduler knows.
-        cheapest_first: names of those that may be closed.
+        target: number of workers that should remain.
+        observed: names of the workers registered with the scheduler.
+        cheapest_first: names of the workers that may be closed, cheapest first.
     """
     nodes = [node for node in staying(status) if node.rank != HEAD]
     too_many = len(staying(status)) - nodes_for(target, status.workers_per_node)
@@ -182,17 +184,17 @@ def superfluous(
 
 
 def _whole(nodes: Iterable[NodeStatus], workers: Sequence[str]) -> list[NodeStatus]:
-    """The nodes all of whose workers are named, in the order in which they are named first."""
+    """Return the nodes all of whose workers are named, in the order of their first mention."""
     by_name = {node_of(node.workers[0]): node for node in nodes if node.workers}
     named = Counter(map(node_of, workers))
     return [by_name[name] for name in named if name in by_name and named[name] >= len(by_name[name].workers)]
 
 
 def fewest_workers(asked: SizeParams, size: WorkerSize) -> int:
-    """The fewest workers that have all that was asked for; 0 if nothing was.
+    """Return the minimum number of workers that satisfies all units; 0 if none is set.
 
     Raises:
-        ConfigurationError: a number is wrong; names the parameter.
+        ConfigurationError: a value is wrong; the message names the parameter.
     """
     found = [0 if asked.workers is None else worker_count(asked.workers_name, asked.workers)]
     if asked.cores is not None:
@@ -203,10 +205,10 @@ def fewest_workers(asked: SizeParams, size: WorkerSize) -> int:
 
 
 def most_workers(asked: SizeParams, size: WorkerSize) -> float:
-    """The most workers that have no more than what was asked for; infinitely many if nothing was.
+    """Return the maximum number of workers that exceeds no unit; infinity if none is set.
 
     Raises:
-        ConfigurationError: a number is wrong; names the parameter.
+        ConfigurationError: a value is wrong; the message names the parameter.
     """
     unbounded = asked.workers is None or asked.workers == math.inf
     found = [math.inf if unbounded else worker_count(asked.workers_name, asked.workers)]
@@ -218,7 +220,7 @@ def most_workers(asked: SizeParams, size: WorkerSize) -> float:
 
 
 def whole_bounds(minimum: int, maximum: float, per_node: int) -> Bounds:
-    """Both in whole nodes: the minimum is met, the maximum not exceeded, but one node stays.
+    """Return both limits in whole nodes: the minimum rounded up, the maximum rounded down, at least one node.
 
     Raises:
         ConfigurationError: the minimum is above the maximum.
@@ -233,5 +235,7 @@ def whole_bounds(minimum: int, maximum: float, per_node: int) -> Bounds:
 def _memory_in_workers(parameter: str, value: object, size: WorkerSize) -> float:
     asked = memory_size(parameter, value)
     if not size.memory_bytes:
-        raise ConfigurationError(f"{parameter} cannot be turned into workers before one is there; give their number")
+        raise ConfigurationError(
+            f"{parameter} cannot be converted to workers before the first one arrives; pass their number instead"
+        )
     return asked / size.memory_bytes

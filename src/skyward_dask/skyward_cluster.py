@@ -1,4 +1,4 @@
-"""``SkywardCluster``: a pool as Dask's tools know clusters."""
+"""``SkywardCluster``: a pool with the interface of Dask's cluster classes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CELL = '<td style="text-align: left;"><strong>{}:</strong> {}</td>'
 
 
 class PoolParams(TypedDict, total=False):
-    """The parameters of :class:`~skyward.ComputePool`, which explains them."""
+    """Parameters of :class:`~skyward.ComputePool`, which documents them."""
 
     provider: Any
     image: Image | None
@@ -58,26 +58,26 @@ class PoolParams(TypedDict, total=False):
 
 
 class SkywardCluster(ElasticCluster):
-    """A Dask cluster on machines that come and go: ``Client(SkywardCluster(provider=sky.Local(), nodes=2))``.
+    """Dask cluster on ephemeral machines: ``Client(SkywardCluster(provider=sky.Local(), nodes=2))``.
 
-    With the parameters of a pool it has a pool of its own, which is opened now and ends with it. With an open pool it
-    uses that one, and leaves it open. Either is :attr:`pool`, on which native and joblib calls run beside Dask's tasks.
+    With the parameters of a pool it opens its own pool now, and closes it at the end. With an open pool it uses that
+    one, and leaves it open. :attr:`pool` is this pool; native and joblib calls run on it as well as Dask's tasks.
 
-    Dask counts workers, a pool has whole nodes of them: numbers of workers are rounded up. The scheduler runs on node
-    0, so that one node always stays.
+    Dask counts workers, and a pool consists of whole nodes: numbers of workers are rounded up. The scheduler runs on
+    node 0, so that one node always stays.
 
     Args:
         pool: an open pool, instead of a pool's parameters.
-        name: what :meth:`from_name` finds it by; None is the setting ``skyward.name``, else a random one.
-        asynchronous: for use in a running event loop: ``async with SkywardCluster(..., asynchronous=True)``. Nothing is
-            created before it is awaited or entered.
-        scheduler_sync_interval: how often to exchange news with the scheduler: seconds, or text such as ``"500ms"``.
-        loop: a running event loop to use instead of one of its own.
-        **pool_params: :class:`~skyward.ComputePool`'s parameters.
+        name: name for :meth:`from_name`; None selects the setting ``skyward.name``, else a random name.
+        asynchronous: True for use in a running event loop: ``async with SkywardCluster(..., asynchronous=True)``.
+            Nothing is created before the cluster is awaited or entered.
+        scheduler_sync_interval: interval of updates from the scheduler: seconds, or text such as ``"500ms"``.
+        loop: a running event loop to use instead of a new one.
+        **pool_params: parameters of :class:`~skyward.ComputePool`.
 
     Raises:
-        ConfigurationError: a parameter is wrong, and nothing was created; or this process's versions of Dask are not
-            those of the nodes.
+        ConfigurationError: a parameter is wrong, and nothing was created; or this process and the nodes have different
+            versions of Dask or Python.
         PoolStateError: the pool passed is not open.
     """
 
@@ -116,25 +116,25 @@ class SkywardCluster(ElasticCluster):
 
     @classmethod
     def from_name(cls, name: str) -> Self:
-        """The cluster of that name in this process. A pool ends with its process, so there are no others.
+        """Return the running cluster of that name in this process, with which all its clusters end.
 
         Raises:
-            ConfigurationError: there is none; lists those there are.
+            ConfigurationError: no such cluster is running; the message lists the running ones.
         """
         running = [cluster for cluster in _clusters if cluster.status == Status.running and isinstance(cluster, cls)]
         for cluster in running:
             if cluster.name == name:
                 return cluster
         known = ", ".join(sorted(cluster.label for cluster in running)) or "none"
-        raise ConfigurationError(f"name must be that of a running cluster of this process ({known}), got {name!r}")
+        raise ConfigurationError(f"name must be the name of a running cluster of this process ({known}), got {name!r}")
 
     @property
     def dashboard_link(self) -> str:
-        """Dask's dashboard, as this machine's browser reaches it; with the token that it asks for.
+        """Link to Dask's dashboard for this machine's browser, with its token.
 
-        The dashboard starts when this is first read: it costs the scheduler a second and some memory. On the event
-        loop, which must not wait, the link is empty until it has started, and so it is elsewhere when that takes longer
-        than the setting ``skyward.dashboard-timeout``. Never raises; :meth:`get_dashboard_link` says what is wrong.
+        The first access starts the dashboard, which costs the scheduler a second and some memory. The link is empty
+        until it has started: on the event loop, which must not wait, and elsewhere after the setting
+        ``skyward.dashboard-timeout``. Never raises; :meth:`get_dashboard_link` raises the reason for a missing link.
         """
         if self._dashboard.link or self.status != Status.running:
             return self._dashboard.link
@@ -145,11 +145,11 @@ class SkywardCluster(ElasticCluster):
                 limit_s = seconds("skyward.dashboard-timeout", setting("dashboard-timeout"))
                 self.sync(self._dashboard.find, self._ask_for_dashboard, callback_timeout=limit_s)
         except Exception as error:
-            self._say_once(f"there is no dashboard: {error}")
+            self._log_once(f"no dashboard: {error}")
         return self._dashboard.link
 
     def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:  # noqa: FBT001, FBT002 - Dask's
-        """Logs by their source: the cluster object's own, the scheduler's, each worker's by its address.
+        """Return logs by source: the cluster object, the scheduler, and each worker by its address.
 
         Raises:
             PoolStateError: the cluster or its pool is closed.
@@ -158,10 +158,10 @@ class SkywardCluster(ElasticCluster):
         return cast("Any", super().get_logs(cluster=cluster, scheduler=scheduler, workers=workers))
 
     def get_dashboard_link(self) -> Any:
-        """:attr:`dashboard_link`, once the dashboard has started; in asynchronous use an awaitable of it.
+        """Return :attr:`dashboard_link` once the dashboard has started; in asynchronous use, an awaitable of it.
 
         Raises:
-            UnreachableError: the scheduler has no dashboard; says why.
+            UnreachableError: the scheduler has no dashboard; the message gives the reason.
             PoolStateError: the cluster or its pool is closed.
         """
         self._open_status()
@@ -183,7 +183,7 @@ class SkywardCluster(ElasticCluster):
 
 
 def fleet_rows(status: FleetStatus) -> str:
-    """Nodes, accelerators, how they were bought and what they have cost, as two rows of HTML."""
+    """Return nodes, accelerators, markets and cost as two rows of HTML."""
     nodes = staying(status)
     ready = sum(node.state == "ready" for node in nodes)
     spot = sum(node.spot for node in nodes)
@@ -199,7 +199,7 @@ def fleet_rows(status: FleetStatus) -> str:
 
 
 def scaling_table(*, mode: str, observed: int, wanted: int, status: FleetStatus | None) -> str:
-    """How many workers and nodes there are and should be, as a table of HTML."""
+    """Return the current and target numbers of workers and nodes as an HTML table."""
     workers = f"{observed}" if observed == wanted else f"{observed} / {wanted}"
     lines = [("Scaling mode", mode), ("Workers", workers)]
     if status is not None:
@@ -212,7 +212,7 @@ def _row(*cells: tuple[str, str]) -> str:
 
 
 def close_clusters() -> None:
-    """At the end of the process: pools never outlive it on purpose."""
+    """Close all clusters, and so their own pools, at the end of the process."""
     for cluster in list(_clusters):
         if cluster.status != Status.closed:
             with suppress(Exception):

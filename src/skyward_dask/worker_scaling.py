@@ -1,4 +1,4 @@
-"""Scaling a fleet the way Dask's tools ask for it: in workers, by hand or with the work."""
+"""Scaling of a pool in numbers of workers, manual or adaptive, with the interface of Dask's cluster classes."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _logger = logging.getLogger("skyward.dask")
 
 
 class ElasticCluster(ConnectedCluster):
-    """The sizes of a cluster: what there should be, what there is, and how to change it."""
+    """Connected cluster with target sizes, current sizes, and methods to change them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._most_nodes = 1
 
     async def _connect(self) -> None:
@@ -51,31 +51,31 @@ class ElasticCluster(ConnectedCluster):
 
     @property
     def plan(self) -> set[str]:
-        """Names of the workers that there are meant to be."""
+        """Names of the workers of the target number of nodes."""
         status = self._status()
         return planned_workers(status) if status else set()
 
     @property
     def requested(self) -> set[str]:
-        """Names of the workers on nodes that the provider has been asked for."""
+        """Names of the workers of nodes that exist, or are requested from the provider."""
         status = self._status()
         return requested_workers(status) if status else set()
 
     @property
     def observed(self) -> set[str]:
-        """Names of the workers that have told the scheduler that they are there."""
+        """Names of the workers registered with the scheduler."""
         return {str(worker["name"]) for worker in self.known_workers.values()}
 
     def whole_nodes(self, workers: float) -> int:
-        """How many workers there are on the fewest nodes that have ``workers`` of them."""
+        """Return ``workers`` rounded up to whole nodes."""
         per_node = self._open_status().workers_per_node
         return nodes_for(workers, per_node) * per_node
 
     def scale(self, n: int = 0, memory: str | int | None = None, cores: int | None = None) -> Any:
-        """Have at least ``n`` workers, on as few nodes as have them; ends adaptive scaling.
+        """Scale to at least ``n`` workers, on the minimum number of nodes; end adaptive scaling.
 
-        Returns at once: :meth:`wait_for_workers` waits. Nodes that go finish their calls first, and hand Dask's data
-        to others.
+        Returns at once: :meth:`wait_for_workers` waits. Removed nodes finish their calls first, and hand Dask's data
+        over to others.
 
         Args:
             n: the number of workers.
@@ -83,7 +83,7 @@ class ElasticCluster(ConnectedCluster):
             cores: threads of all workers together.
 
         Raises:
-            ConfigurationError: a number is wrong.
+            ConfigurationError: a value is wrong.
             PoolStateError: the cluster or its pool is closed.
         """
         status = self._open_status()
@@ -97,7 +97,7 @@ class ElasticCluster(ConnectedCluster):
         return NoOpAwaitable() if self.asynchronous else None
 
     def scale_up(self, n: int) -> NoOpAwaitable | None:
-        """Grow to at least ``n`` workers, and let adaptive scaling go on."""
+        """Grow to at least ``n`` workers; adaptive scaling continues."""
         status = self._open_status()
         nodes = nodes_for(worker_count("n", n), status.workers_per_node)
         if nodes > status.wanted:
@@ -132,25 +132,27 @@ class ElasticCluster(ConnectedCluster):
         target_duration: Any = None,
         **kwargs: Any,
     ) -> Adaptive:
-        """Grow and shrink with the work that Dask has, until :meth:`scale` is called.
+        """Grow and shrink with Dask's load, until :meth:`scale` is called.
 
-        What is not given is the setting ``skyward.adaptive.*``; without a maximum, no more nodes than asked for before.
+        Parameters default to the settings ``skyward.adaptive.*``. Without a maximum, the limit is the highest number of
+        nodes requested so far.
 
         Args:
-            Adaptive: decides; a subclass of Dask's.
-            minimum: the fewest workers.
-            maximum: the most workers; ``math.inf`` is no limit.
-            minimum_cores: the fewest threads.
-            maximum_cores: the most threads.
-            minimum_memory: the least memory of all workers together, such as ``"64 GiB"``.
-            maximum_memory: the most memory of all workers together.
-            interval: how often to look.
-            wait_count: how many looks in a row must find a node superfluous before it goes; 0 and 1 are the same.
-            target_duration: how long the work at hand should take.
-            **kwargs: for ``Adaptive``.
+            Adaptive: the deciding class, a subclass of Dask's.
+            minimum: minimum number of workers.
+            maximum: maximum number of workers; ``math.inf`` is no limit.
+            minimum_cores: minimum number of threads.
+            maximum_cores: maximum number of threads.
+            minimum_memory: minimum memory of all workers together, such as ``"64 GiB"``.
+            maximum_memory: maximum memory of all workers together.
+            interval: time between two checks.
+            wait_count: number of consecutive checks that must find a node superfluous before its removal; 0 and 1 are
+                the same.
+            target_duration: desired duration of the current work.
+            **kwargs: parameters of ``Adaptive``.
 
         Raises:
-            ConfigurationError: a number is wrong, or the minimum above the maximum.
+            ConfigurationError: a value is wrong, or the minimum is above the maximum.
             PoolStateError: the cluster or its pool is closed.
         """
         fewest = SizeParams(prefix="minimum_", workers=minimum, cores=minimum_cores, memory=minimum_memory)
@@ -174,19 +176,19 @@ class ElasticCluster(ConnectedCluster):
         maximum = self._default_maximum(minimum, status) if most.is_open else most_workers(most, size)
         bounds = whole_bounds(minimum, maximum, status.workers_per_node)
         if minimum == 0:
-            self._say_head_stays("adapt(minimum=0)", status)
+            self._log_head_stays("adapt(minimum=0)", status)
         return bounds
 
     def _default_maximum(self, minimum: int, status: FleetStatus) -> float:
-        """As the settings say; else as many as were ever asked for, so that it never costs more than that."""
+        """Return the maximum of the settings, else the highest number requested so far, which limits the cost."""
         if (configured := setting("adaptive.maximum")) is not None:
             return most_workers(SizeParams(prefix="maximum_", workers=configured), self._size())
         most = max(self._most_nodes * status.workers_per_node, minimum)
-        self._say_once(f"adapt(): at most {most} workers, as many as were asked for before; maximum= allows more")
+        self._log_once(f"adapt(): at most {most} workers, the highest number requested so far; maximum= allows more")
         return most
 
     def _status(self) -> FleetStatus | None:
-        """The fleet; None where there is none, before the start and after the end."""
+        """Return the fleet's status; None before the start and after the end."""
         if self.status != Status.running:
             return None
         with suppress(PoolStateError):
@@ -205,12 +207,12 @@ class ElasticCluster(ConnectedCluster):
         deadline = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         while True:
             try:
-                await cast("Awaitable[object]", self)  # the next scheduler, while one is being replaced
+                await cast("Awaitable[object]", self)  # waits for the next scheduler while one is being replaced
                 left_s = None if deadline is None else max(0.1, deadline - time.monotonic())
                 return await super()._wait_for_workers(n_workers, timeout=left_s)
             except TimeoutError:
                 raise
-            except OSError:  # it was lost meanwhile
+            except OSError:  # the scheduler was lost in the meantime
                 if deadline is not None and time.monotonic() > deadline:
                     raise
 
@@ -218,24 +220,24 @@ class ElasticCluster(ConnectedCluster):
         return WorkerSize.of(self.known_workers)
 
     def _rounded(self, workers: int, status: FleetStatus) -> int:
-        """The nodes for that many workers; what is rounded is said."""
+        """Return the number of nodes for that many workers; log the rounding."""
         nodes, per_node = nodes_for(workers, status.workers_per_node), status.workers_per_node
         if workers == 0:
-            self._say_head_stays("scale(0)", status)
+            self._log_head_stays("scale(0)", status)
         elif nodes * per_node != workers:
             self._log(f"scale({workers}): {nodes} nodes of {per_node} workers each make {nodes * per_node}")
         return nodes
 
-    def _say_head_stays(self, what: str, status: FleetStatus) -> None:
+    def _log_head_stays(self, what: str, status: FleetStatus) -> None:
         per_node = status.workers_per_node
-        self._say_once(
-            f"{what}: node 0 stays, with its {per_node} {'worker' if per_node == 1 else 'workers'}, since the "
+        self._log_once(
+            f"{what}: node 0 stays, with its {per_node} {'worker' if per_node == 1 else 'workers'}, because the "
             "scheduler runs there; closing the cluster ends it"
         )
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
             self._log(text)
 
     def _scale_fleet(self, nodes: int, drop: Collection[int] = ()) -> None:
@@ -244,9 +246,9 @@ class ElasticCluster(ConnectedCluster):
     def _report_scaling(self, done: Future[None]) -> None:
         if not done.cancelled() and (error := done.exception()):
             _logger.debug("the fleet of %s could not be scaled", self.label, exc_info=error)
-            self._say_once(f"the fleet could not be scaled: {error}")
+            self._log_once(f"the fleet could not be scaled: {error}")
 
 
 def _duration(name: str, value: object) -> float:
-    """What was given, else the setting; in seconds."""
+    """Return ``value``, or the setting if it is None, in seconds."""
     return seconds(name, setting(f"adaptive.{name.replace('_', '-')}") if value is None else value)

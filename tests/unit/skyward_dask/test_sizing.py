@@ -133,7 +133,7 @@ class TestUnits:
             most_workers(SizeParams(prefix="maximum_", cores=-1), SIZE)
         with pytest.raises(ConfigurationError, match="minimum must be"):
             fewest_workers(SizeParams(prefix="minimum_", workers="few"), SIZE)
-        with pytest.raises(ConfigurationError, match="minimum_memory cannot be turned into workers before one is"):
+        with pytest.raises(ConfigurationError, match="minimum_memory cannot be converted to workers before the first"):
             fewest_workers(SizeParams(prefix="minimum_", memory="1 GiB"), WorkerSize.of({}))
 
     @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class TestWithTheWork:
 
     def test_without_a_maximum_is_never_dearer_than_what_was_asked_for(self, cluster, capsys):
         assert cluster.adapt().maximum == 4
-        assert "at most 4 workers, as many as were asked for before" in capsys.readouterr().out
+        assert "at most 4 workers, the highest number requested so far" in capsys.readouterr().out
         cluster.scale(6)
         cluster.scale(2)
         assert cluster.adapt().maximum == 6
