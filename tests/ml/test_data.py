@@ -117,7 +117,7 @@ def test_a_stream_cannot_be_dealt():
         def __iter__(self) -> Iterator[int]:
             return iter(int, 1)
 
-    with pytest.raises(ConfigurationError, match="DistributedSampler needs something with a length"):
+    with pytest.raises(ConfigurationError, match="DistributedSampler needs a value with a length"):
         sky.DistributedSampler(Endless())
 
 
@@ -224,7 +224,7 @@ def test_arrays_of_jax_are_dealt(shuffle):
         (lambda: DataLoader(Counting(4)), "sampler=DistributedSampler"),
         (lambda: torch.tensor(3.0), "indexed by position"),
         (lambda: {"x": torch.arange(3)}, "values"),
-        (lambda: torch.arange(6).reshape(3, 2).to_sparse(), "rows cannot be taken"),
+        (lambda: torch.arange(6).reshape(3, 2).to_sparse(), "rows cannot be selected"),
     ],
     ids=["stream", "loader", "scalar", "dict", "sparse"],
 )

@@ -1,4 +1,4 @@
-"""A pool as a :class:`concurrent.futures.Executor`."""
+"""Pool as a :class:`concurrent.futures.Executor`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class CallsByFunction(ABC):
-    """``submit`` and ``map`` as executors have them, for plain functions and compute functions."""
+    """``submit`` and ``map`` of executors, for plain functions and compute functions."""
 
     @abstractmethod
     def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]: ...
@@ -37,7 +37,7 @@ class CallsByFunction(ABC):
     @overload
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]: ...
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
-        """Queue ``fn(*args, **kwargs)``, or a pending call such as ``f(1)``, for any worker.
+        """Enqueue ``fn(*args, **kwargs)``, or a pending call such as ``f(1)``, for any worker.
 
         Raises:
             PoolStateError: the pool is not open, or the executor was shut down.
@@ -60,18 +60,18 @@ class CallsByFunction(ABC):
     def map(
         self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Any]:
-        """Queue ``fn`` for every item now; the iterator gives the results in order as they come.
+        """Enqueue ``fn`` for every item at once; the iterator yields the results in order, as they arrive.
 
-        The calls still queued are dropped when a call fails, the time is up, or the iterator is closed.
+        Queued calls are dropped when a call fails, the timeout expires, or the iterator is closed.
 
         Args:
             fn: called with one item of each iterable.
             iterables: read to the end of the shortest before this returns.
-            timeout: seconds from now in which all results must come.
-            chunksize: items per call; more than one pays when a call takes well under a millisecond.
+            timeout: seconds from now until all results must have arrived.
+            chunksize: items per call; more than one is faster when a call takes well under a millisecond.
 
         Raises:
-            TimeoutError: from the iterator, when the time is up.
+            TimeoutError: from the iterator, when the timeout expires.
         """
         if chunksize < 1:
             raise ConfigurationError(f"chunksize must be a whole number ≥ 1, got {chunksize!r}")
@@ -83,9 +83,9 @@ class CallsByFunction(ABC):
 
 
 class PoolExecutor(CallsByFunction, Executor):
-    """Runs calls on a pool's workers; takes plain functions and compute functions.
+    """Executor of a pool's workers, for plain functions and compute functions.
 
-    It borrows the pool: shutting the executor down leaves the pool open. Works with ``as_completed``, ``wait``,
+    It borrows the pool: its shutdown leaves the pool open. Works with ``as_completed``, ``wait``,
     ``asyncio.wrap_future`` and ``loop.run_in_executor``; its futures can also be awaited as they are.
 
     Args:
@@ -95,16 +95,16 @@ class PoolExecutor(CallsByFunction, Executor):
     def __init__(self, submitter: TaskSubmitter) -> None:
         self._submitter = submitter
         self._lock = threading.Lock()
-        # The pool holds the future of an unfinished call. One that is over, and its result, lives as its user wants.
+        # Weak, so that a result is freed once its caller drops the future. The pool holds futures of unfinished calls.
         self._futures: WeakSet[Future[Any]] = WeakSet()
         self._is_shut_down = False
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Take no more calls; the pool stays open.
+        """Refuse further calls; the pool stays open.
 
         Args:
             wait: return only when every call submitted here is done.
-            cancel_futures: drop the calls that are still queued.
+            cancel_futures: drop queued calls.
         """
         with self._lock:
             self._is_shut_down = True
@@ -117,7 +117,7 @@ class PoolExecutor(CallsByFunction, Executor):
 
     def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]:
         if self._is_shut_down:
-            raise PoolStateError("this executor was shut down; the pool's executor() gives a new one")
+            raise PoolStateError("this executor was shut down; pool.executor() returns a new one")
         futures = self._submitter.submit_calls(calls)
         with self._lock:
             self._futures.update(futures)
@@ -125,7 +125,7 @@ class PoolExecutor(CallsByFunction, Executor):
 
 
 def _results(futures: list[CallFuture[Any]], deadline_s: float | None) -> Iterator[Any]:
-    """Yield the results in order. Nothing here refers to a result once it is yielded: it lives as its caller wants."""
+    """Yield the results in order, and keep no reference to a yielded one: its caller decides its lifetime."""
     futures.reverse()
     try:
         while futures:
@@ -136,7 +136,7 @@ def _results(futures: list[CallFuture[Any]], deadline_s: float | None) -> Iterat
 
 
 def _take_result(futures: list[CallFuture[Any]], deadline_s: float | None) -> Any:
-    """Wait for the last future, and drop it once it is done: a future keeps its result alive."""
+    """Wait for the last future, then drop it, because a future keeps its result alive."""
     result = futures[-1].result(None if deadline_s is None else deadline_s - time.monotonic())
     futures.pop()
     return result

@@ -1,4 +1,4 @@
-"""Machine types that a provider rents out, asked for from Python."""
+"""Machine types that a provider rents out, as a Python function."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def offers(
     memory: str | None = None,
     machine: str | None = None,
 ) -> tuple[InstanceSpec, ...]:
-    """Return the machine types of which a pool would buy one, cheapest first; creates nothing.
+    """Return the machine types that satisfy a request, cheapest first; create nothing.
 
     Prices are in USD an hour. :func:`~skyward.select_instance` chooses the smallest type of them::
 
         sky.select_instance(sky.offers(provider, accelerator="A100"), accelerator="A100", memory="128GB")
 
     Args:
-        provider: where to ask.
-        accelerator: kind and least number on a machine, such as ``"A100"``.
-        cpu: least number of cores.
-        memory: least main memory, such as ``"64GB"``.
+        provider: the provider to query.
+        accelerator: kind and minimum number on a machine, such as ``"A100"``.
+        cpu: minimum number of cores.
+        memory: minimum main memory, such as ``"64GB"``.
         machine: the provider's name of the only type to return.
 
     Raises:
-        ConfigurationError: a parameter is wrong, or the provider has nothing of that kind.
+        ConfigurationError: a parameter is wrong, or the provider has no such machine.
         AuthenticationError: the provider refuses the credentials.
     """
     request = parse_request(accelerator=accelerator, cpu=cpu, memory=memory, machine=machine, spot="if-available")
@@ -52,7 +52,7 @@ def offers(
 
 
 async def _ask(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
-    # A copy, because open pools may use the provider: closing it would close their connections.
+    # A copy: open pools may share the provider, and closing it would close their connections.
     own = cast("Provider", replace(cast("Any", provider))) if is_dataclass(provider) else provider
     try:
         return await own.offers(request)
@@ -62,7 +62,7 @@ async def _ask(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
 
 
 def priced(found: Sequence[Offer]) -> InstanceSpec:
-    """Return the machine type that all of ``found`` offer, with their prices; at least one offer."""
+    """Return the machine type of the offers ``found``, of which there is at least one, with their prices."""
     spot = [each.price_per_hour for each in found if each.spot]
     on_demand = [each.price_per_hour for each in found if not each.spot] or [found[0].on_demand_price_per_hour]
     return replace(found[0].spec, price_spot=spot[-1] if spot else None, price_on_demand=on_demand[-1])

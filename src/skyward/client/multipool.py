@@ -20,18 +20,18 @@ P = TypeVar("P")
 
 
 class MultiPool(Generic[P]):
-    """Opens pools in parallel, so that waiting for all takes as long as for the slowest.
+    """Context manager that opens pools in parallel: opening takes as long as the slowest one.
 
-    ``with MultiPool(a, b) as (pool_a, pool_b):`` gives the opened pools, in order. If one cannot be opened, the others
-    are closed and its error is raised; several errors come as an ``ExceptionGroup``. The same holds for Ctrl-C
-    meanwhile. On the way out every pool is closed, whatever the others raise.
+    ``with MultiPool(a, b) as (pool_a, pool_b):`` yields the open pools, in order. If one cannot be opened, or on
+    Ctrl-C, the others are closed and the error is raised; several errors form an ``ExceptionGroup``. On exit every pool
+    is closed, even if another one raises.
 
     Args:
-        pools: pools that are not open yet.
+        pools: closed pools.
 
     Raises:
         ConfigurationError: one of them is no pool.
-        PoolStateError: entered a second time before it was left.
+        PoolStateError: it is already open.
     """
 
     def __init__(self, *pools: AbstractContextManager[P]) -> None:
@@ -44,7 +44,7 @@ class MultiPool(Generic[P]):
 
     def __enter__(self) -> tuple[P, ...]:
         if not self._in_use.acquire(blocking=False):
-            raise PoolStateError("this MultiPool is open already; make another one, with pools of its own")
+            raise PoolStateError("this MultiPool is already open; make another one, with other pools")
         arm()
         self._members = tuple(_PoolInContext(pool=pool, context=copy_context()) for pool in self._pools)
         try:
@@ -71,15 +71,15 @@ class MultiPool(Generic[P]):
             opening: list[Future[P]] = []
             interrupt: BaseException | None = None
             try:
-                with uninterrupted():  # whatever is opened is among those to close
+                with uninterrupted():  # an interrupt between two submissions would leave a pool open
                     opening.extend(threads.submit(member.open) for member in self._members)
                 done = wait(opening, return_when=FIRST_EXCEPTION).done
                 if all(future.exception() is None for future in done):
                     return tuple(future.result() for future in opening)
-            except BaseException as error:  # Ctrl-C, SIGTERM, or whatever else a signal handler raises
+            except BaseException as error:  # Ctrl-C, SIGTERM, or any exception of a signal handler
                 interrupt = error
-            with uninterrupted():  # a second Ctrl-C does not keep pools from being closed as soon as they are open
-                pairs = zip(self._members, opening, strict=False)  # no thread for the others: they were never touched
+            with uninterrupted():  # a second Ctrl-C must not leave pools open that are still opening
+                pairs = zip(self._members, opening, strict=False)  # pools without a future were never touched
                 closing = [threads.submit(member.close_if_opened, future) for member, future in pairs]
                 errors = _errors([*opening, *closing])
                 if interrupt is not None:
@@ -89,7 +89,7 @@ class MultiPool(Generic[P]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PoolInContext(Generic[P]):
-    """A pool and the context variables it is opened with; they are those of the caller, and stay its own."""
+    """Pool and its copy of the caller's context variables, in which it is opened and closed."""
 
     pool: AbstractContextManager[P]
     context: Context

@@ -1,4 +1,4 @@
-"""Lazy calls: ``@compute``, what calling such a function gives, and the operators that send it to a pool.
+"""Lazy calls: ``@compute``, pending calls, and the operators that send them to a pool.
 
 ::
 
@@ -59,7 +59,7 @@ R5 = TypeVar("R5")
 
 
 class Runner(Protocol):
-    """What stands to the right of ``>>`` and ``@``: a pool."""
+    """Right-hand operand of ``>>`` and ``@``: a pool."""
 
     def run(self, pending: PendingCompute[R], /) -> R:
         """Run one call on any worker and wait for its result."""
@@ -76,13 +76,13 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingCompute(Generic[R]):
-    """A call that waits to be sent to a pool; its result will be an ``R``. Immutable; picklable by any pickler.
+    """Call that is not yet sent to a pool; its result is an ``R``. Immutable; picklable by any pickler.
 
     Attributes:
-        fn: what runs on the worker.
+        fn: function to run on the worker.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        retries: how often the call is run again after its worker was lost.
+        retries: maximum number of further runs after the loss of a worker.
     """
 
     fn: Callable[..., R]
@@ -91,11 +91,11 @@ class PendingCompute(Generic[R]):
     retries: int = 3
 
     def __rshift__(self, pool: Runner) -> R:
-        """``call >> pool``: run it on one worker and return its result."""
+        """Run the call on one worker and return its result: ``call >> pool``."""
         return _checked_pool(pool, ">>").run(self)
 
     def __matmul__(self, pool: Runner) -> tuple[R, ...]:
-        """``call @ pool``: run it once on every worker; the results are ordered by (node, worker)."""
+        """Run the call once on every worker and return the results by (node, worker): ``call @ pool``."""
         return _checked_pool(pool, "@").broadcast(self)
 
     @overload
@@ -103,12 +103,12 @@ class PendingCompute(Generic[R]):
     @overload
     def __and__(self, other: PendingBatch[*Ts]) -> PendingBatch[R, *Ts]: ...
     def __and__(self, other: PendingCompute[Any] | PendingBatch[*Ts]) -> PendingBatch[*tuple[Any, ...]]:
-        """``call & call``: both, in parallel."""
+        """Combine calls to run in parallel: ``call & call``."""
         alone: PendingBatch[*tuple[Any, ...]] = PendingBatch(calls=(self,))
         return alone & other
 
     def __rand__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
-        """Reached only when the left side is not pending, which is a mistake."""
+        """Raise: the left operand is not a pending call."""
         raise _not_pending(other)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ class PendingCompute(Generic[R]):
         return _unpickled, (packed.data, [bytes(buffer) for buffer in packed.buffers])
 
     def invocation(self) -> Invocation:
-        """The call as the task-submission interface takes it."""
+        """Return the call in the form of the task-submission interface."""
         return Invocation(
             fn=self.fn,
             args=self.args,
@@ -130,18 +130,18 @@ class PendingCompute(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingBatch(Generic[*Ts]):
-    """Calls that wait to be run in parallel; the results will be a ``tuple[*Ts]``, in order. Immutable; picklable.
+    """Calls to run in parallel; the results are a ``tuple[*Ts]``, in order. Immutable; picklable.
 
     Attributes:
         calls: the calls.
-        return_exceptions: whether a failed call's exception takes the place of its result instead of being raised.
+        return_exceptions: return the exception of a failed call in place of its result, instead of raising it.
     """
 
     calls: tuple[PendingCompute[Any], ...]
     return_exceptions: bool = False
 
     def __rshift__(self, pool: Runner) -> tuple[*Ts]:
-        """``batch >> pool``: run the calls in parallel; the first failure is raised at once."""
+        """Run the calls in parallel: ``batch >> pool``; the first failure is raised at once."""
         return _checked_pool(pool, ">>").run_batch(self)
 
     @overload
@@ -149,7 +149,7 @@ class PendingBatch(Generic[*Ts]):
     @overload
     def __and__(self, other: PendingBatch[*tuple[Any, ...]]) -> PendingBatch[*tuple[Any, ...]]: ...
     def __and__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
-        """``batch & call``: one more, in parallel with the others."""
+        """Add a call or a batch, to run in parallel with the others: ``batch & call``."""
         match other:
             case PendingCompute():
                 return replace(self, calls=(*self.calls, other))
@@ -160,7 +160,7 @@ class PendingBatch(Generic[*Ts]):
                 raise _not_pending(other)
 
     def __rand__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
-        """Reached only when the left side is not pending, which is a mistake."""
+        """Raise: the left operand is not a pending call."""
         raise _not_pending(other)
 
     def __iter__(self) -> Iterator[PendingCompute[Any]]:
@@ -171,13 +171,13 @@ class PendingBatch(Generic[*Ts]):
 
 
 class ComputeFunction(Generic[P, R]):
-    """A function whose calls are lazy: calling it gives a :class:`PendingCompute`. Made by :func:`compute`.
+    """Function whose calls are lazy: calling it returns a :class:`PendingCompute`. Made by :func:`compute`.
 
-    Name, documentation and signature are the function's. It works as a method too: the object travels to the worker as
-    the first argument, and what the method changes in it stays there.
+    It has the name, documentation and signature of the original function. It works as a method too: the object is
+    sent to the worker as the first argument, and the method's changes to it stay there.
 
     Attributes:
-        retries: how often a call is run again after its worker was lost.
+        retries: maximum number of further runs of a call after the loss of its worker.
     """
 
     __name__: str
@@ -187,23 +187,23 @@ class ComputeFunction(Generic[P, R]):
     def __init__(self, fn: Callable[P, R], *, retries: int = 3, retry: tuple[type[Exception], ...] = ()) -> None:
         body = _body_of(fn, retries, retry)
         functools.update_wrapper(self, body)
-        # The body is what workers run. Being reachable under this name, it is pickled like any function: by reference
-        # or by value, as its module asks. The decorated function itself is not reachable: its name is this object's.
+        # Workers run the body. It can be imported under this name, so it is pickled like any function: by reference or
+        # by value, as its module requires. The decorated function cannot: its name refers to this object.
         body.__qualname__ = f"{self.__qualname__}.__wrapped__"
         self.retries = retries
         self._retry = retry
 
     @property
     def local(self) -> Callable[P, R]:
-        """The function as it was before it was decorated, to call here and now."""
+        """The original function, to call in this process."""
         return cast("Callable[P, R]", vars(self.__wrapped__)["__wrapped__"])
 
     def decorated_inside(self, decorate: Callable[[Callable[P, R]], Callable[P, R]]) -> ComputeFunction[P, R]:
-        """The same, with ``decorate`` applied before :func:`compute` was."""
+        """Return a compute function of the original function with ``decorate`` applied first."""
         return ComputeFunction(decorate(self.local), retries=self.retries, retry=self._retry)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[R]:
-        """A call with these arguments, not yet on its way.
+        """Return a pending call with these arguments.
 
         Raises:
             ConfigurationError: an argument is a pool.
@@ -218,15 +218,15 @@ class ComputeFunction(Generic[P, R]):
         self: ComputeFunction[Concatenate[T, Q], S], instance: T, owner: type | None = None
     ) -> Callable[Q, PendingCompute[S]]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As functions do: itself on the class, bound on an object."""
+        """Return itself on the class, a bound method on an object, as functions do."""
         return self if instance is None else MethodType(self, instance)
 
     def __rshift__(self, pool: object) -> NoReturn:
-        """Always a mistake: the function was not called."""
+        """Raise: the function was not called."""
         raise TypeError(f"{self.__name__} was not called: write {self.__name__}(...) >> pool")
 
     def __matmul__(self, pool: object) -> NoReturn:
-        """Always a mistake: the function was not called."""
+        """Raise: the function was not called."""
         raise TypeError(f"{self.__name__} was not called: write {self.__name__}(...) @ pool")
 
     def __repr__(self) -> str:
@@ -246,12 +246,12 @@ def compute(
 
     Args:
         fn: the function.
-        retries: how often a call is run again: after its worker was lost, and after it raised one of ``retry``.
-        retry: exception classes after which the function is called again, on its worker and with growing pauses.
+        retries: maximum number of further runs of a call, after the loss of its worker or one of ``retry``.
+        retry: exception classes after which the function is called again, on the same worker, with exponential backoff.
             Other exceptions are raised at once.
 
     Raises:
-        ConfigurationError: an option is not of this kind.
+        ConfigurationError: an option has a wrong type or value.
     """
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"retries must be a whole number ≥ 0, got {retries!r}")
@@ -308,12 +308,12 @@ def gather(
     *computations: PendingCompute[R], return_exceptions: bool
 ) -> PendingBatch[*tuple[R | BaseException, ...]]: ...
 def gather(*computations: PendingCompute[Any], return_exceptions: bool = False) -> PendingBatch[*tuple[Any, ...]]:
-    """Group calls to run in parallel; ``gather(...) >> pool`` is the tuple of their results, in order.
+    """Group calls to run in parallel; ``gather(...) >> pool`` returns the tuple of their results, in order.
 
     Args:
-        computations: the calls; none give ``()``.
-        return_exceptions: put a failed call's exception in the place of its result. By default the first failure is
-            raised at once, the calls still queued are dropped and those running are left to finish.
+        computations: the calls; without any, the result is ``()``.
+        return_exceptions: return the exception of a failed call in place of its result. By default the first failure
+            is raised at once: queued calls are dropped, running calls finish.
 
     Raises:
         ConfigurationError: an argument is not a pending call.
@@ -328,7 +328,7 @@ def gather(*computations: PendingCompute[Any], return_exceptions: bool = False) 
 
 
 def checked_call(pending: PendingCompute[R]) -> PendingCompute[R]:
-    """``pending``, if it is one call.
+    """Return ``pending`` if it is a single call.
 
     Raises:
         ConfigurationError: it is something else.
@@ -341,7 +341,7 @@ def checked_call(pending: PendingCompute[R]) -> PendingCompute[R]:
 
 
 def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:
-    """Make a submission of a plain function, of a :class:`ComputeFunction`, or of a pending call, which has its own.
+    """Return the submission of a plain function, a :class:`ComputeFunction`, or a pending call without arguments.
 
     Raises:
         ConfigurationError: ``fn`` is not callable, an argument is a pool, or a pending call was given arguments.
@@ -405,7 +405,9 @@ def _is_exception_class(value: object) -> bool:
 
 
 def _is_pool(value: object) -> bool:
-    return hasattr(type(value), "run_batch")  # cheaper than isinstance with a Protocol: asked for every argument
+    return hasattr(
+        type(value), "run_batch"
+    )  # cheaper than isinstance with a Protocol, which would run for every argument
 
 
 def _checked_pool(value: Runner, operator: str) -> Runner:

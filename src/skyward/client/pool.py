@@ -52,34 +52,34 @@ _open_pools: list[ComputePool] = []
 
 
 class ComputePool(CallsByFunction):
-    """Machines for as long as a ``with`` block lasts.
+    """Machines that exist for the duration of a ``with`` block.
 
-    Entering creates and prepares them; leaving ends them and confirms it, whatever happened in between. A pool may be
+    Entering creates and prepares them. Leaving, by an exception too, terminates them and confirms it. A pool may be
     entered again later; it gets new machines then. Methods are thread-safe.
 
     Args:
-        provider: who has the machines, such as ``sky.Local()``.
+        provider: source of the machines, such as ``sky.Local()``.
         image: the environment of the workers.
         nodes: number of machines.
-        machine: the provider's name of an instance type, instead of choosing one.
-        accelerator: what each machine must have, such as ``"A100"`` or ``Accelerator.NVIDIA.H100(count=8)``.
-        cpu: cores that a machine must have at least for each of its workers.
-        memory: main memory that it must have at least for each of them, such as ``"32GB"``.
+        machine: the provider's name of an instance type; by default the cheapest that satisfies the request.
+        accelerator: accelerator of each machine, such as ``"A100"`` or ``Accelerator.NVIDIA.H100(count=8)``.
+        cpu: minimum number of cores for each worker.
+        memory: minimum main memory for each worker, such as ``"32GB"``.
         volume: storage to mount on every node.
-        spot: whether machines may be spot machines: ``"always"``, ``"if-available"``, ``"never"``, or the part of
-            them that must be, such as ``0.8``. Where there is no spot market, machines are on demand.
-        timeout: hard cap on a machine's life from its boot, in seconds.
-        env: environment variables of the workers; they override the image's.
-        concurrency: worker processes per node (per MIG partition where there are any).
+        spot: use of the spot market: ``"always"``, ``"if-available"``, ``"never"``, or the fraction of machines that
+            must be spot machines, such as ``0.8``. Where there is no spot market, machines are on demand.
+        timeout: hard limit on a machine's lifetime, in seconds since its boot.
+        env: environment variables of the workers; they override those of the image.
+        concurrency: worker processes per node (per MIG partition if there are any).
         display: ``"log"``, ``"spinner"`` or ``"quiet"``.
-        on_event: hears every event.
+        on_event: callback for every event.
         collect_metrics: whether nodes report :class:`~skyward.events.Metrics`.
-        pip: shorthand for ``image=Image(pip=…)``, added to the image's.
-        lease: how long a node lives on once this process is gone, in seconds: a crash or SIGKILL costs no more.
-        away: how long it lives on, and works on, while this process is there and nothing is heard of it, in seconds:
+        pip: shorthand for ``image=Image(pip=…)``, added to the packages of the image.
+        lease: lifetime of a node after the end of this process, in seconds; it limits the cost of a crash or SIGKILL.
+        away: lifetime of a node, which continues to work, while this process exists but is unreachable, in seconds:
             a laptop that sleeps, a network that is down.
-        max_cost: USD that the pool may cost, all in all. It is ended in time not to cost more, and what is unfinished
-            then fails with :class:`~skyward.errors.BudgetError`.
+        max_cost: limit on the total cost of the pool, in USD. The pool ends before it exceeds the limit; calls that
+            are unfinished then fail with :class:`~skyward.errors.BudgetError`.
 
     Raises:
         ConfigurationError: a parameter is wrong; nothing was created.
@@ -143,7 +143,7 @@ class ComputePool(CallsByFunction):
                 raise PoolStateError("the pool is already open; leave its `with` block first, or make another pool")
             self._entered = True
         self._opener = threading.current_thread()
-        _open_pools.append(self)  # from the first, so that whatever comes in between, it is closed at exit
+        _open_pools.append(self)  # before anything is created: any failure or exit from here on closes the pool
         try:
             _register_with_joblib()
             hold(_close_all_now)
@@ -166,7 +166,7 @@ class ComputePool(CallsByFunction):
                 self._closing.close()
             finally:
                 self._entered = False
-                if self in _open_pools:  # else this is a forked child, which has nothing to close
+                if self in _open_pools:  # a forked child has an empty list, and nothing to close
                     _open_pools.remove(self)
 
     async def __aenter__(self) -> Self:
@@ -175,7 +175,7 @@ class ComputePool(CallsByFunction):
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: the pool opens, and is closed at once.
+            # A thread cannot be cancelled: let the pool open, then close it at once.
             await to_its_end(self._close_once_open(opening))
             raise
         finally:
@@ -201,7 +201,7 @@ class ComputePool(CallsByFunction):
         _current.set(self)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the pool is the parent's, and the thread that would do its work was not copied."""
+        """Drop the pool in a forked child: the parent owns it, and a fork does not copy the pool's threads."""
         self._reset()
 
     def _reset(self) -> None:
@@ -213,16 +213,16 @@ class ComputePool(CallsByFunction):
         self._shutting = threading.RLock()
 
     def close_at_exit(self) -> None:
-        """The interpreter exits: end the machines, once the thread that opened the pool had its time to."""
+        """Terminate the machines at the interpreter's exit, unless the thread that opened the pool does so first."""
         wait_for(self._opener)
         self.close_logged("the interpreter exits")
 
     def close_logged(self, why: str) -> None:
-        """End the machines, in whatever thread; log an error instead of raising it."""
+        """Terminate the machines, from any thread; log an error instead of raising it."""
         try:
             self.__exit__(None, None, None)
         except Exception:
-            _logger.exception("a pool could not be closed as %s", why)
+            _logger.exception("could not close a pool when %s", why)
 
     def _open(self, stack: ExitStack) -> None:
         loop = acquire_loop()
@@ -232,7 +232,7 @@ class ComputePool(CallsByFunction):
         stack.callback(bus.close)
         display = open_display(self._display, bus, tag=PoolTag(provider=self._provider.name, made=self._made))
         stack.callback(display.close)
-        stack.callback(bus.close)  # the display wants to hear everything before it closes; closing twice is harmless
+        stack.callback(bus.close)  # delivers all events before the display closes; closing twice is harmless
         outer = current_callbacks()
         for event_type, callback in [*self._subscriptions, *((None, callback) for callback in outer)]:
             bus.subscribe(cast("type[SkywardEvent]", event_type), callback)
@@ -254,18 +254,20 @@ class ComputePool(CallsByFunction):
 
     @property
     def is_active(self) -> bool:
-        """Whether the pool is open: provisioned, and not yet on its way out."""
+        """True from the end of provisioning until the pool begins to close."""
         return self._running is not None
 
     @property
     def instance_count(self) -> int:
-        """Number of machines there are; 0 while the pool is not open."""
+        """Number of existing machines; 0 while the pool is not open."""
         return self._running.instance_count if self._running else 0
 
     def on(self, event_type: type[E], callback: Callable[[E], SkywardEvent | None]) -> None:
         """Call ``callback`` with every event of ``event_type``, in the pool's event thread, until the pool closes."""
         if not (isinstance(event_type, type) and callable(callback)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError("on takes an event class and a function of one event: pool.on(Metrics, print)")
+            raise ConfigurationError(
+                "pool.on takes an event class and a function of one event, such as pool.on(Metrics, print)"
+            )
         self._subscriptions.append((event_type, cast("Callback", callback)))
         if self._bus is not None:
             self._bus.subscribe(event_type, callback)
@@ -279,8 +281,8 @@ class ComputePool(CallsByFunction):
     def run_batch(self, batch: PendingBatch[*Ts]) -> tuple[*Ts]:
         """Run calls in parallel and return their results in order: ``batch >> pool``.
 
-        The first failure is raised at once; calls still queued are dropped and those running are left to finish,
-        unless the batch asks for exceptions as values.
+        The first failure is raised at once: queued calls are dropped, running calls finish. A batch with
+        ``return_exceptions`` returns exceptions as values instead.
         """
         running = self._ready.submit_batch([call.invocation() for call in batch.calls])
         return cast("tuple[*Ts]", self._results(running, return_exceptions=batch.return_exceptions))
@@ -291,7 +293,7 @@ class ComputePool(CallsByFunction):
         return self._results(running, return_exceptions=False)
 
     def executor(self) -> PoolExecutor:
-        """The pool as a :class:`concurrent.futures.Executor`; shutting it down leaves the pool open."""
+        """Return the pool as a :class:`concurrent.futures.Executor`; its shutdown leaves the pool open."""
         return PoolExecutor(self)
 
     def _results(self, batch: CallBatch, *, return_exceptions: bool) -> tuple[Any, ...]:
@@ -304,7 +306,7 @@ class ComputePool(CallsByFunction):
 
     @property
     def status(self) -> FleetStatus:
-        """The pool's nodes, how many are wanted, and what they have cost so far.
+        """The pool's nodes, their target number, and their cost so far.
 
         Raises:
             PoolStateError: the pool is not open.
@@ -314,17 +316,17 @@ class ComputePool(CallsByFunction):
     def scale(self, nodes: int, *, drop: Collection[int] = ()) -> Future[None]:
         """Grow or shrink to ``nodes`` nodes, while calls run.
 
-        Returns at once; ``pool.scale(4).result()`` waits. New nodes are made in parallel and take calls as they come
-        up; ``@`` counts them from now on. Nodes that go finish what they have begun, and what only they may run; the
-        rest of their calls runs elsewhere. A later call overrides an earlier one.
+        Returns at once; ``pool.scale(4).result()`` waits. New nodes start in parallel and take calls once they are
+        ready; ``@`` includes them from now on. Removed nodes finish running calls and calls that are bound to them;
+        their other calls move. A later call overrides an earlier one.
 
         Args:
-            nodes: how many, at least 1: node 0 stays, because the scheduler runs there.
-            drop: ranks of the nodes to go first; without them the highest go.
+            nodes: target number, at least 1: node 0 stays, because the scheduler runs there.
+            drop: ranks of the nodes to remove first; by default the highest ranks.
 
         Returns:
-            Done when the pool has that size; raises why a node cannot be had, and then the pool stays smaller. It is
-            cancelled when a later call overrides this one.
+            A future that is done when the pool has that size. It raises the reason if a node cannot be created; the
+            pool then stays smaller. A later call of ``scale`` cancels it.
 
         Raises:
             ConfigurationError: ``nodes`` or ``drop`` is wrong.
@@ -334,7 +336,7 @@ class ComputePool(CallsByFunction):
 
     @property
     def total_slots(self) -> int:
-        """Number of calls that run at once on the wanted nodes: nodes times workers per node.
+        """Number of calls that run at once on the target number of nodes: nodes times workers per node.
 
         Raises:
             PoolStateError: the pool is not open.
@@ -344,9 +346,9 @@ class ComputePool(CallsByFunction):
 
     @property
     def scheduler(self) -> SchedulerInfo:
-        """The address and the certificates of the Dask scheduler under the pool, for Dask clients.
+        """The address and the certificates of the pool's Dask scheduler, for Dask clients.
 
-        Another one after the head node, where it runs, was replaced.
+        They change when the head node, which runs the scheduler, is replaced.
 
         Raises:
             ConfigurationError: Dask or Python differ between this process and a node.
@@ -355,14 +357,14 @@ class ComputePool(CallsByFunction):
         return self._ready.scheduler()
 
     def dask_client(self, **options: Any) -> Client:
-        """A Dask client of this pool; close it before the pool.
+        """Return a Dask client of this pool; close it before the pool.
 
         Args:
-            **options: :class:`distributed.Client`'s, such as ``set_as_default`` or ``asynchronous``.
+            **options: options of :class:`distributed.Client`, such as ``set_as_default`` or ``asynchronous``.
 
         Raises:
-            ConfigurationError: Dask or Python differ between this process and a node; or ``direct_to_workers`` was
-                asked for where workers cannot be reached.
+            ConfigurationError: Dask or Python differ between this process and a node; or ``direct_to_workers``
+                is set although workers cannot be reached.
             PoolStateError: the pool is not open, or its head node is being replaced.
         """
         from distributed import Client
@@ -371,7 +373,7 @@ class ComputePool(CallsByFunction):
         if info.tunnelled and options.get("direct_to_workers"):
             raise ConfigurationError(
                 "direct_to_workers=True cannot work here: this process reaches only the pool's scheduler, through "
-                "a tunnel; leave it out, and data comes through the scheduler"
+                "a tunnel; leave it out: data then comes through the scheduler"
             )
         return Client(info.address, security=info.security, **options)
 
@@ -433,7 +435,7 @@ def _outcome_of(batch: CallBatch, index: int) -> Any:
 
 @cache
 def _register_with_joblib() -> None:
-    """Make joblib's name ``"skyward"`` known, now or when joblib is imported; without joblib, load nothing."""
+    """Register joblib's backend ``"skyward"``, now or on the import of joblib; without joblib, load nothing."""
     import wrapt
 
     wrapt.register_post_import_hook(_import_backend, "joblib")
@@ -442,12 +444,12 @@ def _register_with_joblib() -> None:
 def _import_backend(_: ModuleType) -> None:
     try:
         importlib.import_module("skyward_joblib")
-    except ImportError as error:  # an older joblib: the program may have no use for the backend
+    except ImportError as error:  # an older joblib; the program may not use the backend
         _logger.debug("joblib's backend is not registered: %s", error)
 
 
 def current_pool() -> ComputePool | None:
-    """The innermost pool in whose ``with`` block this code runs; in other threads, the pool opened last."""
+    """Return the innermost pool whose ``with`` block is active here; in other threads, the pool opened last."""
     pool = _current.get()
     if pool is not None and pool.is_active:
         return pool

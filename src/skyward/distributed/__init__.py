@@ -1,4 +1,4 @@
-"""Distributed training: decorators after which a framework's own machinery is set up, on every worker of the call.
+"""Distributed training: decorators that initialize a framework on every worker of a call.
 
 ::
 
@@ -8,10 +8,10 @@
 
     train() @ pool
 
-The function runs once on every worker, and all of them are one training: rank is the worker's position in the call,
-world their number. It works on one worker too. The workers begin together and end together: when one raises or dies,
-the others end with that one's cause. What is set up is taken down after the function, so that one training can follow
-another. The order of the two decorators does not matter.
+The function runs once on every worker, as one training: rank is the worker's position in the call, world the number of
+workers. It works on one worker too. The workers begin and end together: when one raises or dies, the others end with
+the same cause. The framework is shut down after the function, so that another training can follow. The order of the two
+decorators does not matter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Calls whose workers work together: what the decorators of all frameworks share.
+"""Gangs, the workers of one training: the common part of all frameworks' decorators.
 
-Under ``@`` the workers of such a call are a gang. Before the user's function runs each tells the others where it can
-be reached, through the client, and the framework is brought up with what all of them have said. A gang begins and
-fails as a whole: see :mod:`skyward.engine.calls`.
+Under ``@`` the workers of such a call form a gang. Before the user's function runs, each worker sends its address to
+the others, through the client, and the framework is initialized with all addresses. A gang begins and fails as a
+whole: see :mod:`skyward.engine.calls`.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ R = TypeVar("R")
 _MARK = "skyward_gang"
 _UNASSIGNED_PORTS = 20_000, 32_767
 _PORT_TRIES = 100
-# Of gangs that failed. What is collected as garbage would be taken down on the way.
+# Contexts of failed gangs. Garbage collection would exit them and wait for stuck workers: docs/decisions/013.
 _left_up: list[ExitStack] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One worker of a gang, as the others see it.
+    """Worker of a gang, as described to the others.
 
     Attributes:
         node: rank of its node.
         local_rank: its position among the gang's workers on that node, 0-based.
-        address: the address of its node that the others reach it at.
-        port: where it will listen there; 0 if its framework has it listen nowhere.
-        gpus: UUIDs of what its framework may use; empty where that matters to nobody.
+        address: its node's address for the other workers.
+        port: its listening port there; 0 if it does not listen.
+        gpus: UUIDs of the GPUs that its framework may use; empty if the others do not need them.
     """
 
     node: int
@@ -67,11 +67,11 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """The workers of a call, and which of them this is.
+    """Workers of a call, and the position of this one.
 
     Attributes:
         rank: this worker's position, 0-based.
-        peers: all of them, by rank.
+        peers: all workers, by rank.
     """
 
     rank: int
@@ -79,12 +79,12 @@ class Gang:
 
     @property
     def world(self) -> int:
-        """How many there are."""
+        """Number of workers."""
         return len(self.peers)
 
     @property
     def mine(self) -> Peer:
-        """What this worker said of itself."""
+        """This worker."""
         return self.peers[self.rank]
 
     @property
@@ -94,49 +94,49 @@ class Gang:
 
     @property
     def local_world(self) -> int:
-        """How many of them share this worker's node."""
+        """Number of workers on this worker's node, itself included."""
         return sum(peer.node == self.mine.node for peer in self.peers)
 
 
 class GangSession(Protocol):
-    """One training of one framework on one worker.
+    """Training of one framework on one worker.
 
     Attributes:
-        port: where this worker will listen for the others of its gang; 0 for nowhere.
-        gpus: UUIDs of what the framework may use here, where that matters to the others.
+        port: port on which this worker will listen for the others of its gang; 0 for none.
+        gpus: UUIDs of the GPUs that the framework may use here; empty if the others do not need them.
     """
 
     port: int
     gpus: tuple[str, ...]
 
     def join(self, gang: Gang) -> AbstractContextManager[object]:
-        """Bring the framework up with the others, and take it down at the end.
+        """Initialize the framework with the other workers, and shut it down on exit.
 
-        The end is reached when the function has returned, and in a gang of one when it has failed. A larger gang that
-        fails is not taken down, which would wait for those that are stuck: its processes end.
+        The context exits when the function has returned, and in a gang of one also when it has failed. A larger gang
+        that fails is not shut down, which would wait for stuck workers: its processes end.
         """
         ...
 
 
 class Framework(Protocol):
-    """Knows one framework: opens a :class:`GangSession` for every call, on the worker, in the thread of the call."""
+    """Support for one framework: opens a :class:`GangSession` for every call, in the call's thread on the worker."""
 
     def session(self) -> GangSession:
-        """Look whether the framework can be used in this process, and choose a port.
+        """Check that the framework can be used in this process, and choose a port.
 
         Raises:
             ConfigurationError: it is not installed.
-            FreshProcessNeeded: it can be brought up no more in this process.
+            FreshProcessNeeded: this process cannot initialize it again.
         """
         ...
 
 
 def decorator(framework: Framework) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The decorator that has a function run with ``framework`` brought up, either way round with ``@compute``."""
+    """Return a decorator that runs a function with ``framework`` initialized, inside or outside of ``@compute``."""
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
         around = getattr(fn, "decorated_inside", None)
-        if around is not None:  # compute was applied first
+        if around is not None:  # ``@compute`` was applied first
             return around(decorate)
         if not callable(fn):
             raise ConfigurationError(f"skyward.distributed decorates functions, got {type(fn).__name__}")
@@ -154,7 +154,7 @@ def decorator(framework: Framework) -> Callable[[Callable[P, R]], Callable[P, R]
 
 
 def is_gang(fn: object) -> bool:
-    """Whether all workers that run ``fn`` must run it together."""
+    """Return True if all workers that run ``fn`` must run it together."""
     return getattr(fn, _MARK, False) is True
 
 
@@ -167,13 +167,15 @@ def _run(framework: Framework, fn: Callable[[], R]) -> R:
         try:
             return _begun(fn)
         except BaseException:
-            if gang.world > 1:  # this process ends: the others must not hear of it before the client does
+            if (
+                gang.world > 1
+            ):  # shutting down here would report the failure to the others before the client receives it
                 _left_up.append(stack.pop_all())
             raise
 
 
 def _begun(fn: Callable[[], R]) -> R:
-    """What the user's function gives. It has begun now, and is not run again in another process."""
+    """Return the result of the user's function, which has begun and is not run again in another process."""
     try:
         return fn()
     except FreshProcessNeeded as needed:
@@ -196,13 +198,13 @@ def _meet(session: GangSession) -> Gang:
 
 
 def _gang_call() -> CallContext:
-    """The call if its workers work together, else one that is alone: as inside a call that was sent without them."""
+    """Return the call if its workers form a gang, else a call of one worker."""
     call = current_call()
     return call if call is not None and call.meet is not None else CallContext()
 
 
 def own_rank() -> int:
-    """This worker's position in the gang that is about to meet; 0 if it is alone."""
+    """Return this worker's position in the gang that is about to meet; 0 for a single worker."""
     return _gang_call().rank
 
 
@@ -227,31 +229,31 @@ def environment(values: Mapping[str, str]) -> Generator[None]:
 
 
 def imported(module: str, *, pip: str) -> ModuleType:
-    """A module of a framework.
+    """Return a module of a framework.
 
     Args:
         module: its name.
-        pip: what to install for it.
+        pip: name of the package that contains it.
 
     Raises:
-        ConfigurationError: it is not there, with the line of the image that brings it.
+        ConfigurationError: it is not installed; the message names the line to add to the image.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         package = module.partition(".")[0]
         if missing.name is None or missing.name.partition(".")[0] != package:
-            raise  # it is there, and lacks something itself
+            raise  # it is installed, but one of its own imports is not
         raise ConfigurationError(
             f'{package} is not installed on node {node_rank()}: add it to the image, image=sky.Image(pip=["{pip}"])'
         ) from missing
 
 
 def checked_backend(value: str | None, allowed: tuple[str, ...], framework: str) -> str | None:
-    """``value``, if it is None or one of ``allowed``.
+    """Return ``value`` if it is None or one of ``allowed``.
 
     Raises:
-        ConfigurationError: it is another one, or the function that was to be decorated.
+        ConfigurationError: it is another value, or the decorated function because the parentheses are missing.
     """
     if callable(value):
         raise ConfigurationError(f"distributed.{framework} needs parentheses: write @sky.distributed.{framework}()")
@@ -262,15 +264,15 @@ def checked_backend(value: str | None, allowed: tuple[str, ...], framework: str)
 
 
 def unused_port(address: str) -> int:
-    """A TCP port of ``address`` that nobody uses, below those that systems hand out by themselves.
+    """Return an unused TCP port of ``address``, below the range that systems assign automatically.
 
-    For frameworks that must be told a port and bind it themselves: until then another one could only take it on
-    purpose. The choice is random, so that two pools on one machine do not make the same one.
+    For frameworks that take a port number and bind it themselves: until then only a program that asks for this very
+    port could take it. The choice is random, so that two pools on one machine rarely collide.
     """
-    draw = random.SystemRandom()  # the usual one is seeded alike on all ranks where training begins
+    draw = random.SystemRandom()  # trainings seed the default generator alike on all ranks
     for _ in range(_PORT_TRIES):
         port = draw.randint(*_UNASSIGNED_PORTS)
-        # Without SO_REUSEADDR, as frameworks bind: a port whose last connection has just closed is not free to them.
+        # Without SO_REUSEADDR, as frameworks bind: to them a port in TIME_WAIT is not free.
         with suppress(OSError), socket.socket() as probe:
             probe.bind((address, port))
             return port

@@ -1,4 +1,4 @@
-"""Jax on the workers of a call: one runtime of many processes, whose devices are those of all of them."""
+"""Jax on the workers of a call: one runtime of several processes with the devices of all of them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _AS_LONG_AS_IT_TAKES_S = 365 * 24 * 3600
 
 
 def jax() -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Run the function with ``jax.distributed`` initialised: ``jax.devices()`` are those of all workers of the call.
+    """Run the function with ``jax.distributed`` initialised: ``jax.devices()`` lists the devices of all workers.
 
-    On processors the workers compute together through gloo. What jax holds in the process from before the call, such as
-    compiled functions and arrays on devices, is not usable in it, nor the other way round; a result can still be
-    returned, if all of it is on the worker that returns it.
+    On CPUs the workers communicate through gloo. Compiled functions and arrays on devices from before the call are not
+    usable in it, and the reverse. A result can still be returned if all of it is on the worker that returns it.
 
     Raises:
         ConfigurationError: in the call: jax is not installed on the node.
@@ -35,7 +34,7 @@ def jax() -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JaxFramework:
-    """Opens sessions of jax."""
+    """Support for jax."""
 
     def session(self) -> JaxSession:
         """See :meth:`~skyward.distributed._gang.Framework.session`."""
@@ -43,11 +42,11 @@ class JaxFramework:
 
 
 class JaxSession:
-    """One runtime.
+    """Runtime of one training.
 
     Attributes:
-        port: where its coordinator will listen; 0 for all ranks but the first.
-        gpus: not asked for.
+        port: port of its coordinator; 0 for all ranks except the first.
+        gpus: always empty.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ class JaxSession:
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
         """See :meth:`~skyward.distributed._gang.GangSession.join`."""
-        if self._alone:  # outside a pool jax may be in use, and is what it should be: one process
+        if self._alone:  # outside a pool jax may already be in use, and one process needs no runtime
             yield
             return
         _forget_devices()
@@ -86,8 +85,8 @@ class JaxSession:
             _forget_devices()
 
     def _patience(self) -> dict[str, int]:
-        """Some ranks may evaluate or save long after others have returned; jax ends them all after five minutes."""
-        name = "shutdown_timeout_seconds"  # which older versions lack
+        """Return options against jax's timeout of 5 minutes: some ranks may save for longer after others return."""
+        name = "shutdown_timeout_seconds"  # missing in older versions
         return {name: _AS_LONG_AS_IT_TAKES_S} if name in signature(self._jax.distributed.initialize).parameters else {}
 
 
@@ -101,14 +100,14 @@ def variables(gang: Gang) -> dict[str, str]:
 
 
 def _forget_devices() -> None:
-    """Have jax look for its devices anew. Arrays can still be read, but not be computed with."""
+    """Make jax detect its devices again. Existing arrays can be read, but not used in computations."""
     imported("jax.extend.backend", pip="jax").clear_backends()
 
 
 def _listen_at(address: str) -> None:
-    """Have the processors' part of a computation of many processes come in at ``address``.
+    """Bind the CPU collectives of this process to ``address``.
 
-    Jax itself takes what the machine's name stands for, which on many machines is an address that no other one reaches.
+    Jax itself resolves the machine's host name, which on many machines gives an address that no other one reaches.
     """
     inside: Any = importlib.import_module("jax._src.xla_bridge")
     collectives: Any = importlib.import_module("jaxlib._jax")
@@ -116,7 +115,10 @@ def _listen_at(address: str) -> None:
     def processors() -> Any:
         state = inside.distributed.global_state
         if state.client is None:
-            state.process_id, state.num_processes = 0, 1  # as before the first start; the shutdown leaves them
+            state.process_id, state.num_processes = (
+                0,
+                1,
+            )  # their values before the first start; the shutdown does not restore them
             return inside.make_cpu_client()
         together = collectives.make_gloo_tcp_collectives(distributed_client=state.client, hostname=address)
         return inside.make_cpu_client(together)

@@ -1,4 +1,4 @@
-"""Keras on the workers of a call: its backend's way of working together, and its own on top."""
+"""Keras on the workers of a call: distribution by its backend, with keras's own on top."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ _SEEDS = 2**32
 
 
 def keras(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Run the function with keras on ``backend``, which is brought up as the decorator of its own would.
+    """Run the function with keras on ``backend``, which is initialized as by the backend's own decorator.
 
-    All workers begin with the same random seed, another one in every call, so that their models begin alike.
+    All workers begin with the same random seed, a different one in every call, so that their models begin alike.
 
-    - ``"jax"``: a ``keras.distribution.DataParallel`` over the devices of all workers is in force. Every worker gives
-      ``fit`` its own part of the data, such as :func:`skyward.shard` makes, and its own batch size; a step trains on
-      the batches of all workers together. All of them must make equally many steps.
-    - ``"tensorflow"``: the function runs in the scope of a ``MultiWorkerMirroredStrategy``. Every worker gives ``fit``
-      all of the data, which TensorFlow deals to them, and the batch size of all together. A ``tf.data`` set that holds
-      one worker's part has ``AutoShardPolicy.OFF`` among its options.
-    - ``"torch"``: the process group is there, but keras does not average gradients over it: wrap the model in
-      ``DistributedDataParallel`` in a training loop of your own, or average them in a ``train_step``.
+    - ``"jax"``: a ``keras.distribution.DataParallel`` over the devices of all workers is active. Every worker passes
+      its own part of the data, such as from :func:`skyward.shard`, and its own batch size to ``fit``. A step trains on
+      the batches of all workers together. All workers must run the same number of steps.
+    - ``"tensorflow"``: the function runs in the scope of a ``MultiWorkerMirroredStrategy``. Every worker passes
+      all data, which TensorFlow divides among them, and the global batch size to ``fit``. A ``tf.data`` data set that
+      holds one worker's part needs the option ``AutoShardPolicy.OFF``.
+    - ``"torch"``: the process group exists, but keras does not average gradients over it: wrap the model in
+      ``DistributedDataParallel`` in your own training loop, or average gradients in a ``train_step``.
 
     Args:
-        backend: ``"jax"``, ``"tensorflow"`` or ``"torch"``; None takes what the node's ``KERAS_BACKEND`` says,
-            else jax.
+        backend: ``"jax"``, ``"tensorflow"`` or ``"torch"``; None selects the node's
+            ``KERAS_BACKEND``, else jax.
 
     Raises:
-        ConfigurationError: there is no such backend; in the call: keras or its backend is not installed on the node.
+        ConfigurationError: the backend does not exist; in the call: keras or its backend is not installed on the node.
     """
     return decorator(KerasFramework(backend=checked_backend(backend, tuple(_FRAMEWORKS), "keras")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KerasFramework:
-    """Opens sessions of keras.
+    """Support for keras.
 
     Attributes:
         backend: see :func:`keras`.
@@ -69,11 +69,11 @@ class KerasFramework:
 
 
 class KerasSession:
-    """One session of a backend, with keras set to it.
+    """Session of a backend, with keras configured for it.
 
     Attributes:
-        port: the backend's.
-        gpus: likewise.
+        port: port of the backend's session.
+        gpus: GPUs of the backend's session.
     """
 
     def __init__(self, backend: str) -> None:
@@ -93,7 +93,7 @@ class KerasSession:
             stack.enter_context(environment({_VARIABLE: self._backend}))
             stack.enter_context(self._inner.join(gang))
             keras = self._keras
-            keras.utils.clear_session()  # it keeps numbers on devices that are not there any more
+            keras.utils.clear_session()  # it holds arrays on devices that no longer exist
             stack.callback(keras.utils.clear_session)
             match self._backend:
                 case "jax":
@@ -108,14 +108,14 @@ class KerasSession:
 
 
 def _seed(keras: Any, seed: int) -> None:
-    """Twice: the first time keras loads TensorFlow where it is installed, and that draws from what was just seeded."""
+    """Seed twice: the first time keras may load TensorFlow, which draws from the generator just seeded."""
     for _ in range(2):
         keras.utils.set_random_seed(seed)
 
 
 @contextmanager
 def _data_parallel(keras: Any) -> Generator[None]:
-    """Have keras give all workers' devices the same weights, and each its own worker's data."""
+    """Replicate weights over the devices of all workers, while each device takes the data of its own worker."""
     before = keras.distribution.distribution()
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
     try:
@@ -125,10 +125,10 @@ def _data_parallel(keras: Any) -> Generator[None]:
 
 
 def _multi_worker_strategy() -> Any:
-    """The strategy of several workers, which takes what keras asks of it.
+    """Return TensorFlow's strategy for several workers, with the reductions that keras needs.
 
-    That is the mean of a batch's features and targets at once, and the mean of losses over a dimension that they have
-    not: TensorFlow's own refuses both, and with them every ``fit`` on more than one worker.
+    Keras reduces a batch's features and targets at once, and losses over a dimension that they lack. TensorFlow's own
+    strategy refuses both, and so every ``fit`` on more than one worker.
     """
     tf: Any = imported("tensorflow", pip="tensorflow")
     of_tensorflow: Any = tf.distribute.MultiWorkerMirroredStrategy

@@ -1,4 +1,4 @@
-"""TensorFlow on the workers of a call: the cluster that its strategies read from ``TF_CONFIG``."""
+"""TensorFlow on the workers of a call: its cluster, which strategies read from ``TF_CONFIG``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ R = TypeVar("R")
 
 
 def tensorflow() -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Run the function with ``TF_CONFIG`` set: so that a ``MultiWorkerMirroredStrategy`` spans the call's workers.
+    """Run the function with ``TF_CONFIG`` set, so that a ``MultiWorkerMirroredStrategy`` spans the call's workers.
 
-    TensorFlow joins a cluster once in the life of a process, and before anything else is done with it. A worker that
-    has used it is therefore replaced before the function runs, and what the worker's process held is gone.
+    TensorFlow joins a cluster only once in a process, before any other use. A worker that has used it is therefore
+    replaced before the function runs, and the state of its process is lost.
 
     Raises:
         ConfigurationError: in the call: tensorflow is not installed on the node.
@@ -31,7 +31,7 @@ def tensorflow() -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorflowFramework:
-    """Opens sessions of TensorFlow."""
+    """Support for TensorFlow."""
 
     def session(self) -> TensorflowSession:
         """See :meth:`~skyward.distributed._gang.Framework.session`."""
@@ -39,25 +39,25 @@ class TensorflowFramework:
 
 
 class TensorflowSession:
-    """One cluster.
+    """Cluster of one training.
 
     Attributes:
-        port: where TensorFlow's server will listen.
-        gpus: not asked for.
+        port: port of TensorFlow's server.
+        gpus: always empty.
     """
 
     def __init__(self) -> None:
         tf: Any = imported("tensorflow", pip="tensorflow")
         self._alone = current_call() is None
         if not self._alone and _in_use(tf):
-            raise FreshProcessNeeded("TensorFlow is in use in this process already, and could join no cluster")
+            raise FreshProcessNeeded("TensorFlow is already in use in this process, and cannot join a cluster any more")
         self.gpus = ()
         self.port = 0 if self._alone else unused_port("0.0.0.0")  # noqa: S104 - its server takes every address
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
         """See :meth:`~skyward.distributed._gang.GangSession.join`."""
-        if self._alone:  # outside a pool TensorFlow may be in use, and needs no cluster
+        if self._alone:  # outside a pool TensorFlow may already be in use, and needs no cluster
             yield
             return
         # TensorFlow's server listens on every address and has no option for one: docs/training.md names the remedy.
@@ -66,13 +66,13 @@ class TensorflowSession:
 
 
 def cluster(gang: Gang) -> str:
-    """``TF_CONFIG`` of this worker."""
+    """Return ``TF_CONFIG`` of this worker."""
     workers = [f"{peer.address}:{peer.port}" for peer in gang.peers]
     return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": gang.rank}})
 
 
 def _in_use(tf: Any) -> bool:
-    """Whether TensorFlow has begun to work: then it refuses to be given another number of threads."""
+    """Return True if TensorFlow is in use: it then refuses another number of threads."""
     threading = tf.config.threading
     threads = threading.get_intra_op_parallelism_threads()
     try:

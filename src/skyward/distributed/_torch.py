@@ -1,4 +1,4 @@
-"""Torch on the workers of a call: its process group, and the variables that programs for it read."""
+"""Torch on the workers of a call: its process group, and the environment variables of torchrun."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def torch(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, 
     """Run the function with ``torch.distributed`` initialised: one process group of all workers of the call.
 
     ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``GROUP_RANK`` (the node's), ``MASTER_ADDR`` and
-    ``MASTER_PORT`` are set as torchrun sets them, but for one thing: a worker sees its own GPUs only, and where
-    ``LOCAL_RANK`` would be none of their indices it is 0, so that as the index of a device it
-    always means the worker's own. That device is the current one.
+    ``MASTER_PORT`` are set as torchrun sets them, with one exception. A worker sees its own GPUs only; if
+    ``LOCAL_RANK`` were none of their indices it is 0, so that as a device index it always selects the worker's own.
+    That device is the current one.
 
     Args:
-        backend: ``"nccl"`` for GPUs, ``"gloo"`` for processors, or ``"cpu:gloo,cuda:nccl"`` for tensors of both. None
-            takes nccl where every worker has a whole GPU of its own, else gloo.
+        backend: ``"nccl"`` for GPUs, ``"gloo"`` for CPUs, or ``"cpu:gloo,cuda:nccl"`` for tensors of both. None
+            selects nccl if every worker has a whole GPU of its own, else gloo.
 
     Raises:
-        ConfigurationError: there is no such backend; in the call: torch is not installed on the node.
+        ConfigurationError: the backend does not exist; in the call: torch is not installed on the node.
     """
     return decorator(TorchFramework(backend=checked_backend(backend, BACKENDS, "torch")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFramework:
-    """Opens sessions of torch.
+    """Support for torch.
 
     Attributes:
         backend: see :func:`torch`.
@@ -73,22 +73,22 @@ class TorchFramework:
 
 
 class TorchSession:
-    """One process group.
+    """Process group of one training.
 
-    The process of rank 0 binds its port at once and keeps it, so nobody else can take it before the group is made.
+    The process of rank 0 binds its port at once and keeps it, so that no other program can take it in the meantime.
 
     Attributes:
-        port: where the group's store listens; 0 for all ranks but the first.
-        gpus: what torch may use here, by UUID.
+        port: port of the group's store; 0 for all ranks except the first.
+        gpus: UUIDs of the GPUs that torch may use here.
     """
 
     def __init__(self, backend: str | None) -> None:
         self._torch: Any = imported("torch", pip="torch")
-        # Imported while there is a group, its functions would have that one for a default as long as the process lives.
+        # Import it before the group exists: its functions keep the current group as default for the process's life.
         imported("torch.distributed.nn.functional", pip="torch")
         if self._torch.distributed.is_initialized():
             raise FreshProcessNeeded(
-                "torch.distributed has a process group in this process already: "
+                "torch.distributed already has a process group in this process: "
                 "torch.distributed.destroy_process_group() removes it"
             )
         self._backend = backend
@@ -106,7 +106,7 @@ class TorchSession:
         if backend == "nccl" and not self.gpus:
             raise ConfigurationError(
                 f'backend="nccl" needs a GPU, and torch can use none on node {gang.mine.node}: '
-                "backend=None takes gloo there"
+                "backend=None selects gloo there"
             )
         device = device_index(gang.mine.local_rank, self._torch.cuda.device_count() if self.gpus else 0)
         with environment(variables(gang, device) | unless_set(_interface(gang.mine.address))):
@@ -123,7 +123,7 @@ class TorchSession:
                 _leave(dist, store, gang)
 
     def _store(self, gang: Gang) -> Any:
-        """Where the group's members find each other, on the first one's port."""
+        """Return the store through which the workers find each other, on the first one's port."""
         descriptor = {"master_listen_fd": self._listener.detach()} if self._listener else {}
         return self._torch.distributed.TCPStore(
             gang.first.address, gang.first.port, gang.world, is_master=gang.rank == 0, **descriptor
@@ -131,9 +131,9 @@ class TorchSession:
 
 
 def chosen_backend(peers: Sequence[Peer]) -> str:
-    """The backend for all of ``peers``: nccl if every one has a whole GPU that no other one uses, else gloo.
+    """Return the backend for ``peers``: nccl if each has a whole GPU that no other one uses, else gloo.
 
-    Partitions of a GPU are not whole ones: nccl does not work between them.
+    MIG partitions do not count as whole GPUs: nccl does not work between them.
     """
     devices = [gpu for peer in peers for gpu in peer.gpus]
     shared = len(set(devices)) < len(devices)
@@ -142,15 +142,15 @@ def chosen_backend(peers: Sequence[Peer]) -> str:
 
 
 def device_index(local_rank: int, count: int) -> int:
-    """``LOCAL_RANK`` for a worker that sees ``count`` devices: programs take it for the index of theirs.
+    """Return ``LOCAL_RANK`` for a worker that sees ``count`` devices: programs use it as their device index.
 
-    Where it sees fewer than its node has, what is its own begins at 0. Where it sees none nobody asks for an index.
+    If the worker sees fewer devices than its node has, the index of its own device is 0.
     """
     return local_rank if not count or local_rank < count else 0
 
 
 def variables(gang: Gang, local_rank: int) -> dict[str, str]:
-    """What torchrun would put into the environment of this worker."""
+    """Return the environment variables that torchrun would set for this worker."""
     return {
         "RANK": str(gang.rank),
         "WORLD_SIZE": str(gang.world),
@@ -163,7 +163,7 @@ def variables(gang: Gang, local_rank: int) -> dict[str, str]:
 
 
 def _interface(address: str) -> dict[str, str]:
-    """Keep gloo and nccl to the interface that nodes reach each other through."""
+    """Return variables that restrict gloo and nccl to the interface of the nodes' private network."""
     name = interface_of(address, interfaces())
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
 
@@ -199,7 +199,7 @@ def _is_loopback(text: str) -> bool:
 
 
 def usable_gpus(torch: Any) -> tuple[str, ...]:
-    """By UUID: nodes may be on one machine, where each would call the first one ``0``."""
+    """Return the UUIDs of usable GPUs. Indices would be ambiguous for several nodes on one machine."""
     if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
         return ()
     partitions = tuple(name for name in visible_gpus() if name.startswith(_PARTITION))
@@ -208,8 +208,8 @@ def usable_gpus(torch: Any) -> tuple[str, ...]:
 
 
 def _leave(dist: Any, store: Any, gang: Gang) -> None:
-    """Take the group down. The first worker has the store, and goes last: others may still look something up."""
-    if dist.is_initialized():  # else the function has done it
+    """Destroy the group. The first worker, which holds the store, leaves last: others may still read from it."""
+    if dist.is_initialized():  # unless the function has destroyed it
         dist.destroy_process_group()
     others = [f"skyward/left/{rank}" for rank in range(1, gang.world)]
     if gang.rank:

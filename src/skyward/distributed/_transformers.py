@@ -1,4 +1,4 @@
-"""Transformers on the workers of a call: torch's process group, and what its Trainer remembers of it."""
+"""Transformers on the workers of a call: torch's process group, and the state that its Trainer keeps."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ __all__ = ["TransformersFramework", "TransformersSession", "transformers"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_TOLD_BY_TRAINERS = ("ACCELERATE_", "FSDP_")
+_TRAINER_PREFIXES = ("ACCELERATE_", "FSDP_")
 
 
 def transformers(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run the function with ``torch.distributed`` initialised as :func:`torch` does, for ``transformers.Trainer``.
 
-    A Trainer finds the process group by itself, deals the data to the workers, and averages gradients. On processors
-    its arguments need ``use_cpu=True`` and ``ddp_backend="gloo"``. It begins anew in every call.
+    A Trainer detects the process group, divides the data among the workers, and averages gradients. On CPUs it needs
+    ``use_cpu=True`` and ``ddp_backend="gloo"``. Every call starts without state of earlier ones.
 
     Args:
         backend: as in :func:`torch`.
 
     Raises:
-        ConfigurationError: there is no such backend; in the call: torch, transformers or accelerate, which the Trainer
-            needs, is not installed on the node.
+        ConfigurationError: the backend does not exist; in the call: torch, transformers, or accelerate, which the
+            Trainer needs, is not installed on the node.
     """
     return decorator(TransformersFramework(backend=checked_backend(backend, BACKENDS, "transformers")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersFramework:
-    """Opens sessions of transformers.
+    """Support for transformers.
 
     Attributes:
         backend: see :func:`transformers`.
@@ -52,11 +52,11 @@ class TransformersFramework:
 
 
 class TransformersSession:
-    """One process group, with what Trainers leave behind removed before and after.
+    """Process group of one training; state that Trainers leave behind is removed before and after.
 
     Attributes:
-        port: the process group's.
-        gpus: likewise.
+        port: port of the process group's store.
+        gpus: UUIDs of the process group's GPUs.
     """
 
     def __init__(self, inner: TorchSession) -> None:
@@ -73,24 +73,24 @@ class TransformersSession:
 
 @contextmanager
 def _as_before() -> Generator[None]:
-    """Let the function begin without the memory of other trainings, and take away what it leaves."""
-    before = _told()
+    """Remove the state of other trainings before the block, and its own state after it."""
+    before = _trainer_variables()
     _forget()
     try:
         yield
     finally:
         _forget()
-        for name in _told().keys() - before.keys():
+        for name in _trainer_variables().keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
 
 
-def _told() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(_TOLD_BY_TRAINERS)}
+def _trainer_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_TRAINER_PREFIXES)}
 
 
 def _forget() -> None:
-    """Accelerate keeps rank, world and device of the process for its life, and has no other way to drop them."""
+    """Reset accelerate, which keeps rank, world and device for the process's life and has no public reset."""
     state: Any = imported("accelerate.state", pip="accelerate")
     state.AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001
     state.GradientState._reset_state()  # noqa: SLF001

@@ -1,7 +1,7 @@
-"""What user code may ask on a node: where it runs, and which part of the data is its own.
+"""Functions for user code on a node: its place in the pool, and its part of the data.
 
-Where a worker stands is in its environment, so subprocesses and threads of user code see it too. Which call is running
-is known in the process that runs it; everywhere else the world is one worker.
+The worker's place is in its environment, so that subprocesses and threads of user code see it too. The running call is
+state of the worker process only; in other processes the world is one worker.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ T3 = TypeVar("T3")
 
 @dataclass(frozen=True)  # not slotted: vars(instance_info()) works
 class InstanceInfo:
-    """Where this code runs.
+    """Place of the running code in its pool.
 
     Attributes:
         node: rank of this node, 0-based.
-        total_nodes: how many nodes the pool has; under ``@`` those that the call runs on.
-        is_head: whether this is worker 0 of node 0.
-        accelerators: names of what this worker may use, one per device.
+        total_nodes: number of nodes of the pool; under ``@`` of the call.
+        is_head: True on worker 0 of node 0.
+        accelerators: names of the accelerators that this worker may use, one per device.
         head_addr: address of node 0.
-        head_port: a port of node 0 that was free when the call was sent, the same for all its workers; 0 outside a
-            call.
+        head_port: a port of node 0 that was free when the call was sent, the same for all workers; 0 outside a call.
         job_id: the pool's id.
         worker: index of this worker on its node, 0-based.
         workers_per_node: workers on each node.
-        total_accelerators: accelerators of all those nodes together, MIG partitions counted one by one.
+        total_accelerators: number of accelerators of all these nodes; each MIG partition counts as one.
     """
 
     node: int
@@ -77,17 +76,17 @@ class InstanceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """What a running call knows of itself.
+    """Facts about a running call.
 
     Attributes:
-        world: workers that run this call: all of them under ``@``, else 1.
+        world: number of workers that run this call: all of them under ``@``, else 1.
         rank: this worker's position among them, 0-based.
-        seed: one number for all of them, another for every call.
+        seed: number shared by these workers, different for every call.
         head_port: see :class:`InstanceInfo`.
-        nodes: nodes whose workers run this call; 0 where that is not said.
-        local_rank: this worker's position among those of them that are on its node, 0-based.
-        meet: in a call whose workers work together: tells the others a text, waits for theirs, and returns all of
-            them by rank. None in other calls.
+        nodes: number of nodes whose workers run this call; 0 if unknown.
+        local_rank: this worker's position among the call's workers on its node, 0-based.
+        meet: in a gang's call, sends a text to the other workers, waits for theirs, and returns all texts by rank;
+            None in other calls.
     """
 
     world: int = 1
@@ -100,19 +99,19 @@ class CallContext:
 
 
 class FreshProcessNeeded(Exception):
-    """Raised by a call that has not begun, where what this process did before is in its way."""
+    """Raised by a call that has not begun, if the earlier state of this process prevents it."""
 
 
 _ALONE = CallContext()
-_DASK_THREADS = "Dask-Default-Threads"  # distributed.Worker has it in their names
+_DASK_THREADS = "Dask-Default-Threads"  # part of their names, set by distributed.Worker
 _call: ContextVar[CallContext | None] = ContextVar("skyward_call", default=None)
-# A thread that user code starts has a new, empty context: it belongs to the call that its process runs.
+# Threads of user code start with an empty context: they belong to the call that the process runs.
 _running: list[CallContext] = []
 
 
 @contextmanager
 def enter_call(context: CallContext) -> Generator[None]:
-    """Make ``context`` the current call, for this context and for threads of this process that have none."""
+    """Make ``context`` the current call, also for threads of this process without one."""
     token = _call.set(context)
     _running.append(context)
     try:
@@ -123,25 +122,25 @@ def enter_call(context: CallContext) -> Generator[None]:
 
 
 def current_call() -> CallContext | None:
-    """The call this code belongs to; None outside one, in Dask's tasks, and in programs that a call started."""
+    """Return the current call; None outside a call, in Dask's tasks, and in programs that a call started."""
     return _call.get() or (None if runs_dask_task() else next(reversed(_running), None))
 
 
 def runs_dask_task() -> bool:
-    """Whether this thread is one in which a worker runs Dask's tasks, beside the one that runs calls."""
+    """Return True in the threads in which a worker runs Dask's tasks, which do not run calls."""
     return _DASK_THREADS in threading.current_thread().name
 
 
 def instance_info() -> InstanceInfo:
-    """Where this code runs: node, worker and cluster.
+    """Return the place of the running code: node, worker and pool.
 
     Raises:
-        NotInPoolError: this process is no worker and was started by none.
+        NotInPoolError: this process is neither a worker nor a descendant of one.
     """
     place = _place()
     if place is None:
         raise NotInPoolError(
-            "instance_info() is known only on a node: call it inside a function decorated with @compute and run that "
+            "instance_info() works only on a node: call it inside a function decorated with @compute and run that "
             "with `>> pool` or `@ pool`"
         )
     call = current_call() or _ALONE
@@ -160,32 +159,32 @@ def instance_info() -> InstanceInfo:
 
 
 def current_accelerator() -> str | None:
-    """Name of the accelerator that this worker may use, e.g. ``"H100"``; None without one and outside a pool."""
+    """Return the name of this worker's accelerator, e.g. ``"H100"``; None without one and outside a pool."""
     place = _place()
     return next(iter(place["accelerators"]), None) if place else None
 
 
 def node_address() -> str:
-    """The address of this node that its ports bind to, and that other nodes reach it at; loopback outside a pool."""
+    """Return the address to which this node's ports are bound, for other nodes; loopback outside a pool."""
     place = _place()
     return place["address"] if place else "127.0.0.1"
 
 
 def node_rank() -> int:
-    """Rank of this node, 0-based; 0 outside a pool."""
+    """Return the rank of this node, 0-based; 0 outside a pool."""
     place = _place()
     return place["node"] if place else 0
 
 
 def visible_gpus() -> list[str]:
-    """What ``CUDA_VISIBLE_DEVICES`` says that this worker may use: indices or UUIDs. Empty if it says nothing."""
+    """Return the entries of ``CUDA_VISIBLE_DEVICES``, indices or UUIDs; empty if it is unset or empty."""
     return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
 
 def refuse_inside_call() -> None:
-    """Raise :class:`~skyward.errors.PoolStateError` on a node: calls do not submit calls."""
+    """Raise :class:`~skyward.errors.PoolStateError` on a node, where calls cannot submit calls."""
     if _place() is not None:
-        raise PoolStateError("a pool was used inside a call; calls do not submit calls: return the data instead")
+        raise PoolStateError("a pool was used inside a call; calls cannot submit calls: return the data instead")
 
 
 def _place() -> dict[str, Any] | None:
@@ -204,32 +203,33 @@ def shard(
 @overload
 def shard(*arrays: Any, shuffle: bool = False, seed: int | None = None) -> Any: ...
 def shard(*arrays: Any, shuffle: bool = False, seed: int | None = None) -> Any:
-    """This worker's part of data that all workers of the call have whole.
+    """Return this worker's part of data that every worker of the call has in full.
 
-    Under ``@`` rank r of w workers gets the r-th of w contiguous parts, whose lengths differ by at most one; together
-    they are the whole, each element once. Under ``>>`` and outside a call the part is everything.
+    Under ``@`` rank r of w workers gets the r-th of w contiguous parts, whose lengths differ by at most one. Together
+    the parts contain each element once. Under ``>>`` and outside a call the part is the whole data.
 
     Args:
         arrays: lists, tuples, ranges, numpy arrays and memory maps, torch tensors, pandas frames and series, or
-            anything else with a shape or with ``__len__`` and ``__getitem__``; all of one length, which is the first
-            dimension's. Types are kept, and without ``shuffle`` what can give a view gives one. A torch ``Dataset``
-            becomes a ``Subset``, of which nothing is read yet. Other types, and a shuffled range, become a list of
-            their elements.
-        shuffle: deal the elements in a random order, the same for all arrays and all workers.
-        seed: of that order; None takes one that the call's workers share, so two calls of ``shard`` in one call agree.
+            anything else with a shape or with ``__len__`` and ``__getitem__``; all of the same length, in the first
+            dimension. Types are preserved, and without ``shuffle`` the part is a view if the type supports views. A
+            torch ``Dataset`` becomes a ``Subset``, without reading elements. Other types, and a shuffled range, become
+            a list of their elements.
+        shuffle: divide the elements in a random order, the same for all arrays and all workers.
+        seed: seed of that order; None selects one that the call's workers share, so that all calls of ``shard`` in one
+            call agree.
 
     Returns:
         The part of the only array, or a tuple with a part of each.
 
     Raises:
-        ConfigurationError: no array, arrays of unequal length, or something that cannot be sharded, such as a dict, an
-            iterator or a ``DataLoader``; says what to do instead.
+        ConfigurationError: no array, arrays of unequal length, or a value that cannot be divided, such as a dict, an
+            iterator or a ``DataLoader``; the message names an alternative.
     """
     if not arrays:
         raise ConfigurationError("shard() needs at least one array, e.g. shard(x) or shard(x, y)")
     lengths = [_length(value) for value in arrays]
     if len(set(lengths)) > 1:
-        raise ConfigurationError(f"arrays given to shard() must have one length, got lengths {lengths}")
+        raise ConfigurationError(f"arrays passed to shard() must have the same length, got lengths {lengths}")
     call = current_call() or _ALONE
     part = slice(lengths[0] * call.rank // call.world, lengths[0] * (call.rank + 1) // call.world)
     index = _permutation(lengths[0], call.seed if seed is None else seed)[part] if shuffle else part
@@ -242,7 +242,7 @@ def _length(value: object) -> int:
     if shape is not None and len(shape):
         return shape[0]
     if shape is not None or not _has_positions(value):
-        raise _not_divisible(value, "it needs something indexed by position, as a list, an array or a frame is")
+        raise _not_divisible(value, "it must be indexed by position, like a list, an array or a frame")
     return _size(value, "shard()")
 
 
@@ -258,7 +258,7 @@ def _instead(value: object) -> str:
     if isinstance(value, Mapping):
         return "Shard its values: shard(*data.values())"
     if isinstance(value, set | frozenset):
-        return "Make a list of it that has the same order everywhere: shard(sorted(data))"
+        return "Make a list with the same order on every worker: shard(sorted(data))"
     if _is_torch(value, "DataLoader"):
         return "Make the loader with sampler=DistributedSampler(dataset)"
     if hasattr(value, "__iter__") and not hasattr(value, "shape"):
@@ -267,14 +267,14 @@ def _instead(value: object) -> str:
 
 
 def _is_torch(value: object, name: str) -> bool:
-    """Whether ``value`` is one of the class ``name`` of torch.utils.data, which is loaded if it is."""
+    """Return True for an instance of the class ``name`` of torch.utils.data; never import torch."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and isinstance(value, getattr(data, name))
 
 
 def _size(value: object, user: str) -> int:
     if not isinstance(value, Sized):
-        raise ConfigurationError(f"{user} needs something with a length, got {_type_name(value)}")
+        raise ConfigurationError(f"{user} needs a value with a length, got {_type_name(value)}")
     return len(value)
 
 
@@ -283,7 +283,7 @@ def _type_name(value: object) -> str:
 
 
 def _permutation(length: int, seed: int) -> Sequence[int]:
-    """The order of ``length`` random keys: the same with numpy, which is faster, as without."""
+    """Return the order of ``length`` random keys; numpy is only faster, and gives the same order."""
     draw = random.Random(operator.index(seed)).random
     keys = array("d", (draw() for _ in range(length)))
     numpy = sys.modules.get("numpy")
@@ -307,30 +307,30 @@ def _take(value: Any, index: slice | Sequence[int]) -> Any:
 
 
 def _indexed(value: Any, index: slice | Sequence[int]) -> Any:
-    """The rows of something that has a shape, all at once."""
-    why = "it has a shape, and its rows cannot be taken by their positions"
+    """Return the selected rows of a value with a shape."""
+    why = "it has a shape, but its rows cannot be selected by position"
     try:
         part = getattr(value, "iloc", value)[index]
     except (TypeError, KeyError, NotImplementedError) as error:
         raise _not_divisible(value, f"{why} ({error})") from error
     if isinstance(part, Mapping):
-        raise _not_divisible(value, f"{why}: they come as columns. Take those of shard(range(len(data)))")
+        raise _not_divisible(value, f"{why}: they are columns. Select the rows of shard(range(len(data)))")
     return part
 
 
 class DistributedSampler:
-    """Deals a dataset's indices to the workers of a call: a sampler for :class:`torch.utils.data.DataLoader`.
+    """Sampler for :class:`torch.utils.data.DataLoader` that divides a data set's indices among a call's workers.
 
-    Every worker gets equally many indices, so that all make the same number of steps: the last ones repeat the first,
-    or are left out with ``drop_last``. The indices are those of torch's own sampler of this name; torch is not needed.
+    Every worker gets the same number of indices, so that all run the same number of steps: the last ones repeat the
+    first, or are omitted with ``drop_last``. The indices equal those of torch's sampler of this name, without torch.
 
     Args:
-        dataset: anything with a length.
-        num_replicas: workers to deal to; None means the workers of the call.
-        rank: which of them this is; None means this worker's rank in the call.
-        shuffle: deal in a random order, another in each epoch (see :meth:`set_epoch`).
-        seed: of that order; must be the same on all workers.
-        drop_last: leave out what does not divide evenly instead of repeating.
+        dataset: any value with a length.
+        num_replicas: number of workers; None means the workers of the call.
+        rank: rank of this worker; None means its rank in the call.
+        shuffle: use a random order, different in each epoch (see :meth:`set_epoch`).
+        seed: seed of that order; must be the same on all workers.
+        drop_last: omit the remainder of an uneven division instead of repeating indices.
 
     Raises:
         ConfigurationError: the dataset has no length, or the rank is not one of ``num_replicas``.
@@ -359,16 +359,16 @@ class DistributedSampler:
         self._length = _size(dataset, "DistributedSampler")
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next iteration; call it with the epoch's number before each."""
+        """Set the epoch's number, which selects the order; call it before each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """How many indices this worker gets; the same for every worker."""
+        """Return the number of indices of this worker, the same for every worker."""
         whole, rest = divmod(self._length, self.num_replicas)
         return whole if self.drop_last or not rest else whole + 1
 
     def __iter__(self) -> Iterator[int]:
-        """This worker's indices, in the order of the current epoch."""
+        """Yield this worker's indices, in the order of the current epoch."""
         total = len(self) * self.num_replicas
         return itertools.islice(itertools.cycle(self._order()), self.rank, total, self.num_replicas)
 
@@ -384,7 +384,7 @@ class DistributedSampler:
 
 
 def _torch_permutation(length: int, seed: int) -> list[int]:
-    """What ``torch.randperm`` draws, where torch is not loaded: other workers of the call may have loaded it."""
+    """Return the permutation of ``torch.randperm`` without torch, because other workers may have loaded torch."""
     draw = _mersenne_twister(seed).getrandbits
     order = list(range(length))
     for place in range(length - 1):
@@ -394,7 +394,7 @@ def _torch_permutation(length: int, seed: int) -> list[int]:
 
 
 def _mersenne_twister(seed: int) -> random.Random:
-    """The generator in the state that C++ and torch give it for a seed; Python's own seeding is another."""
+    """Return the generator as C++ and torch seed it; Python's own seeding differs."""
     words = [seed & 0xFFFFFFFF]
     for index in range(1, 624):
         words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + index) & 0xFFFFFFFF)

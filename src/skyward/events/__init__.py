@@ -1,12 +1,12 @@
-"""What happens to a pool, as values, and how callbacks hear of it.
+"""Events of a pool, as values, and their delivery to callbacks.
 
 Events are plain frozen values. Everywhere in them ``instance_id`` is the provider's id of an instance, ``node`` the
 rank of a node in its fleet, ``worker`` the index of a worker on its node and ``instance_type`` the provider's name for
-a kind of machine. Costs are in USD, prices in USD per hour, memory in MiB, temperatures in degrees Celsius; None means
-unknown, or that there is none.
+a machine type. Costs are in USD, prices in USD per hour, memory in MiB, temperatures in degrees Celsius; None means
+unknown or absent.
 
-A callback takes an event and returns nothing, or another event, which is then emitted too. What it raises is logged and
-breaks nothing.
+A callback takes an event and returns None, or another event, which is then emitted too. Its exceptions are logged and
+have no other effect.
 """
 
 from __future__ import annotations
@@ -62,32 +62,32 @@ __all__ = [
 _logger = logging.getLogger("skyward")
 
 ProviderName: TypeAlias = Literal["aws", "digitalocean", "local", "runpod", "ssh", "vastai", "verda"]
-"""The providers' names, as events, ledger and documentation write them."""
+"""Names of the providers in events, ledger and documentation."""
 
 
 @dataclass(frozen=True)
 class InfraCreating:
-    """The pool begins to make what its instances need: keys, networks, certificates."""
+    """The pool begins to create the prerequisites of its instances: keys, networks, certificates."""
 
 
 @dataclass(frozen=True)
 class InfraCreated:
-    """What the instances need exists in ``region``, which is empty where it has no meaning."""
+    """The prerequisites of the instances exist in ``region``, which is empty for providers without regions."""
 
     region: str
 
 
 @dataclass(frozen=True)
 class InstanceLaunching:
-    """``count`` instances are being asked for.
+    """The pool requests ``count`` instances.
 
     Attributes:
-        region: where; empty where it has no meaning.
-        spot: whether on the spot market; None where there are no markets.
-        price_per_hour: USD for one of them; 0.0 is free, None is unknown.
-        workers_per_node: worker processes on each.
-        cpu_per_worker: cores asked for, for each worker; None is any number.
-        memory_gib_per_worker: main memory asked for, for each worker; None is any amount.
+        region: the provider's region; empty for providers without regions.
+        spot: True on the spot market, False on demand; None for providers without markets.
+        price_per_hour: USD for one instance; 0.0 is free, None is unknown.
+        workers_per_node: worker processes on each node.
+        cpu_per_worker: requested cores for each worker; None is any number.
+        memory_gib_per_worker: requested main memory for each worker, in GiB; None is any amount.
     """
 
     count: int
@@ -103,13 +103,13 @@ class InstanceLaunching:
 
 @dataclass(frozen=True)
 class InstanceProvisioned:
-    """An instance runs.
+    """An instance is running.
 
     Attributes:
-        spot: whether the provider may take it back.
+        spot: True if the provider may take it back.
         ip: its address.
-        price_on_demand: what such a machine costs on demand.
-        price_spot: what it costs on the spot market.
+        price_on_demand: on-demand price of this machine type, in USD per hour.
+        price_spot: spot price of this machine type, in USD per hour.
     """
 
     instance_id: str
@@ -124,14 +124,14 @@ class InstanceProvisioned:
 
 @dataclass(frozen=True)
 class BootstrapStarting:
-    """A node's environment is about to be prepared."""
+    """The preparation of a node's environment begins."""
 
     instance_id: str
 
 
 @dataclass(frozen=True)
 class BootstrapProgress:
-    """Preparing a node reached a step: ``uv``, ``apt``, ``deps``, ``skyward``, ``server`` or ``volumes``."""
+    """The preparation of a node reached a step: ``uv``, ``apt``, ``deps``, ``skyward``, ``server`` or ``volumes``."""
 
     instance_id: str
     step: str
@@ -139,14 +139,14 @@ class BootstrapProgress:
 
 @dataclass(frozen=True)
 class BootstrapCompleted:
-    """A node is prepared."""
+    """The preparation of a node is complete."""
 
     instance_id: str
 
 
 @dataclass(frozen=True)
 class PoolStarted:
-    """The pool takes calls, on ``workers`` workers of ``nodes`` nodes."""
+    """The pool accepts calls, on ``workers`` workers of ``nodes`` nodes."""
 
     nodes: int = 1
     workers: int = 1
@@ -158,8 +158,8 @@ class GpuMetrics:
 
     Attributes:
         index: the GPU's number on its node.
-        name: its model, as the driver says it.
-        utilization: percent of the time it was busy; None where the driver does not tell, as under MIG.
+        name: its model, as reported by the driver.
+        utilization: busy time in percent; None if the driver does not report it, as in MIG mode.
     """
 
     index: int
@@ -175,12 +175,12 @@ class Metrics:
     """Load of a node.
 
     Attributes:
-        cpu_percent: of all cores together, 0 to 100.
+        cpu_percent: utilization of all cores together, 0 to 100.
         gpu_utilization: mean over the node's GPUs, 0 to 100.
-        gpu_memory_used_mb: sum over the GPUs.
-        gpu_memory_total_mb: sum over the GPUs.
-        gpu_temperature: of the hottest GPU.
-        gpus: each GPU by itself.
+        gpu_memory_used_mb: sum over the GPUs, in MiB.
+        gpu_memory_total_mb: sum over the GPUs, in MiB.
+        gpu_temperature: temperature of the hottest GPU.
+        gpus: readings of each GPU.
     """
 
     instance_id: str
@@ -213,7 +213,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class CostUpdate:
-    """Cost of the pool since its first instance was asked for, and the price of those that run now."""
+    """Cost of the pool since the request for its first instance, and the price of its running instances."""
 
     elapsed_seconds: float
     accumulated_cost: float
@@ -224,11 +224,11 @@ class CostUpdate:
 
 @dataclass(frozen=True)
 class CostFinal:
-    """Cost of the pool in all, from the request for its first instance to the end of the last.
+    """Total cost of the pool, from the request for its first instance to the end of the last.
 
     Attributes:
-        hourly_rate: while all instances ran.
-        savings_vs_ondemand: how much more the same machines cost on demand.
+        hourly_rate: price of all instances together, in USD per hour.
+        savings_vs_ondemand: difference to the on-demand cost of the same machines.
     """
 
     total_cost: float
@@ -245,7 +245,7 @@ class LogLine:
 
     Attributes:
         line: the text, without its line end.
-        timestamp: when, in seconds since the epoch, by the node's clock.
+        timestamp: time of the line, in seconds since the epoch, by the node's clock.
     """
 
     node: int
@@ -256,14 +256,14 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Progress:
-    """A piece of work, such as a ``gather`` or a joblib call, got further.
+    """A piece of work, such as a ``gather`` or a joblib call, made progress.
 
-    The last one has ``done == total``; work that is given up says so by lowering ``total`` to ``done``.
+    The last such event has ``done == total``. When work is abandoned, ``total`` drops to ``done``.
 
     Attributes:
-        label: what the work is called; tells it from other work going on in the pool.
-        done: calls that have ended.
-        total: calls it consists of; None while that is unknown.
+        label: name of the work, unique among the current work of the pool.
+        done: number of calls that have ended.
+        total: number of calls; None while that is unknown.
     """
 
     label: str
@@ -273,7 +273,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """A worker process ended without being asked to; its calls go elsewhere and it is replaced.
+    """A worker process ended unexpectedly; its calls move to other workers and it is replaced.
 
     Attributes:
         reason: exit code, signal or memory limit, in words.
@@ -287,7 +287,7 @@ class WorkerLost:
 
 @dataclass(frozen=True)
 class WorkerReplaced:
-    """The replacement of a worker that was lost, or restarted, takes calls."""
+    """The replacement of a lost or restarted worker accepts calls."""
 
     node: int
     worker: int
@@ -296,10 +296,10 @@ class WorkerReplaced:
 
 @dataclass(frozen=True)
 class WorkerRestarting:
-    """A worker process was ended on purpose, such as with a cancelled call; :class:`WorkerReplaced` follows.
+    """A worker process was ended on purpose, such as for a cancelled call; :class:`WorkerReplaced` follows.
 
     Attributes:
-        reason: why it was ended.
+        reason: the reason for the restart.
     """
 
     node: int
@@ -310,7 +310,7 @@ class WorkerRestarting:
 
 @dataclass(frozen=True)
 class NodeUnreachable:
-    """The client cannot reach a node for now. Calls there go on; it is waited for."""
+    """The client lost its connection to a node and reconnects. Calls on the node continue."""
 
     instance_id: str
     node: int
@@ -319,7 +319,7 @@ class NodeUnreachable:
 
 @dataclass(frozen=True)
 class NodeReachable:
-    """A node that could not be reached for ``seconds`` is back; results from there follow."""
+    """A node is reachable again after ``seconds``; its results follow."""
 
     instance_id: str
     node: int
@@ -328,9 +328,9 @@ class NodeReachable:
 
 @dataclass(frozen=True)
 class InstancePreempted:
-    """The provider takes a spot machine back: in ``seconds_left`` it ends. Its calls go on until then.
+    """The provider takes a spot machine back: it ends in ``seconds_left``. Its calls continue until then.
 
-    What is unfinished then runs elsewhere, at no cost of a retry, and another machine is on its way.
+    Calls that are unfinished then run elsewhere without using up a retry, and a replacement is launched.
     """
 
     instance_id: str
@@ -340,7 +340,7 @@ class InstancePreempted:
 
 @dataclass(frozen=True)
 class TimeoutApproaching:
-    """A tenth of a node's ``timeout`` is left: in ``seconds_left`` it ends, calls or not."""
+    """A tenth of a node's ``timeout`` is left: it ends in ``seconds_left``, with or without running calls."""
 
     instance_id: str
     seconds_left: float
@@ -355,23 +355,23 @@ class InstanceStopping:
 
 @dataclass(frozen=True)
 class PoolStopping:
-    """The pool takes no more calls and ends its nodes."""
+    """The pool refuses further calls and ends its nodes."""
 
 
 @dataclass(frozen=True)
 class PoolStopped:
-    """Every node is gone; ``calls`` calls have ended, failed ones included. The pool's last event."""
+    """All nodes are gone; ``calls`` calls have ended, failed ones included. The pool's last event."""
 
     calls: int
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something worth knowing that is no error, such as what was bought instead of what was asked for.
+    """Information that is no error, such as a deviation of the purchased machine from the request.
 
     Attributes:
-        message: what, where, and why.
-        instance_id: the provider's id; None where it concerns no single instance.
+        message: the fact, its place and its reason.
+        instance_id: the provider's id; None if no single instance is concerned.
     """
 
     message: str
@@ -380,11 +380,11 @@ class Notice:
 
 @dataclass(frozen=True)
 class Error:
-    """Something went wrong that the pool survives, or that ends it; the exception, if any, is raised elsewhere.
+    """A failure that the pool survives, or that ends it; the exception, if any, is raised in the caller.
 
     Attributes:
-        message: what, where, and what to do next.
-        instance_id: the provider's id; None where it concerns no single instance.
+        message: the failure, its place and the next step.
+        instance_id: the provider's id; None if no single instance is concerned.
     """
 
     message: str
@@ -421,29 +421,29 @@ SkywardEvent: TypeAlias = (
 """Any event."""
 
 Callback: TypeAlias = Callable[[SkywardEvent], SkywardEvent | None]
-"""Hears events. An event it returns is emitted too, unless it is the very one it was given."""
+"""Function of one event. An event that it returns is emitted too, unless it is the same object."""
 
 E = TypeVar("E", bound=SkywardEvent)
 
 _CHAIN_LIMIT = 32
-# Of the open pools. A list, not a context variable: threads that emit may be older than the pool.
+# Forwarding functions of the open pools. No context variable, because emitting threads may be older than the pool.
 _forwards: list[Callable[[SkywardEvent, tuple[Callback, ...]], None]] = []
 _callbacks: ContextVar[tuple[Callback, ...]] = ContextVar("skyward_callbacks", default=())
 
 
 def compose(*callbacks: Callback) -> Callback:
-    """One callback that hands every event to each of ``callbacks``, in order.
+    """Return a callback that passes every event to each of ``callbacks``, in order.
 
-    One of them failing does not keep the event from the others; what one of them returns is emitted.
+    A failure of one does not keep the event from the others. Events that they return are emitted.
     """
     return _Composed(flatten(callbacks))
 
 
 def emit(event: SkywardEvent) -> None:
-    """Hand ``event`` to every callback in force here, in this thread, before returning, and to all open pools.
+    """Deliver ``event`` to the callbacks in force here, in this thread, before returning, and to all open pools.
 
-    An open pool hands it to its own callbacks in its event thread; each callback receives it once. In a callback of a
-    pool, only that pool receives it. In a call on a node the event goes to the client, to the pool's callbacks.
+    An open pool passes it to its own callbacks in its event thread; each callback receives it once. In a callback of a
+    pool, only that pool receives it. In a call on a node the event travels to the client, to the pool's callbacks.
     """
     callbacks = current_callbacks()
     deliver(event, callbacks)
@@ -454,7 +454,7 @@ def emit(event: SkywardEvent) -> None:
 def forward_emitted(forward: Callable[[SkywardEvent, tuple[Callback, ...]], None]) -> Callable[[], None]:
     """Call ``forward`` with every event emitted from now on, and with the callbacks that have received it.
 
-    Returns a function that ends this; calling it again does nothing.
+    Returns a function that ends the forwarding. Idempotent.
     """
     _forwards.append(forward)
 
@@ -467,9 +467,9 @@ def forward_emitted(forward: Callable[[SkywardEvent, tuple[Callback, ...]], None
 
 @contextmanager
 def use_callback(callback: Callback) -> Generator[None]:
-    """Add ``callback`` to those in force, for the block and for what it starts.
+    """Add ``callback`` to those in force, for the block and for calls and pools started in it.
 
-    It hears what is emitted there and the events of calls submitted there.
+    It receives the events emitted in the block and those of calls submitted there.
     """
     token = _callbacks.set((*_callbacks.get(), *flatten([callback])))
     try:
@@ -479,7 +479,7 @@ def use_callback(callback: Callback) -> Generator[None]:
 
 
 def current_callbacks() -> tuple[Callback, ...]:
-    """The callbacks in force here, the outermost first."""
+    """Return the callbacks in force here, the outermost first."""
     return _callbacks.get()
 
 
@@ -492,13 +492,13 @@ class _Composed:
 
 
 def flatten(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
-    """Take composed callbacks apart, so that each part's answer is seen by whoever delivers."""
+    """Split composed callbacks, so that the sender receives the answer of each part."""
     parts = ((callback.callbacks if isinstance(callback, _Composed) else (callback,)) for callback in callbacks)
     return tuple(part for group in parts for part in group)
 
 
 def deliver(event: SkywardEvent, callbacks: tuple[Callback, ...]) -> None:
-    """Hand ``event``, and then every event that came in answer, to all ``callbacks``."""
+    """Deliver ``event``, then every event returned in answer, to all ``callbacks``."""
     waiting = deque([event])
     for _ in range(_CHAIN_LIMIT):
         if not waiting:
@@ -509,14 +509,14 @@ def deliver(event: SkywardEvent, callbacks: tuple[Callback, ...]) -> None:
             if answer is not current and isinstance(answer, SkywardEvent):
                 waiting.append(answer)
     if waiting:
-        _logger.warning("callbacks keep answering %s with new events; dropped the rest", type(event).__name__)
+        _logger.warning("callbacks keep answering %s with new events; the rest is dropped", type(event).__name__)
 
 
 def _call(callback: Callback, event: SkywardEvent) -> object:
     try:
         return callback(event)
     except BaseException as error:
-        # Ctrl-C arrives in the main thread, and is for whoever works there.
+        # Ctrl-C arrives in the main thread, and belongs to the code that runs there.
         if not isinstance(error, Exception | SystemExit) and threading.current_thread() is threading.main_thread():
             raise
         _logger.exception("callback %r failed on %s", callback, type(event).__name__)

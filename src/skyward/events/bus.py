@@ -1,4 +1,4 @@
-"""How a pool's events reach those who want to hear them."""
+"""Delivery of a pool's events to its subscribers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _handled = threading.local()  # the delivery that the current event thread is bu
 
 
 class EventBus:
-    """Carries a pool's events to its subscribers: in order, one at a time, in a thread of its own.
+    """Event bus of a pool: it calls subscribers in order, one at a time, in its own thread.
 
     Publishing never blocks and is allowed from any thread, event loops and the subscribers themselves included. The
     thread starts with the first event and ends with :meth:`close`.
 
-    A subscriber that is stuck with an event for longer than ``patience_s`` delays only that event: another thread goes
-    on with the events behind it for the other subscribers, and the stuck one's own events wait for it, in order.
+    A subscriber that is stuck in an event for longer than ``patience_s`` does not delay the other subscribers: another
+    thread delivers the following events to them. Events for the stuck subscriber queue up, in order.
     """
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
@@ -37,21 +37,21 @@ class EventBus:
         self._busy: dict[int, deque[_Missed]] = {}
 
     def publish(self, event: SkywardEvent, also: tuple[Callback, ...] = ()) -> None:
-        """Queue ``event`` for the subscribers and for the callbacks ``also``; once closed, do nothing."""
+        """Enqueue ``event`` for the subscribers and for the callbacks ``also``; once closed, do nothing."""
         self._queue(_Delivery(self, event, also))
 
     def publish_emitted(self, event: SkywardEvent, received_by: tuple[Callback, ...]) -> None:
-        """Queue an event that was emitted anywhere in this process for the subscribers not in ``received_by``.
+        """Enqueue an event emitted anywhere in this process for the subscribers not in ``received_by``.
 
-        A subscriber's own ``emit`` stays on its bus, and a chain of them ends after :data:`_EMITTED_CHAIN`: else two
-        pools whose subscribers answer each event with another one would never come to rest.
+        A subscriber's ``emit`` stays on its bus, and a chain of them ends after :data:`_EMITTED_CHAIN` events. Without
+        both limits, two pools whose subscribers answer each event with another one would run forever.
         """
         source: _Delivery | None = getattr(_handled, "delivery", None)
         depth = source.depth + 1 if source else 0
         if source and source.bus is not self:
             return
         if depth > _EMITTED_CHAIN:
-            _logger.warning("callbacks keep emitting %s events; dropped one", type(event).__name__)
+            _logger.warning("callbacks keep emitting %s events; one is dropped", type(event).__name__)
         else:
             self._queue(_Delivery(self, event, received_by=received_by, depth=depth))
 
@@ -62,7 +62,7 @@ class EventBus:
     def subscribe(self, event_type: type[Any] | None, callback: Callable[[Any], Any]) -> Callable[[], None]:
         """Call ``callback`` with every event of ``event_type`` (None: with every event) from now on.
 
-        Returns a function that ends the subscription; calling it again does nothing.
+        Returns a function that ends the subscription. Idempotent.
         """
         added = tuple(_Subscription(event_type or object, part) for part in flatten([callback]))
         with self._lock:
@@ -75,10 +75,10 @@ class EventBus:
         return unsubscribe
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Deliver what was published and end the thread. Idempotent.
+        """Deliver all published events and end the thread. Idempotent.
 
-        A subscriber that is still busy after ``timeout_s`` is left behind, and the log says so. Called by a subscriber
-        itself it does not wait.
+        A subscriber that is still busy after ``timeout_s`` is abandoned with a warning in the log. A call from a
+        subscriber itself does not wait.
         """
         if not self._courier.close(timeout_s):
             _logger.warning("a callback is still busy %g s after its pool was closed; later events are lost", timeout_s)
@@ -93,7 +93,7 @@ class EventBus:
         deliver(delivery.event, tuple(partial(self._call_in_turn, callback) for callback in callbacks))
 
     def _call_in_turn(self, callback: Callback, event: SkywardEvent) -> SkywardEvent | None:
-        """Call ``callback``, or leave the event to the thread that is still in it."""
+        """Call ``callback``, or leave the event to the thread that is still running it."""
         with self._lock:
             if (missed := self._busy.get(id(callback))) is not None:
                 missed.append(_Missed(event, _handled.delivery))
@@ -128,7 +128,7 @@ class _Delivery:
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
-    """Event for a busy callback, and the delivery that it is part of."""
+    """Event for a busy callback, and its delivery."""
 
     event: SkywardEvent
     delivery: _Delivery
@@ -143,5 +143,5 @@ class _Subscription:
         return self.callback(event) if isinstance(event, self.event_type) else None
 
     def __repr__(self) -> str:
-        """Return the callback's: messages name it."""
+        """Return the callback's representation, which messages show."""
         return repr(self.callback)

@@ -1,4 +1,4 @@
-"""Threads that run users' callbacks: in order, one at a time, and never waiting for one that is stuck."""
+"""Threads that run users' callbacks, in order and one at a time; a stuck callback does not block the others."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["PATIENCE_S", "Courier"]
 _logger = logging.getLogger("skyward")
 
 PATIENCE_S: Final = 1.0
-"""Seconds for which an action may keep others waiting before another thread takes them over."""
+"""Seconds for which an action may block others before another thread takes them over."""
 _THREADS = 16
 
 
 class Courier:
-    """Runs actions in order, in one thread that starts with the first of them.
+    """Queue of actions with one thread, which runs them in order and starts with the first of them.
 
     An action that takes longer than ``patience_s`` while others wait keeps its thread; another thread takes over the
-    rest, in order again. What an action raises, ``SystemExit`` included, is logged.
+    rest, in order again. Exceptions of actions, ``SystemExit`` included, are logged.
 
     Args:
-        name: of the threads.
-        what: an action in words, for the log: ``"a done-callback"``.
-        patience_s: how long an action may keep others waiting; it may be twice that.
-        threads: how many there may be; when that many are stuck, the others wait.
+        name: name of the threads.
+        what: name of an action, for the log: ``"a done-callback"``.
+        patience_s: time for which an action may block others; up to twice that, because it is checked periodically.
+        threads: maximum number of threads; when all of them are stuck, further actions wait.
     """
 
     def __init__(self, name: str, *, what: str, patience_s: float = PATIENCE_S, threads: int = _THREADS) -> None:
@@ -36,7 +36,9 @@ class Courier:
         self._what = what
         self._patience_s = patience_s
         self._bound = threads
-        self._changed = threading.Condition()  # reentrant: a finalizer may hand over an action
+        self._changed = (
+            threading.Condition()
+        )  # reentrant: a finalizer may enqueue an action while this thread holds the lock
         self._waiting: deque[Callable[[], object]] = deque()
         self._running: Callable[[], object] | None = None
         self._runs = 0
@@ -47,7 +49,7 @@ class Courier:
         self._over = threading.Event()
 
     def run(self, action: Callable[[], object]) -> None:
-        """Queue an action; never blocks, and does nothing once closed."""
+        """Enqueue an action. Never blocks; does nothing once closed."""
         with self._changed:
             if self._closed:
                 return
@@ -60,9 +62,9 @@ class Courier:
                 self._watch()
 
     def close(self, timeout_s: float) -> bool:
-        """Run what is queued, and end the threads; return whether they have ended. Idempotent.
+        """Run the queued actions and end the threads; return False if a thread is still running. Idempotent.
 
-        Called by an action, it does not wait.
+        A call from an action does not wait.
         """
         with self._changed:
             self._closed = True
@@ -82,14 +84,14 @@ class Courier:
         return True
 
     def _start(self, work: Callable[[], None], name: str) -> threading.Thread | None:
-        """Start a thread; None while the system has none left, to be tried again with the next action."""
+        """Start a thread; return None if the system refuses one, so that the next action tries again."""
         thread = threading.Thread(target=self._live, args=(work,), name=name, daemon=True)
         self._threads.add(thread)
         try:
             thread.start()
         except RuntimeError as error:
             self._threads.discard(thread)
-            _logger.warning("%s has to wait: %s", self._what, error)
+            _logger.warning("%s is delayed: %s", self._what, error)
             return None
         return thread
 
@@ -104,12 +106,12 @@ class Courier:
         while (action := self._next(me)) is not None:
             try:
                 action()
-            except BaseException:  # SystemExit of user code, too, ends nothing here
+            except BaseException:  # SystemExit of user code must not end this thread either
                 _logger.exception("%s raised", self._what)
             del action
 
     def _next(self, me: threading.Thread) -> Callable[[], object] | None:
-        """The next action for the leader; None when it has to end, or is the leader no more."""
+        """Return the next action for the leader; None if it has to end, or is no longer the leader."""
         with self._changed:
             if self._leader is not me:
                 return None
@@ -124,7 +126,7 @@ class Courier:
             return self._running
 
     def _watch(self) -> None:
-        """Start the lookout while an action keeps others waiting; the caller holds the lock."""
+        """Start the lookout if an action blocks others; the caller holds the lock."""
         if self._running is not None and self._waiting and self._lookout is None:
             self._lookout = self._start(self._look_out, f"{self._name}-lookout")
 
@@ -139,7 +141,7 @@ class Courier:
                     return
                 if self._runs != runs or len(self._threads) > self._bound:
                     continue
-                _logger.warning("%s takes long: another thread goes on with those behind it", self._what)
+                _logger.warning("%s takes long: another thread continues with the following ones", self._what)
                 self._leader, self._lookout = me, None
                 me.name = self._name
                 break

@@ -195,7 +195,8 @@ def test_down_ends_pools_by_the_beginning_of_their_ids(launch: Callable[..., lis
 
 
 @pytest.mark.parametrize(
-    ("pool", "message"), [("nope", "knows no pool nope. The latest are sky-1, sky-2"), ("sky", "sky may be any of")]
+    ("pool", "message"),
+    [("nope", "no pool nope in this user's ledger. The latest are sky-1, sky-2"), ("sky", "sky is ambiguous: ")],
 )
 @pytest.mark.parametrize("command", ["down", "logs"])
 def test_a_pool_that_is_not_there_or_not_the_only_one_is_a_usage_error(

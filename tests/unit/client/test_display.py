@@ -101,10 +101,10 @@ PLAIN_STORY = """\
 00:01:40 node 1  │ hello
 00:01:40 node 1  │ worker 0 lost: killed by SIGKILL
 00:01:40 node 1  │ worker 0 replaced
-00:01:40 node 0  │ cannot be reached; its calls go on, waiting for it: timed out
-00:01:40 node 0  │ is back after 61 s
-00:01:40 node 0  │ is taken back by its provider in 2 min 0 s; another takes its place
-00:01:40 node 0  │ ends in 6 min 0 s: its timeout is nearly used up
+00:01:40 node 0  │ unreachable, reconnecting; its calls continue: timed out
+00:01:40 node 0  │ reachable again after 61 s
+00:01:40 node 0  │ preempted: the provider takes it back in 2 min 0 s; a replacement is on its way
+00:01:40 node 0  │ ends in 6 min 0 s, when its timeout expires
 00:01:40 pool    │ note: there is no single one
 00:01:40 node 0  │ error: the API says no
 00:01:40 pool    │ closing

@@ -225,7 +225,7 @@ class TestPoolExecutor(ExecutorContract):
 
     def test_says_where_the_next_executor_comes_from(self, executor: PoolExecutor) -> None:
         executor.shutdown()
-        with pytest.raises(PoolStateError, match=r"shut down; the pool's executor\(\) gives a new one"):
+        with pytest.raises(PoolStateError, match=r"shut down; pool.executor\(\) returns a new one"):
             executor.submit(abs, 1)
 
     @pytest.mark.parametrize("chunksize", [0, -1])

@@ -220,7 +220,7 @@ def test_pools_see_the_caller_s_context_and_keep_their_own() -> None:
 
 def test_is_not_opened_twice_at_a_time() -> None:
     multi = MultiPool(FakePool())
-    with multi, pytest.raises(PoolStateError, match="this MultiPool is open already"):
+    with multi, pytest.raises(PoolStateError, match="this MultiPool is already open"):
         multi.__enter__()
 
 

@@ -327,7 +327,7 @@ class TestShard:
             def __getitem__(self, index: object) -> dict[str, object]:
                 return {"x": index}
 
-        with pytest.raises(ConfigurationError, match=r"Bare.*rows cannot be taken"):
+        with pytest.raises(ConfigurationError, match=r"Bare.*rows cannot be selected"):
             shard(Bare(), shuffle=shuffle)
         with pytest.raises(ConfigurationError, match=r"Columns.*shard\(range\(len\(data\)\)\)"):
             shard(Columns(), shuffle=shuffle)
@@ -451,7 +451,7 @@ class TestDistributedSampler:
             DistributedSampler(range(4), num_replicas=num_replicas, rank=rank)
 
     def test_a_dataset_without_a_length_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="DistributedSampler needs something with a length"):
+        with pytest.raises(ConfigurationError, match="DistributedSampler needs a value with a length"):
             DistributedSampler(iter([1]))  # type: ignore[arg-type]
 
 

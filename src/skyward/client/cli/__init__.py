@@ -1,4 +1,4 @@
-"""The ``skyward`` command: what runs, what is left, and what is wrong."""
+"""The ``skyward`` command: machines that run, machines that a crash left, and problems of the installation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["main"]
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=DISTRIBUTION, prog_name="skyward")
 def main() -> None:
-    """Machines of Skyward's pools, seen from outside.
+    """List, inspect and end the machines of Skyward's pools.
 
-    Exit codes: 0, all is well; 1, something failed or is left; 2, the command was not understood.
+    Exit codes: 0, success; 1, something failed or is left over; 2, wrong usage.
     """
 
 

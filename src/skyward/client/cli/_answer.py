@@ -1,4 +1,4 @@
-"""What a command answers: one JSON document, or the same for people, and an exit code."""
+"""Answer of a command: one JSON document, or the same as text, and an exit code."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from skyward.errors import SkywardError
 __all__ = ["FAILED", "Answer", "Say", "answers", "moment", "money"]
 
 FAILED = 1
-"""Exit code of a command that could not do what it was asked to, or left something undone."""
+"""Exit code of a command that failed, or did only part of its work."""
 
 
 class Say:
-    """Writes to standard output for people."""
+    """Writer of text to standard output."""
 
     def __init__(self) -> None:
         from rich.console import Console
 
-        wide = None if sys.stdout.isatty() else 10_000  # what reads a pipe has no use for wrapped rows
+        wide = None if sys.stdout.isatty() else 10_000  # programs that read a pipe need unwrapped rows
         self._console = Console(width=wide, markup=False, emoji=False, highlight=False)
 
     def line(self, text: str = "") -> None:
-        """One line, whole."""
+        """Write one line, unwrapped."""
         self._console.print(text, soft_wrap=True)
 
     def table(self, *columns: str, rows: Sequence[Sequence[str]]) -> None:
-        """A table with a header."""
+        """Write a table with a header."""
         from rich import box
         from rich.table import Table
 
@@ -46,11 +46,11 @@ class Say:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command found or did.
+    """Result of a command.
 
     Attributes:
         document: JSON values.
-        show: says the same to people.
+        show: writes the same as text.
         exit_code: 0, or :data:`FAILED`.
     """
 
@@ -60,7 +60,7 @@ class Answer:
 
 
 def answers(command: Callable[..., Answer]) -> Callable[..., None]:
-    """Give a command the option ``--json``, show its answer, and make Skyward's errors plain messages."""
+    """Add the option ``--json`` to a command, show its answer, and print Skyward's errors as plain messages."""
 
     @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
     @click.pass_context
@@ -81,12 +81,12 @@ def answers(command: Callable[..., Answer]) -> Callable[..., None]:
 
 
 def moment(unix_time: float | None) -> str | None:
-    """A time as ISO 8601 in the local zone, to the second."""
+    """Return a time in ISO 8601, in the local time zone, to the second."""
     if unix_time is None:
         return None
     return dt.datetime.fromtimestamp(unix_time, tz=dt.UTC).astimezone().isoformat(timespec="seconds")
 
 
 def money(usd: float | None) -> str:
-    """An amount for people; nothing is known of None."""
+    """Return an amount of money as text; ``?`` for None, which means unknown."""
     return "?" if usd is None else f"${usd:.2f}"

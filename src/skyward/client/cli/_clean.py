@@ -1,4 +1,4 @@
-"""``skyward clean``: cached environments, removed."""
+"""``skyward clean``: removal of cached environments."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ _UNIT = 1024
 
 
 @click.command()
-@click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Clean this host, and not here; may be repeated.")
-@click.option("--hosts", "all_hosts", is_flag=True, help="Clean every host of the last month's pools, and not here.")
-@click.option("--dry-run", is_flag=True, help="Only say how much there is.")
+@click.option(
+    "--ssh", "hosts", metavar="HOST", multiple=True, help="Clean this host instead of this machine; may be repeated."
+)
+@click.option(
+    "--hosts", "all_hosts", is_flag=True, help="Clean every host of the last month's pools instead of this machine."
+)
+@click.option("--dry-run", is_flag=True, help="Only report how much would be freed.")
 @answers
 def clean(*, hosts: Sequence[str], all_hosts: bool, dry_run: bool) -> Answer:
-    """Remove cached environments. The next pool makes those it needs again."""
+    """Remove cached environments. The next pool builds those that it needs again."""
     ledger = Ledger.of_user()
     targets = [SSH(hosts=[host]).target(0) for host in hosts]
     targets += used_hosts(ledger.entries()) if all_hosts else []
@@ -47,7 +51,7 @@ def clean(*, hosts: Sequence[str], all_hosts: bool, dry_run: bool) -> Answer:
 
 
 def size(count: float) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes as text, with a unit."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < _UNIT:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""``skyward doctor``: what is as it should be, what is not, and what to do about it."""
+"""``skyward doctor``: checks of this installation, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
 @click.command()
-@click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Try to reach this host too; may be repeated.")
-@click.option("--user", help="Name to log in with on the hosts.")
-@click.option("--key", "key_path", metavar="FILE", help="Private key to log in with.")
+@click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Also connect to this host; may be repeated.")
+@click.option("--user", help="User name for the hosts.")
+@click.option("--key", "key_path", metavar="FILE", help="Private key for the hosts.")
 @click.option("--known-hosts", metavar="FILE", help="File of host keys.")
-@click.option("--provider", "providers", type=RENTED, multiple=True, help="Ask this provider too; may be repeated.")
+@click.option("--provider", "providers", type=RENTED, multiple=True, help="Also check this provider; may be repeated.")
 @place_options
 @answers
 def doctor(
@@ -52,7 +52,7 @@ def doctor(
     region: str | None,
     options: Sequence[str],
 ) -> Answer:
-    """Check versions, folders, the ledger, keys and, if asked, hosts and providers; say how to fix what is wrong."""
+    """Check versions, folders, the ledger, keys and, on request, hosts and providers; print a fix for each problem."""
     findings = [finding for look in _LOOKS for finding in look()]
     findings += [finding for name in providers for finding in _provider(name, settings_of(region, options))]
     findings += [_host(host, user=user, key_path=key_path, known_hosts=known_hosts) for host in hosts]
@@ -136,10 +136,12 @@ def _ledger() -> Iterator[Finding]:
         ledger = Ledger.of_user()
         entries = ledger.open_entries()
     except SkywardError as error:
-        yield Finding(what="ledger", state="fail", found=str(error), fix="do as it says: no pool opens without it")
+        yield Finding(
+            what="ledger", state="fail", found=str(error), fix="follow this advice: no pool opens without the ledger"
+        )
         return
     dead = [entry for entry in entries if entry.owner is not None and entry.owner.lives() is False]
-    found = f"{ledger.path}, {plural(len(entries), 'machine')} open, {len(dead)} of dead owners"
+    found = f"{ledger.path}, {plural(len(entries), 'machine')} open, {len(dead)} with a dead owner"
     fix = "`skyward sweep` ends those" if dead else ""
     yield Finding(what="ledger", state="warn" if dead else "ok", found=found, fix=fix)
 
@@ -177,7 +179,7 @@ def _rented() -> Iterator[Finding]:
                 what=f"provider {name}", state="warn", found=str(error), fix="only if you rent machines there"
             )
             continue
-        found = f"installed; `skyward doctor --provider {name}` asks it"
+        found = f"installed; `skyward doctor --provider {name}` checks it"
         yield Finding(what=f"provider {name}", state="ok", found=found)
 
 
@@ -217,11 +219,11 @@ def _host_fix(error: Exception, name: str) -> str:
     login = f"-p {port} {host}" if host and port.isdecimal() else name
     match error:
         case HostKeyError():
-            return f"compare its key with what its owner says, then accept it: `ssh {login}` once"
+            return f"compare the host key with one from its administrator, then accept it: run `ssh {login}` once"
         case AuthenticationError():
-            return f"have it accept your key: `ssh-copy-id {login}`; or name the right one with --key and --user"
+            return f"install your key there: `ssh-copy-id {login}`; or name another key or user with --key and --user"
         case UnreachableError():
-            return "check name, port, firewall, and that sshd runs there"
+            return "check the name, the port, the firewall, and that sshd runs there"
         case _:
             return "correct the host, the key or the file named"
 

@@ -1,4 +1,4 @@
-"""``skyward logs``: what a pool's supervisors and workers wrote."""
+"""``skyward logs``: logs of a pool's supervisors and workers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _LOOK_S = 0.5
 
 @click.command()
 @click.argument("pool")
-@click.option("--node", type=click.IntRange(min=0), help="Only this node's, by its rank.")
-@click.option("--worker", type=click.IntRange(min=0), help="Only this worker's, by its index on its node.")
+@click.option("--node", type=click.IntRange(min=0), help="Only the logs of this node, by its rank.")
+@click.option("--worker", type=click.IntRange(min=0), help="Only the logs of this worker, by its index on its node.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last lines of each log.")
-@click.option("-f", "--follow", is_flag=True, help="Show what is written from now on too, until the pool ends.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new lines until the pool ends.")
 @answers
 def logs(*, pool: str, node: int | None, worker: int | None, lines: int | None, follow: bool) -> Answer:
-    """Show the logs of a pool's nodes: their supervisors' and their workers'."""
+    """Show the logs of a pool's supervisors and workers."""
     as_json: bool = click.get_current_context().params["as_json"]
     if as_json and follow:
-        raise click.UsageError("--json answers with one document, which has no end with --follow: leave one out")
+        raise click.UsageError("--json prints one document, which --follow would never complete: leave one out")
     ledger = Ledger.of_user()
     entries = _latest(ledger.entries(pool_id=known_pool(ledger, pool)))
     if node is not None and node not in {entry.node for entry in entries}:
@@ -50,19 +50,19 @@ def logs(*, pool: str, node: int | None, worker: int | None, lines: int | None, 
 
 
 def _latest(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """Of each node its last machine; those before it were lost."""
+    """Return the last machine of each node; earlier ones were lost."""
     made = [entry for entry in entries if entry.instance_id is not None]
     return [entry for _, entry in sorted({entry.node: entry for entry in made}.items())]
 
 
 class _Reader:
-    """Reads the logs of nodes; aloud, it shows them as they come.
+    """Reader of the logs of nodes; with ``aloud``, it prints new lines as they arrive.
 
     Attributes:
-        found: whether there is any log.
-        matched: whether there is one of those wanted.
-        document: what was read, by file.
-        errors: what could not be.
+        found: True if there is any log.
+        matched: True if there is a log of the selected worker.
+        document: lines that were read, by file.
+        errors: messages about logs that could not be read.
     """
 
     def __init__(self, *, worker: int | None, lines: int | None, aloud: bool) -> None:
@@ -74,7 +74,7 @@ class _Reader:
         self.errors: list[str] = []
 
     async def read(self, entries: Sequence[LedgerEntry], *, follow: bool) -> None:
-        """Read everything; with ``follow``, on until all machines are gone."""
+        """Read all logs once; with ``follow``, until all machines are gone."""
         async with AsyncExitStack() as stack:
             nodes: list[NodeLogs] = []
             for entry in entries:
@@ -86,7 +86,7 @@ class _Reader:
                 await SYSTEM_CLOCK.sleep(_LOOK_S)
 
     async def _look(self, node: NodeLogs) -> bool:
-        """Show what is new; whether there may be more."""
+        """Show new lines of a node; return False when no more can come."""
         try:
             for file in await node.files():
                 self.found = True
@@ -104,7 +104,7 @@ class _Reader:
         if not self._aloud:
             read["lines"] += news
         for line in news if self._aloud else ():
-            # A node's words must not move the cursor, set the title or answer for the user's terminal.
+            # Text of a node must not move the cursor, set the title or send replies of the user's terminal.
             text = cleaned(line, colours=sys.stdout.isatty())
             click.echo(f"node {file.node} {harmless(file.name)} | {text}")
 

@@ -1,4 +1,4 @@
-"""``skyward offers``: what can be rented, where, and for how much."""
+"""``skyward offers``: machine types for rent, with regions and prices."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["offers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """One machine type of one provider.
+    """Machine type of a provider.
 
     Attributes:
-        provider: its name.
-        region: where.
-        spec: what it has.
-        spot: USD an hour on spot, in the cheapest zone; None is unknown, or not offered.
-        on_demand: USD an hour on demand; likewise.
-        zones: USD an hour on spot, by zone.
-        note: what one should know before one buys it.
+        provider: the provider's name.
+        region: the provider's region.
+        spec: the machine's hardware.
+        spot: spot price in the cheapest zone, USD an hour; None if unknown or not offered.
+        on_demand: on-demand price, USD an hour; None if unknown or not offered.
+        zones: spot prices by zone, USD an hour.
+        note: the provider's remark on this type.
     """
 
     provider: str
@@ -45,19 +45,19 @@ class _Row:
 
     @property
     def rank(self) -> tuple[float, str]:
-        """Cheapest first, unknown prices last."""
+        """Sort key: cheapest first, unknown prices last."""
         return min((each for each in (self.spot, self.on_demand) if each is not None), default=float("inf")), str(
             self.spec
         )
 
 
 @click.command()
-@click.option("--accelerator", metavar="NAME[:COUNT]", help="Kind, and how many: H100, A100-40GB:8.")
-@click.option("--cpu", type=int, help="Least number of cores.")
-@click.option("--memory", metavar="SIZE", help="Least main memory, such as 64GB.")
+@click.option("--accelerator", metavar="NAME[:COUNT]", help="Accelerator and count: H100, A100-40GB:8.")
+@click.option("--cpu", type=int, help="Minimum number of cores.")
+@click.option("--memory", metavar="SIZE", help="Minimum main memory, such as 64GB.")
 @click.option("--machine", help="The provider's name of a machine type.")
-@click.option("--spot", is_flag=True, help="Only machines that the provider may take back.")
-@click.option("--provider", "providers", type=RENTED, multiple=True, help="Ask only this one; may be repeated.")
+@click.option("--spot", is_flag=True, help="Only spot machines, which the provider may take back.")
+@click.option("--provider", "providers", type=RENTED, multiple=True, help="Query only this provider; may be repeated.")
 @place_options
 @answers
 def offers(
@@ -71,7 +71,7 @@ def offers(
     region: str | None,
     options: Sequence[str],
 ) -> Answer:
-    """List machine types that have what is asked for, cheapest first: prices in USD an hour, and zones."""
+    """List the machine types that satisfy a request, cheapest first, with prices in USD an hour and zones."""
     request = parse_request(
         accelerator=accelerator,
         cpu=cpu,

@@ -1,4 +1,4 @@
-"""``skyward ls``, ``down`` and ``sweep``: machines, by the ledger."""
+"""``skyward ls``, ``down`` and ``sweep``: machines of pools, according to the ledger."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["down", "known_pool", "ls", "sweep"]
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Also machines that have ended within a month.")
+@click.option("--all", "everything", is_flag=True, help="Also machines that ended in the last month.")
 @answers
 def ls(*, everything: bool) -> Answer:
-    """List the machines of open pools: where, since when, cost so far, and whether their owner lives."""
+    """List the machines of open pools: provider, start, cost so far, and state of the owner process."""
     ledger = Ledger.of_user()
     entries = ledger.entries() if everything else ledger.open_entries()
     now = time.time()
@@ -47,7 +47,7 @@ def ls(*, everything: bool) -> Answer:
 @click.argument("pools", metavar="POOL...", nargs=-1, required=True)
 @answers
 def down(*, pools: Sequence[str]) -> Answer:
-    """End the machines of pools, whoever owns them, and confirm it. They get no more."""
+    """End the machines of pools, of living owners too, and confirm it. These pools get no new machines."""
     ledger = Ledger.of_user()
     ids = [known_pool(ledger, pool) for pool in pools]
     reports = [asyncio.run(Sweep(ledger).end_pool(pool_id)) for pool_id in dict.fromkeys(ids)]
@@ -68,11 +68,14 @@ def down(*, pools: Sequence[str]) -> Answer:
 
 @click.command()
 @click.option(
-    "--all", "others", is_flag=True, help="Also of owners on other machines or in other containers, which may live."
+    "--all",
+    "others",
+    is_flag=True,
+    help="Also machines whose owner is on another machine or in another container, and may live.",
 )
-@click.option("--unknown", is_flag=True, help="Also machines with Skyward's tag that this ledger does not know.")
-@click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Look at this host too; may be repeated.")
-@click.option("--provider", "providers", type=RENTED, multiple=True, help="Look at this provider too; may be repeated.")
+@click.option("--unknown", is_flag=True, help="Also machines with Skyward's tag that are not in this ledger.")
+@click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Also search this host; may be repeated.")
+@click.option("--provider", "providers", type=RENTED, multiple=True, help="Also search this provider; may be repeated.")
 @place_options
 @answers
 def sweep(
@@ -84,7 +87,7 @@ def sweep(
     region: str | None,
     options: Sequence[str],
 ) -> Answer:
-    """End what a crash left: machines whose owner is dead. Those of a living owner are never touched."""
+    """End machines that a crash left: those whose owner is dead. Machines of a living owner are never touched."""
     also: list[tuple[str, Mapping[str, Any]]] = [("local", {})]
     also += [("ssh", {"hosts": [host]}) for host in hosts]
     settings = settings_of(region, options)
@@ -102,15 +105,15 @@ def sweep(
 
 
 def known_pool(ledger: Ledger, asked: str) -> str:
-    """The id of the pool that is asked for, by its id or the beginning of it."""
+    """Return the id of the pool whose id is ``asked`` or begins with it."""
     known = list(dict.fromkeys(entry.purchase.pool_id for entry in ledger.entries()))
     found = [pool for pool in known if pool == asked] or [pool for pool in known if pool.startswith(asked)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise click.BadParameter(f"{asked} may be any of {', '.join(found)}", param_hint="POOL")
+        raise click.BadParameter(f"{asked} is ambiguous: {', '.join(found)}", param_hint="POOL")
     recent = f"The latest are {', '.join(known[-5:])}" if known else "There are none"
-    raise click.BadParameter(f"this user's ledger knows no pool {asked}. {recent}", param_hint="POOL")
+    raise click.BadParameter(f"no pool {asked} in this user's ledger. {recent}", param_hint="POOL")
 
 
 def _show(report: SweepReport, say: Say) -> None:
@@ -122,13 +125,13 @@ def _show(report: SweepReport, say: Say) -> None:
         what = "ended    " if each.ended else "LEFT     " if each.reason else "unknown  "
         say.line(f"{what}{each.provider} {each.instance_id} ({each.key}) {each.reason}".rstrip())
     for reason in report.unasked:
-        say.line(f"not looked for unknown machines: {reason}")
+        say.line(f"no search for unknown machines: {reason}")
     for pool, alive in dict.fromkeys((entry.purchase.pool_id, _alive(entry)) for entry in report.spared):
         elsewhere = "is on another machine or in another container and may live; --all ends it"
         say.line(f"spared   {pool}: its owner {'lives' if alive else elsewhere}")
     say.line(f"{len(report.ended)} ended, {len(report.forgotten)} were gone already, {len(report.left)} left")
     if any(not each.ended and not each.reason for each in report.unknown):
-        say.line("Unknown machines may be another computer's; `skyward sweep --unknown` ends them.")
+        say.line("Unknown machines may belong to another computer; `skyward sweep --unknown` ends them.")
 
 
 def _alive(entry: LedgerEntry) -> bool | None:

@@ -1,4 +1,4 @@
-"""Providers, as commands name them: by name, region and settings."""
+"""Options by which commands select a provider: name, region and settings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["RENTED", "place_options", "settings_of"]
 C = TypeVar("C", bound=Callable[..., Any])
 
 RENTED = click.Choice([name for name in PROVIDERS if name not in OWN])
-"""Those that rent machines."""
+"""Providers that rent out machines."""
 
 _WORDS = {"true": True, "false": False, "none": None}
 
 
 def place_options(command: C) -> C:
-    """Give a command what :func:`settings_of` takes: ``region`` and ``options``."""
+    """Add the parameters of :func:`settings_of` to a command: ``region`` and ``options``."""
     each = click.option(
         "--set",
         "options",
@@ -28,11 +28,11 @@ def place_options(command: C) -> C:
         multiple=True,
         help="A parameter of the provider, such as profile=work; may be repeated.",
     )
-    return click.option("--region", help="The provider's region; by default its own default.")(each(command))
+    return click.option("--region", help="The provider's region; without it, the provider's default.")(each(command))
 
 
 def settings_of(region: str | None, options: Sequence[str]) -> Mapping[str, Any]:
-    """The provider's parameters; one that it does not know is its own to refuse."""
+    """Return the provider's parameters from options; the provider itself refuses unknown ones."""
     settings: dict[str, Any] = {} if region is None else {"region": region}
     for option in options:
         name, equals, value = option.partition("=")

@@ -1,4 +1,4 @@
-"""Display of an open pool: a subscriber to its events that writes to stderr."""
+"""Display of an open pool: a subscriber to its events that writes to standard error."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ _STEPS: Final[dict[type[ev.SkywardEvent], str]] = {
 }
 _WARNINGS: Final[dict[type[ev.SkywardEvent], str]] = {
     ev.WorkerLost: "worker {e.worker} lost: {e.reason}",
-    ev.NodeUnreachable: "cannot be reached; its calls go on, waiting for it: {e.reason}",
-    ev.NodeReachable: "is back after {e.seconds:.0f} s",
+    ev.NodeUnreachable: "unreachable, reconnecting; its calls continue: {e.reason}",
+    ev.NodeReachable: "reachable again after {e.seconds:.0f} s",
     ev.Notice: "note: {e.message}",
 }
 
 
 class DisplayKind(enum.StrEnum):
-    """Amount that a pool shows."""
+    """Amount of information that a pool displays."""
 
     LOG = "log"
-    """A line for each step and for each line that a call prints; load and cost; bars for work of more than a second."""
+    """A line for each step and each line that a call prints; load and cost; bars for work that takes over a second."""
     SPINNER = "spinner"
-    """One moving line instead of the steps; else as ``LOG``."""
+    """As ``LOG``, with one changing line instead of the steps."""
     QUIET = "quiet"
-    """Nothing at all; what fails is raised."""
+    """Nothing; failures are raised."""
 
 
 def parse_display(kind: str) -> DisplayKind:
-    """Return the kind that ``kind`` names.
+    """Return the display kind of that name.
 
     Raises:
-        ConfigurationError: there is no such kind.
+        ConfigurationError: no such kind exists; the message lists the kinds.
     """
     try:
         return DisplayKind(kind)
@@ -75,24 +75,24 @@ def open_display(
     clock: Clock = SYSTEM_CLOCK,
     wall: Callable[[], float] = time.time,
 ) -> Display:
-    """Show what ``bus`` carries, until the display is closed.
+    """Show the events of ``bus`` until the display is closed.
 
     Args:
         kind: a :class:`DisplayKind` or its value.
-        bus: the pool's events.
-        stream: where to; ``sys.stderr`` when None. Only a terminal gets colours, bars, tables and a spinner.
-        tag: distinguishes the pool from others whose lines appear in the same place.
-        clock: measures how long things take.
-        wall: seconds since the epoch, for the time at the beginning of each line.
+        bus: the pool's event bus.
+        stream: the output; ``sys.stderr`` if None. Only a terminal gets colours, bars, tables and a spinner.
+        tag: distinguishes the pool from other pools with the same output.
+        clock: clock for durations.
+        wall: returns seconds since the epoch, for the time at the beginning of each line.
 
     Raises:
-        ConfigurationError: there is no such kind.
+        ConfigurationError: no such kind exists; the message lists the kinds.
     """
     return Display(parse_display(kind), bus, stream or sys.stderr, tag or PoolTag(), clock=clock, wall=wall)
 
 
 class Display:
-    """Shows a pool's events. Close the bus first, so that nothing is on its way any more."""
+    """Display of a pool's events. Close the bus before the display, so that all events are shown."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Display:
         return PlainScreen(surface, tag, clock=self._clock, wall=wall)
 
     def close(self) -> None:
-        """Stop showing, and write the closing summary if the pool ever opened. Idempotent."""
+        """Stop the display, and write the closing summary if the pool ever opened. Idempotent."""
         if self._unsubscribe is None:
             return
         self._unsubscribe()
@@ -165,7 +165,7 @@ class Display:
         self._show_load()
 
     def _show_replacement(self, event: ev.WorkerReplaced) -> None:
-        """Show one line for a restart on purpose, once it is over, in contrast to a loss."""
+        """Show an intentional restart as one line, after its end; in contrast to a loss, it is no warning."""
         if reason := self._restarting.pop((event.instance_id, event.worker), ""):
             self._say(event, f"worker {event.worker} restarted: {reason}", Tone.STEP)
         else:
@@ -183,7 +183,7 @@ class Display:
         self._screen.status([work for work in works if now_s - work.first_s > _VISIBLE_AFTER_S])
 
     def _show_load(self) -> None:
-        """Say load and cost in a line now and then, while nothing draws them."""
+        """Write load and cost as a line every 30 s while no drawing shows them."""
         now_s = self._clock.monotonic()
         if self._next_load_s is None or now_s < self._next_load_s:
             return
@@ -243,7 +243,7 @@ class Display:
         if event.done != event.total:
             return
         del self._works[event.label]
-        self._show_works()  # first the bar goes, then the line says how it ended
+        self._show_works()  # remove the bar before the line about the end
         if event.done and now_s - work.first_s > _VISIBLE_AFTER_S:
             self._say(event, work.ended(now_s, wanted=before.total), Tone.STEP)
 
@@ -262,5 +262,5 @@ class Display:
 def _deadline_words(event: ev.InstancePreempted | ev.TimeoutApproaching) -> str:
     left = duration(event.seconds_left)
     if isinstance(event, ev.InstancePreempted):
-        return f"is taken back by its provider in {left}; another takes its place"
-    return f"ends in {left}: its timeout is nearly used up"
+        return f"preempted: the provider takes it back in {left}; a replacement is on its way"
+    return f"ends in {left}, when its timeout expires"

@@ -1,4 +1,4 @@
-"""Lines of a display, before they are drawn."""
+"""Lines of a display, independent of their drawing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["Line", "PoolTag", "Tone"]
 
 
 class Tone(enum.Enum):
-    """The kind of a line; the value is its style on a terminal."""
+    """Kind of a line; the value is its style on a terminal."""
 
     STEP = "dim"
     """A step of the pool."""
     OUTPUT = ""
-    """A line that a call printed, in colours of its own."""
+    """A line that a call printed, in its own colours."""
     WARNING = "yellow"
-    """A loss, or one to come."""
+    """A loss, or an expected loss."""
     ERROR = "bold red"
     """A failure."""
 
@@ -26,10 +26,10 @@ class Line:
     """One line.
 
     Attributes:
-        source: the node or instance it concerns, else ``"pool"``.
-        node: the rank of that node, which chooses the colour; None where there is none.
-        text: free of control characters; with colours (SGR) if it was printed by a call.
-        tone: its kind.
+        source: the node or instance that the line is about, else ``"pool"``.
+        node: the rank of that node, which selects the colour; None for other lines.
+        text: the text without control characters; with colours (SGR) if a call printed it.
+        tone: the kind of the line.
     """
 
     source: str
@@ -40,11 +40,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolTag:
-    """The features of a pool by which lines distinguish it from others that are open.
+    """Features that distinguish a pool's lines from those of other open pools.
 
     Attributes:
-        provider: its provider's name.
-        made: greater for a pool that was made later.
+        provider: the provider's name.
+        made: serial number; greater for a pool that was made later.
     """
 
     provider: str = "pool"

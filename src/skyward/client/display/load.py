@@ -14,7 +14,7 @@ _MIB_PER_GIB = 1024
 
 
 class FleetLoad:
-    """The latest metrics of each node, and the cost so far. Times are one clock's, in seconds, sleep included."""
+    """Latest metrics of each node, and the cost so far. Times are seconds of one clock, which includes sleep."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, ev.Metrics] = {}
@@ -22,7 +22,7 @@ class FleetLoad:
         self._cost_at_s = 0.0
 
     def note(self, event: ev.SkywardEvent, now_s: float) -> None:
-        """Take in an event, if it concerns load or cost."""
+        """Record an event about load or cost; ignore others."""
         match event:
             case ev.Metrics():
                 self._nodes[event.node] = event
@@ -36,7 +36,7 @@ class FleetLoad:
                 pass
 
     def words(self, now_s: float) -> str:
-        """Return load and cost in one line, ranges over the nodes; empty while neither is known."""
+        """Return load, as ranges over the nodes, and cost in one line; empty while both are unknown."""
         return ", ".join([*_ranges(list(self._nodes.values())), *self._cost_words(now_s)])
 
     def rows(self) -> list[Sequence[str]]:
@@ -51,7 +51,7 @@ class FleetLoad:
         return [*others, cost] if cost else others
 
     def _sorted(self) -> list[ev.Metrics]:
-        # One look at the mapping: any thread that prints may draw, while an event removes a node.
+        # A copy: any thread that prints may draw while an event removes a node from the mapping.
         return [node for _, node in sorted(self._nodes.items())]
 
     def _cost_words(self, now_s: float) -> list[str]:

@@ -24,27 +24,27 @@ _IN_ASCII: Final = str.maketrans({"\N{MULTIPLICATION SIGN}": "x", "°": ""})
 
 
 class Screen(Protocol):
-    """Place for lines. All methods are called from one thread at a time."""
+    """Output for lines and drawings. All methods are called from one thread at a time."""
 
     def line(self, line: Line) -> None:
         """Add a line."""
         ...
 
     def phase(self, line: Line | None) -> None:
-        """Name the present phase, in a line that changes where there can be one; None: there is none."""
+        """Show the current phase, as a changing line on a terminal; None removes it."""
         ...
 
     def status(self, works: Sequence[Work]) -> None:
-        """Show how far ``works`` are."""
+        """Show the progress of ``works``."""
         ...
 
     @property
     def shows_load(self) -> bool:
-        """Whether load and cost are being drawn, so that no line is needed for them."""
+        """True while load and cost are drawn, so that they need no line."""
         ...
 
     def close(self) -> None:
-        """Leave nothing but the lines."""
+        """Remove all drawings; lines remain."""
         ...
 
 
@@ -58,11 +58,11 @@ class _Layout:
 
     @property
     def pool(self) -> str:
-        """The pool's name, if there are others."""
+        """The pool's name; empty if it is the only pool."""
         return harmless(self._surface.name_of(self._tag))
 
     def columns(self, line: Line) -> Sequence[str]:
-        """Return time, source and text of a line as they are written, in the stream's own characters."""
+        """Return time, source and text of a line, in characters that the stream can encode."""
         source = " ".join(filter(None, (self.pool, line.source if line.source != "pool" or not self.pool else "")))
         width = self._surface.source_width = max(self._surface.source_width, len(source))
         now = time.strftime("%H:%M:%S", time.localtime(self._wall()))
@@ -92,7 +92,7 @@ class PlainScreen:
             self.line(line)
 
     def status(self, works: Sequence[Work]) -> None:
-        """See :meth:`Screen.status`: a line now and then."""
+        """See :meth:`Screen.status`; write at most one line per piece of work every 10 s."""
         now_s = self._clock.monotonic()
         begun = [work for work in works if work.done]
         if not begun or now_s < self._next_progress_s:
@@ -106,7 +106,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """Coloured lines; below them, while there is anything to wait for, a spinner, bars and a table of the nodes."""
+    """Coloured lines; below them, during provisioning and work, a spinner, bars and a table of the nodes."""
 
     def __init__(
         self, surface: Surface, tag: PoolTag, load: FleetLoad, *, clock: Clock, wall: Callable[[], float]
@@ -161,7 +161,7 @@ class LiveScreen:
         self._surface.hide(self._render)
 
     def _render(self, width: int) -> list[str]:
-        """Return the drawing; called several times a second, by several threads."""
+        """Return the lines of the drawing; called several times a second, by several threads."""
         from rich.text import Text
 
         now_s = self._clock.monotonic()

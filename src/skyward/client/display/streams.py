@@ -1,4 +1,4 @@
-"""Streams that a display writes to, and how those of the process are found that end up in the same place."""
+"""Output stream of a display, and the search for the process's streams with the same destination."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _logger = logging.getLogger("skyward")
 
 
 class SafeStream:
-    """Text stream that takes any text in its encoding, and stops trying once the stream is closed or broken.
+    """Text stream that escapes characters that its encoding lacks, and ignores writes once it is closed or broken.
 
-    It writes past whatever replaces the stream's methods later.
+    It keeps the stream's original methods, so that later replacements of them are bypassed.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -32,19 +32,19 @@ class SafeStream:
         self.rule = "│" if self.unicode else "|"
 
     def isatty(self) -> bool:
-        """Return whether it is a terminal that understands control sequences."""
+        """Return True if it is a terminal that supports control sequences."""
         return os.environ.get("TERM") != "dumb" and is_terminal(self._stream)
 
     def size(self) -> os.terminal_size:
-        """Return columns and lines of the terminal, as it says; else as the environment says."""
+        """Return columns and lines of the terminal; if it reports none, those of the environment."""
         try:
             size = os.get_terminal_size(cast("TextIO", self._stream).fileno())
-        except (OSError, ValueError, AttributeError):  # gone, or no real terminal
+        except (OSError, ValueError, AttributeError):  # closed, or no real terminal
             return shutil.get_terminal_size()
         return size if size.columns and size.lines else shutil.get_terminal_size()
 
     def write(self, text: str) -> int:
-        """Write ``text``; what the encoding lacks is written as an escape."""
+        """Write ``text``, with escapes for characters that the encoding lacks."""
         if self._write is not None:
             self._attempt(self._write, text.encode(self.encoding, "backslashreplace").decode(self.encoding))
         return len(text)
@@ -58,12 +58,12 @@ class SafeStream:
         try:
             act(*args, **kwargs)
         except (OSError, ValueError) as error:
-            _logger.debug("the display's stream is gone: %s", error)
+            _logger.debug("the display's stream failed: %s", error)
             self._write = self._flush = None
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether the stream is a terminal."""
+    """Return True if the stream is an open terminal."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:  # the stream is closed
@@ -71,9 +71,9 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def streams_beside(stream: TextIO) -> list[TextIO]:
-    """Return the streams of this process whose text ends up where that of ``stream`` does, itself included.
+    """Return the standard streams with the same destination as ``stream``, itself included.
 
-    Streams that are neither files nor terminals, such as those of a notebook, are left out.
+    Streams that are neither files nor terminals, such as those of a notebook, are omitted.
     """
     candidates = {id(each): each for each in (stream, sys.stdout, sys.stderr) if each is not None}  # pyright: ignore[reportUnnecessaryComparison]
     return [each for each in candidates.values() if _is_plain(each) and (each is stream or _is_same(each, stream))]

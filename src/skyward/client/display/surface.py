@@ -1,4 +1,4 @@
-"""Terminal, pipe or file that displays share with what the process itself prints."""
+"""Terminal, pipe or file that displays share with the process's own output."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Render = Callable[[int], list[str]]
 
 
 class Surface:
-    """Place where a display's lines and the process's own prints meet, each on lines of its own.
+    """Shared output of displays and of the process itself, which keeps their text on separate lines.
 
-    The streams of the process that lead there are tapped, so that it is known whether a line is unfinished. On a
-    terminal, drawings that change can be shown below everything else; they are hidden while a line is unfinished.
-    Thread-safe. Shared by all displays of the process that write there: see :func:`join_surface`.
+    It taps the process's streams with the same destination, to detect unfinished lines. On a terminal it shows
+    changing drawings below all other text; they are hidden while a line is unfinished. Thread-safe. All displays of
+    the process with the same destination share one surface: see :func:`join_surface`.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -44,8 +44,8 @@ class Surface:
         self._tags: set[PoolTag] = set()
         self._users = 0
         self._column_known = not self._terminal
-        self._tail = ""  # of the line that the process has begun
-        self._broken = False  # that line was ended by the display
+        self._tail = ""  # text of the process's unfinished line
+        self._broken = False  # the display has ended that line
         self._drawings: list[Render] = []
         self._height = 0
         self._drawn: list[str] = []
@@ -56,13 +56,13 @@ class Surface:
     # --- users ------------------------------------------------------------------------------------------------------
 
     def enter(self, tag: PoolTag) -> None:
-        """Count one user more."""
+        """Register one more display."""
         with self.lock:
             self._users += 1
             self._tags.add(tag)
 
     def leave(self) -> None:
-        """Count one user less; the last one gives back the streams."""
+        """Unregister a display; the last one restores the streams."""
         with _joining, self.lock:
             self._users -= 1
             if not self._users:
@@ -70,7 +70,7 @@ class Surface:
                     tap.end()
 
     def name_of(self, tag: PoolTag) -> str:
-        """Return what distinguishes a pool from others that have been open beside it; empty if there were none."""
+        """Return a name that distinguishes a pool from others of this surface; empty if there were no others."""
         if len(self._tags) == 1:
             return ""
         alike = sorted(other.made for other in self._tags if other.provider == tag.provider)
@@ -79,7 +79,7 @@ class Surface:
     # --- lines ------------------------------------------------------------------------------------------------------
 
     def add_line(self, text: str) -> None:
-        """Write a whole line, above what is drawn and on no line of the process's own."""
+        """Write a whole line, above the drawings and apart from lines of the process."""
         with self.lock:
             for tap in self._taps:
                 tap.flush_file()
@@ -94,13 +94,13 @@ class Surface:
             self.stream.flush()
 
     def pass_on(self, text: str, tap: _Tap) -> None:
-        """Write ``text`` of the process's own by way of ``tap``."""
+        """Write text of the process through its ``tap``."""
         with self.lock:
             if self._height:
                 self.stream.write(self._erasure())
                 self.stream.flush()
             if self._broken and text.startswith("\n"):
-                text = text[1:]  # of a line that the display has ended already
+                text = text[1:]  # the display has ended this line already
             self._broken = False
             tap.write_file(text)
             self._note(text)
@@ -117,7 +117,7 @@ class Surface:
         self._column_known = self._column_known or "\n" in text or "\r" in text
 
     def _is_movable(self) -> bool:
-        """Return whether the unfinished line can be written again, below another one."""
+        """Return True if the unfinished line can be rewritten below another one."""
         if not self._terminal:
             return False
         from rich.cells import cell_len
@@ -128,24 +128,24 @@ class Surface:
         return is_plain and width < self.stream.size().columns
 
     def _start(self) -> str:
-        """Begin at a line's start, wherever the first display found the cursor or a prompt has left it."""
+        """Return the text that moves the cursor to a line's start, from an unknown column too."""
         if self._column_known and (self._tail or not self._may_be_prompting()):
             return ""
         self._column_known = True
         if self._tail:
             self._tail, self._broken = "", True
             return "\n"
-        # As wide as the screen, this ends in the next line exactly if the cursor was not at a line's start.
+        # As wide as the screen: this wraps to the next line exactly if the cursor was not at a line's start.
         return f"{' ' * self.stream.size().columns}{_WIPE}"
 
     def _may_be_prompting(self) -> bool:
-        """Return whether the interpreter shows prompts here: these bypass the streams, so that no tap sees them."""
+        """Return True if the interpreter may show prompts here. Prompts bypass the streams and their taps."""
         return self._terminal and hasattr(sys, "ps1")
 
     # --- drawings ---------------------------------------------------------------------------------------------------
 
     def show(self, render: Render) -> None:
-        """Draw what ``render`` gives, now and ten times a second, below everything else."""
+        """Show the drawing of ``render`` below all other text, and refresh it ten times a second."""
         with self.lock:
             if render not in self._drawings:
                 self._drawings.append(render)
@@ -160,7 +160,7 @@ class Surface:
             self.stream.flush()
 
     def hide(self, render: Render) -> None:
-        """Leave nothing of a drawing. Idempotent."""
+        """Remove a drawing. Idempotent."""
         with self.lock:
             if render not in self._drawings:
                 return
@@ -177,7 +177,7 @@ class Surface:
 
     def _keep_drawing(self, ended: threading.Event) -> None:
         while not ended.wait(REDRAW_EVERY_S):
-            with self.lock, suppress(Exception):  # the next drawing may succeed
+            with self.lock, suppress(Exception):  # one failure must not end the display
                 if not ended.is_set():
                     self._draw()
                     self.stream.flush()
@@ -191,7 +191,7 @@ class Surface:
         if lines == self._drawn:
             return
         erasure = self._erasure()
-        # The cursor waits where the drawing begins: text that comes past the taps is above the next drawing, unharmed.
+        # Leave the cursor at the drawing's start: text that bypasses the taps then stays intact above the next drawing.
         back = f"\r\x1b[{len(lines) - 1}A" if len(lines) > 1 else "\r"
         self.stream.write(erasure + "\n".join(lines) + (back if lines else ""))
         self._height, self._drawn = len(lines), lines
@@ -202,9 +202,9 @@ class Surface:
 
 
 class _Tap:
-    """Replacement for the ``write`` and ``flush`` of one stream while displays share its place.
+    """Replacement for ``write`` and ``flush`` of one stream while displays share its destination.
 
-    The stream stays itself, so that whoever has kept it, such as a logging handler, is covered as well.
+    The stream object stays the same, so that earlier references to it, such as in a logging handler, are covered too.
     """
 
     def __init__(self, file: TextIO, surface: Surface) -> None:
@@ -212,26 +212,26 @@ class _Tap:
         self._file = file
         self.write_file, self._flush_file = file.write, file.flush
         self._held = ""
-        # IPython, for one, replaces `write` of a terminal's streams in the same way.
+        # IPython, for example, replaces `write` of a terminal's streams in the same way.
         self._replaced = {
             name: vars(file)[name] for name in ("write", "flush") if name in getattr(file, "__dict__", ())
         }
         with suppress(OSError, ValueError):
             self._flush_file()
-        with suppress(AttributeError):  # an object that allows no such thing is left alone
+        with suppress(AttributeError):  # streams without writable attributes stay as they are
             for name, method in (("write", self.write), ("flush", self.flush)):
                 setattr(file, name, method)
 
     def end(self) -> None:
-        """Give the stream its own methods back, and what was held."""
+        """Restore the stream's methods, and write the held text."""
         self._step_back()
         held, self._held = self._held, ""
         with suppress(OSError, ValueError):
             self.write_file(held)
 
     def write(self, text: str) -> int:
-        """Write ``text``, seen at the end of its line or when flushed, as streams of lines have it."""
-        if self.surface.pid != os.getpid():  # a forked child: its parent draws
+        """Write ``text``; it appears at the end of its line or on a flush, as with line-buffered streams."""
+        if self.surface.pid != os.getpid():  # in a forked child the parent draws
             self._step_back()
         if not isinstance(text, str) or self.surface.pid != os.getpid():  # pyright: ignore[reportUnnecessaryIsInstance]
             return self.write_file(text)
@@ -244,14 +244,14 @@ class _Tap:
         return len(text)
 
     def _ready_length(self) -> int:
-        """Return how much of the held text is to be written now, as the stream itself would have it."""
+        """Return the length of the held text that the stream itself would write now."""
         if getattr(self._file, "write_through", False) or len(self._held) > _LONGEST_HELD:
             return len(self._held)
         ends = max(self._held.rfind("\n"), self._held.rfind("\r")) + 1
         return len(self._held) if ends and getattr(self._file, "line_buffering", False) else ends
 
     def flush(self) -> None:
-        """Show what was written."""
+        """Write the held text, and flush the stream."""
         if self.surface.pid != os.getpid():
             self._step_back()
         else:
@@ -277,7 +277,7 @@ class _Tap:
 
 
 def join_surface(stream: TextIO | None, tag: PoolTag) -> Surface:
-    """Return the surface that ``stream`` leads to, the one of other displays if there is one, and enter it."""
+    """Return the surface for the destination of ``stream``, shared with other displays, and enter it."""
     with _joining:
         tap = getattr(getattr(stream, "write", None), "__self__", None)
         surface = tap.surface if isinstance(tap, _Tap) and tap.surface.pid == os.getpid() else Surface(stream)

@@ -30,14 +30,14 @@ _KNOWN_WORK: Final = {
     "_parallel_build_estimators": "estimators",
     "_parallel_build_trees": "trees",
 }
-"""scikit-learn's own function names, in words."""
+"""scikit-learn's function names, in words."""
 _KNOWN_STEPS: Final = {
     "apt": "system packages",
     "deps": "Python packages",
     "server": "starting the supervisor",
     "skyward": "Skyward",
 }
-"""Steps of a node's bootstrap, in words; those that are words already are not listed."""
+"""Steps of a node's bootstrap whose names need a translation, in words."""
 _SHORT_S: Final = 10.0
 _MINUTES_FROM_S: Final = 120
 _HOURS_FROM_MIN: Final = 120
@@ -46,7 +46,7 @@ _WHOLE_RATE, _WHOLE_RATE_PER_MIN = 100, 10
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in two units at most: ``4.2 s``, ``41 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    """Return a duration in at most two units: ``4.2 s``, ``41 s``, ``3 min 5 s``, ``2 h 10 min``."""
     if seconds < _SHORT_S:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -69,7 +69,7 @@ def price(dollars_per_hour: float) -> str:
 
 
 def rate(count: float, seconds: float) -> str:
-    """Return a rate with about two digits, per minute where it is below one per second."""
+    """Return a rate with about two digits, per minute if it is below one per second."""
     per_second = count / max(seconds, 1e-3)
     if per_second >= _WHOLE_RATE:
         return f"{per_second:,.0f}/s"
@@ -87,12 +87,12 @@ def plural(count: int, thing: str) -> str:
 
 
 def step_name(step: str) -> str:
-    """Return the name of a step of a node's bootstrap for people."""
+    """Return the display name of a step of a node's bootstrap."""
     return _KNOWN_STEPS.get(step, step)
 
 
 def work_name(label: str) -> str:
-    """Return the name of a piece of work for people.
+    """Return the display name of a piece of work.
 
     Names of private functions become words; unnamed functions are calls.
     """
@@ -109,14 +109,14 @@ def work_name(label: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A piece of work that is going on.
+    """Progress of a piece of work.
 
     Attributes:
-        name: see :func:`work_name`.
-        done: how much of it has ended.
-        total: how much there is; None while that is unknown.
-        first_s: when its first event came.
-        first_done: how much had ended then.
+        name: the display name; see :func:`work_name`.
+        done: number of calls that have ended.
+        total: number of all calls; None while that is unknown.
+        first_s: time of the first event, in seconds.
+        first_done: value of ``done`` in the first event.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Work:
         return f", {rate(done, now_s - self.first_s)}" if done else ""
 
     def ongoing(self, now_s: float) -> str:
-        """Return how far it is: ``fits: 12 of 40, 3.1/s``."""
+        """Return the progress: ``fits: 12 of 40, 3.1/s``."""
         if self.total == 1:
             return f"{self._subject}: running for {duration(now_s - self.first_s)}"
         if self.total is None:
@@ -142,7 +142,7 @@ class Work:
         return f"{self._subject}: {self.done:,} of {self.total:,}{self._rate(now_s)}"
 
     def ended(self, now_s: float, *, wanted: int | None) -> str:
-        """Return how it ended, with regard to how much there was to do: ``fits: all 40 in 13 s, 3.1/s``."""
+        """Return the outcome, compared with the number of calls: ``fits: all 40 in 13 s, 3.1/s``."""
         took = duration(now_s - self.first_s)
         if wanted is not None and wanted != self.done:
             return f"{self._subject}: {self.done:,} of {wanted:,} in {took}, the rest given up"
@@ -152,7 +152,7 @@ class Work:
 
 
 def launch_words(event: ev.InstanceLaunching) -> str:
-    """Return what is being launched, where, on which market, at which price, with what room for the workers."""
+    """Return a launch in words: machine type, region, market, price, and room for the workers."""
     nodes = plural(event.count, "node")
     told = [f"launching {nodes} on {event.provider}: {event.instance_type}".removesuffix(": ")]
     if event.region:
@@ -170,7 +170,7 @@ def launch_words(event: ev.InstanceLaunching) -> str:
 
 
 def _room_words(event: ev.InstanceLaunching) -> str:
-    """``cpu`` and ``memory`` count for each worker: say what that makes on a node."""
+    """Return the sum of ``cpu`` and ``memory``, which count for each worker, over a node's workers."""
     if event.workers_per_node == 1:
         return ""
     count, told = event.workers_per_node, list[str]()
@@ -185,7 +185,7 @@ def _room_words(event: ev.InstanceLaunching) -> str:
 def summary_words(
     started: ev.PoolStarted, lived_s: float, stopped: ev.PoolStopped | None, cost: ev.CostFinal | None
 ) -> str:
-    """Return a pool's life in one line; money only where there was any."""
+    """Return a pool's lifetime in one line; the cost only if it is above zero."""
     parts = [plural(started.nodes, "node"), plural(started.workers, "worker")]
     if stopped:
         parts.append(plural(stopped.calls, "call"))
