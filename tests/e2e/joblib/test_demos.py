@@ -12,11 +12,10 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = [ROOT / "examples" / name for name in ("demo.py", "demo_ssh.py")]
 
 
+@pytest.mark.full
 @pytest.mark.example
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    "path", [EXAMPLES[0], pytest.param(EXAMPLES[1], marks=pytest.mark.full)], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(path: Path, tmp_path: Path) -> None:
     completed = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", path],

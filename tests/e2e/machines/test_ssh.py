@@ -134,6 +134,7 @@ def test_a_large_argument_goes_up_once_and_changes_stay_with_the_call(linked: Li
     assert sent < 1.05 * array.nbytes
 
 
+@pytest.mark.full
 def test_calls_go_on_while_the_links_are_cut_and_each_happens_once(linked: Linked, tmp_path: Path) -> None:
     """One link closed, the other half-open, at the same time."""
     events: list[SkywardEvent] = []
