@@ -34,7 +34,7 @@ class CountingPool(sky.ComputePool):
 
 
 def skip_pinned(items: Sequence[pytest.Item], suite: str) -> None:
-    """Skip what ``<suite>_skips.txt`` lists, each with its reason.
+    """Skip what ``skips/<suite>.txt`` lists, each with its reason.
 
     Raises:
         UsageError: a name in it is that of no case, although its test was collected.

@@ -49,7 +49,7 @@ def read_pins(suite: str) -> dict[str, str]:
     """Return the cases of a suite that do not count, by their id or their test's name, each with its reason."""
     pins: dict[str, str] = {}
     reason = ""
-    for line in (HERE / f"{suite}_skips.txt").read_text(encoding="utf-8").splitlines():
+    for line in (HERE / "skips" / f"{suite}.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("    "):
             pins[line.strip()] = reason
         elif line and not line.startswith("#"):
