@@ -27,7 +27,17 @@ from skyward.providers.aws.errors import (
     refusal,
 )
 
-__all__ = ["Api", "Credentials", "Json", "judged", "lacks_profile", "new_session", "no_profile", "patiently"]
+__all__ = [
+    "Api",
+    "Credentials",
+    "Json",
+    "convert_errors",
+    "judged",
+    "lacks_profile",
+    "new_session",
+    "no_profile",
+    "patiently",
+]
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -167,14 +177,14 @@ class Api:
             raise
 
     def _ask(self, where: Where, parameters: Mapping[str, Any], pages: str | None) -> Json:
-        made = _converting_errors(where, lambda: self._client(where))
+        made = convert_errors(where, lambda: self._client(where))
         try:
-            return _converting_errors(where, lambda: _answer(made.client, where.operation, parameters, pages))
+            return convert_errors(where, lambda: _answer(made.client, where.operation, parameters, pages))
         except SkywardError as error:
             if not is_stale(error) or not self._renew(where, made.keys):
                 raise
-        newer = _converting_errors(where, lambda: self._client(where))
-        return _converting_errors(where, lambda: _answer(newer.client, where.operation, parameters, pages))
+        newer = convert_errors(where, lambda: self._client(where))
+        return convert_errors(where, lambda: _answer(newer.client, where.operation, parameters, pages))
 
     def _renew(self, where: Where, keys: Any) -> bool:
         """Return whether there are newer credentials than ``keys``; if so, drop the clients created with older ones."""
@@ -206,17 +216,24 @@ class Api:
         return _Client(client=client, keys=_keys(session))
 
 
-def _converting_errors(where: Where, work: Callable[[], T]) -> T:
-    """Run ``work``; convert errors of AWS and botocore to Skyward's."""
+def convert_errors(where: Where, work: Callable[[], T]) -> T:
+    """Run ``work``; convert errors of AWS and botocore to Skyward's. Other errors pass."""
     try:
         return work()
     except SkywardError:
         raise
     except Exception as error:
-        converted = explained(error, where)
-        if converted is None:
+        cause = _cause(error)
+        if (converted := explained(cause, where)) is None:
             raise
-        raise converted from error
+        raise converted from cause
+
+
+def _cause(error: Exception) -> BaseException:
+    """Return the cause of a failed transfer, else ``error``."""
+    from boto3.exceptions import S3TransferFailedError, S3UploadFailedError
+
+    return error.__context__ or error if isinstance(error, S3TransferFailedError | S3UploadFailedError) else error
 
 
 def _answer(client: Any, operation: str, parameters: Mapping[str, Any], pages: str | None) -> Json:

@@ -184,12 +184,19 @@ class Prices:
 
     async def of(self, names: Sequence[str]) -> PriceTable:
         """Return the prices of these machine types."""
-        on_demand, spot = await asyncio.gather(self._on_demand(names), self._spot(names))
+        on_demand, spot = await asyncio.gather(self._on_demand(names), self.by_zone(names))
         return PriceTable(on_demand=on_demand, spot=spot)
 
     async def by_zone(self, names: Sequence[str]) -> Mapping[str, Mapping[str, float]]:
         """Return the prices on spot by machine type, then by zone."""
-        return await self._spot(names)
+        kept = await asyncio.to_thread(self._market.read)
+        missing = [name for name in names if name not in kept]
+        if missing:
+            new = await self._market_now(missing)
+            if new:
+                await asyncio.to_thread(self._market.add, dict(new))
+            kept |= new
+        return {name: zones for name, zones in kept.items() if name in names}
 
     async def _on_demand(self, names: Sequence[str]) -> Mapping[str, float]:
         kept = await asyncio.to_thread(self._list.read)
@@ -202,16 +209,6 @@ class Prices:
         if new:
             await asyncio.to_thread(self._list.add, new)
         return {name: price for name, price in {**kept, **new}.items() if name in names}
-
-    async def _spot(self, names: Sequence[str]) -> Mapping[str, Mapping[str, float]]:
-        kept = await asyncio.to_thread(self._market.read)
-        missing = [name for name in names if name not in kept]
-        if missing:
-            new = await self._market_now(missing)
-            if new:
-                await asyncio.to_thread(self._market.add, dict(new))
-            kept |= new
-        return {name: zones for name, zones in kept.items() if name in names}
 
     async def _listed(self, name: str) -> float | None:
         wanted = {

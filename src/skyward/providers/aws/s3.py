@@ -8,13 +8,13 @@ import json
 import logging
 import mimetypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, BinaryIO, Final, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
-from skyward.providers.aws.api import new_session
-from skyward.providers.aws.errors import Where, explained
+from skyward.providers.aws.api import convert_errors, new_session
+from skyward.providers.aws.errors import Where
 from skyward.providers.storage import MountWay, StoredObject
 from skyward.request.volume import GrantedVolume, StorageKey, Volume, VolumeAccess
 
@@ -64,12 +64,9 @@ async def grant_with(
 
     def work() -> Sequence[VolumeAccess]:
         granting = _Granting(session or new_session(), endpoint_url=endpoint_url)
-        places = [granting.look(volume, as_client=keys != "none") for volume in volumes]
+        found = [granting.look(volume, as_client=keys != "none") for volume in volumes]
         key = None if keys == "none" else granting.key(volumes, lifetime_s=lifetime_s, lent=keys == "lent")
-        return [
-            VolumeAccess(region=each.region, endpoint_url=each.url, key=key, mountable=mountable and not each.url)
-            for each in places
-        ]
+        return [replace(each, key=key, mountable=mountable and not each.endpoint_url) for each in found]
 
     return await asyncio.to_thread(work)
 
@@ -99,19 +96,6 @@ def session_policy(volumes: Sequence[Volume], *, partition: str = "aws") -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": [*statements, keys]}, separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BucketLocation:
-    """Location of a bucket.
-
-    Attributes:
-        region: ``"eu-central-1"``.
-        url: the endpoint; empty for the region's usual one.
-    """
-
-    region: str
-    url: str
-
-
 class _Granting:
     """Checks of volumes, and keys for them, with a session's credentials."""
 
@@ -120,8 +104,8 @@ class _Granting:
         self._endpoint_url = endpoint_url
         self._region = str(session.region_name or "us-east-1")
 
-    def look(self, volume: Volume, *, as_client: bool) -> _BucketLocation:
-        """Check that the volume's bucket exists, and is readable if ``as_client``; return its location."""
+    def look(self, volume: Volume, *, as_client: bool) -> VolumeAccess:
+        """Check that the volume's bucket exists, and is readable if ``as_client``; return its region and endpoint."""
         client = _client(self._session, self._endpoint_url, self._region, None)
         bucket, folder = volume.bucket, volume.folder
         region, found = self._region, None
@@ -138,28 +122,27 @@ class _Granting:
             url = str(client.meta.endpoint_url)
             client.close()
         usual = (urlsplit(url).hostname or "").endswith(_USUAL_HOSTS)
-        return _BucketLocation(region=region, url="" if usual else url)
+        return VolumeAccess(region=region, endpoint_url="" if usual else url)
 
     def key(self, volumes: Sequence[Volume], *, lifetime_s: float, lent: bool) -> StorageKey:
         """Return a machine's keys: the session's if short-lived or not ``lent``, else short-lived ones from them."""
         where = Where(region=self._region, service="sts", operation="GetFederationToken")
-        credentials = _call(where, self._session.get_credentials)
+        credentials = convert_errors(where, self._session.get_credentials)
         if credentials is None:
             raise AuthenticationError(
                 "volumes need credentials for S3, and this process has none: use `aws configure`, `aws sso login`, or "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment"
             )
-        own = _call(where, credentials.get_frozen_credentials)
+        own = convert_errors(where, credentials.get_frozen_credentials)
         if own.token or not lent:
             return StorageKey(id=own.access_key, secret=own.secret_key, token=own.token or "")
         partition = self._session.get_partition_for_region(self._region)
         seconds = min(max(round(lifetime_s), _SHORTEST_S), _LONGEST_S)
         client = self._session.client("sts", region_name=self._region, endpoint_url=self._endpoint_url)
-        ask = functools.partial(
-            client.get_federation_token, Name="skyward", Policy=session_policy(volumes, partition=partition)
-        )
+        policy = session_policy(volumes, partition=partition)
+        ask = functools.partial(client.get_federation_token, Name="skyward", Policy=policy, DurationSeconds=seconds)
         try:
-            answer = _call(where, ask, DurationSeconds=seconds)
+            answer = convert_errors(where, ask)
         except SkywardError as error:
             raise type(error)(
                 f"{error}. Machines get short-lived credentials for their volumes, never your own. Other ways: start "
@@ -269,32 +252,14 @@ def _client(session: Any, endpoint_url: str | None, region: str | None, key: Sto
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
         s3={"addressing_style": "path"} if endpoint_url else None,
     )
-    where = Where(region=region or "", service="s3", operation="ListBucket")
-    return _call(where, session.client, "s3", region_name=region, endpoint_url=endpoint_url, config=config, **own)
+    made = functools.partial(session.client, "s3", region_name=region, endpoint_url=endpoint_url, config=config, **own)
+    return _call_s3("ListBucket", region or "", made)
 
 
 def _call_s3(action: str, region: str, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Call S3; the errors name the ``action`` that a policy has to allow."""
-    return _call(Where(region=region, service="s3", operation=action), call, *arguments, **named)
-
-
-def _call(where: Where, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    try:
-        return call(*arguments, **named)
-    except (SkywardError, OSError):
-        raise
-    except Exception as error:
-        converted = explained(_cause(error), where)
-        if converted is None:
-            raise
-        raise converted from _cause(error)
-
-
-def _cause(error: Exception) -> BaseException:
-    """Return the cause of a failed transfer."""
-    from boto3.exceptions import S3TransferFailedError, S3UploadFailedError
-
-    return error.__context__ or error if isinstance(error, S3TransferFailedError | S3UploadFailedError) else error
+    where = Where(region=region, service="s3", operation=action)
+    return convert_errors(where, lambda: call(*arguments, **named))
 
 
 def _code(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from skyward.errors import (
     SkywardError,
     UnreachableError,
 )
+from skyward.providers.aws.api import convert_errors
 from skyward.providers.aws.errors import CODES, ERRORS, RefusalKind, Where, explained, meanings, refusal
 
 WHERE = Where(region="eu-west-1", service="ec2", operation="RunInstances")
@@ -124,3 +125,15 @@ def test_a_page_of_a_proxy_is_an_interruption() -> None:
 
     error = ResponseParserError("Unable to parse response: invalid XML received: b'<!doctype html>'")
     assert isinstance(explained(error, WHERE), UnreachableError)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(exceptions.ReadTimeoutError(endpoint_url="x"), UnreachableError), (FileNotFoundError("disk"), FileNotFoundError)],
+)
+def test_timeouts_of_botocore_are_converted_although_they_are_os_errors(error: OSError, kind: type[Exception]) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(kind):
+        convert_errors(WHERE, fail)
