@@ -261,4 +261,4 @@ class SimulatedPool:
         return next(each for each in of_call if each.live.pinned == WorkerId(rank, worker.index))
 
     def _hear(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
-        self.cluster.members.heard(node, message)
+        self.cluster.members.handle(node, message)

@@ -1,4 +1,4 @@
-"""Large arguments: named by their content, brought to a node once, mapped by all its workers."""
+"""Large arguments: named by their content, stored on each node once, mapped by all its workers."""
 
 from __future__ import annotations
 
@@ -19,21 +19,31 @@ from skyward.submission import ArgumentMemo
 from skyward.transport.base import Transport
 from skyward.wire.control import Fetch, Fetched
 
-__all__ = ["Blob", "BlobPlace", "Exchange", "ExchangeNode", "ExchangePlace", "NodeBlobs", "Peers", "Stored", "identify"]
+__all__ = ["Blob", "BlobPlace", "Exchange", "ExchangeNode", "NodeBlobs", "Stored", "identify"]
+
+log = logging.getLogger("skyward.engine")
 
 _REMOVE_TIMEOUT_S = 30.0
+# Below this the start of threads costs more than they save.
 _THREADED_HASH_BYTES = 16 << 20
+# Blobs of functions per node. They have a bound of their own, as functions made in a loop would evict arguments.
 _FUNCTION_BYTES = 64 << 20
+# A node sends a blob to two others at a time: it spreads as a tree, and no node's uplink is shared by many.
+_AT_ONCE = 2
+# Sources named in one order, so that a lost one costs no further round trip through the client.
+_SOURCES = 3
+# Nodes that cannot reach each other are detected once, within three seconds (decision 011).
+_TRIALS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Blob:
-    """A large buffer of an argument, still in the caller's memory.
+    """Large buffer of an argument, still in the caller's memory.
 
     Attributes:
         id: BLAKE3 of its content, in hex.
-        view: its bytes.
-        of_function: whether it is part of a function rather than of arguments.
+        view: the content.
+        of_function: True for a part of a function, False for a part of arguments.
     """
 
     id: str
@@ -42,7 +52,7 @@ class Blob:
 
 
 class BlobPlace(Protocol):
-    """What of :class:`~skyward.wire.node_config.NodeReady` matters here."""
+    """Part of :class:`~skyward.wire.node_config.NodeReady` that this module uses."""
 
     @property
     def blob_dir(self) -> str:
@@ -56,17 +66,23 @@ class BlobPlace(Protocol):
 
     @property
     def blob_budget_bytes(self) -> int:
-        """How much may lie in memory."""
+        """Bytes that may lie in memory."""
+        ...
+
+    @property
+    def blobs(self) -> str:
+        """``host:port`` at which other nodes fetch blobs from this one."""
         ...
 
 
 def identify(views: Iterable[memoryview], memo: ArgumentMemo) -> tuple[Blob, ...]:
-    """Name buffers by their content; one that the memo has seen at the same address is not hashed again."""
+    """Name buffers by their content; a buffer that the memo holds at the same address is not hashed again."""
     return tuple(_identify(view, memo) for view in views)
 
 
 def _identify(view: memoryview, memo: ArgumentMemo) -> Blob:
     place = (_address(view), view.nbytes)
+    # The address alone is not enough: the memo holds blobs weakly, and the memory of a dead one may be in use again.
     known: Blob | None = memo.blobs.get(memo.ids.get(place, ""))
     if known is not None and place[0] and _address(known.view) == place[0]:
         return known
@@ -80,7 +96,7 @@ def _digest(view: memoryview) -> str:
 
 
 def _address(view: memoryview) -> int:
-    """Where the buffer lies; 0 where that cannot be told without numpy."""
+    """Return the buffer's address; 0 for a read-only buffer without numpy."""
     if not view.readonly:
         return ctypes.addressof(ctypes.c_char.from_buffer(view))
     numpy = sys.modules.get("numpy")
@@ -89,16 +105,16 @@ def _address(view: memoryview) -> int:
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """A blob on a node, or on its way there.
+    """Blob on a node, or on its way there.
 
     Attributes:
-        path: its file.
-        nbytes: its size.
-        in_memory: whether the file lies in the folder in memory.
-        arriving: done when it is there.
-        users: calls that hold it, and nodes that get it from this one; it does not go while there are any.
-        moving: whether it is being sent or fetched; before, its node may wait for another one to have it.
-        of_function: whether it is part of a function; those have a bound of their own.
+        path: path of the file.
+        nbytes: size in bytes.
+        in_memory: True if the file lies in the folder in memory.
+        arriving: task that is done when the blob has arrived.
+        users: number of calls that hold it, and of nodes that fetch it from this one; while positive it stays.
+        moving: True while it is being sent or fetched; before, its node may wait for another node to get it.
+        of_function: True for a part of a function; those have a bound of their own.
     """
 
     path: str
@@ -110,59 +126,46 @@ class Stored:
     of_function: bool = False
 
 
-class Peers(Protocol):
-    """The other nodes, as one of them sees them."""
-
-    async def fetch(self, blob_id: str, stored: Stored) -> bool:
-        """Have the node get a blob from another one, to where it is to be stored; False if the client has to send it.
-
-        Raises:
-            OSError: the node has no room for it.
-            UnreachableError: the connection to the node was lost meanwhile.
-        """
-        ...
-
-
 class NodeBlobs:
-    """The blobs of one node, as the client, their only writer, knows them.
+    """Blobs of one node, written by the client only.
 
-    The least recently used ones go first when the folder in memory is full; what does not fit there goes to disk.
+    The least recently used ones are evicted when the folder in memory is full; blobs that do not fit there go to disk.
     Used on the event loop only.
 
     Args:
         place: the node's folders.
         transport: the way to the node.
-        peers: who may have a blob already; None where the client's own way is the shortest.
+        peers: other nodes that may have a blob already; None where the client's own transport is the fastest.
     """
 
-    def __init__(self, place: BlobPlace, transport: Transport, peers: Peers | None = None) -> None:
+    def __init__(self, place: BlobPlace, transport: Transport, peers: _Peer | None = None) -> None:
         self._place = place
         self._transport = transport
         self._peers = peers
         self._stored: OrderedDict[str, Stored] = OrderedDict()
 
     def hold_present(self, blobs: Sequence[Blob]) -> list[Stored] | None:
-        """Hold all of them, for a call that is about to be sent; None if one is not there yet."""
+        """Hold all of these blobs, for a call that is about to be sent; None if one has not arrived."""
         return [self._hold(blob.id) for blob in blobs] if all(self.has(blob.id) for blob in blobs) else None
 
     def has(self, blob_id: str) -> bool:
-        """Whether the node has a blob, whole."""
+        """Return True if the node has the whole blob."""
         stored = self._stored.get(blob_id)
         return stored is not None and stored.arriving is not None and stored.arriving.done()
 
     def moving(self, blob_id: str) -> asyncio.Task[None] | None:
-        """What ends when a blob that is being sent or fetched has arrived, or has not; None if none is."""
+        """Return the task of a blob that is being sent or fetched; None if it is not."""
         stored = self._stored.get(blob_id)
         return stored.arriving if stored is not None and stored.moving and not self.has(blob_id) else None
 
     def lend(self, blob_id: str) -> Stored:
-        """Hold a blob that the node has, for another node that gets it from here; see :meth:`release`."""
+        """Hold a blob of this node while another node fetches it; see :meth:`release`."""
         return self._hold(blob_id)
 
     async def hold(self, blobs: Sequence[Blob]) -> list[Stored]:
-        """Bring to the node what is not there yet, and hold all of them.
+        """Put missing blobs onto the node, and hold all of them until the caller releases them.
 
-        A blob on its way is waited for, not sent twice. Whoever called gives what is returned to :meth:`release`.
+        A blob on its way is waited for, not sent twice. The returned blobs go to :meth:`release`.
 
         Raises:
             SkywardError: a buffer was changed after its call was submitted.
@@ -176,24 +179,24 @@ class NodeBlobs:
                 stored = self._hold(blob.id)
                 held.append(stored)
                 if stored.arriving is not None:
-                    await asyncio.shield(stored.arriving)
+                    await asyncio.shield(stored.arriving)  # other calls wait for the same blob
         except BaseException:
             self.release(held)
             raise
         return held
 
     def release(self, held: Iterable[Stored]) -> None:
-        """Who held them needs them no more."""
+        """Release held blobs, which may be evicted from now on."""
         for stored in held:
             stored.users -= 1
 
     def forget(self, blob_ids: Iterable[str]) -> None:
-        """The node does not have them after all."""
+        """Remove the records of blobs that the node reports missing."""
         for blob_id in blob_ids:
             self._stored.pop(blob_id, None)
 
     async def close(self) -> None:
-        """Give up what is on its way."""
+        """Cancel transfers under way."""
         tasks = [stored.arriving for stored in self._stored.values() if stored.arriving is not None]
         for task in tasks:
             task.cancel()
@@ -206,7 +209,7 @@ class NodeBlobs:
         return stored
 
     async def _begin(self, blob: Blob) -> None:
-        """Reserve the blob's place, so that others count it from now on, and start to fill it."""
+        """Reserve room for a blob, and start its transfer."""
         leaving = self._leave_functions(blob.view.nbytes) if blob.of_function else []
         pushed_out, in_memory = self._make_room(blob.view.nbytes)
         leaving += pushed_out
@@ -230,26 +233,28 @@ class NodeBlobs:
         except OSError as error:
             if not stored.in_memory or error.errno != errno.ENOSPC:
                 raise
-            # What was removed may still be mapped for a moment, and others fill the same memory.
+            # Removed files may still be mapped for a moment, and other programs fill the same memory.
             stored.path, stored.in_memory = f"{self._place.blob_dir_disk}/{blob.id}", False
             await self._bring(blob, stored)
 
     async def _bring(self, blob: Blob, stored: Stored) -> None:
         if self._peers is not None and await self._peers.fetch(blob.id, stored):
-            return  # the node has looked at its content
+            return  # the node has compared the content with the name
         await self._transport.put(blob.view, stored.path)
+        # Hashed again after it was sent: a changed buffer under the old name would reach later calls as their argument.
         if await asyncio.to_thread(_digest, blob.view) != blob.id:
             await self._remove([stored.path])
             raise SkywardError(
-                "a large argument was changed after its call was submitted; leave it alone until the call is done"
+                "a large argument was changed after its call was submitted: change a copy, or wait for the call"
             )
 
     def _make_room(self, nbytes: int) -> tuple[list[str], bool]:
-        """The files that go for it, and whether it then fits into memory."""
+        """Evict blobs for one of ``nbytes``; return their files, and True if it then fits into memory."""
         budget = self._place.blob_budget_bytes
         used = sum(stored.nbytes for stored in self._stored.values() if stored.in_memory)
         unused = [blob_id for blob_id, stored in self._stored.items() if stored.in_memory and not stored.users]
         leaving: list[str] = []
+        # A blob larger than the whole budget evicts nothing: it goes to disk anyway.
         for blob_id in unused if nbytes <= budget else ():
             if used + nbytes <= budget:
                 break
@@ -259,7 +264,7 @@ class NodeBlobs:
         return leaving, used + nbytes <= budget
 
     def _leave_functions(self, nbytes: int) -> list[str]:
-        """Return the files of functions that go for another one: least recently used first, none that a call holds."""
+        """Evict functions for another one of ``nbytes``; return their files. Least recently used first, none in use."""
         functions = [(blob_id, stored) for blob_id, stored in self._stored.items() if stored.of_function]
         used = sum(stored.nbytes for _, stored in functions)
         leaving: list[str] = []
@@ -275,24 +280,8 @@ class NodeBlobs:
         await self._transport.run(["rm", "-f", *paths], timeout_s=_REMOVE_TIMEOUT_S)
 
 
-log = logging.getLogger("skyward.engine")
-
-_AT_ONCE = 2
-_SOURCES = 3
-_TRIALS = 2
-
-
-class ExchangePlace(BlobPlace, Protocol):
-    """What of :class:`~skyward.wire.node_config.NodeReady` matters here."""
-
-    @property
-    def blobs(self) -> str:
-        """``host:port`` at which other nodes get this one's."""
-        ...
-
-
 class ExchangeNode(Protocol):
-    """What of :class:`~skyward.provision.preparing.node_handle.NodeHandle` matters here."""
+    """Part of :class:`~skyward.provision.preparing.node_handle.NodeHandle` that the exchange uses."""
 
     @property
     def rank(self) -> int:
@@ -301,33 +290,33 @@ class ExchangeNode(Protocol):
 
     @property
     def linked(self) -> bool:
-        """Whether its supervisor is connected."""
+        """True while the node's supervisor is connected."""
         ...
 
     @property
-    def ready(self) -> ExchangePlace:
-        """Its folders and ports."""
+    def ready(self) -> BlobPlace:
+        """The node's folders and ports."""
         ...
 
     @property
     def transport(self) -> Transport:
-        """The way to it."""
+        """Transport to the node."""
         ...
 
     async def fetch(self, order: Fetch) -> Fetched:
-        """Have it get a blob from other nodes; raises UnreachableError when its connection is lost meanwhile."""
+        """Have the node get a blob from other nodes; raises UnreachableError when its connection is lost meanwhile."""
         ...
 
 
 class Exchange:
-    """The blobs of all nodes that reach each other. Belongs to the event loop.
+    """Blobs of all nodes that reach each other. Belongs to the event loop.
 
-    What nobody has, the client sends to the first node that needs it; those that need it meanwhile wait. Whoever has it
-    gives it to two at a time, so that those who got it give it on. Where a node cannot reach another, that is
-    remembered, and the client sends instead; after two of them, it is taken to reach none.
+    The client sends a blob to the first node that needs it; other nodes wait, and fetch it from a node that has it.
+    Each gives it to two at a time. An unreachable pair of nodes is remembered, and the client sends instead. A node
+    that reached none of two others is taken to reach none.
 
     Args:
-        look_again_s: how often one that waits for another looks whether that one is still connected.
+        look_again_s: interval in seconds at which a waiting node checks that its future source is still connected.
     """
 
     def __init__(self, *, look_again_s: float = 1.0) -> None:
@@ -336,23 +325,23 @@ class Exchange:
         self._has_complained = False
 
     def join(self, node: ExchangeNode) -> NodeBlobs:
-        """The blobs of a new node."""
+        """Add a node; return its blobs."""
         member = self._members[node.rank] = _Peer(self, node)
         return member.blobs
 
     def leave(self, rank: int) -> None:
-        """A node is gone. Silent when it never joined."""
+        """Remove a node. Does nothing for a node that never joined."""
         self._members.pop(rank, None)
 
     def others(self, member: _Peer) -> list[_Peer]:
-        """Those that it may hope to reach, as far as is known."""
+        """Return the nodes that ``member`` is not known to be unable to reach."""
         if len(member.unreached) >= _TRIALS and not member.has_reached:
             return []
         others = (other for other in self._members.values() if other is not member)
         return [other for other in others if other.node.ready.blobs not in member.unreached]
 
     def complain(self, member: _Peer, answer: Fetched) -> None:
-        """Say once that nodes do not reach each other."""
+        """Log that nodes do not reach each other: the first time as a warning, later for debugging."""
         level = logging.DEBUG if self._has_complained else logging.WARNING
         self._has_complained = True
         log.log(
@@ -364,14 +353,14 @@ class Exchange:
 
 
 class _Peer:
-    """A node of an exchange; its blobs' :class:`~skyward.engine.blobs.Peers`.
+    """Node of an exchange; the source of blobs for :class:`NodeBlobs`.
 
     Attributes:
         node: the node.
-        blobs: what is on it.
-        unreached: where others give, and this one has tried to connect in vain.
-        has_reached: whether it has connected to any.
-        giving: how many nodes get which blob from it at the moment.
+        blobs: the blobs on it.
+        unreached: addresses of other nodes to which it failed to connect.
+        has_reached: True once it has connected to any.
+        giving: number of nodes that fetch from it now, by blob.
     """
 
     def __init__(self, exchange: Exchange, node: ExchangeNode) -> None:
@@ -383,11 +372,16 @@ class _Peer:
         self.giving: Counter[str] = Counter()
 
     async def fetch(self, blob_id: str, stored: Stored) -> bool:
-        """See :class:`~skyward.engine.blobs.Peers`."""
+        """Have the node fetch a blob from another one; return False if the client has to send it.
+
+        Raises:
+            OSError: the node has no room for it.
+            UnreachableError: the connection to the node was lost meanwhile.
+        """
         tried: set[_Peer] = set()
         while True:
-            # Nothing is awaited between looking around and saying what this one does: no two decide to wait for
-            # each other.
+            # Nothing is awaited between this look at the others and the change of `moving`: otherwise two nodes could
+            # decide to wait for each other.
             stored.moving = False
             others = [other for other in self._exchange.others(self) if other not in tried]
             givers = [other for other in others if other.blobs.has(blob_id)]
@@ -399,7 +393,9 @@ class _Peer:
             stored.moving = True
             if not givers:
                 return False
+            # A source without a connection may be lost; of the others, the one with the fewest transfers comes first.
             best = sorted(free or givers, key=lambda giver: (not giver.node.linked, giver.giving.total()))
+            # One source until a first success: each that cannot be reached costs a connection's timeout.
             chosen = best[: _SOURCES if self.has_reached else 1]
             if await self._fetch_from(chosen, blob_id, stored):
                 return True
@@ -421,7 +417,7 @@ class _Peer:
             self.unreached.update(answer.unreached)
             self._exchange.complain(self, answer)
         if answer.errno == errno.ENOSPC:
-            raise OSError(answer.errno, answer.error)
+            raise OSError(answer.errno, answer.error)  # the caller stores it on disk then
         if answer.error:
             log.info("node %d did not get a large argument from another: %s", self.node.rank, answer.error)
         return not answer.error

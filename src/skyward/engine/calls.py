@@ -20,51 +20,49 @@ __all__ = ["CallGang", "CallTable", "Incoming", "LiveCall"]
 
 
 class CallGang:
-    """The calls of one broadcast, by rank. Belongs to the event loop.
+    """Calls of one broadcast that begin and fail together, by rank. Belongs to the event loop.
 
-    None of them is ever run again alone: what the others have done with its predecessor would be lost on it.
+    None of them runs again alone, because the others have already exchanged data with its first run.
 
     Attributes:
         calls: the calls.
-        failed: whether one of them has failed, and so all.
-        raised: ids of those that raised something, which may be no more than an echo of what another one died of.
+        failed: True once one of them, and so all, have failed.
+        raised: ids of the calls that raised; the cause may be the loss of another one.
     """
 
     def __init__(self, calls: Sequence[LiveCall]) -> None:
         self.calls = tuple(calls)
         self.failed = False
         self.raised: set[int] = set()
-        self._said: dict[int, str] = {}
+        self._addresses: dict[int, str] = {}
         for call in self.calls:
             call.gang = self
 
-    def hear(self, rank: int, text: str) -> list[str] | None:
-        """What one tells the others; returns what all of them have told, by rank, once the last one has.
-
-        One that begins anew, in a fresh process, tells again: what it said before counts no more.
-        """
-        self._said[rank] = text
-        if len(self._said) < len(self.calls):
+    def add_address(self, rank: int, text: str) -> list[str] | None:
+        """Store the address of one rank; return all of them, by rank, once the last one has arrived."""
+        # Overwrites: a rank that begins again in a fresh process sends the address of that one.
+        self._addresses[rank] = text
+        if len(self._addresses) < len(self.calls):
             return None
-        said, self._said = self._said, {}
-        return [said[rank] for rank in range(len(self.calls))]
+        addresses, self._addresses = self._addresses, {}
+        return [addresses[rank] for rank in range(len(self.calls))]
 
     def fail(self) -> bool:
-        """One has failed; returns whether it is the first one."""
+        """Mark the gang as failed; return True the first time."""
         first, self.failed = not self.failed, True
         return first
 
 
 @dataclass(slots=True, kw_only=True)
 class Incoming:
-    """Chunks, lines and events of a call, until its outcome."""
+    """Chunks and lines of one call, until its outcome."""
 
     _parts: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
     _lines: Reassembler = field(default_factory=Reassembler)
     _no_memory: OSError | MemoryError | None = None
 
     def add_chunk(self, chunk: ResultChunk) -> None:
-        """Store a piece of a large result. Without memory for the result, drop this piece and all that follow."""
+        """Store a piece of a large result; without memory for the result, drop it and all later pieces."""
         if self._no_memory is not None:
             return
         part = self._parts.get(chunk.part)
@@ -72,13 +70,13 @@ class Incoming:
             if part is None:
                 part = self._parts[chunk.part] = _own_memory(chunk.part_bytes)
         except (OSError, MemoryError) as error:
-            self._parts.clear()
+            self._parts.clear()  # their memory is free at once: this result can no longer be completed
             self._no_memory = error
             return
         part[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
 
     def outcome(self, outcome: Outcome, worker: WorkerId) -> RawOutcome:
-        """The end of the call."""
+        """Return the outcome of the call, with the parts that arrived as chunks."""
         if outcome.error is not None:
             return RawOutcome(error=outcome.error, seconds=outcome.seconds, worker=worker)
         if self._no_memory is not None:
@@ -89,7 +87,7 @@ class Incoming:
         return RawOutcome(data=data, buffers=tuple(parts), seconds=outcome.seconds, worker=worker)
 
     def events(self, item: PrintedLines | EmittedEvent, *, node: int, instance_id: str) -> Iterator[SkywardEvent]:
-        """The events in an item of lines, or of an event that user code emitted."""
+        """Yield the events in an item of printed lines, or the one that user code emitted."""
         if isinstance(item, EmittedEvent):
             yield _event(item.data, instance_id)
             return
@@ -100,7 +98,8 @@ class Incoming:
 
 
 def _own_memory(size: int) -> memoryview:
-    """Memory that no forked child shares, in large pages where there are any: those cost a fraction of the faults."""
+    """Return private memory for a part of a result."""
+    # Large pages, where the kernel has them, cost a fraction of the page faults while a result is copied.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # this kernel has none
@@ -119,7 +118,7 @@ def _too_large(size: int, worker: WorkerId, cause: OSError | MemoryError) -> Mem
 def _event(data: bytes, instance_id: str) -> SkywardEvent:
     try:
         return pickle.loads(data)
-    except BaseException as error:  # a value in it may be of a class that is not here, or exit when it is rebuilt
+    except BaseException as error:  # a class may be missing here, or raise SystemExit when it is rebuilt
         return Error(
             f"an event that a call emitted cannot be rebuilt here: {type(error).__name__}: {error}", instance_id
         )
@@ -127,19 +126,19 @@ def _event(data: bytes, instance_id: str) -> SkywardEvent:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LiveCall(CallState):
-    """A call that is not over: what to send, whom to tell.
+    """Unfinished call, with its pickles and the receiver of its outcome.
 
     Attributes:
-        parcel: what travels.
-        sink: who waits for it.
-        index: its number there.
-        header: what it may know of itself; None for a call that is alone.
-        callbacks: those in force where the call was made; they hear of its lines and events.
-        incoming: what came of it so far, if anything did.
-        gang: those it runs together with.
-        renewals: how many processes were replaced because it could not begin in them.
-        held: blobs that lie on its worker's node because of it.
-        shipping: what puts them there at the moment.
+        parcel: the pickled invocation.
+        sink: the receiver of the outcome.
+        index: number of the call in the sink.
+        header: facts about the call for user code; None outside of broadcasts.
+        callbacks: callbacks in force where the call was made; they receive its lines and events.
+        incoming: the parts received so far; None before the first.
+        gang: the gang of the call, if it has one.
+        renewals: number of processes replaced because the call could not begin in them.
+        held: blobs held on the worker's node for the call.
+        shipping: token of the shipment under way; None if there is none.
     """
 
     parcel: Parcel
@@ -154,13 +153,13 @@ class LiveCall(CallState):
     shipping: object = None
 
     def arriving(self) -> Incoming:
-        """Where to put what comes of it before its outcome."""
+        """Return the store of received parts; make it if there is none yet."""
         if self.incoming is None:
             self.incoming = Incoming()
         return self.incoming
 
     def let_go(self) -> None:
-        """The call is on no worker now: its blobs may go, and what ships it there is in vain."""
+        """Release the call's blobs, and void its shipment: it is on no worker now."""
         if self.held:
             for stored in self.held:
                 stored.users -= 1
@@ -169,10 +168,10 @@ class LiveCall(CallState):
 
 
 class CallTable:
-    """Finds calls by id, and completes each exactly once. Belongs to the event loop.
+    """Unfinished calls by id; completes each exactly once. Belongs to the event loop.
 
     Attributes:
-        ended: how many calls have ended so far, failed ones included.
+        ended: number of calls that have ended so far, failed ones included.
     """
 
     def __init__(self) -> None:
@@ -183,27 +182,27 @@ class CallTable:
         return len(self._calls)
 
     def __iter__(self) -> Iterator[LiveCall]:
-        return iter(list(self._calls.values()))
+        return iter(list(self._calls.values()))  # a copy, as completing a call removes it
 
     def add(self, calls: Iterable[LiveCall]) -> None:
-        """New calls."""
+        """Add new calls."""
         for call in calls:
             self._calls[call.id] = call
 
     def get(self, call_id: int) -> LiveCall | None:
-        """The call, unless it is over."""
+        """Return an unfinished call; None once it is over."""
         return self._calls.get(call_id)
 
     def complete(self, call: LiveCall, raw: RawOutcome) -> None:
-        """The call is over; who waits for it is told, unless that was done before."""
+        """Remove a call and deliver its outcome; does nothing for a call that is over already."""
         if self._calls.pop(call.id, None) is not None:
             self.ended += 1
             call.let_go()
             call.sink.deliver(call.index, raw)
 
     def leave(self, worker_id: WorkerId) -> None:
-        """A worker is no more: what it held of its calls, and had sent of their results, counts no more."""
+        """Drop the blobs held and the parts received for the calls of a worker that is gone."""
         for call in self._calls.values():
             if call.worker == worker_id:
                 call.let_go()
-                call.incoming = None
+                call.incoming = None  # half a result: the next run sends all of its own

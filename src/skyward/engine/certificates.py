@@ -1,4 +1,4 @@
-"""A pool's own certificate: every connection of the pool shows it, and trusts nothing else."""
+"""Certificate of one pool: every connection of the pool presents it, and trusts nothing else."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from skyward.wire.frames import TlsIdentity
 __all__ = ["issue"]
 
 _NAME = "skyward-pool"
+# Tolerated difference between the clocks of a node and this machine, in either direction.
 _CLOCK_SKEW = dt.timedelta(days=1)
-"""So far a node's clock may be behind or ahead of this machine's."""
+# In addition to a node's `timeout`: a pool whose nodes are replaced outlives the first of them.
 _MARGIN = dt.timedelta(days=365)
-"""Besides a node's ``timeout``: a pool outlives its first nodes when they are replaced."""
+# A timeout may be so long that the date would overflow; no pool lives for a century.
 _LONGEST = dt.timedelta(days=100 * 365)
 
 
 def issue(timeout_s: float = 0.0) -> TlsIdentity:
-    """Make a fresh P-256 key and its self-signed certificate. Nothing is written anywhere.
+    """Make a fresh P-256 key and its self-signed certificate. Nothing is written to disk.
 
     Args:
-        timeout_s: the hard cap on the life of the pool's nodes; the certificate is valid for longer.
+        timeout_s: hard cap on the life of the pool's nodes, in seconds; the certificate is valid for longer.
     """
+    # Imported here: only a process that opens a pool needs it, and importing skyward must load nothing heavy.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

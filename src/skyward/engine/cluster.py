@@ -1,4 +1,4 @@
-"""The client's side of a pool at work: drives :mod:`skyward.engine.dispatch` over the lanes to all workers."""
+"""Calls of an open pool on all its workers: :mod:`skyward.engine.dispatch` driven over the lanes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ __all__ = ["Cluster"]
 
 log = logging.getLogger("skyward.engine")
 
+# A call waits behind an overdue one for at most this and dispatch's 50 ms, if another worker is idle.
 _REBALANCE_S = 0.1
 
 
 class Cluster:
-    """The calls on the workers of a fleet's nodes. Belongs to the event loop: no method is thread-safe.
+    """Calls on the workers of a fleet's nodes. Belongs to the event loop: no method is thread-safe.
 
     Attributes:
-        members: the workers.
+        members: the workers; owner of their slots.
     """
 
     def __init__(self, tls: ssl.SSLContext, bus: EventBus, *, workers_per_node: int) -> None:
@@ -61,7 +62,6 @@ class Cluster:
             tls=tls, bus=bus, dispatch=self._dispatch, calls=self._calls, workers_per_node=workers_per_node
         )
         self._acting = self.members.acting
-        self._slots = self.members.slots
         self._busy_since = 0.0
         self._eager = False
         self._closed = False
@@ -69,11 +69,11 @@ class Cluster:
 
     @property
     def ended_calls(self) -> int:
-        """How many calls have ended so far, failed ones included."""
+        """Number of calls that have ended so far, failed ones included."""
         return self._calls.ended
 
     async def attach(self, node: NodeHandle, timeout_s: float) -> None:
-        """Use a node; returns when each of its workers has answered once.
+        """Open lanes to a node's workers, and return when each of them has answered once.
 
         Raises:
             BootstrapError: a worker cannot start, or has not answered in time.
@@ -82,7 +82,7 @@ class Cluster:
         await self.members.wait_ready(node.rank, timeout_s)
 
     async def close(self, reason: SkywardError | None = None) -> None:
-        """Fail what is unfinished, with ``reason`` if there is one, and hang up. Idempotent."""
+        """Fail unfinished calls, with ``reason`` if there is one, and close all lanes. Idempotent."""
         self._closed = True
         if self._ticking is not None:
             self._ticking.cancel()
@@ -94,7 +94,7 @@ class Cluster:
     # --- calls ------------------------------------------------------------------------------------------------------
 
     def enter(self, calls: Sequence[LiveCall]) -> None:
-        """Take new calls."""
+        """Submit new calls; without a worker, or once closed, they fail at once."""
         if self._closed or not self.members.places:
             why = "the pool is closed" if self._closed else "every node of the pool is gone"
             for call in calls:
@@ -106,18 +106,20 @@ class Cluster:
             self._busy_since = now
         self._calls.add(calls)
         self._acting.perform(self._dispatch.submit(calls, now))
+        # Waking an idle core takes 20 to 40 µs, and cold caches cost more: staying awake took a round trip of one call
+        # after the other from 610 to 400 µs, and left gather as it was (decision 007).
         if self._eager and alone:
             self._stay_awake()
         if self._ticking is None and self._calls:
             self._ticking = self._loop.call_later(_REBALANCE_S, self._tick)
 
     def _stay_awake(self) -> None:
-        """Keep the loop from sleeping for a moment: the last call was back at once."""
+        """Keep the loop from sleeping for ``EAGER_S``, because the last call was answered within ``PROMPT_S``."""
         if self._calls and self._loop.time() < self._busy_since + EAGER_S:
             self._loop.call_soon(self._stay_awake)
 
     def cancel(self, calls: Iterable[LiveCall], *, kill: bool) -> None:
-        """Drop what waits; end what runs with its worker, or let it run to an end that nobody waits for."""
+        """Drop queued calls; end running ones with their worker, or without ``kill`` ignore their results."""
         unfinished = [call for call in calls if self._calls.get(call.id) is call]
         actions = self._dispatch.cancel([call.id for call in unfinished], kill=kill)
         for call in unfinished:
@@ -125,7 +127,7 @@ class Cluster:
         self._acting.perform(actions)
 
     def drop(self, call: LiveCall) -> None:
-        """A call's future was cancelled while it waited."""
+        """Remove a call whose future was cancelled while it waited."""
         self._acting.drop(call)
 
     # --- LaneOwner --------------------------------------------------------------------------------------------------
@@ -153,13 +155,14 @@ class Cluster:
         """See :class:`~skyward.engine.lane.LaneOwner`."""
         slot = self._slot_of(lane)
         if slot is None:
-            return  # its node is gone, and what it held is done elsewhere
-        if not slot.alive:  # likewise, and this came too late; but what was printed is worth reading
+            return  # its node is gone, and its calls run elsewhere
+        if not slot.alive:  # its calls run elsewhere by now; only printed lines are still of use
             items = [item for item in items if item[0] in (Kind.LINES, Kind.EVENT)]
         finished: list[tuple[int, float]] = []
         foreign: int | None = None
         for item in items:
             try:
+                # Answers count only from the worker that has the call: it runs user code, and may send anything.
                 if (foreign := self._dispatch.foreign(lane.worker_id, answered_calls(item))) is not None:
                     break
                 match to_client(item):
@@ -169,10 +172,10 @@ class Cluster:
                         finished.append(self._finish(lane.worker_id, result))
                     case record:
                         self._note(lane, record)
-            except Exception as error:  # the items behind it are other calls'
+            except Exception as error:  # items behind this one belong to other calls, which must not wait for ever
                 log.exception("an item of kind %s from worker %s could not be handled", item[0], lane.worker_id)
                 finished += self._spoil(item, error)
-        if finished:
+        if finished:  # together: dispatch assigns once for a message, not once for each of its calls
             now = self._loop.time()
             self._acting.perform(self._dispatch.finished(finished, now))
             self._eager = not self._calls and now < self._busy_since + PROMPT_S
@@ -190,7 +193,7 @@ class Cluster:
                 if (call := self._calls.get(item.call_id)) is not None:
                     call.arriving().add_chunk(item)
             case PrintedLines():
-                slot = self._slots[lane.worker_id]
+                slot = self.members.slots[lane.worker_id]
                 slot.log_end = max(slot.log_end, item.log_end)
                 self._publish(lane, item)
             case EmittedEvent():
@@ -198,24 +201,24 @@ class Cluster:
             case RevokedCalls():
                 self._acting.give_back(item.call_ids)
             case MissingBlobs():
-                self._slots[lane.worker_id].node.blobs.forget(item.blob_ids)
+                self.members.slots[lane.worker_id].node.blobs.forget(item.blob_ids)
                 self._acting.give_back([item.call_id])
             case GangAddress():
-                self._hear(item)
+                self._collect_address(item)
             case SpentProcess():
                 self.members.renew(lane.worker_id, lane.incarnation, "a call needed a fresh process")
-                self._acting.begin_anew(item.call_ids, item.why)
+                self._acting.restart(item.call_ids, item.why)
             case SmallResults() | CallResult():
-                pass  # handled together, before
+                pass  # handled together by lane_items, so that dispatch is asked once
             case _:
                 assert_never(item)
 
     def _slot_of(self, lane: Lane) -> Slot | None:
-        """The slot that the lane still belongs to."""
-        slot = self._slots.get(lane.worker_id)
+        """Return the slot of a lane; None if the slot has another lane by now, or none."""
+        slot = self.members.slots.get(lane.worker_id)
         return slot if slot is not None and slot.lane is lane else None
 
-    # --- what follows -----------------------------------------------------------------------------------------------
+    # --- consequences -----------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self._ticking = self._loop.call_later(_REBALANCE_S, self._tick) if self._calls else None
@@ -233,17 +236,17 @@ class Cluster:
         return result.call_id, float(result.outcome.seconds)
 
     def _spoil(self, item: Item, error: Exception) -> Iterator[tuple[int, float]]:
-        """Fail the calls whose results could not be put together: nothing more comes of them."""
+        """Fail the calls whose results cannot be decoded: no other answer will arrive for them."""
         for call_id in answered_calls(item) if item[0] in (Kind.RESULT, Kind.RESULTS) else ():
             if (call := self._calls.get(call_id)) is not None:
                 self._acting.complete(call, RawOutcome(error=error))
                 yield call.id, 0.0
 
-    def _hear(self, item: GangAddress) -> None:
+    def _collect_address(self, item: GangAddress) -> None:
         call = self._calls.get(item.call_id)
         if call is None or call.gang is None or call.header is None:
             return
-        texts = call.gang.hear(call.header.rank, item.text)
+        texts = call.gang.add_address(call.header.rank, item.text)
         if texts is None:
             return
         for slot, member in self._acting.held(call.gang.calls):
@@ -255,6 +258,6 @@ class Cluster:
         own = call is not None and call.worker == lane.worker_id
         incoming = call.arriving() if call is not None and own else Incoming()
         callbacks = call.callbacks if call is not None else ()
-        handle = self._slots[lane.worker_id].node.handle
+        handle = self.members.slots[lane.worker_id].node.handle
         for event in incoming.events(item, node=lane.worker_id.node, instance_id=handle.instance.id):
             self._bus.publish(event, callbacks)

@@ -1,9 +1,9 @@
-"""Which call goes to which worker, when. Pure: events in, actions out; no I/O and no clock of its own.
+"""Assignment of calls to workers. Pure: events in, actions out; no I/O and no clock of its own.
 
-One shared queue, and a small window of calls in flight per worker. How many calls a worker may hold follows from what
-such calls took on workers before: about 20 ms of work, or two round trips where those are longer. A call of a kind not
-seen before, one whose worker was lost, or one of a gang goes to an idle worker alone. The cost of a call does not
-depend on the number of workers.
+There is one shared queue, and a small window of calls in flight per worker. The window follows from the time that such
+calls took before: about 20 ms of work, or two round trips where those are longer. A call of an unknown kind, a call
+whose worker was lost, and a call of a gang each go to an idle worker alone. The cost of a call does not depend on the
+number of workers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from dataclasses import dataclass, field
 
 __all__ = ["Action", "CallState", "Cancel", "Dispatch", "GiveUp", "Revoke", "Send", "WorkerId"]
 
+# Work in flight per worker: enough that it need not wait for the next message, a round trip of 0.4 ms (decision 007).
+# Not more, because all of it may have begun when a whole node is lost, and uses up retries then (decision 014).
 _TARGET_S = 0.02
+# Bounds a window of calls that take no measurable time, and so the calls that one lost worker can hold.
 _MAX_IN_FLIGHT = 1024
+# Functions made in a loop are a new kind each time; without a bound their times would be kept for ever.
 _KNOWN_KINDS = 4096
+# Calls behind the running one are not taken back before this: a revocation costs a round trip itself.
 _OVERDUE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class WorkerId:
-    """A worker's slot: node rank and index on the node. A worker that replaces a lost one has the same id."""
+    """Identity of a worker: node rank and index on the node. A replacement of a lost worker has the same id."""
 
     node: int
     worker: int
@@ -31,16 +36,19 @@ class WorkerId:
 
 @dataclass(slots=True, eq=False)
 class CallState:
-    """A call on its way.
+    """Unfinished call, as dispatch sees it.
 
     Attributes:
-        id: unique in the pool, never 0.
-        kind: calls of one kind take about the same time (the function's id).
-        retries: how many losses of its worker it survives.
-        pinned: the only worker that may run it.
-        together: whether it runs together with others, and so not again once it has begun.
-        losses: how many workers were lost on which it may have begun.
-        position: number among the calls sent to its worker's place, counted from 1; 0 while it has not left the client.
+        id: number, unique in the pool, never 0.
+        kind: id of the function; calls of one kind are expected to take about the same time.
+        retries: number of lost workers that the call survives.
+        pinned: the only worker that may run the call; None allows any.
+        together: True for a call of a gang, which is not run again once it has begun.
+        losses: number of lost workers on which the call may have begun.
+        position: number among the calls sent to its worker, counted from 1; 0 while it has not left the client.
+        cancelled: True once nothing waits for the call any more.
+        worker: the worker that holds the call; None while it is queued.
+        expected_s: expected duration in seconds; infinite if the call needs a worker to itself.
     """
 
     id: int
@@ -56,13 +64,13 @@ class CallState:
 
     @property
     def final(self) -> bool:
-        """Return whether the call may not run again once it has begun."""
+        """True if the call may not run again once it has begun."""
         return self.together or self.losses >= self.retries
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send these calls to this worker, in order."""
+    """Order to send these calls to this worker, in order."""
 
     worker: WorkerId
     calls: Sequence[CallState]
@@ -70,7 +78,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Ask the worker to give back those of these calls that it has not begun."""
+    """Order to request from the worker those of these calls that it has not begun."""
 
     worker: WorkerId
     call_ids: Sequence[int]
@@ -78,7 +86,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Ask the worker to drop these calls; one that runs ends with its worker."""
+    """Order to have the worker drop these calls; a running one ends with its worker."""
 
     worker: WorkerId
     call_ids: Sequence[int]
@@ -86,7 +94,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The call's worker was lost too often, or its only worker is gone for good."""
+    """Order to fail a call whose worker was lost too often, or whose only worker is gone for good."""
 
     call: CallState
     worker: WorkerId
@@ -112,12 +120,12 @@ class _Worker:
 
     def accepts(self, expected_s: float) -> bool:
         if not self.in_flight:
-            return True
+            return True  # even a call expected to last for ever has to run somewhere
         return not self.overdue and len(self.in_flight) < _MAX_IN_FLIGHT and self.load_s + expected_s <= self.target_s
 
 
 class Dispatch:
-    """The state of all calls of a pool. Every method returns the actions that follow from the event."""
+    """Queue and windows of all calls of a pool. Every method takes an event and returns the actions that follow."""
 
     def __init__(self) -> None:
         self._queue: deque[CallState] = deque()
@@ -131,11 +139,11 @@ class Dispatch:
 
     @property
     def unfinished(self) -> int:
-        """How many calls wait or run."""
+        """Number of calls that wait or run."""
         return len(self._calls)
 
     def call(self, call_id: int) -> CallState | None:
-        """An unfinished call."""
+        """Return an unfinished call; None once it is over."""
         return self._calls.get(call_id)
 
     def foreign(self, worker_id: WorkerId, call_ids: Iterable[int]) -> int | None:
@@ -145,7 +153,7 @@ class Dispatch:
         return next((call_id for call_id in call_ids if call_id not in held and call_id in self._calls), None)
 
     def submit(self, calls: Iterable[CallState], now: float) -> list[Action]:
-        """New calls."""
+        """Queue new calls, and assign as many as possible."""
         stranded: list[Action] = []
         for call in calls:
             self._calls[call.id] = call
@@ -156,14 +164,14 @@ class Dispatch:
         return stranded + self._assign(now)
 
     def expect(self, worker_id: WorkerId) -> None:
-        """A worker will come up there: what waits may wait for it."""
+        """Announce a worker that will come up, so that calls wait for it instead of failing."""
         self._gone.pop(worker_id, None)
         self._workers.setdefault(worker_id, _Worker(worker_id))
 
     def drain(self, worker_id: WorkerId, *, comes_back: bool = False) -> list[Action]:
-        """Take a worker out of use: it gets only calls pinned to it, and gives back those that it has not begun.
+        """Take a worker out of use: it gets only calls pinned to it, and gives back the calls that it has not begun.
 
-        Where it ``comes_back``, pinned calls wait for that.
+        If it ``comes_back``, calls pinned to it wait for its successor.
         """
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -174,14 +182,14 @@ class Dispatch:
         return [Revoke(worker_id, movable)] if movable else []
 
     def drained(self, worker_id: WorkerId, *, waiting: bool = False) -> bool:
-        """Whether the worker has nothing left to do; what waits for the next process there counts if ``waiting``."""
+        """Return True if the worker has no calls left; ``waiting`` counts those for its next process, too."""
         worker = self._workers.get(worker_id)
         return worker is None or not (worker.in_flight or (worker.own_queue and (waiting or not worker.holding)))
 
     def worker_up(
         self, worker_id: WorkerId, now: float, *, round_trip_s: float = 0.0, retired: bool = False, held: bool = False
     ) -> list[Action]:
-        """A worker, new or not, is ready and idle: if retired for its own calls only, if held not even for them."""
+        """Use a worker that is ready and idle: a ``retired`` one for pinned calls only, a ``held`` one for none yet."""
         self._gone.pop(worker_id, None)
         worker = self._workers.setdefault(worker_id, _Worker(worker_id))
         worker.up, worker.draining, worker.holding = True, retired or held, held
@@ -190,10 +198,10 @@ class Dispatch:
         return self._assign(now)
 
     def worker_lost(self, worker_id: WorkerId, reason: str, now: float, *, begun: int | None = None) -> list[Action]:
-        """Move the calls of a worker that died; each that may have begun uses up a retry, whatever the reason.
+        """Move the calls of a worker that died; each call that may have begun uses up a retry, however it died.
 
-        A call may have begun if it was sent, unless its position is above ``begun``, the position of the last call that
-        the worker began; None if that is unknown. A call that ran may be among them, if its result was lost.
+        A call may have begun if it was sent, unless its position is above ``begun``: the position of the last call
+        that the worker began, or None if unknown. A finished call counts as well if its result was lost.
         """
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -203,6 +211,8 @@ class Dispatch:
         self._sort(worker)
         actions: list[Action] = []
         for call in reversed(held):
+            # Not only the first of them: results gather on a worker before they are sent. With that assumption up to
+            # 149 of 400 calls with retries=0 ran twice (decision 014).
             may_have_begun = call.position > 0 and (begun is None or call.position <= begun)
             call.worker, call.position = None, 0
             if call.cancelled:
@@ -213,14 +223,14 @@ class Dispatch:
             if exhausted:
                 actions.append(self._give_up(call, worker_id, reason))
             else:
-                self._enqueue(call, front=True)
+                self._enqueue(call, front=True)  # in reverse, so that they keep their order
         return actions + self._assign(now)
 
     def worker_gone(self, worker_id: WorkerId, reason: str, now: float) -> list[Action]:
-        """A worker was lost for good: what is pinned to it can never run; with no worker left, nothing can."""
+        """Remove a worker for good: calls pinned to it fail; if it was the last worker, all queued calls do."""
         actions = self.worker_lost(worker_id, reason, now)
         worker = self._workers.pop(worker_id, None)
-        self._gone[worker_id] = reason
+        self._gone[worker_id] = reason  # a broadcast may be pinned to it already, and be submitted after this
         stranded = list(worker.own_queue) if worker else []
         if not self._workers:
             stranded += self._queue
@@ -228,7 +238,7 @@ class Dispatch:
         return actions + [self._give_up(call, worker_id, reason) for call in stranded if not call.cancelled]
 
     def finished(self, ended: Iterable[tuple[int, float]], now: float) -> list[Action]:
-        """Calls ended on their workers after so many seconds each, whatever their outcome."""
+        """Remove calls that ended on their workers, with the seconds that each took; failed ones included."""
         for call_id, seconds in ended:
             call = self._calls.pop(call_id, None)
             if call is not None:
@@ -237,7 +247,7 @@ class Dispatch:
         return self._assign(now)
 
     def given_back(self, call_ids: Iterable[int], now: float) -> list[Action]:
-        """A worker gave calls back unbegun."""
+        """Queue calls again that a worker gave back unbegun; they come first and use up no retry."""
         for call_id in reversed(list(call_ids)):
             call = self._calls.get(call_id)
             if call is None:
@@ -250,7 +260,7 @@ class Dispatch:
         return self._assign(now)
 
     def cancel(self, call_ids: Iterable[int], *, kill: bool) -> list[Action]:
-        """Nobody waits for these calls any more; ``kill`` says whether those that run are to be ended."""
+        """Drop calls that nothing waits for any more; with ``kill``, running ones are ended."""
         held: dict[WorkerId, list[int]] = {}
         for call_id in call_ids:
             call = self._calls.get(call_id)
@@ -265,7 +275,7 @@ class Dispatch:
         return [kind(worker_id, ids) for worker_id, ids in held.items()]
 
     def rebalance(self, now: float) -> list[Action]:
-        """Call this now and then: takes back what waits behind an unexpectedly long call while others are idle."""
+        """Take back calls that wait behind an unexpectedly long one while workers are idle. Called periodically."""
         if self._queue or not self._idle:
             return []
         actions: list[Action] = []
@@ -273,7 +283,9 @@ class Dispatch:
             head, *rest = worker.in_flight.values() or (None,)
             if head is None or not rest:
                 continue
+            # Expectations are averages: only a call that takes four times as long counts as slow.
             patience = max(_OVERDUE_S, 4 * head.expected_s) if head.expected_s < math.inf else _OVERDUE_S
+            # A call far away cannot have answered within a round trip, however short it is.
             if now - worker.busy_since > worker.round_trip_s + patience:
                 worker.overdue = True
                 self._sort(worker)
@@ -295,12 +307,14 @@ class Dispatch:
             self._hand_over(worker, worker.own_queue, _MAX_IN_FLIGHT, now, sends)
             if not worker.own_queue or not worker.up:
                 del self._pinned[worker.id]
+        # At most a fair share of the queue at once, else the first worker would take the whole of a small batch.
         share = math.ceil(len(self._queue) / max(1, len(self._workers)))
         while self._queue and (self._idle or self._open):
-            # Of the idle ones, who worked last has its caches warm; the others fill in turns.
+            # Of the idle ones take the last used: code after a sleep runs from cold memory, two to four times as long
+            # (decision 007). Those with room are filled in turns.
             worker = next(reversed(self._idle.values()) if self._idle else iter(self._open.values()))
             if not self._hand_over(worker, self._queue, share, now, sends):
-                self._open.pop(worker.id, None)  # full for the next call; it is looked at again when it finishes one
+                self._open.pop(worker.id, None)  # too full for this call; sorted again when it finishes one
         return sends
 
     def _hand_over(self, worker: _Worker, queue: deque[CallState], limit: int, now: float, sends: list[Action]) -> bool:
@@ -312,7 +326,7 @@ class Dispatch:
                 continue
             call.expected_s = math.inf if _needs_worker_alone(call) else self._expected_s.get(call.kind, math.inf)
             if not worker.accepts(call.expected_s):
-                break
+                break  # in order: shorter calls that overtook a long one could keep it waiting for ever
             queue.popleft()
             call.worker = worker.id
             worker.busy_since = worker.busy_since if worker.in_flight else now
@@ -325,19 +339,19 @@ class Dispatch:
         return bool(batch)
 
     def _sort(self, worker: _Worker) -> None:
-        """Into the idle, those with room, or neither."""
+        """File a worker under the idle ones, those with room, or neither."""
         self._idle.pop(worker.id, None)
         self._open.pop(worker.id, None)
         if worker.up and not worker.draining:
             if not worker.in_flight:
-                self._idle[worker.id] = worker
+                self._idle[worker.id] = worker  # at the end: the last used is the first taken
             elif worker.accepts(0.0):
                 self._open[worker.id] = worker
         if worker.own_queue and worker.up:
             self._pinned[worker.id] = worker
 
     def _release(self, call: CallState, now: float) -> None:
-        """The call is over; the next one on its worker begins."""
+        """Free the place of a call that is over; the next one on its worker begins now."""
         worker = self._workers.get(call.worker) if call.worker is not None else None
         if worker is not None:
             worker.busy_since, worker.overdue = now, False
@@ -348,11 +362,13 @@ class Dispatch:
         call.worker, call.position = None, 0
         if worker is None or worker.in_flight.pop(call.id, None) is None:
             return
+        # Exactly 0 when empty, else the rounding errors of many sums would add up; and inf - inf is no number.
         worker.load_s = worker.load_s - call.expected_s if worker.in_flight and call.expected_s < math.inf else 0.0
         self._sort(worker)
 
     def _learn(self, kind: str, seconds: float) -> None:
-        """Quick to believe in long calls, slow to believe in short ones."""
+        """Update the expected duration of a kind: at once to a longer one, slowly to a shorter one."""
+        # Too long an expectation costs some batching; too short a one queues calls behind a long one.
         known = self._expected_s.get(kind)
         self._expected_s[kind] = seconds if known is None or seconds > known else 0.8 * known + 0.2 * seconds
         self._expected_s.move_to_end(kind)
@@ -365,8 +381,7 @@ class Dispatch:
 
 
 def _needs_worker_alone(call: CallState) -> bool:
-    """Whether it lost its worker before, or waits for calls on other workers.
-
-    Of two gangs all workers run the same one first then, whatever comes between a call and its worker.
-    """
+    """Return True for a call that lost its worker before, and for a call of a gang."""
+    # A call that kills its worker takes no neighbours with it then. And of two gangs all workers run the same one
+    # first: otherwise late blobs could have one worker begin with the second gang, and both would wait for ever.
     return call.losses > 0 or call.together

@@ -1,4 +1,4 @@
-"""A pool's fleet as it grows, shrinks and heals, and the Dask scheduler on its head."""
+"""Growing, shrinking and healing of a pool's fleet, and the Dask scheduler on its head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Elastic", "worker_names"]
 
 _FIRST_ANSWER_S = 120.0
-_RETIRE_S = 300.0
+_RETIRE_S = 300.0  # Dask moves the node's data meanwhile; after this it is computed again instead
+# Dask pickles its messages with these: other versions at the other end fail later, and less clearly.
 _COUNTERPARTS = ("dask", "distributed", "cloudpickle")
 _STATES = {
     NodeState.LAUNCHING: "launching",
@@ -40,14 +41,14 @@ _logger = logging.getLogger("skyward")
 
 
 class Elastic:
-    """Keeps the fleet at its wanted size, and the cluster's workers true to it. Belongs to the event loop.
+    """Elastic fleet: keeps nodes at their target number, and the cluster's workers in step. Belongs to the event loop.
 
     Args:
         fleet: the nodes.
         cluster: the calls on them.
         tls: the pool's certificates.
-        publish: hears what went wrong; must not block.
-        nodes: how many nodes to begin with.
+        publish: receiver of error events; must not block.
+        nodes: initial number of nodes.
         workers_per_node: workers on each.
     """
 
@@ -71,11 +72,11 @@ class Elastic:
 
     @property
     def wanted(self) -> int:
-        """How many nodes the fleet is meant to have."""
+        """Target number of nodes."""
         return len(self._upkeep.wanted)
 
     async def start(self) -> None:
-        """Bring the fleet up, with every worker answering."""
+        """Bring the fleet up, and return when every worker has answered."""
         await self._upkeep.start(range(self._nodes))
 
     def scale(self, nodes: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
@@ -83,15 +84,17 @@ class Elastic:
         return self._upkeep.scale(nodes, drop)
 
     async def close(self) -> None:
-        """Keep the fleet no more. Idempotent."""
+        """Stop the upkeep of the fleet. Idempotent."""
         await self._upkeep.close()
 
     def status(self) -> FleetStatus:
-        """What there is. From any thread."""
+        """Return the present state of the fleet. Thread-safe."""
+        # Copies, because the loop changes the mappings while another thread reads.
         wanted, states, machines = self._upkeep.wanted, dict(self._fleet.states), dict(self._fleet.machines)
         nodes: list[NodeStatus] = []
         for rank in sorted(wanted | {rank for rank, state in states.items() if state is not NodeState.GONE}):
-            state = _STATES.get(states.get(rank, NodeState.GONE), "launching")  # gone and wanted: about to be replaced
+            # A node of the target that is gone is about to be replaced.
+            state = _STATES.get(states.get(rank, NodeState.GONE), "launching")
             instance = machines[rank].instance if rank in machines else None
             offer = instance.offer if instance else None
             nodes.append(
@@ -116,24 +119,25 @@ class Elastic:
         )
 
     async def scheduler(self) -> SchedulerInfo:
-        """The present scheduler.
+        """Return the address and certificates of the present scheduler.
 
         Raises:
-            ConfigurationError: this process's Dask, or Python, is not the nodes'.
+            ConfigurationError: versions of Dask or Python differ between this process and the nodes.
             PoolStateError: the head node is being replaced.
         """
-        self._head()  # which says so at once if there is none
+        self._head()  # raises at once while there is none
         there = [node for node in self._fleet.nodes if self._fleet.states[node.rank] is NodeState.READY]
         for difference in _differences(there):
             raise ConfigurationError(difference)
         self._dask_in_use = True
         security = await asyncio.to_thread(_security, self._tls)
-        own = self._head().ready.scheduler.removeprefix("tls://")  # after the import, which may take seconds
+        # Read after the import, which takes seconds: the head may have been replaced meanwhile.
+        own = self._head().ready.scheduler.removeprefix("tls://")
         address = await self.forward(own)
         return SchedulerInfo(f"tls://{address}", security, tunnelled=address != own)
 
     async def forward(self, address: str) -> str:
-        """The ``host:port`` through which this process reaches ``host:port`` of the head node."""
+        """Return the ``host:port`` through which this process reaches ``host:port`` of the head node."""
         host, _, port = address.rpartition(":")
         here, port_here = await self._head().transport.forward(host, int(port))
         return f"{here}:{port_here}"
@@ -183,7 +187,7 @@ class Elastic:
 
 
 def worker_names(rank: int, workers: int) -> tuple[str, ...]:
-    """What Dask calls the workers of a node."""
+    """Return the names of a node's workers in Dask."""
     return tuple(f"node{rank}-worker{worker}" for worker in range(workers))
 
 
@@ -200,7 +204,7 @@ def _import_rpc() -> Any:
 
 
 def _differences(nodes: Iterable[NodeHandle]) -> Iterator[str]:
-    """What keeps this process and the nodes from understanding each other's Dask messages, in words."""
+    """Yield one message per node whose versions are incompatible with this process's Dask."""
     here = {"python": _minor(platform.python_version())} | {name: version(name) for name in _COUNTERPARTS}
     for node in nodes:
         there = {**node.ready.packages, "python": _minor(node.ready.python)}
@@ -208,7 +212,7 @@ def _differences(nodes: Iterable[NodeHandle]) -> Iterator[str]:
         if wrong:
             yield (
                 f"Dask needs the same versions in this process and on node {node.rank}: {'; '.join(wrong)}. "
-                "Leave these packages out of the image, or install here what it asks for"
+                "Leave these packages out of the image, or install its versions in this process's environment"
             )
 
 

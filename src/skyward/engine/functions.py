@@ -1,8 +1,8 @@
-"""Remembers the pickles of functions that cannot have changed since.
+"""Cache of functions' pickles, and the bounded mapping that it and the lanes use.
 
-A function that travels by value takes the values of its globals and of its closure along, which may be others at the
-next call. Pickling it anew each time costs more than all the rest of a small call; so what it refers to is compared
-instead, by identity, and only where nothing in it can be changed in place.
+A function sent by value takes along the values of its globals and closure, which may differ at the next call. Pickling
+it each time costs more than the rest of a small call. So its references are compared instead, by identity, and only
+where nothing in it can be changed in place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Mapping whose least recently used entries go when their bytes exceed a bound; the newest always stays.
+    """Mapping that evicts the least recently used entries when their bytes exceed a bound; the newest always stays.
 
     Args:
         bound_bytes: sum of the bytes of all entries, at most.
@@ -52,7 +52,7 @@ class Recent(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, nbytes: int) -> list[K]:
-        """Add or replace an entry; return the keys of those that went."""
+        """Add or replace an entry; return the keys of evicted entries."""
         if (old := self._entries.pop(key, None)) is not None:
             self._bytes -= old[1]
         self._entries[key] = value, nbytes
@@ -65,42 +65,42 @@ class Recent(Generic[K, V]):
         return gone
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all entries."""
         self._entries.clear()
         self._bytes = 0
 
 
 _CONSTANT: Final = PLAIN_TYPES | {CodeType}
 _ABSENT: Final = object()
+# Functions made in a loop are all different; each keeps alive all that it refers to.
 _KEPT_BYTES = 32 << 20
 
 
 class FunctionCache:
-    """The functions that a pool has sent."""
+    """Pickles of the functions that a pool has sent. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: Recent[FunctionType, _Known] = Recent(_KEPT_BYTES)
 
     def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction]) -> PackedFunction:
-        """``fn`` as it was pickled last, if it is the same still; else as ``pack`` does it now."""
-        if type(fn) is not FunctionType:
+        """Return the last pickle of ``fn`` if it is still valid, otherwise the one that ``pack`` makes now."""
+        if type(fn) is not FunctionType:  # a callable object may change in place, which identity cannot show
             return pack()
         with self._lock:
             known = self._known.get(fn)
         if known is not None and known.is_unchanged():
             return known.packed
-        seen = _look(fn)
+        seen = _look(fn)  # before it is pickled: a change in between makes the entry invalid, not the pickle stale
         packed = pack()
         if seen is not None and packed.lasting:
             with self._lock:
-                # Bounded, as they keep what they refer to: functions that are made for each call must go.
                 self._known.put(fn, _Known(seen, packed), packed.nbytes)
         return packed
 
 
 class _Known:
-    """Pickle of a function, and everything that it depends on."""
+    """Pickle of a function, with everything that it depends on."""
 
     __slots__ = ("_naming", "_search_path", "_seen", "packed")
 
@@ -120,10 +120,10 @@ class _Known:
 
 
 class _Seen:
-    """A function and all that it referred to.
+    """Function, and everything that it referred to when it was pickled.
 
     Attributes:
-        parts: values that go into its pickle and may refer to more.
+        parts: values that go into the pickle and may refer to more.
     """
 
     __slots__ = ("_annotations", "_fn", "_globals", "_names", "parts")
@@ -161,11 +161,11 @@ def _content(cell: CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:
-        return _ABSENT  # not filled yet
+        return _ABSENT  # not filled yet, as in a function that refers to itself while it is defined
 
 
 def _look(fn: FunctionType) -> list[_Seen] | None:
-    """Every function that goes into the pickle; None if something in it may be changed in place."""
+    """Return every function that goes into the pickle; None if something in it may be changed in place."""
     found: list[_Seen] = []
     known: set[int] = set()
     waiting: list[object] = [fn]
@@ -185,7 +185,7 @@ def _look(fn: FunctionType) -> list[_Seen] | None:
 
 
 def _is_fixed(value: object) -> bool:
-    """Whether its pickle is a name, under which the node finds the same."""
+    """Return True for a value whose pickle is a name under which the node finds the same object."""
     if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type | None):
         return False  # a method of an object that may change
     if not isinstance(value, type | ModuleType | BuiltinFunctionType | FunctionType) or not travels_by_reference(value):

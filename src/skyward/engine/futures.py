@@ -1,4 +1,4 @@
-"""Where calls' outcomes go: completed on the event loop with raw bytes, decoded where somebody asks."""
+"""Receivers of calls' outcomes: completed on the event loop with raw bytes, unpickled in the caller's thread."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ __all__ = ["CallBatch", "OutcomeSink", "RawOutcome", "RemoteFuture"]
 
 @dataclass(slots=True, eq=False)
 class RawOutcome:
-    """How a call ended, undecoded. Not frozen, as that doubles its price, and it is paid for every call.
+    """End of a call, still pickled.
 
     Attributes:
         data: the result's pickle; meaningless if there was an error.
-        seconds: what the call took on its worker; None if none ran it to its end.
-        worker: where it ran; None if nowhere.
+        seconds: duration on the worker in seconds; None if no worker ran the call to its end.
+        worker: id of the worker; None if the call ran on none.
         buffers: the pickle's out-of-band buffers, writable.
-        error: the exception as the worker sent it, or one of ours.
+        error: the exception as the worker sent it, or one of the client's own.
     """
+
+    # Not frozen, as that doubles the price of an instance, and it is paid for every call.
 
     data: bytes | memoryview = b""
     seconds: float | None = None
@@ -37,14 +39,14 @@ class RawOutcome:
     error: PackedError | Exception | None = field(default=None)
 
     def value(self) -> Any:
-        """The result, unpickled, or the exception raised."""
+        """Return the unpickled result, or raise the exception."""
         match self.error:
             case None:
                 try:
                     return unpack(self.data, self.buffers)
                 except SystemExit as error:
                     raise UnpicklingError(f"{self._rebuilding} ended with SystemExit: {error}") from error
-                except Exception as error:  # any class may do anything here
+                except Exception as error:  # from the user's own classes, so of any type
                     error.add_note(f"while {self._rebuilding}")
                     raise
             case PackedError() as packed:
@@ -62,24 +64,24 @@ class RawOutcome:
 
 
 class OutcomeSink(Protocol):
-    """Takes the outcomes of calls, each once. Called on the event loop only."""
+    """Receiver of outcomes, each exactly once. Called on the event loop only; must not block."""
 
     def begin(self) -> bool:
-        """A call leaves the queue; False if nobody waits for it any more."""
+        """Mark a call as started; return False if it was cancelled and must not be sent."""
         ...
 
     def deliver(self, index: int, raw: RawOutcome) -> None:
-        """The call that is number ``index`` here is over."""
+        """Store the outcome of call number ``index``."""
         ...
 
 
 class CallBatch:
-    """The outcomes of calls that one caller waits for.
+    """Outcomes of calls that one caller waits for.
 
     Attributes:
-        calls: the calls, for whoever cancels them.
-        remaining: how many are not over.
-        failed: the number of the first that failed.
+        calls: the calls, for cancelling them.
+        remaining: number of unfinished calls.
+        failed: index of the first call that failed; None if none has.
     """
 
     def __init__(self, calls: int) -> None:
@@ -88,7 +90,7 @@ class CallBatch:
         self.failed: int | None = None
         self._outcomes: list[RawOutcome | None] = [None] * calls
         self._over = not calls
-        self._signals: SimpleQueue[None] = SimpleQueue()  # an Event costs several times as much
+        self._signals: SimpleQueue[None] = SimpleQueue()  # an Event costs several times as much to set and wait for
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -108,34 +110,35 @@ class CallBatch:
             self._signals.put(None)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all are over or one has failed; whether that is so. It may return early."""
+        """Wait until all calls are over or one has failed; return True if so. May return early."""
         if not self._over:
             with suppress(Empty):
                 self._signals.get(timeout=timeout_s)
         return self._over
 
     def rearm(self) -> None:
-        """Wait on, although one has failed."""
+        """Reset the wait after a failure, so that :meth:`wait` covers the other calls."""
         self._over = False
-        if not self.remaining:  # the last one may have ended in between
+        if not self.remaining:  # the last call may have ended in between, without a signal
             self._over = True
 
     def result(self, index: int) -> Any:
-        """The result of a call that is over, or its exception raised."""
+        """Return the result of a finished call, once, or raise its exception."""
+        # Dropped here, so that the pickle and the rebuilt result are not both kept until the whole batch is read.
         raw, self._outcomes[index] = self._outcomes[index], None
-        assert raw is not None, "it is not over, or was asked for before"
+        assert raw is not None, f"call {index} is not over, or its result was taken before"
         return raw.value()
 
 
 class _Failed(Exception):
-    """Marks a failed future for those who only look at its state."""
+    """Placeholder exception of a failed future; the real one is unpickled on request."""
 
 
 class RemoteFuture(CallFuture[Any]):
-    """A call's future. The result is unpickled by the first who asks, in their thread, once.
+    """Future of one call. The result is unpickled once, in the first thread that requests it.
 
     Attributes:
-        call: the call, for whoever cancels it; None once it is over, so that no cycle keeps the result alive.
+        call: the call, for cancelling it; None once it is over, so that no cycle keeps the result alive.
     """
 
     def __init__(self, *, drop: Callable[[Any], None], run_callback: Callable[..., None]) -> None:
@@ -150,7 +153,7 @@ class RemoteFuture(CallFuture[Any]):
         self._error: BaseException | None = None
 
     def begin(self) -> bool:
-        """See :class:`OutcomeSink`; False if the future was cancelled."""
+        """See :class:`OutcomeSink`."""
         if self._begun is None:
             self._begun = self.set_running_or_notify_cancel()
         return self._begun
@@ -169,7 +172,7 @@ class RemoteFuture(CallFuture[Any]):
         self.call = None
 
     def cancel(self) -> bool:
-        """See :meth:`concurrent.futures.Future.cancel`: True while the call waits in the queue."""
+        """Cancel the call while it waits in the queue; see :meth:`concurrent.futures.Future.cancel`."""
         call = self.call
         cancelled = super().cancel()
         if cancelled and call is not None:
@@ -177,17 +180,17 @@ class RemoteFuture(CallFuture[Any]):
         return cancelled
 
     def result(self, timeout: float | None = None) -> Any:
-        """The call's result, or its exception raised; see :meth:`concurrent.futures.Future.result`."""
+        """Return the call's result, or raise its exception; see :meth:`concurrent.futures.Future.result`."""
         error = self.exception(timeout)
         if error is None:
             return self._value
         try:
             raise error
         finally:
-            error = None  # no cycle through the traceback
+            error = None  # otherwise its traceback refers to this frame, and this frame to it: a cycle
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The call's exception, if it raised; see :meth:`concurrent.futures.Future.exception`."""
+        """Return the call's exception, None if it returned; see :meth:`concurrent.futures.Future.exception`."""
         super().exception(timeout)
         with self._decoding:
             if self._raw is not None:
@@ -195,9 +198,9 @@ class RemoteFuture(CallFuture[Any]):
                     self._value = self._raw.value()
                 except Exception as error:
                     self._error = error.with_traceback(None)
-                self._raw = None
+                self._raw = None  # the pickle is not kept next to the result
         return self._error
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """See :meth:`concurrent.futures.Future.add_done_callback`; it never runs on the event loop."""
+        """Add a callback that never runs on the event loop; see :meth:`concurrent.futures.Future.add_done_callback`."""
         super().add_done_callback(lambda future: self._run_callback(fn, future))

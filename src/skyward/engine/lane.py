@@ -1,4 +1,4 @@
-"""The client's end of a lane: one persistent stream to one worker, redialled until it is closed."""
+"""Client's end of a lane: one persistent stream to one worker, redialled until it is closed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ __all__ = ["Lane", "LaneOwner"]
 
 log = logging.getLogger("skyward.engine.lane")
 
+# Functions kept in one worker. It drops those evicted here (FORGET): functions made in a loop are otherwise unbounded.
 _FUNCTION_BYTES = 64 << 20
-_FIRST_PAUSE_S = 0.05
+_FIRST_PAUSE_S = 0.05  # pauses grow from this; a supervisor's report of a started worker ends the present one
 
 
 class _Pauses(SystemClock):
-    """Pauses that a nudge ends."""
+    """Clock whose pauses end early when :attr:`nudged` is set."""
 
     def __init__(self) -> None:
         self.nudged = asyncio.Event()
@@ -46,39 +47,39 @@ class _Pauses(SystemClock):
 
 
 class LaneOwner(Protocol):
-    """Who is told what happens on a lane, on the event loop."""
+    """Receiver of a lane's events, on the event loop. Nothing here may block; nothing is retried."""
 
     def lane_up(self, lane: Lane) -> None:
-        """The worker is there and holds nothing: its first start, or it was replaced."""
+        """Use a worker process that holds no calls: the first one, or a replacement."""
         ...
 
     def lane_linked(self, lane: Lane, *, linked: bool) -> None:
-        """The link was made, or lost after all that came over it was handed over."""
+        """Record that the link is up, or down; all items received over it were delivered before."""
         ...
 
     async def lane_lost(self, lane: Lane) -> None:
-        """The worker that held calls is no more; ``lane_up`` follows at once."""
+        """Move the calls of a worker process that is gone; ``lane_up`` follows."""
         ...
 
     def lane_items(self, lane: Lane, items: Sequence[Item]) -> None:
-        """Something came."""
+        """Handle received items, in order."""
         ...
 
     def lane_failed(self, lane: Lane, why: str) -> None:
-        """Take note that the lane failed in a way that no link explains, and was started again."""
+        """Report that the lane's task failed unexpectedly, and was started again."""
         ...
 
 
 class Lane:
-    """A lane to one worker's fixed address.
+    """Lane to one worker's fixed address.
 
-    A dropped link is redialled and the session resumed; only a worker that does not know the session is a new one.
+    A dropped link is redialled and the session resumed. Only a worker without the session counts as a new one.
 
     Attributes:
-        worker_id: the slot it leads to.
+        worker_id: id of the worker.
         incarnation: identity of the worker process, empty before the first contact.
-        functions: ids of the functions that this worker process has; one that is dropped here is to be forgotten there.
-        round_trip_s: as measured when the link was made.
+        functions: ids of the functions in this worker process; those evicted here are dropped there as well.
+        round_trip_s: round trip in seconds, measured when the link was made.
     """
 
     def __init__(self, worker_id: WorkerId, address: str, tls: ssl.SSLContext, owner: LaneOwner) -> None:
@@ -90,7 +91,7 @@ class Lane:
         self._tls = tls
         self._owner = owner
         self._session_id = uuid.uuid4().hex
-        self._agreed = ("", "")
+        self._agreed = ("", "")  # session and incarnation that both ends have confirmed
         self._link = self._new_link()
         self._pauses = _Pauses()
         self._task = asyncio.ensure_future(keep(self._serve, what=f"the lane to {address}", report=self._report))
@@ -100,24 +101,24 @@ class Lane:
         self._link.push(item.to_wire(), item.nbytes)
 
     def flush(self) -> None:
-        """Send what is queued."""
+        """Send queued items."""
         self._link.flush()
 
     def nudge(self) -> None:
-        """The worker is said to listen now: dial again at once instead of after a growing pause."""
+        """Dial again at once instead of after the present pause: the worker is reported to listen."""
         self._pauses.nudged.set()
 
     def cut(self) -> None:
-        """Drop the link, as a network does; the lane dials again."""
+        """Drop the link, as a network failure would; the lane dials again."""
         self._link.abort()
 
     def drop_link(self, incarnation: str) -> None:
-        """Hang up on a worker that is no more, if it is still this one; the lane dials again."""
+        """Drop the link to a process that is gone, unless another one has answered since; the lane dials again."""
         if self.incarnation == incarnation:
             self.cut()
 
     async def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close the link and dial no more. Idempotent."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -128,7 +129,7 @@ class Lane:
         self._owner.lane_failed(self, why)
 
     async def _serve(self) -> None:
-        """Dial and carry items, again and again; returns only by being cancelled."""
+        """Dial and carry items until cancelled."""
         while True:
             connection = await wait_until(
                 self._dial,
@@ -140,8 +141,10 @@ class Lane:
             self._owner.lane_linked(self, linked=True)
             try:
                 await self._link.run(connection)
-            except Exception:  # what came made no sense: a lane that gave up would leave its calls waiting for ever
-                log.exception("lane to %s starts anew", self._address)
+            except Exception:  # a message made no sense; a lane that gave up would leave its calls waiting for ever
+                log.exception(
+                    "the lane to %s received a message that makes no sense, and starts a new session", self._address
+                )
                 self._session_id = uuid.uuid4().hex
             finally:
                 self._owner.lane_linked(self, linked=False)
@@ -149,7 +152,7 @@ class Lane:
     async def _dial(self) -> Connection | None:
         try:
             connection = Connection(keep_from_forks(socket.socket()), self._tls)
-        except OSError as error:  # no descriptor is free at the moment
+        except OSError as error:  # no free descriptor (EMFILE): a passing lack must not end the lane
             log.warning("%s cannot be dialled yet: %s", self._address, error)
             return None
         try:
@@ -179,7 +182,10 @@ class Lane:
             self.incarnation = incarnation
             self._agreed = self._session_id, incarnation
             self._owner.lane_up(self)
+        # The worker has this session, but the answer that confirmed it was lost: resumed, a call could run twice.
         elif self._agreed != (self._session_id, incarnation):
             self._session_id = uuid.uuid4().hex
-            raise ConnectionResetError("the worker took us in before, but its answer was lost: it has to do so again")
+            raise ConnectionResetError(
+                "the worker opened the session, but its answer was lost; dialling again with a new one"
+            )
         self._link.session.resume(seen)

@@ -1,4 +1,4 @@
-"""Which workers there are: they come and go with their nodes, and one by one."""
+"""Workers of a cluster: they come and go with their nodes, and one by one."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ from skyward.wire.control import Message, WorkerExit, WorkerRunning, WorkerStale
 
 __all__ = ["Membership"]
 
+# Results that a worker sent last may still be on their way when its end is reported, on another connection.
 _EXIT_PATIENCE_S = 2.0
 _IDLE_CHECK_S = 0.02
+# The supervisor may not have seen a new process yet, and then finds nothing to kill.
 _KILL_AGAIN_S = 0.2
+# Below 32768, where Linux begins to hand out ports of outgoing connections.
 _UNASSIGNED_PORTS = 20_000, 32_768
 
 
 class Membership:
-    """The workers of a cluster's nodes. Belongs to the event loop.
+    """Workers of a cluster's nodes, and sole owner of their slots. Belongs to the event loop.
 
     Attributes:
-        slots: every worker's place on a node that is there.
-        places: the workers that the fleet is meant to have, in order, whether or not their nodes are there.
-        lock: held while the places change; whoever needs them to stay until its calls are on their way holds it too.
+        slots: slots of the workers of attached nodes, by id; only this class changes the mapping.
+        places: ids of the workers that the fleet should have, in order, present or not.
+        lock: held while ``places`` changes; a broadcast holds it until its calls are queued.
+        acting: executes the actions that follow from changes.
     """
 
     def __init__(
@@ -57,13 +61,13 @@ class Membership:
         self._dispatch = dispatch
         self._calls = calls
         self._workers_per_node = workers_per_node
-        self.acting = Performer(dispatch, calls, self.slots)
-        self._known: set[WorkerId] = set()
+        self.acting = Performer(dispatch, calls, self.slots.get)
+        self._known: set[WorkerId] = set()  # had a process before: the next one is a replacement, not a first start
         self._leaving: frozenset[int] = frozenset()
         self._exchange = Exchange()
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """Nodes of these ranks are on their way: calls may wait for their workers."""
+        """Announce nodes of these ranks, so that calls wait for their workers."""
         new = [worker_id for rank in ranks for worker_id in self._of(rank)]
         for worker_id in new:
             self._dispatch.expect(worker_id)
@@ -71,9 +75,9 @@ class Membership:
             self.places = tuple(sorted({*self.places, *new}))
 
     def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
-        """Nodes of these ranks will go: what waits for their workers alone is still done, nothing else.
+        """Take nodes of these ranks out of use; only calls pinned to their workers are still done there.
 
-        Where others of the same ranks are to come, that waits for those.
+        If they are replaced (``comes_back``), pinned calls that have not begun wait for the replacement.
         """
         self._leaving = self._leaving.union(ranks) if comes_back else self._leaving.difference(ranks)
         retired = [worker_id for rank in ranks for worker_id in self._of(rank)]
@@ -81,10 +85,12 @@ class Membership:
             self._take_places(retired)
         for worker_id in retired:
             self.acting.perform(self._dispatch.drain(worker_id, comes_back=comes_back))
-        self.acting.perform(self._dispatch.finished((), self._loop.time()))  # who waited for others may go on now
+        self.acting.perform(
+            self._dispatch.finished((), self._loop.time())
+        )  # calls of other workers may have become free
 
-    def heard(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
-        """A node says something; what concerns its workers follows."""
+    def handle(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
+        """Handle those messages of a node that concern its workers; ignore the others."""
         match message:
             case WorkerExit():
                 slot = self.slots.get(WorkerId(node.rank, message.worker))
@@ -101,15 +107,15 @@ class Membership:
 
     def attach(self, handle: NodeHandle, owner: LaneOwner) -> None:
         """Open lanes to the workers of a node."""
-        self.expect((handle.rank,))  # of the node before it, workers may have been given up
+        self.expect((handle.rank,))  # workers of its predecessor may have been given up
         node = AttachedNode(handle, self._exchange)
         for worker_id, address in zip(self._of(handle.rank), handle.lanes, strict=True):
             self.slots[worker_id] = Slot(Lane(worker_id, address, self._tls, owner), node)
 
     def call_port(self) -> int:
-        """A port that a call may listen on, on the node of its first worker: free when that node started.
+        """Return a port that a call may listen on, on the node of the first worker: free when that node started.
 
-        While that node is not there it is one below those that systems hand out by themselves.
+        While the node is absent, return a random port below those of outgoing connections.
         """
         slot = self.slots.get(self.places[0]) if self.places else None
         return next(slot.node.call_ports) if slot is not None else random.randrange(*_UNASSIGNED_PORTS)
@@ -122,27 +128,27 @@ class Membership:
         """
         slots = self._slots_of(rank)
 
-        def lose_patience() -> None:
+        def give_up() -> None:
             for slot in slots:
                 slot.give_up(f"{slot} did not answer for {timeout_s:g} s; its log: {slot.log_path}")
 
-        patience = self._loop.call_later(timeout_s, lose_patience)
+        patience = self._loop.call_later(timeout_s, give_up)
         try:
             await asyncio.gather(*(slot.ready for slot in slots))
         finally:
             patience.cancel()
 
     async def idle(self, rank: int) -> None:
-        """Return when the workers of a node that was retired have nothing left to do."""
+        """Wait until the workers of a retired node have nothing left to do."""
 
         def is_idle() -> bool:
-            waiting = rank not in self._leaving  # else what waits there is done by the node that comes
+            waiting = rank not in self._leaving  # otherwise its successor does the waiting calls
             return all(self._dispatch.drained(worker_id, waiting=waiting) for worker_id in self._of(rank))
 
         await self._wait(is_idle, f"the calls on node {rank} to end")
 
     def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
-        """A node is gone. Its calls run elsewhere, or, those that may not, on the node that takes its place."""
+        """Remove a node that is gone; its calls run elsewhere, pinned ones on its replacement."""
         self._exchange.leave(rank)
         for slot in self._slots_of(rank):
             slot.give_up(reason)
@@ -156,7 +162,7 @@ class Membership:
                 self.acting.perform(self._dispatch.worker_gone(worker_id, reason, self._loop.time()))
 
     def up(self, lane: Lane) -> None:
-        """A worker answered for the first time: it holds nothing."""
+        """Use a worker whose new process has answered; it holds no calls."""
         slot = self.slots[lane.worker_id]
         if slot.id in self._known:
             self._bus.publish(WorkerReplaced(slot.id.node, slot.id.worker, slot.node.handle.instance.id))
@@ -169,13 +175,13 @@ class Membership:
         self.acting.perform(actions)
 
     def started(self, worker_id: WorkerId) -> None:
-        """The node's supervisor saw a worker start."""
+        """Dial a worker that its supervisor saw start, without the rest of the pause between attempts."""
         slot = self.slots.get(worker_id)
         if slot is not None and not slot.linked:
             slot.lane.nudge()
 
     def exited(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
-        """Note the end of a worker, as its node's supervisor reports it."""
+        """Record the end of a worker that its supervisor reports, and lose the worker once its link is down."""
         slot = self.slots.get(worker_id)
         if slot is None:
             return
@@ -184,18 +190,18 @@ class Membership:
                 self._give_up(slot, hopeless)
             return
         slot.exit_reason = reason
-        if slot.linked:  # what it sent last may still be on its way; a child that holds the link open must not keep us
+        if slot.linked:  # results may still arrive; but a forked child may hold the link open for ever
             self._loop.call_later(_EXIT_PATIENCE_S, slot.lane.drop_link, incarnation)
         else:
             self.lose(slot)
 
     def stale(self, worker_id: WorkerId, incarnation: str) -> None:
-        """A worker cannot join the new scheduler, which matters unless it goes anyway."""
+        """Replace a worker that cannot join the new scheduler, unless it is leaving anyway."""
         if worker_id in self.places:
             self.renew(worker_id, incarnation, "it joins the next scheduler")
 
     def renew(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
-        """Have a worker's process replaced once it has nothing to do."""
+        """Replace a worker's process once it has no calls left."""
         slot = self.slots.get(worker_id)
         if slot is not None and slot.lane.incarnation == incarnation:
             self.acting.perform(self._dispatch.drain(worker_id, comes_back=True))
@@ -203,12 +209,13 @@ class Membership:
 
     def expel(self, slot: Slot, call_id: int) -> None:
         """End the lane of a worker that answered for a call of another worker; it gets no more calls."""
+        # The slot goes with the lane, because items already on their way must not count either.
         reason = f"{slot} answered for call {call_id}, which it does not have: it gets no more calls"
         self._bus.publish(Error(reason, slot.node.handle.instance.id))
         self._give_up(slot, reason)
 
     def lose(self, slot: Slot) -> None:
-        """The process in a slot is gone, with the calls it held; the next one will come up there."""
+        """Move the calls of a process that is gone, and publish its last lines; the next process keeps the slot."""
         if not slot.alive:
             return
         slot.alive = False
@@ -229,7 +236,7 @@ class Membership:
         self.lose(slot)
 
     async def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close all lanes and end background work. Idempotent."""
         nodes = {slot.node for slot in self.slots.values()}
         hanging_up = [slot.lane.close() for slot in self.slots.values()]
         await asyncio.gather(
@@ -260,7 +267,7 @@ class Membership:
         await self._wait(is_over, f"the calls on {slot} to end")
 
         async def killed() -> bool | None:
-            """Its supervisor may hear of this process later than we do, and then finds nothing to kill yet."""
+            """Kill the process again until it has gone: its supervisor may not have seen it start yet."""
             if slot.lane.incarnation != incarnation or not slot.alive:
                 return True
             slot.end_for(reason)
@@ -272,14 +279,14 @@ class Membership:
     def _lost(self, slot: Slot, reason: str, why_ended: str = "") -> None:
         self._calls.leave(slot.id)
         leaving = slot.id.node in self._leaving
-        # else it went as it was meant to
+        # otherwise the worker left as planned, and its end is no event
         if (slot.id in self.places and not leaving) or not self._dispatch.drained(slot.id):
             self._bus.publish(slot.loss(reason, why_ended))
         slot.unsent.clear()
         self.acting.perform(self._dispatch.worker_lost(slot.id, reason, self._loop.time(), begun=slot.begun))
 
     def _leave(self, slot: Slot, reason: str) -> None:
-        """The slot itself is no more."""
+        """Remove a slot, and close its lane."""
         if slot.alive:
             slot.alive = False
             self._lost(slot, reason)

@@ -1,4 +1,4 @@
-"""From an invocation to what travels: pickled once, large buffers named by content. Runs in the caller's thread."""
+"""Pickling of invocations: each once, large buffers named by content. Runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_arguments
 
 __all__ = ["FunctionSource", "PackedFunction", "Parcel", "Wrapped", "wrap"]
 
+# Approximate size of a loaded function besides its pickle: code, globals, names. Without it the bound on the bytes of
+# functions would admit hundreds of thousands of tiny ones.
 _OVERHEAD_BYTES = 16 << 10
-"""Approximate size of a loaded function besides its pickle: code, globals, names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrapped:
-    """A pickle ready to travel.
+    """Pickle ready to be sent.
 
     Attributes:
-        payload: what goes onto the lane.
-        blobs: what must lie on the node before.
+        payload: the part for the lane.
+        blobs: the blobs that must lie on the node before.
     """
 
     payload: Payload
@@ -36,14 +37,14 @@ class Wrapped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedFunction:
-    """A function, pickled.
+    """Pickled function.
 
     Attributes:
-        id: BLAKE3 of its pickle.
-        label: its name, for messages.
-        wrapped: what travels.
-        lasting: whether only what the function refers to could make its pickle another one.
-        imports_absent: whether it imports modules that are not found here, or not yet.
+        id: BLAKE3 of the pickle and its blobs, in hex.
+        label: name for messages.
+        wrapped: the pickle.
+        lasting: True if the pickle stays valid as long as everything the function refers to is unchanged.
+        imports_absent: True if the function imports modules that are not found on this machine, or not yet.
     """
 
     id: str
@@ -54,23 +55,25 @@ class PackedFunction:
 
     @property
     def nbytes(self) -> int:
-        """Return about how many bytes it takes where it is kept, pickled or loaded."""
+        """Approximate bytes that the function takes where it is kept, pickled or loaded."""
         return _OVERHEAD_BYTES + len(self.wrapped.payload.data) + sum(blob.view.nbytes for blob in self.wrapped.blobs)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Parcel:
-    """An invocation, pickled. Not frozen, as that doubles its price, and it is paid for every call.
+    """Pickled invocation.
 
     Attributes:
-        label: what errors and progress call it.
+        label: name for errors and progress.
         function: the function.
         data: the pickle of ``(args, kwargs)``, if it is small and needs no blobs.
-        arguments: the same where it is not.
-        retries: how many losses of its worker the call survives.
-        gang: whether all workers that run it must run it together.
-        blobs: what must lie on the node before.
+        arguments: the payload of ``(args, kwargs)`` otherwise.
+        retries: number of lost workers that the call survives.
+        gang: True if all workers run the call together.
+        blobs: the blobs that must lie on the node before.
     """
+
+    # Not frozen, as that doubles the price of an instance, and it is paid for every call.
 
     label: str
     function: PackedFunction
@@ -82,10 +85,10 @@ class Parcel:
 
 
 class FunctionSource(Protocol):
-    """Knows functions that were pickled before."""
+    """Cache of pickled functions."""
 
     def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction], /) -> PackedFunction:
-        """``fn`` as it was pickled last, if it is the same still; else as ``pack`` does it now."""
+        """Return the last pickle of ``fn`` if it is still valid, otherwise the one that ``pack`` makes now."""
         ...
 
 
@@ -93,7 +96,7 @@ def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionSource)
     """Pickle calls; a function or an array that several of them share is pickled or hashed once.
 
     Raises:
-        SerializationError: naming the function or argument, and the part of it.
+        SerializationError: a function or an argument cannot be pickled; names it, and the part of it.
     """
     functions: dict[int, PackedFunction] = {}
     parcels: list[Parcel] = []
@@ -126,14 +129,16 @@ def _wrap_one(call: Invocation, function: PackedFunction, memo: ArgumentMemo) ->
 
 
 def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo) -> PackedFunction:
-    # Its own name, not that of the call: many calls share it, and each may be called something else.
+    # Its own name, not that of the call: many calls share the pickle, each with a label of its own.
     label = str(getattr(fn, "__qualname__", type(fn).__name__)).removesuffix(".__wrapped__")
     packed = pack(fn, what=f"the function {label}")
     sealed = _seal(packed, memo)
     wrapped = replace(sealed, blobs=tuple(replace(blob, of_function=True) for blob in sealed.blobs))
+    # The blobs count too: functions with equal code around different arrays would otherwise share one name.
     digest = blake3(packed.data)
     for blob in wrapped.blobs:
         digest.update(blob.id.encode())
+    # A function with blobs is not cached: an array in its closure may be changed in place, which identity cannot show.
     lasting = packed.self_contained and not wrapped.blobs
     return PackedFunction(
         id=digest.hexdigest(length=16),
@@ -147,7 +152,7 @@ def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo) -> PackedFunction
 def _pack_arguments(call: Invocation, label: str) -> Packed:
     try:
         return pack_arguments(call.args, call.kwargs, label)
-    except SerializationError:
+    except SerializationError:  # once more, one by one, to name the argument: costs nothing where all is well
         for name, value in (*enumerate(call.args), *call.kwargs.items()):
             pack(value, what=f"argument {name!r} of {label}")
         raise

@@ -1,11 +1,11 @@
-"""Turns the actions that dispatch decides on into messages on lanes."""
+"""Execution of dispatch's actions: sends, revocations and failures of calls."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, assert_never, cast
 
@@ -20,29 +20,33 @@ __all__ = ["Performer"]
 
 log = logging.getLogger("skyward.engine")
 
+# After this the supervisor kills a worker that has not ended a cancelled call: a call may hold the interpreter's lock.
 _CANCEL_PATIENCE_S = 1.0
+# Fresh processes for one call. A third would be used up by the call's own arguments or module (decision 013).
 _RENEWALS = 2
+# A killed rank's connections close at once, so other ranks may report errors before its supervisor reports its end.
 _ECHO_S = 0.5
+# Limit of the wait while the link to a silent rank is down: the rank that raised keeps its worker that long.
 _ECHO_PATIENCE_S = 10.0
 
 
 class Performer:
-    """Sends calls, takes them back, gives them up. Belongs to the event loop.
+    """Driver of dispatch: sends calls, takes them back, fails them. Belongs to the event loop.
 
     Args:
-        dispatch: decides.
-        calls: those that are not over.
-        slots: every worker's place, by id; whoever owns the mapping keeps it true.
+        dispatch: source of the actions.
+        calls: the unfinished calls.
+        slot_of: returns the slot of a worker, None if its node is gone.
 
     Attributes:
-        unsettled: workers whose call of a gang has raised, while it is not known yet whether that is the gang's end.
-            Their processes must live until then, or others would die of their end instead.
+        unsettled: workers whose call of a gang has raised, until the gang's outcome is settled. Their processes must
+            live that long: some frameworks end all other ranks when one process goes.
     """
 
-    def __init__(self, dispatch: Dispatch, calls: CallTable, slots: Mapping[WorkerId, Slot]) -> None:
+    def __init__(self, dispatch: Dispatch, calls: CallTable, slot_of: Callable[[WorkerId], Slot | None]) -> None:
         self._dispatch = dispatch
         self._calls = calls
-        self._slots = slots
+        self._slot_of = slot_of
         self._loop = asyncio.get_running_loop()
         self.unsettled: set[WorkerId] = set()
         self._actions: deque[Action] = deque()
@@ -51,7 +55,8 @@ class Performer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def perform(self, actions: Sequence[Action]) -> None:
-        """Do what dispatch decided, in order: what follows from an action waits until those before it are done."""
+        """Execute actions in order; actions that result from one of them run after the rest."""
+        # Sending may fail a call, which leads to more actions: nested, they would overtake those already decided.
         self._actions.extend(actions)
         if self._performing or self._closed:
             return
@@ -63,12 +68,12 @@ class Performer:
             self._performing = False
 
     def _perform_one(self, action: Action) -> None:
-        slot = self._slots.get(action.worker)
+        slot = self._slot_of(action.worker)
         match action:
             case GiveUp():
                 self._give_up(action)
             case _ if slot is None:
-                pass  # the worker is gone for good since, and dispatch has moved its calls
+                pass  # the worker has gone since the action was decided, and dispatch has moved its calls
             case Send():
                 self._send(slot, cast("Sequence[LiveCall]", action.calls))
             case Revoke() | Cancel():
@@ -80,9 +85,9 @@ class Performer:
         ready: list[LiveCall] = []
         for call in calls:
             if call.worker != slot.id:
-                continue  # taken away again by what was done for those before it
+                continue  # taken away by an action that an earlier call of this batch led to
             if not call.sink.begin():
-                slot.unsent.add(call.id)
+                slot.unsent.add(call.id)  # so that the cancellation is settled here, without a message
                 self.drop(call)
             elif not call.parcel.blobs or slot.hold_present(call):
                 ready.append(call)
@@ -96,14 +101,14 @@ class Performer:
         self.perform(actions)
 
     def give_back(self, call_ids: Sequence[int]) -> None:
-        """These calls are on no worker: dispatch decides anew."""
+        """Return calls that are on no worker to dispatch, which assigns them again."""
         for call_id in call_ids:
             if (call := self._calls.get(call_id)) is not None:
                 call.let_go()
         self.perform(self._dispatch.given_back(call_ids, self._loop.time()))
 
-    def begin_anew(self, call_ids: Sequence[int], why: str) -> None:
-        """These calls need a fresh process. Where fresh ones were of no use, it is the call that uses them up."""
+    def restart(self, call_ids: Sequence[int], why: str) -> None:
+        """Give calls back that need a fresh process; a call that used up several of them fails."""
         for call in filter(None, map(self._calls.get, call_ids)):
             call.renewals += 1
             if call.renewals > _RENEWALS:
@@ -113,13 +118,13 @@ class Performer:
     def _give_up(self, action: GiveUp) -> None:
         call = self._calls.get(action.call.id)
         if call is not None:
-            self.complete(call, RawOutcome(error=given_up(call, action, self._slots.get(action.worker))))
+            self.complete(call, RawOutcome(error=given_up(call, action, self._slot_of(action.worker))))
 
     def complete(self, call: LiveCall, raw: RawOutcome) -> None:
-        """A call is over; if it has failed, those that it ran together with have failed with it, and are ended.
+        """Complete a call; if it has failed, the other calls of its gang fail with it and are ended.
 
-        What one of a gang raises is its last word only if no other one turns out to be lost: that others cannot reach
-        a lost one any more is often known sooner than the loss.
+        An exception from a call of a gang is held back for a moment: if another rank turns out to be lost, that loss
+        is the cause, although the broken connections to the lost rank are reported sooner.
         """
         if call.gang is not None and len(call.gang.calls) > 1 and isinstance(raw.error, PackedError):
             call.gang.raised.add(call.id)
@@ -130,8 +135,9 @@ class Performer:
             self._complete(call, raw)
 
     def _settle(self, call: LiveCall, gang: CallGang, raw: RawOutcome, until: float) -> None:
-        """Wait on while the link to one that has not raised anything is down: it may be lost, or will say so soon."""
+        """Complete a call of a gang, after waiting for ranks that have not raised and whose link is down."""
         silent = [member for member in gang.calls if member.id not in gang.raised]
+        # A rank without a link may be lost, which its supervisor reports, or still has an error on the way.
         doubtful = any(not slot.linked or slot.exit_reason for slot, _ in self.held(silent))
         if doubtful and not gang.failed and self._loop.time() < until:
             self._loop.call_later(_ECHO_S, self._settle, call, gang, raw, until)
@@ -144,23 +150,24 @@ class Performer:
         self._calls.complete(call, raw)
         if call.gang is None or raw.error is None or not call.gang.fail():
             return
+        # Killed, not taken down: jax waits at a barrier for stuck ranks, TensorFlow never leaves (decision 013).
         others = [other for other in call.gang.calls if self._calls.get(other.id) is other]
         actions = self._dispatch.cancel([other.id for other in others], kill=True)
         for other in others:
-            self._calls.complete(other, raw)
+            self._calls.complete(other, raw)  # before they are ended, or each would fail with its own end as the cause
         self.perform(actions)
 
     def held(self, calls: Iterable[LiveCall]) -> Iterator[tuple[Slot, LiveCall]]:
-        """Those of the calls that a worker has, each with its slot."""
+        """Yield the calls that a worker holds, each with its slot."""
         for call in calls:
-            if call.worker is not None and (slot := self._slots.get(call.worker)) is not None:
+            if call.worker is not None and (slot := self._slot_of(call.worker)) is not None:
                 yield slot, call
 
     def _take_back(self, slot: Slot, action: Revoke | Cancel) -> None:
         unsent = slot.unsent.intersection(action.call_ids)
         sent = [call_id for call_id in action.call_ids if call_id not in unsent]
         slot.unsent -= unsent
-        if unsent:
+        if unsent:  # still on this side, waiting for blobs: the worker has never seen them
             self.give_back(list(unsent))
         if sent:
             slot.lane.push(CancelCalls(sent) if isinstance(action, Cancel) else RevokeCalls(sent))
@@ -170,13 +177,15 @@ class Performer:
             self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, slot, sent, slot.lane.incarnation)
 
     def _insist(self, slot: Slot, call_ids: list[int], incarnation: str) -> None:
-        """A call that holds the interpreter's lock keeps its worker from listening: the supervisor ends it."""
+        """Have the supervisor kill a worker that still holds cancelled calls."""
+        # A call that holds the interpreter's lock keeps its worker from reading the cancellation.
         held = any(self._dispatch.call(call_id) for call_id in call_ids)
-        if held and slot.lane.incarnation == incarnation and slot.alive and slot.id in self._slots:
+        if held and slot.lane.incarnation == incarnation and slot.alive and self._slot_of(slot.id) is slot:
             self.spawn(slot.node.handle.kill_worker(slot.id.worker, incarnation))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in the background, until :meth:`close` at the latest."""
+        # The loop keeps weak references only: a task that nothing else refers to may be collected half-way.
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finish)
@@ -187,12 +196,12 @@ class Performer:
             log.debug("in the background: %s", error)
 
     def drop(self, call: LiveCall) -> None:
-        """A call's future was cancelled while it waited."""
+        """Remove a call whose future was cancelled while it waited."""
         self.perform(self._dispatch.cancel([call.id], kill=False))
         self.complete(call, RawOutcome(error=CancelledError()))
 
     async def close(self) -> None:
-        """Do nothing more. Idempotent."""
+        """End background work and ignore further actions. Idempotent."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

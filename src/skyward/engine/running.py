@@ -1,4 +1,4 @@
-"""A pool while it is open: its fleet, its lanes, its events, from first to last."""
+"""Open pool: its fleet, lanes, events and costs, from opening to closing."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ from skyward.wire.frames import client_context
 __all__ = ["RunningPool", "Spending"]
 
 _REPORT_S = 30.0
+# The rate changes with the machines: a projection of the costs is valid no longer than this.
 _LOOK_S = 5.0
-"""The rate changes with the machines: a projection holds no longer."""
 
 
 class Spending:
-    """Belongs to the event loop on which it is made.
+    """Costs of an open pool: reported periodically, and kept below their limit. Belongs to the event loop.
 
     Args:
-        cost: what the pool has cost until a reading of the clock.
-        max_cost: USD that it may cost; None is no limit.
-        publish: hears what it costs; must not block.
-        on_spent: called once, when the pool has to be ended for not to cost more.
-        clock: its ``elapsed`` reading is the one that the costs are read by.
+        cost: returns the costs of the pool up to a reading of the clock.
+        max_cost: limit in USD; None is no limit.
+        publish: receiver of the cost events; must not block.
+        on_spent: called once, when the pool has to end so as not to exceed ``max_cost``.
+        clock: the clock of the costs; its ``elapsed`` goes on while the machine sleeps.
     """
 
     def __init__(
@@ -88,22 +88,22 @@ class Spending:
         self._tasks: list[asyncio.Task[None]] = []
 
     def watch(self) -> None:
-        """Look from now on whether the sum is about to be reached."""
+        """Check from now on that the limit is not about to be reached."""
         if self._budget is not None:
             budget = self._budget
             self._begin("watching the costs", lambda: self._watch(budget))
 
     def report(self) -> None:
-        """Tell from now on what it costs."""
+        """Publish the costs from now on, every 30 s."""
         self._begin("reporting the costs", self._report)
 
     def close(self) -> None:
-        """Look and tell no more, but for :meth:`tell_final`. Idempotent."""
+        """Stop watching and reporting; :meth:`publish_final` still works. Idempotent."""
         for task in self._tasks:
             task.cancel()
 
-    def tell_final(self) -> None:
-        """Tell what it cost in all."""
+    def publish_final(self) -> None:
+        """Publish the total costs."""
         self._publish(self._cost(self._clock.elapsed()).final())
 
     def _begin(self, what: str, live: Callable[[], Awaitable[None]]) -> None:
@@ -128,20 +128,20 @@ class Spending:
             await self._clock.sleep(min(left_s, _LOOK_S))
 
 
-_PROGRESS_AFTER_S = 0.5
+_PROGRESS_AFTER_S = 0.5  # only work that lasts longer publishes progress
 _PROGRESS_INTERVAL_S = 0.1
 
 
 class RunningPool:
-    """Everything that a pool holds while it is open.
+    """Owner of everything that a pool holds while it is open.
 
     Args:
-        pool_id: unique among all pools.
-        provider: who has the machines.
-        request: what was asked for, validated.
+        pool_id: id, unique among all pools.
+        provider: source of the machines.
+        request: the validated request.
         loop: the client's loop thread.
-        bus: where the pool's events go; closed by whoever made it.
-        subscribed: callbacks that hear everything on the bus already.
+        bus: receiver of the pool's events; closed by its maker.
+        subscribed: callbacks that receive everything on the bus already.
     """
 
     def __init__(
@@ -172,18 +172,18 @@ class RunningPool:
 
     @property
     def instance_count(self) -> int:
-        """How many nodes are there, lost ones not counted."""
+        """Number of nodes, without lost ones."""
         return len(self._fleet.nodes) if self._fleet else 0
 
     @property
     def elastic(self) -> Elastic:
-        """The fleet as it grows and shrinks; only while the pool is open."""
+        """The growing and shrinking fleet; only while the pool is open."""
         if self._elastic is None or self._intake is None:
             raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
         return self._elastic
 
     def open(self) -> None:
-        """Provision and connect. Whatever ends it early, nothing is left behind when it returns."""
+        """Provision and connect. If that fails or is interrupted, terminate everything before raising."""
         try:
             self._loop.call(self._open())
         except BaseException:
@@ -191,7 +191,8 @@ class RunningPool:
             raise
 
     def close(self) -> None:
-        """Fail what is unfinished, end every machine, confirm it; Ctrl-C is heard after that. Idempotent."""
+        """Fail unfinished calls, terminate every machine and confirm it. Idempotent."""
+        # Ctrl-C has to wait: interrupted half-way, machines would go on and cost money.
         intake = self._intake
         try:
             self._loop.finish(self._abandon())
@@ -200,11 +201,11 @@ class RunningPool:
                 intake.join()
 
     def submit(self, calls: Sequence[Invocation], memo: ArgumentMemo) -> list[RemoteFuture]:
-        """Pickle calls here and now, and queue them."""
+        """Pickle calls in this thread, and queue them."""
         return self._open_intake.submit(wrap(calls, memo, self._functions))
 
     def broadcast(self, call: Invocation) -> list[RemoteFuture]:
-        """Pickle a call here and now, and queue it on every worker."""
+        """Pickle a call in this thread, and queue it on every worker."""
         (parcel,) = wrap([call], ArgumentMemo(), self._functions)
         return self._open_intake.broadcast(parcel)
 
@@ -222,7 +223,7 @@ class RunningPool:
         self._open_intake.cancel(calls, kill=kill)
 
     def scale(self, nodes: int, drop: Collection[int]) -> Future[None]:
-        """Change the fleet's wanted size now; the future is done when it is reached."""
+        """Change the target size of the fleet; the future is done when it is reached."""
         waiting = self._loop.call(self._begin_to_scale(nodes, drop))
         return asyncio.run_coroutine_threadsafe(waiting, self._loop.loop)
 
@@ -238,9 +239,9 @@ class RunningPool:
         return self._loop.call(self.elastic.forward(address))
 
     def wait(self, batch: CallBatch, *, all_of_them: bool) -> None:
-        """Wait for a batch; the first failure ends the wait and drops the rest, unless ``all_of_them`` are wanted.
+        """Wait for a batch; the first failure ends the wait and drops the rest, except with ``all_of_them``.
 
-        Ctrl-C ends what runs: its workers are replaced, the pool stays usable.
+        Ctrl-C ends running calls: their workers are replaced, and the pool stays usable.
         """
         try:
             if not batch.wait(_PROGRESS_AFTER_S) or all_of_them:
@@ -249,7 +250,7 @@ class RunningPool:
             self.cancel(batch.calls)
             raise
         if batch.remaining:
-            self.cancel(batch.calls, kill=False)
+            self.cancel(batch.calls, kill=False)  # running ones go on: ending them would cost their workers
 
     def _follow(self, batch: CallBatch, *, all_of_them: bool) -> None:
         label, total = _label_of(batch), len(batch)
@@ -275,7 +276,7 @@ class RunningPool:
             await self._bring_up()
         except BaseException as error:
             await self._close()
-            if self._spent is not None:
+            if self._spent is not None:  # the cause, in place of a CancelledError
                 raise self._spent from error
             raise
         workers = self._request.nodes * self._request.workers_per_node
@@ -291,7 +292,7 @@ class RunningPool:
             pool_id=self._pool_id,
             tls=tls,
             publish=self._bus.publish,
-            on_node_message=self._hear,
+            on_node_message=self._on_node_message,
             ledger=await asyncio.to_thread(Ledger.of_user),
         )
         self._spending = Spending(
@@ -312,14 +313,14 @@ class RunningPool:
         self._intake = Intake(cluster, self._loop, subscribed=self._subscribed)
 
     async def _abandon(self) -> None:
-        """Wait until nothing is left, also of an opening that was interrupted, perhaps at its very end."""
+        """Wait until nothing is left, also of an opening that was interrupted, even at its very end."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
         await self._close()
 
     def _end_for(self, error: BudgetError) -> None:
-        """End it now, although nobody asked for it: while it opens that fails so, later all that is unfinished does."""
+        """Close the pool because its budget is spent: an opening, or all unfinished calls, fail with ``error``."""
         self._spent = error
         self._bus.publish(Error(str(error)))
         if self._opening is not None and not self._opening.done():
@@ -330,12 +331,13 @@ class RunningPool:
     async def _close(self) -> None:
         if self._closing is None:
             self._closing = asyncio.create_task(self._shut_down())
-        await asyncio.shield(self._closing)
+        await asyncio.shield(self._closing)  # a cancelled waiter must not leave machines running
 
     async def _shut_down(self) -> None:
         if self._spending is not None:
             self._spending.close()
         self._bus.publish(PoolStopping())
+        # Meanwhile, since a node may be coming up: calls fail and healthy nodes end without waiting for that.
         settling = asyncio.ensure_future(self._settle())
         try:
             if self._intake is not None:
@@ -347,42 +349,44 @@ class RunningPool:
                 if self._fleet is not None:
                     await self._end_nodes(self._fleet, settling)
                     if self._spending is not None:
-                        self._spending.tell_final()
+                        self._spending.publish_final()
             finally:
                 await asyncio.gather(settling, return_exceptions=True)
                 await self._provider.close()
         self._bus.publish(PoolStopped(self._cluster.ended_calls if self._cluster else 0))
 
     async def _settle(self) -> None:
-        """Have nobody get or end nodes any more; what is being ended may take its time."""
+        """Stop the upkeep of the fleet; nodes that are being ended may take their time."""
         if self._elastic is not None:
             await self._elastic.close()
 
     async def _end_nodes(self, fleet: Fleet, settling: asyncio.Future[None]) -> None:
-        """End what there is at once, and once nobody gets nodes any more, what has come up meanwhile."""
+        """Terminate all nodes at once, and once the upkeep has stopped, those that came up meanwhile."""
+        # At once: an unreachable node that is still being ended must not keep healthy ones running and costing.
         stopped, settled = await asyncio.gather(fleet.stop(), settling, return_exceptions=True)
         named = stopped.instance_ids if isinstance(stopped, TerminationError) else ()
+        # A machine that does not end is named already: a second attempt would only take twice as long.
         if not set(fleet.unended()) <= set(named):
             await fleet.stop()
         for error in (stopped, settled):
             if isinstance(error, BaseException):
                 raise error
 
-    def _hear(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
+    def _on_node_message(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
         if self._cluster is not None:
-            self._cluster.members.heard(node, message)
+            self._cluster.members.handle(node, message)
         if (event := _event_of(node, message)) is not None:
             self._bus.publish(event)
 
 
 def _label_of(batch: CallBatch) -> str:
-    """Return the name of the function that all calls of a batch run; ``calls`` where there are several."""
+    """Return the name of the one function of a batch; ``calls`` if there are several."""
     labels = {call.parcel.label for call in batch.calls}
     return labels.pop() if len(labels) == 1 else "calls"
 
 
 def _event_of(node: NodeHandle, message: Message | LinkDown | LinkUp) -> SkywardEvent | None:
-    """What the pool's listeners hear of a node's message; None if it is none of their business."""
+    """Return the event for a node's message; None for messages between node and engine only."""
     instance_id = node.instance.id
     match message:
         case MetricsReport():

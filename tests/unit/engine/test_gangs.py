@@ -24,18 +24,18 @@ class TestGang:
         gang = CallGang([])
         gang.calls = (object(),) * 3  # type: ignore[assignment]  # only their number counts
 
-        assert gang.hear(2, "c") is None
-        assert gang.hear(0, "a") is None
-        assert gang.hear(1, "b") == ["a", "b", "c"]
-        assert gang.hear(1, "again") is None
+        assert gang.add_address(2, "c") is None
+        assert gang.add_address(0, "a") is None
+        assert gang.add_address(1, "b") == ["a", "b", "c"]
+        assert gang.add_address(1, "again") is None
 
     def test_who_begins_anew_speaks_anew(self) -> None:
         gang = CallGang([])
         gang.calls = (object(),) * 2  # type: ignore[assignment]
 
-        assert gang.hear(0, "before") is None
-        assert gang.hear(0, "after") is None
-        assert gang.hear(1, "b") == ["after", "b"]
+        assert gang.add_address(0, "before") is None
+        assert gang.add_address(0, "after") is None
+        assert gang.add_address(1, "b") == ["after", "b"]
 
     def test_the_first_failure_counts(self) -> None:
         gang = CallGang([])

@@ -245,7 +245,7 @@ async def test_the_pool_is_ended_at_the_next_look_after_its_client_has_slept_too
         while not ended:  # noqa: ASYNC110 - what is waited for sets no event
             await asyncio.sleep(0)
     watching.close()
-    watching.tell_final()
+    watching.publish_final()
 
     assert clock.monotonic() <= 10
     assert ended[0].cost >= 8 * 3.6
@@ -285,7 +285,7 @@ async def test_a_pool_tells_what_it_costs_every_half_minute() -> None:
         while len(events) < 3:  # noqa: ASYNC110 - what is waited for sets no event
             await asyncio.sleep(0)
     telling.close()
-    telling.tell_final()
+    telling.publish_final()
 
     assert [event.elapsed_seconds for event in events[:3] if isinstance(event, CostUpdate)] == [0, 30, 60]
     assert isinstance(events[-1], CostFinal)

@@ -279,7 +279,7 @@ async def test_a_crashed_workers_last_words_are_published_without_those_that_cam
         last_words_at=100,
         omitted_bytes=50,
     )
-    stage.members.heard(handle, ended)
+    stage.members.handle(handle, ended)
 
     lines = [event.line for event in stage.events if isinstance(event, LogLine)]
     assert lines == ["before", *expected]
@@ -298,7 +298,7 @@ async def test_the_end_of_a_process_is_known_although_the_next_one_answers_first
 
     losing = asyncio.ensure_future(stage.cluster.lane_lost(lane))
     await asyncio.sleep(0)
-    stage.members.heard(handle, exit_of("first", reason="ended by signal 11"))
+    stage.members.handle(handle, exit_of("first", reason="ended by signal 11"))
     await losing
 
     (lost,) = [event for event in stage.events if isinstance(event, WorkerLost)]
@@ -323,7 +323,7 @@ async def test_worker_that_is_ended_with_a_cancelled_call_is_restarted_not_lost(
     stage.cluster.enter([running])
     stage.cluster.cancel([running], kill=True)
     stage.cluster.lane_linked(stage.lane(0), linked=False)
-    stage.members.heard(handle, exit_of("first", **how))
+    stage.members.handle(handle, exit_of("first", **how))
     assert stage.events == [kind(0, 0, "i0", reason)]
 
 
@@ -334,14 +334,14 @@ async def test_worker_that_outlived_a_cancelled_call_is_lost_when_it_ends_later(
     stage.cluster.cancel([running], kill=True)
     stage.cluster.lane_items(stage.lane(0), [[Kind.RESULTS, [1], [0.1], [b"pickle"]]])
     stage.cluster.lane_linked(stage.lane(0), linked=False)
-    stage.members.heard(handle, exit_of("first", signal=9))
+    stage.members.handle(handle, exit_of("first", signal=9))
     assert stage.events == [WorkerLost(0, 0, "i0", "it ended")]
 
 
 async def test_worker_that_dask_restarts_is_restarted_not_lost(stage: Stage) -> None:
     handle = await stage.attach(0)
     stage.cluster.lane_linked(stage.lane(0), linked=False)
-    stage.members.heard(handle, exit_of("first", exit_code=0, ended_for="Dask restarted it"))
+    stage.members.handle(handle, exit_of("first", exit_code=0, ended_for="Dask restarted it"))
     assert stage.events == [WorkerRestarting(0, 0, "i0", "Dask restarted it")]
 
 
