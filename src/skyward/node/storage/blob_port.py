@@ -84,7 +84,7 @@ class BlobPort:
             await self._port.close()
         for task in self._getting:
             task.cancel()
-        for writer in self._giving.values():  # a cancelled handler is an error to asyncio's streams
+        for writer in self._giving.values():  # not cancelled: asyncio's streams log a cancelled handler as an error
             writer.transport.abort()
         await asyncio.gather(*self._getting, *self._giving, return_exceptions=True)
 
@@ -210,7 +210,7 @@ def _has(path: str, nbytes: int) -> bool:
 
 
 def _open(folders: Sequence[str], name: str) -> BinaryIO | None:
-    if _NAME.fullmatch(name) is None:
+    if _NAME.fullmatch(name) is None:  # "../…" would lead to any file of the user's
         return None
     for folder in folders:
         try:

@@ -21,7 +21,7 @@ __all__ = ["Mirror", "path_of"]
 log = logging.getLogger("skyward.node.storage.mirror")
 
 _THREADS = 8
-_LONGEST_NAME_BYTES = 255
+_LONGEST_NAME_BYTES = 255  # NAME_MAX of Linux file systems; a key may have 1,024 bytes without a slash
 _READ_ONLY_FILE = 0o444
 _GIB = 1 << 30
 
@@ -148,8 +148,9 @@ class Mirror:
                 for done in as_completed(jobs):
                     if (got := done.result()) is not None:
                         self._mount_path.note(got.path, got.record)
-                        os.replace(got.part, self._root / got.path)
+                        os.replace(got.part, self._root / got.path)  # whole or not there: calls may list the folder
             except BaseException:
+                # Otherwise the end of the `with` would fetch all the other files before the error is raised.
                 pool.shutdown(cancel_futures=True)
                 raise
 
@@ -162,6 +163,7 @@ class Mirror:
             log.info("%s was removed from the store meanwhile", wanted.name)
             part.unlink()
             return None
+        # Before the record is made: a file with another time counts as changed by the user.
         os.utime(part, (wanted.modified_at, wanted.modified_at))
         if self._mount_path.read_only:
             part.chmod(_READ_ONLY_FILE)

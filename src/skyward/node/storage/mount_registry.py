@@ -62,6 +62,7 @@ class _Holder:
 
     def is_starting(self, now: float) -> bool:
         """Return True if the node may have no lasting process yet."""
+        # Once it has a supervisor, its processes carry the node's id.
         return now - self.came_at < _STARTING_S and not os.path.exists(os.path.join(self.workdir, SUPERVISOR_LOG))
 
 
@@ -220,6 +221,7 @@ def claimed(granted: GrantedVolume, instance_id: str, workdir: str) -> Generator
         if mount_path is None:
             mount_path = MountPath(folder, base, _make(folder, location, granted), {})
         mount_path.head.holders[instance_id] = _Holder(came_at=time.time(), workdir=workdir)
+        # Before the files come: if this process is killed, the record has the folders that another node must remove.
         mount_path.save()
         try:
             yield mount_path
@@ -289,7 +291,7 @@ def _make_folders(folder: Path, granted: GrantedVolume) -> list[str]:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SUDO_S)
             if done.returncode:
                 raise
-            return made
+            return made  # without the folders made by root, which this user cannot remove
         made.insert(0, str(missing))
     return made
 
@@ -299,9 +301,9 @@ def _known(folder: Path, base: Path) -> MountPath | None:
         values: dict[str, Any] = json.loads(base.with_suffix(".json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    if not folder.is_dir():
+    if not folder.is_dir():  # removed by the user, and its record is worthless
         return None
-    values.pop("folder")
+    values.pop("folder")  # for users who read the record, whose name is a hash
     values["holders"] = {name: _Holder(**holder) for name, holder in values["holders"].items()}
     return MountPath(folder, base, _Head(**values), _read_files(base.with_suffix(".files")))
 
@@ -326,6 +328,7 @@ def _line(path: str, record: FileRecord) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    # In the same folder, for the rename: a process that is killed in between leaves the old record whole.
     descriptor, name = tempfile.mkstemp(dir=path.parent)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
@@ -343,6 +346,7 @@ def _locked(folder: Path) -> Generator[Path]:
     # Every user may write to /var/tmp: a folder, or a link, of somebody else's would choose the files to be replaced.
     if root.lstat().st_uid != os.getuid() or not stat.S_ISDIR(root.lstat().st_mode):
         raise PermissionError(f"{root} belongs to another user")
+    # A hash: the name of a file is limited to 255 bytes, a path to 4,096.
     base = root / hashlib.blake2b(os.fsencode(folder), digest_size=10).hexdigest()
     lock = base.with_suffix(".lock")
     with _taken(lock):

@@ -128,7 +128,7 @@ def perform(order: VolumeOrder) -> VolumeAnswer:
 def _fetch(granted: GrantedVolume, order: VolumeOrder, key_file: Path) -> Sequence[str]:
     kind, folder = store_kind(granted.volume), Path(granted.volume.mount_path)
     with claimed(granted, order.instance_id, order.workdir) as mount_path:
-        if mount_path.head.mounted and os.path.ismount(folder):
+        if mount_path.head.mounted and os.path.ismount(folder):  # by another node on this machine
             return ()
         if granted.access.mountable and can_mount():
             mount_path.head.mounted = mount(kind.mount_ways(granted, os.uname().machine), folder, key_file)
@@ -195,7 +195,7 @@ def mount(ways: Sequence[MountWay], folder: Path, key_file: Path) -> str:
         if done and os.path.ismount(folder) and _run(["ls", str(folder)], timeout_s=_LOOK_S):
             log.info("%s: mounted with %s", folder, way.program)
             return way.program
-        if os.path.ismount(folder):
+        if os.path.ismount(folder):  # mounted, but unusable: the next way needs the folder free
             unmount(folder)
         key_file.unlink(missing_ok=True)
     return ""
@@ -206,6 +206,7 @@ def unmount(folder: Path) -> None:
 
     Raises :class:`~skyward.errors.SkywardError`.
     """
+    # fusermount is setuid: it unmounts a user's own mount without root, which umount refuses.
     for argv in (["fusermount3", "-u", str(folder)], ["fusermount", "-u", str(folder)], ["umount", str(folder)]):
         if not os.path.ismount(folder):
             return
@@ -256,6 +257,7 @@ def _run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None
 
 def _write_private(path: Path, text: str) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # O_EXCL, a fresh file: an existing one might be open to other users, or a link.
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "w", encoding="utf-8") as file:
         file.write(text)

@@ -21,6 +21,7 @@ log = logging.getLogger("skyward.node.storage.write_back")
 WRITE_BACK_S = 60.0
 """Seconds between two times that changes are written back while the node lives."""
 _PAUSE_S = 1.0
+"""Seconds between two times once the machine is about to be lost."""
 
 
 class VolumeKeeper:
@@ -97,6 +98,7 @@ class VolumeKeeper:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
+                # Shielded: a second cancellation must not leave a zombie.
                 await asyncio.shield(process.wait())
             self._process = None
         lines = said.decode(errors="replace").strip().splitlines()

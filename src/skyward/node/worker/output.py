@@ -52,6 +52,10 @@ class CallOutput:
     Captured output belongs to the running call, or to none between calls. It is handed over before any text that is
     printed later in Python, and at the latest when its call ends.
 
+    Attributes:
+        lock: lock of all sinks and the log; reentrant, since a finalizer that prints may run in a thread that holds it.
+        running: sinks of the running calls.
+
     Args:
         deliver: receiver of the pieces.
         clock: returns seconds since the epoch.
@@ -67,12 +71,17 @@ class CallOutput:
         log: WorkerLog | None = None,
         keep_pace: Callable[[], None] = _never_wait,
     ) -> None:
-        self._log = log
-        self._collector = _Collector(deliver, clock, log, keep_pace)
+        self.deliver = deliver
+        self.clock = clock
+        self.log = log
+        self.keep_pace = keep_pace
+        self.lock = log.lock if log is not None else threading.RLock()
+        self.running: list[_CallSink] = []
+        self._no_call = _CallSink(0, self)
 
     def of_call(self, call_id: int) -> AbstractContextManager[object]:
         """Collect the text printed inside, and by threads of no call; at the end hand over text without a line end."""
-        return _CallSink(call_id, self._collector)
+        return _CallSink(call_id, self)
 
     def current(self) -> _CallSink | None:
         """Return the sink of this thread's call, of no call in a task of Dask's, else of the running call."""
@@ -80,57 +89,16 @@ class CallOutput:
         # A thread that outlives its call has the sink in its context still; its text belongs to the next call.
         if sink and not sink.finished:
             return sink
-        collector = self._collector
-        return collector.tasks if runs_dask_task() else next(reversed(collector.running), None)
+        return self._no_call if runs_dask_task() else next(reversed(self.running), None)
 
     def install(self) -> None:
         """Replace ``sys.stdout`` and ``sys.stderr``."""
-        own = self._log.own if self._log is not None else None
+        own = self.log.own if self.log is not None else None
         sys.stdout = OutputRouter(sys.stdout, stream="stdout", current=self.current, own=own)
         sys.stderr = OutputRouter(sys.stderr, stream="stderr", current=self.current, own=own)
 
     def collect(self) -> None:
         """Hand over the output captured until now. Costs half a microsecond if there is none."""
-        self._collector.collect()
-
-    def collect_piece(self) -> bool:
-        """Hand over at most one piece of captured output; return whether there is more. Never blocks."""
-        return self._collector.collect_piece()
-
-    def mark(self, has_arrived: Callable[[], bool]) -> None:
-        """Record that captured output was delivered, if ``has_arrived`` returns True."""
-        if self._log is None or self._log.is_marked:
-            return
-        until = self._log.whole  # read before the question: more may be handed over meanwhile
-        if has_arrived():
-            self._log.mark(until)
-
-
-class _Collector:
-    """State shared by the sinks of a worker.
-
-    Attributes:
-        lock: lock of all sinks and the log; reentrant, since a finalizer that prints may run in a thread that holds it.
-        running: sinks of the running calls.
-        tasks: sink of no call.
-    """
-
-    def __init__(
-        self,
-        deliver: Deliver,
-        clock: Callable[[], float],
-        log: WorkerLog | None,
-        keep_pace: Callable[[], None],
-    ) -> None:
-        self.deliver = deliver
-        self.clock = clock
-        self.keep_pace = keep_pace
-        self.log = log
-        self.lock = log.lock if log is not None else threading.RLock()
-        self.running: list[_CallSink] = []
-        self.tasks = _CallSink(0, self)
-
-    def collect(self) -> None:
         try:
             if self.log is not None and self.log.has_more:
                 end = self.log.size  # a process that writes without a pause must not keep this thread here for ever
@@ -140,10 +108,19 @@ class _Collector:
             _logger.exception("captured output could not be read")
 
     def collect_piece(self) -> bool:
+        """Hand over at most one piece of captured output; return True if there is more. Never blocks."""
         return self.log is not None and self.log.has_more and self.log.hand_on(self._feed)
 
+    def mark(self, has_arrived: Callable[[], bool]) -> None:
+        """Record that captured output was delivered, if ``has_arrived`` returns True."""
+        if self.log is None or self.log.is_marked:
+            return
+        until = self.log.whole  # read before the question: more may be handed over meanwhile
+        if has_arrived():
+            self.log.mark(until)
+
     def _feed(self, data: bytes, whole: int) -> None:
-        sink = self.running[-1] if self.running else self.tasks
+        sink = self.running[-1] if self.running else self._no_call
         sink.take("stdout", data, writer=_CAPTURED, log_end=whole)
 
 
@@ -152,50 +129,50 @@ class _CallSink:
 
     # Entered for every call, so it is a class: a generator would cost twice as much.
 
-    def __init__(self, call_id: int, collector: _Collector) -> None:
+    def __init__(self, call_id: int, output: CallOutput) -> None:
         self.finished = False
         self._call_id = call_id
-        self._collector = collector
+        self._output = output
         # One for each thread and stream: print() writes a line and its end separately, and threads would mix lines.
         self._assemblers: dict[tuple[StreamName, int], LineAssembler] = {}
         self._writers: dict[int, int] = {}
 
     def __enter__(self) -> None:
         self._token = _sink.set(self)
-        self._collector.running.append(self)
+        self._output.running.append(self)
 
     def __exit__(self, *_error: object) -> None:
-        self._collector.collect()
-        self._collector.running.remove(self)
+        self._output.collect()
+        self._output.running.remove(self)
         _sink.reset(self._token)
         self._finish()
 
     def write(self, stream: StreamName, data: str | bytes) -> None:
         """Accept text from Python, after the output that was captured before."""
-        self._collector.keep_pace()
-        self._collector.collect()
+        self._output.keep_pace()
+        self._output.collect()
         self.take(stream, data, writer=threading.get_ident())
 
     def take(self, stream: StreamName, data: str | bytes, *, writer: int, log_end: int = 0) -> None:
         """Split ``data`` into lines and deliver them."""
-        with self._collector.lock:
+        with self._output.lock:
             number = self._writers.setdefault(writer, len(self._writers))
             assembler = self._assemblers.get((stream, number))
             if assembler is None:
-                assembler = self._assemblers[stream, number] = LineAssembler(stream, self._collector.clock, number)
+                assembler = self._assemblers[stream, number] = LineAssembler(stream, self._output.clock, number)
             pieces = assembler.feed(data) + (assembler.finish() if self.finished else [])
             if pieces:
-                self._collector.deliver(self._call_id, pieces, log_end)
+                self._output.deliver(self._call_id, pieces, log_end)
 
     def _finish(self) -> None:
         self.finished = True  # set before the rest is read: a thread that writes meanwhile ends its line itself
         if not self._assemblers:
             return
-        with self._collector.lock:
+        with self._output.lock:
             pieces = [piece for assembler in self._assemblers.values() for piece in assembler.finish()]
             if pieces:
-                log = self._collector.log if _CAPTURED in self._writers else None
-                self._collector.deliver(self._call_id, pieces, log.position if log is not None else 0)
+                log = self._output.log if _CAPTURED in self._writers else None
+                self._output.deliver(self._call_id, pieces, log.position if log is not None else 0)
                 if log is not None:
                     log.end_line()
 
