@@ -1,4 +1,4 @@
-"""A grid search on spot machines, for at most two dollars: what is preempted runs again elsewhere.
+"""A grid search on spot machines, for at most two dollars: preempted fits run again elsewhere.
 
 usage: python examples/aws_search.py [REGION]
 """
@@ -16,7 +16,7 @@ from skyward.integrations import ScikitLearnPool
 
 
 def main(region: str = "us-east-1") -> None:
-    """Search on the fleet as one would here, with ``n_jobs=-1``."""
+    """Search on the fleet with the code of a local search: ``n_jobs=-1``."""
     x, y = load_digits(return_X_y=True)
     grid = GridSearchCV(SVC(), {"C": [1, 10], "gamma": [1e-4, 1e-3]}, cv=3, n_jobs=-1)
     with ScikitLearnPool(provider=sky.AWS(region=region), nodes=2, cpu=2, concurrency=2, max_cost=2.0):

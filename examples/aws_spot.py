@@ -1,4 +1,4 @@
-"""Two spot machines for a minute: what was got, what it cost, and nothing left behind.
+"""Two spot machines for a minute, with the cost at the end and nothing left behind.
 
 usage: python examples/aws_spot.py [REGION]
 """
@@ -13,19 +13,19 @@ import skyward as sky
 
 @sky.compute
 def describe() -> str:
-    """Where this call runs."""
+    """Return the place of this call."""
     info = sky.instance_info()
     return f"node {info.node} of {info.total_nodes}: {platform.system()} {platform.machine()}"
 
 
 @sky.compute
 def square(x: int) -> int:
-    """Something to do."""
+    """Return the square of a number."""
     return x * x
 
 
 def main(region: str = "us-east-1") -> None:
-    """Open the pool, use each way to call, and say what it cost."""
+    """Open the pool, call functions with each operator, and print the cost."""
     costs: list[sky.CostFinal] = []
     with sky.ComputePool(
         provider=sky.AWS(region=region),

@@ -1,4 +1,4 @@
-"""Read what lies in an S3 bucket from every node, without a copy on the laptop.
+"""Read the files of an S3 bucket from every node, without a copy on the laptop.
 
 usage: python examples/aws_volume.py BUCKET [PREFIX]
 """
@@ -15,13 +15,13 @@ DATA = Path("/tmp/skyward-example-data")
 
 @sky.compute
 def sizes(folder: Path) -> dict[str, int]:
-    """This worker's part of the files in ``folder``, by name, with their bytes."""
+    """Return the sizes in bytes of this worker's part of the files in ``folder``, by name."""
     mine = sky.shard(sorted(path for path in folder.rglob("*") if path.is_file()))
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in mine}
 
 
 def main(bucket: str, prefix: str = "") -> None:
-    """Mount the bucket, and add up what each node sees of it."""
+    """Mount the bucket, and add up the sizes from all workers."""
     volume = sky.S3Volume(mount_path=str(DATA), bucket=bucket, prefix=prefix)
     with sky.ComputePool(provider=sky.AWS(), nodes=2, cpu=2, volume=[volume], max_cost=1.0) as pool:
         parts = sizes(DATA) @ pool

@@ -26,19 +26,19 @@ def estimate_pi(points: int, seed: int) -> float:
 
 @sky.compute
 def introduce() -> str:
-    """Say who runs this."""
+    """Return the worker, the node and the process of this call."""
     info = sky.instance_info()
     return f"worker {info.worker} of node {info.node}, process {os.getpid()}"
 
 
 @sky.compute
 def sum_of_my_part(numbers: list[int]) -> int:
-    """Every worker takes its own part of the data."""
+    """Return the sum of this worker's part of the data."""
     return sum(sky.shard(numbers))
 
 
 def show_operators(pool: sky.ComputePool) -> None:
-    """One call, calls in parallel, one call everywhere."""
+    """Run one call, calls in parallel, and one call on every worker."""
     print(f"\n>>      pi is about {estimate_pi(200_000, 0) >> pool}")
 
     first, second = (estimate_pi(200_000, 1) & estimate_pi(200_000, 2)) >> pool
@@ -59,7 +59,7 @@ def show_operators(pool: sky.ComputePool) -> None:
 
 
 def search_grid() -> float:
-    """A grid search whose every fit runs on the fleet."""
+    """Run a grid search with all fits on the fleet, and return the best score."""
     images, labels = load_digits(return_X_y=True)
     grid = {"C": [0.1, 1, 10, 100], "gamma": [0.0001, 0.0005, 0.001, 0.005]}
     search = GridSearchCV(SVC(), grid, cv=3, n_jobs=-1).fit(images, labels)

@@ -1,4 +1,4 @@
-"""The same tour on two machines reached over SSH: two SSH servers of this machine stand in for them."""
+"""The same tour on two machines over SSH, which two SSH servers of this machine simulate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyward.testing.hosts import SshHost, write_known_hosts
 
 
 def main() -> None:
-    """Start two servers, open a pool on them, use it, and look at what is left."""
+    """Start two servers, open a pool on them, use it, and list the remaining files."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skyward-demo-")))
         hosts = [stack.enter_context(SshHost(folder / f"host-{n}", address=f"127.0.0.{n}")) for n in (2, 3)]

@@ -25,23 +25,23 @@ ROUNDS = 24
 
 
 def busy_pid() -> int:
-    """The process that this runs in, after some work."""
+    """Return the id of this process, after some work."""
     sum(number * number for number in range(500_000))
     return os.getpid()
 
 
 class Witness(ClassifierMixin, BaseEstimator):
-    """A classifier that remembers the process in which it was fitted."""
+    """Classifier that records the process in which it was fitted."""
 
     def fit(self, features: np.ndarray, labels: np.ndarray) -> Witness:
-        """Fit it, here."""
+        """Fit the classifier in this process."""
         self.model_ = KNeighborsClassifier().fit(features, labels)
         self.classes_ = self.model_.classes_
         self.pid_ = busy_pid()
         return self
 
     def predict(self, features: np.ndarray) -> np.ndarray:
-        """The most likely labels."""
+        """Return the most likely labels."""
         return self.model_.predict(features)
 
 

@@ -1,4 +1,4 @@
-"""Dask's arrays and data frames on a fleet: the code is Dask's own, one line says where it runs.
+"""Dask's arrays and data frames on a fleet: the code is Dask's own, one line selects the cluster.
 
 usage: python arrays_and_frames.py [local|skyward]
 """

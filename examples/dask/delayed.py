@@ -31,7 +31,7 @@ def main(cluster: SkywardCluster) -> None:
     while len(counts) > 1:
         counts = [add(left, right) for left, right in zip(counts[::2], counts[1::2], strict=True)]
 
-    cluster.scale(2)  # the graph starts on what there is
+    cluster.scale(2)  # the graph starts on the first node
     words = counts[0].compute()
 
     print(", ".join(f"{word} {times}" for word, times in words.most_common(2)))

@@ -1,4 +1,4 @@
-"""How sure is a percentile? Draw it again and again from one large array, which each node gets once.
+"""The confidence interval of a percentile: many samples of one large array, which each node receives once.
 
 usage: python bootstrap_confidence.py [loky|skyward]
 """
@@ -16,7 +16,7 @@ from skyward.integrations import JoblibPool
 
 
 def resample(seconds: np.ndarray, seed: int) -> float:
-    """The 99th percentile of as many values, drawn with replacement."""
+    """Return the 99th percentile of a sample of the same size, drawn with replacement."""
     drawn = np.random.default_rng(seed).choice(seconds, size=len(seconds))
     return float(np.percentile(drawn, 99))
 

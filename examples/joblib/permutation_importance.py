@@ -1,4 +1,4 @@
-"""Which features a model needs: shuffle each of them many times, and see what that costs.
+"""The importance of a model's features: shuffle each of them many times, and measure the loss of accuracy.
 
 usage: python permutation_importance.py [loky|skyward]
 """

@@ -1,4 +1,4 @@
-"""A random forest, grown tree by tree wherever there is room, and judged by the samples that each tree did not see.
+"""A random forest, grown in parallel tree by tree, and evaluated on the samples that each tree did not see.
 
 usage: python random_forest.py [loky|skyward]
 """

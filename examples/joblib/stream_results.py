@@ -1,6 +1,6 @@
-"""Simulate until the answer is precise enough: a loop over tasks that never end, which its own results bring to an end.
+"""Simulate until the result is precise enough: a loop over an infinite stream of tasks, which its own results end.
 
-The price of an Asian option, with nothing known but how its asset moves.
+It computes the price of an Asian option from a model of its asset.
 
 usage: python stream_results.py [loky|skyward]
 """
@@ -20,14 +20,14 @@ from skyward.integrations import JoblibPool
 
 
 def simulate_price(seed: int) -> float:
-    """The mean payoff of 20,000 random years of 50 weeks."""
+    """Return the mean payoff of 20,000 random years of 50 weeks."""
     weekly = np.random.default_rng(seed).normal(0.0006, 0.028, size=(20_000, 50))
     prices = 100 * np.exp(weekly.cumsum(axis=1))
     return float(np.maximum(prices.mean(axis=1) - 100, 0).mean())
 
 
 def error(prices: list[float]) -> float:
-    """The standard error of their mean; infinite for a few."""
+    """Return the standard error of the mean; infinite for a few prices."""
     return stdev(prices) / len(prices) ** 0.5 if len(prices) >= 5 else float("inf")
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     prices: list[float] = []
     seeds = takewhile(lambda _: error(prices) > 0.01, count())
     for price in Parallel(n_jobs=-1, return_as="generator")(delayed(simulate_price)(seed) for seed in seeds):
-        if error(prices) > 0.01:  # else it was on its way already
+        if error(prices) > 0.01:  # tasks already submitted still return results
             prices.append(price)
             print(f"{len(prices):3} simulations: {fmean(prices):.3f} ± {error(prices):.3f}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Training that survives the loss of a node: the next attempt goes on from the last checkpoint.
+"""Training that survives the loss of a node: the next attempt continues from the last checkpoint.
 
 usage: python examples/training/checkpoint_resume.py
 """
@@ -16,7 +16,7 @@ EPOCHS = 6
 
 
 def save(folder: Path, epoch: int, state: dict[str, Any]) -> None:
-    """A new file for every checkpoint, and a mark when it is whole: not every mounted bucket can rename."""
+    """Write a new file for every checkpoint, and a mark when it is complete: not every mounted bucket can rename."""
     import torch
 
     file = folder / f"epoch-{epoch:04}.pt"
@@ -25,7 +25,7 @@ def save(folder: Path, epoch: int, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """The last checkpoint that is whole, if there is one."""
+    """Return the last complete checkpoint, or None."""
     import torch
 
     whole = [file for file in folder.glob("epoch-*.pt") if file.with_suffix(".done").exists()]
@@ -33,7 +33,7 @@ def load(folder: Path) -> dict[str, Any] | None:
 
 
 def lose_this_node() -> None:
-    """End the node's supervisor, and with it all that it started: as if the machine were gone."""
+    """Kill the node's supervisor, and so all its processes, as if the machine were gone."""
     import psutil
 
     next(process for process in psutil.Process().parents() if "skyward.node.supervisor" in process.cmdline()).kill()
@@ -43,7 +43,7 @@ def lose_this_node() -> None:
 @sky.compute
 @sky.distributed.torch()
 def train(folder: Path, *, accident: bool = False) -> list[float]:
-    """Train a model from the last checkpoint in ``folder`` on; its weights. ``accident`` ends a node of a new one."""
+    """Train from the last checkpoint in ``folder``; return the weights. ``accident`` kills a node of a fresh run."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -57,7 +57,7 @@ def train(folder: Path, *, accident: bool = False) -> list[float]:
     model = DistributedDataParallel(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
-    # Rank 0 writes, so rank 0 reads and tells the others: their nodes may not see its files yet.
+    # Rank 0 writes, so rank 0 reads and broadcasts: the other nodes may not see its files yet.
     found = [load(folder) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found, src=0)
     first = 0
@@ -69,7 +69,7 @@ def train(folder: Path, *, accident: bool = False) -> list[float]:
         print(f"begins with epoch {first}")
 
     for epoch in range(first, EPOCHS):
-        sampler.set_epoch(epoch)  # the same order for the same epoch and rank, whoever has the rank by now
+        sampler.set_epoch(epoch)  # the same order for the same epoch and rank, also on a new node
         for batch, wanted in DataLoader(dataset, batch_size=16, sampler=sampler):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(batch), wanted).backward()
@@ -82,7 +82,7 @@ def train(folder: Path, *, accident: bool = False) -> list[float]:
 
 
 def train_to_the_end(pool: sky.ComputePool, folder: Path, *, accident: bool = False) -> list[float]:
-    """Train, and go on after losses. By then the workers, or whole nodes, have been replaced."""
+    """Train, and continue after losses, when the pool has replaced the workers or whole nodes."""
     for _ in range(5):
         try:
             return (train(folder, accident=accident) @ pool)[0]

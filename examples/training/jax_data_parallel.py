@@ -13,17 +13,17 @@ import skyward as sky
 @sky.compute
 @sky.distributed.jax()
 def train(features: np.ndarray, targets: np.ndarray, steps: int) -> tuple[int, np.ndarray]:
-    """Fit a line through all of the data by gradient descent; this process's index, and the coefficients."""
+    """Fit a line through all data by gradient descent; return this process's index and the coefficients."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    # jax.distributed is initialized: jax.devices() are those of all workers.
+    # jax.distributed is initialized: jax.devices() lists the devices of all workers.
     mesh = Mesh(jax.devices(), ("data",))
     by_rows = NamedSharding(mesh, PartitionSpec("data"))
     everywhere = NamedSharding(mesh, PartitionSpec())
 
-    # Every worker brings its part; together the parts are one array.
+    # Every worker contributes its part; together the parts form one array.
     x, y = (jax.make_array_from_process_local_data(by_rows, part) for part in sky.shard(features, targets))
     coefficients = jax.device_put(jnp.zeros(x.shape[1]), everywhere)
 
@@ -47,7 +47,7 @@ def main() -> None:
     features = chance.normal(size=(4000, 3)).astype("f4")
     targets = features @ np.array([1.0, -2.0, 0.5], "f4") + chance.normal(scale=0.1, size=4000).astype("f4")
 
-    # On GPUs: sky.Image(pip=["jax[cuda12]"]), and concurrency= as many as a node has.
+    # On GPUs: sky.Image(pip=["jax[cuda12]"]), and concurrency= the number of GPUs of a node.
     with sky.ComputePool(provider=sky.Local(), nodes=2, concurrency=2, image=sky.Image(pip=["jax"])) as pool:
         outcomes = train(features, targets, steps=200) @ pool
 

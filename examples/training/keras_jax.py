@@ -13,10 +13,10 @@ import skyward as sky
 @sky.compute
 @sky.distributed.keras(backend="jax")
 def train(points: np.ndarray, labels: np.ndarray, epochs: int) -> tuple[list[float], list[np.ndarray]]:
-    """Learn which points lie in a circle; the loss after each epoch, and the weights in the end."""
+    """Learn which points lie in a circle; return the loss of each epoch and the final weights."""
     import keras
 
-    # Keras has been told to average over all devices of all workers (keras.distribution.DataParallel).
+    # Keras averages over all devices of all workers (keras.distribution.DataParallel).
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(32, "tanh"), keras.layers.Dense(1, "sigmoid")])
     model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")

@@ -13,7 +13,7 @@ import skyward as sky
 @sky.compute
 @sky.distributed.keras(backend="torch")
 def train(points: np.ndarray, labels: np.ndarray, epochs: int) -> tuple[list[float], list[np.ndarray]]:
-    """Learn which points lie in a circle; the loss after each epoch, and the weights in the end."""
+    """Learn which points lie in a circle; return the loss of each epoch and the final weights."""
     import keras
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -22,7 +22,7 @@ def train(points: np.ndarray, labels: np.ndarray, epochs: int) -> tuple[list[flo
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(32, "tanh"), keras.layers.Dense(1, "sigmoid")])
 
-    # On this backend `fit` knows nothing of other workers. A Keras model is a torch module, though:
+    # On this backend `fit` ignores the other workers. A Keras model is a torch module, though:
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     loss_of = keras.losses.BinaryCrossentropy()

@@ -14,7 +14,7 @@ ROUNDS = 5
 
 @sky.compute
 def fit(rate: float, width: int) -> float:
-    """Train a small network with these settings; its error on points that it has not seen."""
+    """Train a small network with these settings; return its error on unseen points."""
     import torch
     from torch import nn
 
@@ -32,12 +32,12 @@ def fit(rate: float, width: int) -> float:
 
 
 def search(pool: sky.ComputePool, study: optuna.Study, at_once: int) -> None:
-    """Ask for trials, run them side by side, tell what came out. The study stays here; the workers only train."""
+    """Request trials, run them in parallel, and report the results. The study stays here; the workers only train."""
     trials = [study.ask() for _ in range(at_once)]
     calls = [
         fit(trial.suggest_float("rate", 1e-4, 1.0, log=True), trial.suggest_int("width", 2, 64)) for trial in trials
     ]
-    # A trial that fails, for want of memory for instance, is no reason to end the search.
+    # A failed trial, for example out of memory, does not end the search.
     for trial, error in zip(trials, sky.gather(*calls, return_exceptions=True) >> pool, strict=True):
         if isinstance(error, BaseException):
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -47,7 +47,7 @@ def search(pool: sky.ComputePool, study: optuna.Study, at_once: int) -> None:
 
 def main() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # constant_liar: those trials of a round that are not told yet count as bad, so the next ones differ from them.
+    # constant_liar: trials of a round without a result count as bad, so that the next ones differ from them.
     sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True, n_startup_trials=8)
     study = optuna.create_study(direction="minimize", sampler=sampler)
 

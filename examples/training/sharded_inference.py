@@ -1,4 +1,4 @@
-"""Inference on many rows: each worker takes its part, and the answers come back in order.
+"""Inference on many rows: each worker processes its part, and the results return in order.
 
 usage: python examples/training/sharded_inference.py
 """
@@ -13,13 +13,13 @@ import skyward as sky
 
 
 def make_model() -> nn.Module:
-    """Ten scores for every row of 64 numbers."""
+    """Return a model with ten scores for every row of 64 numbers."""
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 @sky.compute
 def predict(weights: dict[str, torch.Tensor], rows: np.ndarray) -> np.ndarray:
-    """The class of every row that is this worker's."""
+    """Return the class of each row of this worker's part."""
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     model = make_model().to(device).eval()
     model.load_state_dict(weights)
@@ -35,13 +35,13 @@ def predict(weights: dict[str, torch.Tensor], rows: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     torch.manual_seed(0)
-    model = make_model()  # one that you have trained
+    model = make_model()  # replace it with your trained model
     rows = np.random.default_rng(0).normal(size=(40_000, 64)).astype("f4")
 
     with sky.ComputePool(provider=sky.Local(), nodes=2, concurrency=2, image=sky.Image(pip=["torch", "numpy"])) as pool:
         parts = predict(model.state_dict(), rows) @ pool
 
-    classes = np.concatenate(parts)  # parts are ordered by node and worker, as shard deals them
+    classes = np.concatenate(parts)  # parts are ordered by node and worker, as in shard
     with torch.inference_mode():
         here = model(torch.tensor(rows)).argmax(dim=1).numpy()
     print(f"{len(classes)} rows classified, {np.mean(classes == here):.2%} as here")

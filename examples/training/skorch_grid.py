@@ -16,22 +16,22 @@ from skyward.integrations import ScikitLearnPool
 
 
 class Digits(nn.Module):
-    """Scores of the ten digits for an image of 64 pixels."""
+    """Network with scores of the ten digits for an image of 64 pixels."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """A row of scores per image."""
+        """Return a row of scores per image."""
         return self.layers(images)
 
 
 class Net(NeuralNetClassifier):
-    """A network that is trained where it is fitted: it looks for a GPU there, not where the search was started."""
+    """Classifier that selects its device in ``fit``, on the worker, and not in the process of the search."""
 
     def initialize(self) -> Net:
-        """Choose the device, and make the model on it."""
+        """Select the device, and create the model on it."""
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         return super().initialize()
 

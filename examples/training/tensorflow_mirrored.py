@@ -1,4 +1,4 @@
-"""Data-parallel training with TensorFlow: a MultiWorkerMirroredStrategy that finds its workers by itself.
+"""Data-parallel training with TensorFlow: a MultiWorkerMirroredStrategy that finds its workers automatically.
 
 usage: python examples/training/tensorflow_mirrored.py
 """
@@ -13,12 +13,12 @@ import skyward as sky
 @sky.compute
 @sky.distributed.tensorflow()
 def train(features: np.ndarray, targets: np.ndarray, steps: int) -> tuple[int, np.ndarray]:
-    """Fit a line through all of the data by gradient descent; how many workers did it, and the coefficients."""
+    """Fit a line through all data by gradient descent; return the number of workers and the coefficients."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # reads TF_CONFIG, which is set
     with strategy.scope():
-        coefficients = tf.Variable(tf.zeros([features.shape[1], 1]))  # one on every worker, kept alike
+        coefficients = tf.Variable(tf.zeros([features.shape[1], 1]))  # mirrored on every worker
 
     x, y = (tf.constant(part) for part in sky.shard(features, targets))
     workers = strategy.num_replicas_in_sync

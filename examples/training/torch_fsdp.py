@@ -1,4 +1,4 @@
-"""Fully sharded training with PyTorch: each worker keeps a part of the model, for models too large for one GPU.
+"""Fully sharded training with PyTorch: each worker holds a part of the model, for models too large for one GPU.
 
 usage: python examples/training/torch_fsdp.py
 """
@@ -13,7 +13,7 @@ import skyward as sky
 @sky.compute
 @sky.distributed.torch()
 def train(steps: int) -> dict[str, Any]:
-    """Learn to add up ten numbers; how much of the model was here, and on rank 0 all of it in the end."""
+    """Learn to add ten numbers; return the size of this worker's part, and on rank 0 the whole model."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -28,11 +28,11 @@ def train(steps: int) -> dict[str, Any]:
     model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     for layer in model:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)  # each layer is gathered only while it is used
+            fully_shard(layer, mesh=mesh)  # each layer is gathered only during its use
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)  # its state is divided as well
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)  # its state is divided too
 
-    chance = torch.Generator().manual_seed(dist.get_rank())  # other numbers on every worker
+    chance = torch.Generator().manual_seed(dist.get_rank())  # different numbers on every worker
     for step in range(steps):
         numbers = torch.rand(64, 10, generator=chance).to(device)
         loss = nn.functional.mse_loss(model(numbers), numbers.sum(dim=1, keepdim=True))
@@ -43,7 +43,7 @@ def train(steps: int) -> dict[str, Any]:
             print(f"step {step}: loss {loss.item():.4f}")
 
     here = sum(parameter.to_local().numel() for parameter in model.parameters())
-    # All workers take part in gathering the model, and the first one gets it.
+    # All workers must take part in gathering the model; the first one receives it.
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return {"rank": dist.get_rank(), "here": here, "model": get_model_state_dict(model, options=options)}
 

@@ -1,4 +1,4 @@
-"""Fine-tuning with transformers: its Trainer finds the other workers by itself.
+"""Fine-tuning with transformers: its Trainer finds the other workers automatically.
 
 usage: python examples/training/transformers_finetune.py
 """
@@ -11,7 +11,7 @@ import skyward as sky
 
 
 def sentences(count: int) -> list[dict[str, list[int] | int]]:
-    """Sentences of made-up words, as numbers: words up to 49 are found in good reviews, the others in bad ones."""
+    """Return sentences of made-up words, as numbers: words up to 49 occur in good reviews, the others in bad ones."""
     import random
 
     chance = random.Random(0)
@@ -25,7 +25,7 @@ def sentences(count: int) -> list[dict[str, list[int] | int]]:
 @sky.compute
 @sky.distributed.transformers()
 def finetune(epochs: int) -> dict[str, float]:
-    """Train a small model to tell good reviews from bad ones; how well it does on others."""
+    """Train a small model to separate good reviews from bad ones; return its metrics on others."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
@@ -43,7 +43,7 @@ def finetune(epochs: int) -> dict[str, float]:
             num_train_epochs=epochs,
             per_device_train_batch_size=16,  # times the number of workers
             learning_rate=2e-3,
-            average_tokens_across_devices=False,  # the loss of this model is a mean already
+            average_tokens_across_devices=False,  # the loss of this model is already a mean
             use_cpu=not torch.cuda.is_available(),
             save_strategy="no",
             report_to="none",
@@ -52,7 +52,7 @@ def finetune(epochs: int) -> dict[str, float]:
         trainer = Trainer(
             model=model,
             args=arguments,
-            train_dataset=reviews[:384],  # all of them: the Trainer deals them to the workers
+            train_dataset=reviews[:384],  # all rows: the Trainer divides them among the workers
             eval_dataset=reviews[384:],
             compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())},
         )

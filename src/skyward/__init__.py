@@ -1,4 +1,4 @@
-"""Ephemeral accelerator compute: ordinary Python on machines that come, work and go.
+"""Ephemeral accelerator compute: ordinary Python on machines that exist only while they work.
 
 ::
 
@@ -11,7 +11,7 @@
     with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
         four = square(2) >> pool
 
-Every public name is here; each is loaded when it is first used, so that importing this package costs nothing.
+All public names are here. Each is loaded on first use, so that importing this package is cheap.
 """
 
 from __future__ import annotations

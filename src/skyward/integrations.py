@@ -1,6 +1,6 @@
-"""Where other libraries meet Skyward: joblib and scikit-learn.
+"""Integrations with other libraries: joblib and scikit-learn.
 
-The names live in the package ``skyward_joblib``, which is loaded when the first of them is used.
+The names are those of the package ``skyward_joblib``, which is loaded on first use.
 """
 
 from __future__ import annotations
