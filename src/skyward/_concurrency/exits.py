@@ -24,11 +24,11 @@ __all__ = ["arm", "at_exit", "disarm", "hold", "release", "uninterrupted", "wait
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _WATCHED = (*_SIGNALS, signal.SIGQUIT)
 _ABOVE = 128
-"""What a shell adds to the number of the signal that ended a process."""
+"""Offset of the exit status of a process that a signal ended, as shells have it."""
 
 
 class _Held:
-    """Counts the pools that are open or on their way, from whichever thread."""
+    """Count of the pools that are open or being opened, in any thread."""
 
     lock = threading.Lock()
     pools = 0
@@ -36,7 +36,7 @@ class _Held:
 
 
 class _Watch:
-    """A thread that closes all pools when a signal comes that would end the process, and lets it end the process then.
+    """Thread that closes all pools on a signal that would end the process, and then lets it end the process.
 
     Python's own handlers can be set in the main thread only, and wait for it. Those of faulthandler can be set in any
     thread, and write to a file at once: here a pipe, one for each signal.
@@ -58,14 +58,14 @@ class _Watch:
         """Watch every signal that has its default effect."""
         for number in _with_default_effect():
             if number in self._watched:
-                faulthandler.unregister(number)  # else a handler that has replaced this one meanwhile is not replaced
+                faulthandler.unregister(number)  # else a handler that has replaced this one meanwhile stays
             elif _is_caught(number):
                 continue
             faulthandler.register(number, file=self._pipes[number][1], all_threads=False)
             self._watched.add(number)
 
     def stop(self) -> None:
-        """Let signals have their effect again. Waits for the thread, unless that is about to end the process."""
+        """Restore the default effect of signals. Wait for the thread, unless it is about to end the process."""
         self.forget()
         os.close(self._stop)
         if not self._closing:  # else it may wait for a pool that the present thread is closing
@@ -78,14 +78,14 @@ class _Watch:
         self._watched.clear()
 
     def leave(self) -> None:
-        """In a forked child: nobody watches here, and the pipes lead to the parent."""
+        """Stop watching in a forked child, which has no such thread and whose pipes lead to the parent."""
         self.forget()
         os.close(self._stop)
         self._close_pipes()
 
     def _run(self) -> None:
         readers = {pipe[0]: number for number, pipe in self._pipes.items()}
-        poll = select.poll()  # select() knows descriptors below 1,024 only
+        poll = select.poll()  # select() is limited to descriptors below 1,024
         for descriptor in (*readers, self._stopped):
             poll.register(descriptor, select.POLLIN)
         number = readers.get(poll.poll()[0][0])
@@ -99,7 +99,7 @@ class _Watch:
         self._close_pipes()
 
     def _is_needed(self) -> bool:
-        """Return whether pools are held still; if so, :meth:`stop` does not wait from now on."""
+        """Return True if pools are still held; then :meth:`stop` does not wait from now on."""
         with _Held.lock:
             self._closing = _Held.watch is self
         return self._closing
@@ -110,14 +110,14 @@ class _Watch:
 
 
 def hold(close: Callable[[], object] = lambda: None) -> None:
-    """A pool is about to open. From now on SIGTERM and SIGHUP unwind the main thread with ``SystemExit``.
+    """Count a pool that is about to open: from now on SIGTERM and SIGHUP unwind the main thread with ``SystemExit``.
 
-    They do if this is called in the main thread, or :func:`arm` was. Else, and on SIGQUIT, ``close`` is called in
-    another thread, and the signal ends the process after it. Handlers of the application's own stay. Matched by one
-    :func:`release`.
+    That needs a call of this or of :func:`arm` in the main thread. Otherwise, and on SIGQUIT, ``close`` is called in
+    another thread, and the signal ends the process after it. The application's own handlers stay. Pair each call with
+    one of :func:`release`.
 
     Args:
-        close: closes all pools there are. That of the first one counts.
+        close: closes all pools. That of the first call counts.
     """
     arm()
     with _Held.lock:
@@ -128,7 +128,7 @@ def hold(close: Callable[[], object] = lambda: None) -> None:
 
 
 def release() -> None:
-    """A pool is closed. After the last one signals do again what they did before."""
+    """Count a pool that is closed; the last one restores the previous effect of signals."""
     with _Held.lock:
         _Held.pools -= 1
         watch = None if _Held.pools else _Held.watch
@@ -140,9 +140,9 @@ def release() -> None:
 
 
 def arm() -> None:
-    """In the main thread: handle signals on behalf of pools that other threads open for this one. Idempotent.
+    """Handle signals in the main thread, for pools that other threads open for it. Idempotent.
 
-    As long as no pool is held, they still have their default effect.
+    As long as no pool is held, signals still have their default effect.
     """
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
@@ -151,16 +151,16 @@ def arm() -> None:
 
 
 def disarm() -> None:
-    """In the main thread: undo :func:`arm`, unless a pool is held. Idempotent."""
+    """Undo :func:`arm` in the main thread, unless a pool is held. Idempotent."""
     if threading.current_thread() is threading.main_thread() and not _Held.pools:
         _restore()
 
 
 @contextmanager
 def uninterrupted() -> Generator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP in this block are heard at its end. Only in the main thread, where they would be.
+    """Delay Ctrl-C, SIGTERM and SIGHUP to the end of this block. Effective in the main thread only.
 
-    Handlers of the application's own run at once, as ever.
+    The application's own handlers still run at once.
     """
     kept: list[int] = []
     before: dict[int, Any] = {}
@@ -181,18 +181,14 @@ def uninterrupted() -> Generator[None]:
 
 
 def at_exit(function: Callable[[], object]) -> None:
-    """Call ``function`` when the interpreter exits, the last one registered first.
-
-    That is while threads can still be started, without which no machine can be ended: ``atexit`` would be too late.
-    """
+    """Call ``function`` when the interpreter exits, the last one registered first."""
+    # While threads can still be started, without which no machine can be terminated: `atexit` runs too late for that.
     getattr(threading, "_register_atexit", atexit.register)(function)
 
 
 def wait_for(thread: threading.Thread) -> None:
-    """At exit: let a thread end that the interpreter would wait for anyway.
-
-    One that waits for the exit itself, as those of executors do, is not waited for.
-    """
+    """Wait at exit for a thread that the interpreter would wait for anyway."""
+    # Threads of executors wait for the exit themselves: waiting for them here would never end.
     waits_for_us = getattr(concurrent.futures.thread, "_threads_queues", {})
     ours = (threading.current_thread(), threading.main_thread())
     if thread not in ours and not thread.daemon and thread not in waits_for_us:
@@ -218,7 +214,7 @@ def _with_default_effect() -> list[signal.Signals]:
 
 
 def _is_caught(number: signal.Signals) -> bool:
-    """Return whether C code handles a signal that Python does not: ``faulthandler.register`` of the application's."""
+    """Return True if C code handles a signal that Python does not: the application's ``faulthandler.register``."""
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -228,7 +224,7 @@ def _is_caught(number: signal.Signals) -> bool:
 
 
 def _forget() -> None:
-    """In a forked child: pools are its parent's, and so is what signals do."""
+    """Drop the parent's pools and handlers in a forked child."""
     _Held.lock = threading.Lock()
     _Held.pools = 0
     if _Held.watch is not None:

@@ -1,4 +1,4 @@
-"""Sockets that stay with the process that opened them: forked children do not keep them open.
+"""Sockets that forked children do not keep open.
 
 A node takes an open connection for a living client. A child that outlives its parent, such as a data loader's worker or
 a daemon, would hold the connection open, and the node would wait for ``away`` instead of ``lease``.
@@ -16,16 +16,14 @@ _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def keep_from_forks(sock: socket.socket) -> socket.socket:
-    """Release ``sock`` in every child forked from now on; return it. Programs that are started never inherit it."""
+    """Release ``sock`` in every child forked from now on; return it. Started programs never inherit it."""
     _sockets.add(sock)
     return sock
 
 
 def abandon(*descriptors: int) -> None:
-    """Release inherited descriptors in a forked child: they refer to the null device from now on.
-
-    They are not closed: objects here still hold their numbers, and would close whatever gets them next.
-    """
+    """Release inherited descriptors in a forked child: they refer to the null device from now on."""
+    # Not closed: objects here still hold their numbers, and would close other files that get these numbers later.
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in descriptors:
         os.dup2(nothing, descriptor, inheritable=False)

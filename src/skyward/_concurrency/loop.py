@@ -1,4 +1,4 @@
-"""The client's one event loop, in a thread that lives as long as somebody uses it."""
+"""The client's one event loop, in a thread that lives until its last user releases it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _logger = logging.getLogger("skyward")
 
 
 class LoopThread:
-    """An asyncio loop and the thread that runs it. Got with :func:`acquire_loop`, given up with :meth:`release`."""
+    """Asyncio loop in a thread of its own. Acquired with :func:`acquire_loop`, given up with :meth:`release`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,14 +38,14 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether this code runs in the loop's own thread."""
+        """True in the loop's own thread."""
         return threading.current_thread() is self._thread
 
     def call(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run ``coro`` on the loop and wait for its result, in the caller's context.
 
-        When the wait ends early, by Ctrl-C or past ``timeout_s``, the coroutine is told to cancel; its clean-up is not
-        waited for.
+        When the wait ends early, by Ctrl-C or after ``timeout_s``, the coroutine is cancelled; its clean-up goes on in
+        the background.
 
         Raises:
             TimeoutError: it took longer than ``timeout_s``.
@@ -62,13 +62,13 @@ class LoopThread:
             raise
 
     def finish(self, coro: Coroutine[Any, Any, T]) -> T:
-        """As :meth:`call`, but Ctrl-C waits: the coroutine runs to its end, and the interrupt is raised after it."""
+        """Run ``coro`` as :meth:`call` does, but to its end: Ctrl-C is raised after it."""
         future = self._submit(coro)
         interrupt: BaseException | None = None
         while not future.done():
             try:
                 wait([future])
-            except BaseException as error:  # KeyboardInterrupt, or whatever else a signal handler raises
+            except BaseException as error:  # KeyboardInterrupt, or another exception of a signal handler
                 interrupt = error
         result = future.result()
         if interrupt is not None:
@@ -76,7 +76,7 @@ class LoopThread:
         return result
 
     def spawn(self, coro: Coroutine[Any, Any, object]) -> None:
-        """Run ``coro`` on the loop without waiting; what it raises is logged. Allowed from any thread.
+        """Run ``coro`` on the loop without waiting; its exception is logged. Allowed from any thread.
 
         Raises:
             PoolStateError: the loop has ended.
@@ -86,7 +86,7 @@ class LoopThread:
         future.add_done_callback(self._report)
 
     def release(self) -> None:
-        """Give the loop up. The last one to do so ends it: tasks are cancelled and awaited, the thread is joined.
+        """Drop a use of the loop. The last one ends it: tasks are cancelled and awaited, the thread is joined.
 
         Raises:
             PoolStateError: called in the loop's own thread, which cannot wait for its own end.
@@ -96,7 +96,7 @@ class LoopThread:
         _shared.release(self)
 
     def end(self) -> None:
-        """Stop the loop and join its thread, whoever still uses it. Idempotent."""
+        """Stop the loop and join its thread, even while it has users. Idempotent."""
         with self._lock:
             if not self._ended:
                 self._ended = True
@@ -104,14 +104,14 @@ class LoopThread:
         self._thread.join()
 
     def forget(self) -> None:
-        """In a forked child: the thread was not copied, so nothing can run here any more."""
+        """Mark the loop as ended in a forked child, which has no copy of its thread."""
         self._lock = threading.Lock()
         self._ended = True
 
     def _submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
         with self._lock:
             if self._ended:
-                coro.close()
+                coro.close()  # else it warns that it was never awaited
                 raise PoolStateError("Skyward's event loop has ended: the pool was closed, or this is a forked child")
             return asyncio.run_coroutine_threadsafe(coro, self._loop)
 
@@ -129,7 +129,7 @@ class LoopThread:
             self._ended = True
 
     def _run_on(self, runner: asyncio.Runner) -> None:
-        """Run until the stop is set, or a callback raises what asyncio does not catch, such as SystemExit."""
+        """Run until the stop is set, or a callback raises SystemExit, which asyncio does not catch."""
         try:
             runner.run(self._wait_for_stop())
         except BaseException:
@@ -140,7 +140,7 @@ class LoopThread:
 
 
 class _SharedLoop:
-    """Counts who uses the process's loop thread."""
+    """The process's loop thread and the number of its users."""
 
     _lock = threading.Lock()
     _thread: LoopThread | None = None
@@ -175,7 +175,7 @@ _shared = _SharedLoop()
 
 
 def acquire_loop() -> LoopThread:
-    """The process's loop thread, started if nobody uses it yet; every call is matched by one ``release()``."""
+    """Return the process's loop thread, started for its first user; pair every call with one ``release()``."""
     return _shared.acquire()
 
 

@@ -1,4 +1,4 @@
-"""Long-lived loops: a failure is reported and the loop starts again, so that whatever depends on it goes on."""
+"""Long-lived loops: a failure is reported and the loop starts again, as others depend on it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def keep(
     Args:
         live: the loop; it is called again for every run.
         what: the loop in words, for the log and the report: ``"the lane to node 0"``.
-        report: called with each failure that differs from the one before, in words; must not block.
-        clock: the time, for pauses.
+        report: called with each failure that differs from the previous one, in words; must not block.
+        clock: clock for pauses.
     """
     last = ""
 
@@ -44,20 +44,21 @@ async def keep(
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError | GeneratorExit) and _is_ending():
                 raise
-            said = f"{what} failed and was started again: {type(error).__name__}: {error}"
-            if said != last:
-                last = said
-                _logger.error("%s", said, exc_info=error)
+            text = f"{what} failed and was started again: {type(error).__name__}: {error}"
+            if text != last:  # a lack of memory would fill the log with one message a second
+                last = text
+                _logger.error("%s", text, exc_info=error)
                 if report is not None:
-                    report(said)
-            return NotYet(said)
+                    report(text)
+            return NotYet(text)
         return True
 
     await wait_until(run, deadline_s=math.inf, interval_s=_FIRST_PAUSE_S, what=what, clock=clock)
 
 
 def _is_ending() -> bool:
-    """Whether this task is cancelled or closed; an awaited future may have been cancelled by itself."""
+    """Return True if this task is cancelled or closed."""
+    # CancelledError alone does not show it: an awaited future may have been cancelled by itself.
     try:
         task = asyncio.current_task()
     except RuntimeError:  # closed after its loop

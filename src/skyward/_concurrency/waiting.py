@@ -15,9 +15,9 @@ __all__ = ["EAGER_S", "PROMPT_S", "SYSTEM_CLOCK", "Clock", "NotYet", "SystemCloc
 T = TypeVar("T")
 
 PROMPT_S: Final = 0.001
-"""What comes as soon as this is prompt: the next one is waited for eagerly."""
+"""After a reply within this time, busy-wait for the next one."""
 EAGER_S: Final = 0.0005
-"""How long an eager one stays awake: a processor that slept needs 20 to 40 µs to wake, and its caches are cold."""
+"""Length of a busy-wait. A processor that slept needs 20 to 40 µs to wake, and its caches are cold (decision 007)."""
 
 _GROWTH = 1.5
 _LONGEST_PAUSE = 10
@@ -68,7 +68,7 @@ SYSTEM_CLOCK: Final[Clock] = SystemClock()
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """What a probe returns instead of ``None`` when it can say how far things are.
+    """Result of a probe that has no value yet, with the present state; without a state a probe returns ``None``.
 
     Attributes:
         observed: the present state, in words; the error at the deadline quotes the last one.
@@ -91,11 +91,11 @@ async def wait_until(
     deadline, and has ``interval_s`` to answer. A probe that hangs is cancelled.
 
     Args:
-        probe: returns the value, or ``None`` or :class:`NotYet` to be asked again; what it raises ends the wait.
-        deadline_s: how long to wait in all. At least one probe is made.
-        interval_s: the first pause.
-        what: what is waited for, as the error should call it: ``"node 2 to answer over SSH"``.
-        clock: the time.
+        probe: returns the value, or ``None`` or :class:`NotYet` to be called again; its exceptions end the wait.
+        deadline_s: seconds to wait in all. At least one probe is made.
+        interval_s: seconds of the first pause.
+        what: condition in the words of the error: ``"node 2 to answer over SSH"``.
+        clock: clock for the deadline and the pauses.
 
     Raises:
         UnreachableError: the deadline passed; names ``what`` and the last observation.
@@ -118,12 +118,12 @@ async def wait_until(
 
 
 async def _ask(probe: Callable[[], Awaitable[T | NotYet | None]], limit_s: float) -> T | NotYet | None:
-    """One probe; when it hangs, that is the observation."""
+    """Call the probe; a probe that hangs is an observation, too."""
     limit = asyncio.timeout(limit_s)
     try:
         async with limit:
             return await probe()
     except TimeoutError:
-        if not limit.expired():
+        if not limit.expired():  # raised by the probe itself
             raise
         return NotYet(f"no answer within {limit_s:g} s")

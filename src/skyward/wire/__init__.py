@@ -1,1 +1,1 @@
-"""What both ends of a connection share: pickling, sessions, frames."""
+"""Shared parts of both ends of a connection: messages, sessions, frames, pickling, limits."""

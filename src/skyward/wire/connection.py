@@ -1,4 +1,4 @@
-"""One TLS connection that carries msgpack messages: what a :class:`~skyward.wire.link.Link` runs over.
+"""One TLS connection that carries msgpack messages: the layer below a :class:`~skyward.wire.link.Link`.
 
 TLS works in memory and the socket never blocks, so that any thread may write while another one reads. The event loop's
 own TLS allows only its own thread, and each message would pay for the way there (docs/decisions/006).
@@ -19,14 +19,14 @@ import msgpack
 __all__ = ["Connection", "MessageError"]
 
 _LENGTH = struct.Struct("!I")
-_LARGEST_BYTES = 64 << 20
+_LARGEST_BYTES = 64 << 20  # a session's messages have a few MiB: a larger length is no length
 _READ_BYTES = 256 << 10
 _PACKED_BYTES = 64 << 10
-_RECORD_BYTES = 16 << 10  # what TLS encrypts at once
+_RECORD_BYTES = 16 << 10  # the largest record of TLS
 
 
 class MessageError(ConnectionError):
-    """The peer sent what is no message."""
+    """Bytes from the peer that are no message."""
 
 
 class Connection:
@@ -38,33 +38,35 @@ class Connection:
         self._socket = sock
         self._from_peer, self._to_peer = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_side=server_side)
-        self._encrypted = memoryview(bytearray(_READ_BYTES))  # a new one for each read would cost more than the read
-        self._pack: Callable[[Any], bytes] = msgpack.Packer(buf_size=_PACKED_BYTES).pack  # likewise
+        self._encrypted = memoryview(bytearray(_READ_BYTES))  # made once: see docs/decisions/007
+        self._pack: Callable[[Any], bytes] = msgpack.Packer(
+            buf_size=_PACKED_BYTES
+        ).pack  # made once, for the same reason
         self._partial = bytearray()
         self._early: list[Any] = []
         self._unsent = memoryview(b"")
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close the connection. Idempotent."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # at once, although another thread may be polling it
         self._socket.close()
 
     async def connect(self, address: str) -> None:
-        """Dial ``host:port``; to be called first, by the end that dials.
+        """Dial ``host:port``; the dialling end calls this first.
 
         Raises:
-            OSError: nobody answers there.
+            OSError: there is no answer.
         """
         host, _, port = address.rpartition(":")
         await asyncio.get_running_loop().sock_connect(self._socket, (host, int(port)))
 
     async def handshake(self) -> None:
-        """Agree on keys; nothing else may use the connection meanwhile.
+        """Perform the TLS handshake; nothing else may use the connection meanwhile.
 
         Raises:
             OSError: the peer is gone, or shows no certificate of the pool.
@@ -77,27 +79,29 @@ class Connection:
                 agreed = True
             except ssl.SSLWantReadError:
                 pass
-            await loop.sock_sendall(self._socket, self._to_peer.read())
+            await loop.sock_sendall(
+                self._socket, self._to_peer.read()
+            )  # also at the end: the peer waits for the last part
             if not agreed:
                 self._take_in(await loop.sock_recv_into(self._socket, self._encrypted))
 
     async def exchange(self, message: Any) -> None:
-        """Send one message, for as long as it takes; nothing else may use the connection meanwhile."""
+        """Send one whole message; nothing else may use the connection meanwhile."""
         self.write(message)
         await asyncio.get_running_loop().sock_sendall(self._socket, self._to_peer.read())
 
     async def first_message(self) -> Any:
-        """The next message; nothing else may use the connection meanwhile."""
+        """Return the next message; nothing else may use the connection meanwhile."""
         loop = asyncio.get_running_loop()
         while not (messages := self._messages()):
             self._take_in(await loop.sock_recv_into(self._socket, self._encrypted))
-        message, *self._early = messages
+        message, *self._early = messages  # the peer may send on before it has an answer to its greeting
         return message
 
     def write(self, message: Any) -> None:
         """Encrypt a message; :meth:`send` sends it."""
         body = self._pack(message)
-        if len(body) < _RECORD_BYTES:
+        if len(body) < _RECORD_BYTES:  # one record: two would cost the peer another read
             self._tls.write(_LENGTH.pack(len(body)) + body)
             return
         self._tls.write(_LENGTH.pack(len(body)))
@@ -106,7 +110,7 @@ class Connection:
             rest = rest[self._tls.write(rest) :]
 
     def send(self) -> bool:
-        """Send what was written, as far as the socket takes it; whether that was all."""
+        """Send written messages as far as the socket accepts them; return True if that was all."""
         if not self._unsent:
             self._unsent = memoryview(self._to_peer.read())
         try:
@@ -117,7 +121,7 @@ class Connection:
         return True
 
     def receive(self) -> list[Any]:
-        """The messages that have come. To be called when the socket is readable, or once after the greeting.
+        """Return the messages that have come. To be called when the socket is readable, and once after the greeting.
 
         Raises:
             OSError: the connection is lost.
@@ -139,10 +143,11 @@ class Connection:
         while len(received) - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(received, start)
             if size > _LARGEST_BYTES:
-                raise MessageError(f"the peer announces a message of {size} bytes")
+                raise MessageError(f"the peer announces a message of {size} bytes, more than {_LARGEST_BYTES}")
             begin, end = start + _LENGTH.size, start + _LENGTH.size + size
             if len(received) < end:
                 break
+            # Views are released at once: a bytearray cannot shrink while one is there.
             with memoryview(received) as whole, whole[begin:end] as body:
                 messages.append(msgpack.unpackb(body))
             start = end
@@ -153,7 +158,7 @@ class Connection:
         return messages
 
     def _decrypt(self) -> bytes | bytearray:
-        """All that is there; what came in one record, as most messages do, is not copied to others."""
+        """Return all decrypted bytes; a single record, as most messages are, is not copied."""
         alone = b""
         while data := self._record():
             if not (alone or self._partial):
@@ -165,8 +170,9 @@ class Connection:
         return alone or self._partial
 
     def _record(self) -> bytes:
-        """What the next record holds; empty if it has not come."""
-        if not (self._from_peer.pending or self._tls.pending()):  # asked first, as it is dear to be refused
+        """Return the content of the next record; empty if it has not come."""
+        # Checked first: a read that TLS refuses costs as much as a record (docs/decisions/007).
+        if not (self._from_peer.pending or self._tls.pending()):
             return b""
         try:
             data = self._tls.read(_RECORD_BYTES)

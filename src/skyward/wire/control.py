@@ -1,4 +1,4 @@
-"""What the client and a node's supervisor say to each other on the control connection."""
+"""Messages of the control connection between the client and a node's supervisor."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Client to node: start the workers. Idempotent; with other values than before, those that run follow.
+    """Client to node: start the workers. Idempotent; running workers follow values that have changed.
 
     Attributes:
-        scheduler: ``tls://host:port`` of the scheduler that they register with.
+        scheduler: ``tls://host:port`` of the scheduler with which the workers register.
         head_addr: address of node 0, for :class:`~skyward.wire.node_config.WorkerPlace`.
-        total_nodes: how many nodes the fleet is meant to have, likewise.
+        total_nodes: target size of the fleet, for the same.
     """
 
     scheduler: str
@@ -58,14 +58,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping:
-    """Client to node: I am here. Renews the lease and is answered with :class:`Pong`."""
+    """Client to node: renew the lease. Answered with :class:`Pong`."""
 
     n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Client to node: SIGKILL one worker, unless it is already another incarnation. It comes back by itself."""
+    """Client to node: SIGKILL one worker, unless it has another incarnation by now. The node starts it again."""
 
     worker: int
     incarnation: str
@@ -78,7 +78,7 @@ class Fetch:
     Attributes:
         blob_id: BLAKE3 of its content, in hex.
         nbytes: its size.
-        path: the file it becomes, in one of the node's blob folders.
+        path: file for it, in one of the node's blob folders.
         sources: ``host:port`` of nodes that have it (:attr:`NodeReady.blobs`), in the order to ask them.
     """
 
@@ -90,7 +90,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Client to node: end everything. Answered by :class:`Ending`; the connection closes once all of it is gone."""
+    """Client to node: end everything. Answered by :class:`Ending`; the connection closes after the last process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +124,14 @@ class WorkerExit:
     Attributes:
         worker: index of the worker on its node.
         incarnation: id of the process that ended.
-        exit_code: its exit status; None when a signal ended it or nobody knows.
+        exit_code: its exit status; None if a signal ended it, or if the status is lost.
         signal: number of the signal that ended it, or None.
-        reason: both in plain English.
+        reason: exit status or signal in plain English.
         memory_limit_bytes: the limit, when exceeding it was the reason; else None.
-        ended_for: why the node ended it on purpose, in plain English; empty if it did not.
+        ended_for: reason for which the node ended it, in plain English; empty if it did not.
         last_words: end of the output that it may not have sent, such as the traceback of a crash; bytes as Latin-1.
         last_words_at: their offset in its log.
-        omitted_bytes: how much of that output, before the last words, is left out.
+        omitted_bytes: number of bytes before the last words that are left out.
         begun: position of the last call that the process began, 0 if it began none; None when unknown.
     """
 
@@ -149,15 +149,16 @@ class WorkerExit:
 
     @property
     def was_killed(self) -> bool:
-        """Return whether it may have been killed from outside, neither by itself nor for its memory."""
+        """True if it may have been killed from outside, neither by itself nor for its memory."""
+        # Without exit code and signal its status is lost, so that SIGKILL cannot be excluded.
         return self.exit_code is None and self.signal in (None, SIGKILL) and self.memory_limit_bytes is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStale:
-    """Node to client: a worker holds Dask's data for a scheduler that is no more, and cannot join the new one.
+    """Node to client: a worker holds Dask's data for a lost scheduler, and cannot join the new one.
 
-    Its lane works as before. It is to be killed once that is idle. Sent again on every new connection.
+    Its lane works as before. The client kills it once the lane is idle. Sent again on every new connection.
 
     Attributes:
         worker: index of the worker on its node.
@@ -170,14 +171,14 @@ class WorkerStale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """Node to client: how a :class:`Fetch` ended.
+    """Node to client: the outcome of a :class:`Fetch`.
 
     Attributes:
-        blob_id: as it was asked for.
-        path: likewise; the file is there, whole, unless there is an error.
-        error: why not, in plain English; else empty.
-        errno: the system's number of the error where the node could not store it; else 0.
-        unreached: sources that could not be connected to.
+        blob_id: the id in the request.
+        path: the path in the request; the file is there, whole, unless there is an error.
+        error: reason of the failure, in plain English; empty after success.
+        errno: the system's error number if the node could not store it; else 0.
+        unreached: sources to which the node could not connect.
     """
 
     blob_id: str
@@ -206,13 +207,13 @@ class GpuReading:
     """One GPU at one moment.
 
     Attributes:
-        index: the driver's number of it.
-        uuid: the driver's name of it, e.g. ``GPU-…``; the same after a restart.
-        name: its model.
-        memory_used_mb: in MiB.
-        memory_total_mb: in MiB.
-        utilization: percent of the time it was busy; None where it does not tell (under MIG).
-        temperature: degrees Celsius; None where it does not tell.
+        index: the driver's number of the GPU.
+        uuid: the driver's id of the GPU, such as ``GPU-…``; the same after a restart.
+        name: model.
+        memory_used_mb: used memory in MiB.
+        memory_total_mb: memory in MiB.
+        utilization: percent of the time that it was busy; None if it gives no value (under MIG).
+        temperature: degrees Celsius; None if it gives no value.
     """
 
     index: int
@@ -224,7 +225,7 @@ class GpuReading:
     temperature: float | None = None
 
     def to_event(self) -> GpuMetrics:
-        """Its part of the event."""
+        """Return the GPU's part of the event."""
         return GpuMetrics(
             index=self.index,
             name=self.name,
@@ -240,10 +241,10 @@ class NodeMetrics:
     """A node at one moment.
 
     Attributes:
-        cpu_percent: of all cores together since the sample before, 0 to 100.
-        memory_used_mb: in MiB, without what the system could drop at once.
-        memory_total_mb: in MiB: physical memory, or the control group's limit where that is smaller.
-        gpus: those that answered, by index.
+        cpu_percent: load of all cores together since the previous sample, 0 to 100.
+        memory_used_mb: used memory in MiB, without memory that the system could reclaim at once.
+        memory_total_mb: memory in MiB: physical memory, or the control group's limit if that is smaller.
+        gpus: GPUs that answered, by index.
     """
 
     cpu_percent: float
@@ -257,17 +258,18 @@ class NodeMetrics:
         return 100 * self.memory_used_mb / self.memory_total_mb
 
     def to_dict(self) -> dict[str, Any]:
-        """For the wire: strings, numbers, sequences and None only."""
+        """Return the fields for the wire: strings, numbers, sequences and None only."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> NodeMetrics:
-        """From the wire."""
+        """Return the reading of fields from the wire."""
+        # `asdict` has made dicts of them, too, and `cls(**values)` alone would keep those.
         gpus = tuple(GpuReading(**gpu) for gpu in values["gpus"])
         return replace(cls(**values), gpus=gpus)
 
     def to_event(self, *, instance_id: str, node: int) -> Metrics:
-        """The event that tells the user."""
+        """Return the event for the user."""
         utilizations = [gpu.utilization for gpu in self.gpus if gpu.utilization is not None]
         return Metrics(
             instance_id=instance_id,
@@ -286,7 +288,7 @@ class NodeMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsReport:
-    """Node to client: how busy the node is.
+    """Node to client: the node's load.
 
     Attributes:
         values: the fields of :class:`NodeMetrics`.
@@ -307,7 +309,7 @@ class Preempting:
     """Node to client: its provider takes the machine back. Sent again on every new connection.
 
     Attributes:
-        seconds_left: until then, as of when this was sent.
+        seconds_left: time until then, as of the sending.
     """
 
     seconds_left: float
@@ -315,12 +317,12 @@ class Preempting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionLikely:
-    """Node to client: its provider says that it will probably take the machine back. Sent again likewise."""
+    """Node to client: its provider will probably take the machine back. Sent again on every new connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeTrouble:
-    """Node to client: what was changed in volumes is not written back, for this ``reason``."""
+    """Node to client: changes of volumes are not written back, for this ``reason``."""
 
     reason: str
 
@@ -337,8 +339,8 @@ class Ending:
     """Node to client: the node is ending everything. The connection closes when it has.
 
     Attributes:
-        reason: why, in plain English.
-        timed_out: whether it is because its hard ``timeout`` is over: then no other node takes its place.
+        reason: reason in plain English.
+        timed_out: True if its hard ``timeout`` is over: no other node takes its place then.
     """
 
     reason: str
@@ -346,7 +348,7 @@ class Ending:
 
 
 Command: TypeAlias = Start | Ping | Kill | Fetch | Stop
-"""What a client says."""
+"""Messages from the client."""
 Report: TypeAlias = (
     Pong
     | WorkerRunning
@@ -363,7 +365,7 @@ Report: TypeAlias = (
     | PreemptionLikely
     | Ending
 )
-"""What a node says."""
+"""Messages from a node."""
 Message: TypeAlias = Command | Report
 
 _KINDS: dict[str, type[Message]] = {
@@ -391,20 +393,22 @@ _NAMES = {cls: kind for kind, cls in _KINDS.items()}
 
 
 def to_frame(message: Message) -> dict[str, Any]:
-    """The message as a map for a frame, or for a line of JSON."""
+    """Return the message as a map for a frame, or for a line of JSON."""
     return {"kind": _NAMES[type(message)], **asdict(message)}
 
 
 def from_frame(frame: dict[str, Any]) -> Message:
-    """The message in a map.
+    """Return the message in a map.
 
     Raises:
-        FrameError: it is none of ours.
+        FrameError: the map is no message of this version.
     """
-    # Lists are what msgpack and JSON make of tuples.
+    # msgpack and JSON return lists for tuples.
     values: dict[str, Any] = {name: tuple(cast("Any", v)) if isinstance(v, list) else v for name, v in frame.items()}
     kind = values.pop("kind", None)
     try:
         return _KINDS[kind](**values)
     except (KeyError, TypeError) as error:
-        raise FrameError(f"not a control message: kind {kind!r} with {sorted(values)}") from error
+        raise FrameError(
+            f"not a control message of this version of Skyward: kind {kind!r} with {sorted(values)}"
+        ) from error

@@ -24,18 +24,18 @@ __all__ = [
 ]
 
 MAX_FRAME_BYTES = 1 << 20
-"""No frame is larger; a peer that announces more is not one of ours."""
+"""Size limit of a frame in bytes; a peer that announces more is no part of the pool."""
 
 _LENGTH = struct.Struct("!I")
 
 
 class FrameError(ValueError):
-    """The peer sent what is not a frame; the connection is of no further use."""
+    """Bytes from the peer that are no frame; the connection is of no further use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsIdentity:
-    """What one end of a mutual TLS connection needs, as PEM text.
+    """Certificates and key of one end of a mutual TLS connection, as PEM text.
 
     Attributes:
         ca: the only certificate that peers may chain to.
@@ -49,18 +49,19 @@ class TlsIdentity:
 
 
 def server_context(identity: TlsIdentity) -> ssl.SSLContext:
-    """The listening end: TLS 1.3, and every client must show a certificate of the pool's CA."""
+    """Return a context for the listening end: TLS 1.3, every client must show a certificate of the pool's CA."""
     return _context(ssl.PROTOCOL_TLS_SERVER, identity)
 
 
 def client_context(identity: TlsIdentity) -> ssl.SSLContext:
-    """The dialling end: TLS 1.3, and the server must show a certificate of the pool's CA, whatever its address."""
+    """Return a context for the dialling end: TLS 1.3, the server must show a certificate of the pool's CA."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
 
 
 def _context(protocol: int, identity: TlsIdentity) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # No host names: the CA signs for one pool only, so every certificate of it belongs to that pool.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=identity.ca)
@@ -73,7 +74,7 @@ def _context(protocol: int, identity: TlsIdentity) -> ssl.SSLContext:
 
 @contextmanager
 def _in_memory(pem: str) -> Generator[str]:
-    """A name that the text can be read from."""
+    """Yield a file name from which the text can be read."""
     if hasattr(os, "memfd_create"):
         with open(os.memfd_create("pem"), "w", encoding="ascii") as file:
             file.write(pem)
@@ -94,10 +95,10 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
 
     Raises:
         asyncio.IncompleteReadError: the peer closed the connection.
-        FrameError: it is too large, or no map.
+        FrameError: the frame is too large, or no map.
     """
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    if size > MAX_FRAME_BYTES:
+    if size > MAX_FRAME_BYTES:  # before it is read: the length could have the reader allocate 4 GiB
         raise FrameError(f"the peer announces a frame of {size} bytes; {MAX_FRAME_BYTES} are allowed")
     body = await reader.readexactly(size)
     try:
@@ -113,7 +114,7 @@ def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
     """Put one frame into the writer's buffer; ``await writer.drain()`` sends it.
 
     Raises:
-        FrameError: it is larger than the peer accepts.
+        FrameError: the frame is larger than the peer accepts.
     """
     body = cast("bytes", msgpack.packb(frame))
     if len(body) > MAX_FRAME_BYTES:

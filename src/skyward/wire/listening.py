@@ -23,9 +23,9 @@ log = logging.getLogger("skyward.wire")
 T = TypeVar("T")
 
 STRANGERS = 64
-"""Connections of a port that have not authenticated yet: at most so many, to leave descriptors for everything else."""
+"""Number of connections of a port that may be unauthenticated; descriptors must be left for everything else."""
 BACKLOG = 128
-"""Connections that the system holds until they are accepted."""
+"""Number of connections that the system holds until they are accepted."""
 
 _PAUSE_S = 0.05
 
@@ -42,8 +42,8 @@ class Listener(Generic[T]):
         admit: authenticates a connection; takes over the socket once it returns. Raises ``OSError`` for a peer that
             fails.
         serve: uses an authenticated connection until its end, and closes it.
-        strangers: how many strangers there may be.
-        admission_s: time that ``admit`` may take.
+        strangers: number of strangers allowed at a time.
+        admission_s: seconds that ``admit`` may take.
     """
 
     def __init__(
@@ -86,9 +86,10 @@ class Listener(Generic[T]):
         except OSError as error:  # no descriptor or no memory at the moment, or the peer is gone already
             if self._listening.fileno() < 0:
                 raise
+            # One warning for a shortage, not one for each attempt while it lasts.
             log.log(logging.DEBUG if self._exhausted else logging.WARNING, "a connection has to wait: %s", error)
             self._exhausted = True
-            self._drop_strangers(self._bound // 2)
+            self._drop_strangers(self._bound // 2)  # frees descriptors: a flood of strangers may be the cause
             return NotYet(str(error))
         self._exhausted = False
         return sock
@@ -149,10 +150,10 @@ class StreamPort:
     """Listening port for peers with the pool's certificate, open from now until :meth:`close`.
 
     Args:
-        address: where to listen, at a free port.
-        tls: refuses peers without the certificate.
+        address: address to listen at, on a free port.
+        tls: context that refuses peers without the certificate.
         serve: uses a peer's connection until its end, and closes it.
-        admission_s: time that a peer has to authenticate.
+        admission_s: seconds that a peer has to authenticate.
 
     Attributes:
         number: the port.
@@ -184,7 +185,7 @@ async def _open_streams(sock: socket.socket, tls: ssl.SSLContext) -> Streams:
     """Authenticate the peer of an accepted connection.
 
     Raises:
-        OSError: it hung up, or shows no certificate of the pool.
+        OSError: the peer closed the connection, or shows no certificate of the pool.
     """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()

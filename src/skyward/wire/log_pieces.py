@@ -1,4 +1,4 @@
-"""Lines made of printed text: put together and stamped on the worker, in pieces, and joined again on the client."""
+"""Lines of printed text: assembled and stamped on the worker, sent in pieces, and joined again on the client."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Literal
 __all__ = ["PIECE_CHARS", "LineAssembler", "LogPiece", "Reassembler", "StreamName"]
 
 PIECE_CHARS = 256 * 1024
-"""Longest piece of a line, in characters."""
+"""Length of the longest piece of a line, in characters."""
 
 StreamName = Literal["stdout", "stderr"]
 
 _PROGRESS_INTERVAL_S = 1.0
-_LONGEST_SEQUENCE = 4096
-_MOST_ROWS = 200
+_LONGEST_SEQUENCE = 4096  # a longer one is no sequence: text must not be held back for its end
+_MOST_ROWS = 200  # a block of a screen's height; a movement may name any number
 _UP, _DOWN = "\x1bU", "\x1bD"
-"""Stand for movements, in text of which all other sequences but colours were removed."""
+"""Cursor movements in text without any other control sequences except colours."""
 _BREAKS = re.compile(r"\r\n|\n|\r|\x08+|(?:\x1bU)+|\x1bD")
 _SUSPECT = re.compile(r"[\x1b\x80-\x9f]")
 _SEQUENCES = re.compile(
@@ -39,14 +39,14 @@ _CELLS = re.compile(r"\x1b\[[\d;:]*m|.", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPiece:
-    """A line that was printed, or a piece of a very long one.
+    """Printed line, or a piece of a very long one.
 
     Attributes:
-        text: without its end; always encodable as UTF-8.
-        partial: whether the line goes on in this stream's next piece.
-        stream: where it was printed.
-        timestamp: when it was complete, in seconds since the epoch.
-        writer: which of the call's threads printed it, counted from 0.
+        text: text without the line end; always encodable as UTF-8.
+        partial: True if the line goes on in this stream's next piece.
+        stream: stream to which it was printed.
+        timestamp: time of its completion, in seconds since the epoch.
+        writer: number of the call's thread that printed it, from 0.
     """
 
     text: str
@@ -57,12 +57,12 @@ class LogPiece:
 
 
 class LineAssembler:
-    r"""Makes lines of what one thread of a call writes to one stream. Pure; not thread-safe.
+    r"""Assembler of lines from the text that one thread of a call writes to one stream. Pure; not thread-safe.
 
     ``\r\n`` is one line end. Text that is overwritten, after ``\r``, ``\b`` or a cursor movement, is a progress bar's
     state: at most one per second becomes a line, and so does the last one. A block of lines that is drawn repeatedly
-    is a state as a whole. Colours (SGR) are kept, other control sequences are dropped. Bytes are read as UTF-8, what is
-    not UTF-8 is shown as an escape.
+    is a state as a whole. Colours (SGR) are kept, other control sequences are dropped. Bytes are read as UTF-8;
+    invalid ones become escapes.
 
     Args:
         stream: name for the pieces.
@@ -89,14 +89,14 @@ class LineAssembler:
         self._state_shown_at = float("-inf")
 
     def feed(self, data: str | bytes) -> list[LogPiece]:
-        """Take what was written; return the lines it completes."""
+        """Take written text or bytes; return the lines that they complete."""
         text = self._decoder.decode(data) if isinstance(data, bytes) else data
         text, self._carry = self._carry + text, ""
         if _SUSPECT.search(text):
             if (cut := _CUT_SEQUENCE.search(text)) and len(cut[0]) < _LONGEST_SEQUENCE:
                 text, self._carry = text[: cut.start()], cut[0]
             text = _SEQUENCES.sub(_meaning, text)
-        if text.endswith("\r"):  # only what follows tells an overwritten state from a line end
+        if text.endswith("\r"):  # an overwritten state or a line end: the next character decides
             text, self._carry = text[:-1], "\r" + self._carry
         pieces: list[LogPiece] = []
         start = 0
@@ -107,7 +107,7 @@ class LineAssembler:
         return pieces + self._append(text[start:])
 
     def finish(self) -> list[LogPiece]:
-        """Return what is left, as if its line had ended here. The assembler can be used again."""
+        """Return the rest as a line. The assembler can be used again."""
         pieces = self._append(self._decoder.decode(b"", final=True))
         self._carry, self._rows_above = "", 0
         return pieces + (self._end_line() if self._parts or self._held_state or self._held_rows else [])
@@ -131,7 +131,7 @@ class LineAssembler:
         self._chars += len(text)
         if self._chars <= PIECE_CHARS:
             return []
-        line = self._take()
+        line = self._take()  # sent piece by piece: a line without an end must not fill the memory
         rest = (len(line) - 1) // PIECE_CHARS * PIECE_CHARS
         self._parts, self._chars, self._split = [line[rest:]], len(line) - rest, True
         return [self._piece(line[at : at + PIECE_CHARS], partial=True) for at in range(0, rest, PIECE_CHARS)]
@@ -141,6 +141,7 @@ class LineAssembler:
         text, held, overwritten = self._take(), self._held_state, self._overwritten
         self._held_state, self._overwritten, self._split = "", False, False
         self._held_rows, self._block_due, self._in_block = [], False, False
+        # A bar that was cleared at its end: its last state is the line, not the empty rest.
         if overwritten and not _COLOURS.sub("", text):
             return rows + ([self._piece(held)] if held else [])
         return [*rows, self._piece(text)]
@@ -192,8 +193,8 @@ class LineAssembler:
         return pieces + self._append(left)
 
     def _is_due(self, drawings: int = 1) -> bool:
-        """Return whether no state was shown for so many intervals; if so, count one as shown now."""
-        now = self._clock()
+        """Return True if no state was shown for so many intervals; then count one as shown now."""
+        now = self._clock()  # may be set back, which must not silence a bar
         due = not 0 <= now - self._state_shown_at < drawings * _PROGRESS_INTERVAL_S
         if due:
             self._state_shown_at = now
@@ -232,13 +233,13 @@ def _meaning(sequence: re.Match[str]) -> str:
 
 
 class Reassembler:
-    """Puts pieces together again, on the receiving side: one for each call. Not thread-safe."""
+    """Joiner of pieces on the receiving side, one for each call. Not thread-safe."""
 
     def __init__(self) -> None:
         self._started: defaultdict[tuple[StreamName, int], list[str]] = defaultdict(list)
 
     def add(self, piece: LogPiece) -> LogPiece | None:
-        """The whole line that the piece ends; None if the line goes on."""
+        """Return the whole line that the piece ends; None if the line goes on."""
         source = (piece.stream, piece.writer)
         parts = self._started[source]
         parts.append(piece.text)
@@ -248,7 +249,7 @@ class Reassembler:
         return replace(piece, text="".join(parts))
 
     def finish(self, timestamp: float) -> list[LogPiece]:
-        """The lines whose end never came, as their worker was lost, stamped with ``timestamp``."""
+        """Return lines cut by the loss of their worker, stamped with ``timestamp``."""
         cut, self._started = self._started, defaultdict(list)
         return [
             LogPiece(text="".join(parts), stream=stream, timestamp=timestamp, writer=writer)

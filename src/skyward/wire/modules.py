@@ -1,13 +1,13 @@
-"""How modules of the user's that are imported inside a function travel: as their sources, beside the function's pickle.
+"""Sources of the user's modules that a function imports while it runs; they travel next to the function's pickle.
 
-What a function's globals refer to is pickled by value (:mod:`skyward.wire.pickling`). What it imports while it runs is
-named in its code only: those names are read from the bytecode, the user's own modules among them are followed through
-their own imports, and the sources of all go along. Where they are unpickled, a finder serves them from memory.
+Objects in a function's globals are pickled by value (:mod:`skyward.wire.pickling`). Imports inside a function appear in
+its code only: their names are read from the bytecode, the user's own modules among them are followed through their own
+imports, and the sources of all are sent. At the other end a finder serves them from memory.
 
 * A module that the process itself has outside its installed packages wins over a source that came along; so nothing
   changes in the process that sent it. An installed one, or a mere folder, of the same name does not win: where the
   function comes from, the user's module was found first.
-* A changed source replaces the older one, and everything served is imported anew, since one module may hold another.
+* A changed source replaces the older one, and all served modules are imported again, since one may hold another.
 * Names that no import statement shows (``importlib.import_module``) and modules without source are not followed.
 """
 
@@ -46,21 +46,21 @@ __all__ = [
 ]
 
 OWN_PACKAGES = frozenset({"skyward", "skyward_dask", "skyward_joblib"})
-"""Skyward's own, which every node has."""
+"""Packages of Skyward, which every node has."""
 
 _NEVER_THE_USERS = OWN_PACKAGES | sys.stdlib_module_names | {"__main__"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSource:
-    """A module on its way.
+    """Source of a module.
 
     Attributes:
-        name: its full name.
-        text: its source; empty for a package without ``__init__.py``.
-        is_package: whether it has submodules.
-        origin: its path where it came from, for ``__file__`` and tracebacks.
-        edition_ns: when this text was first seen there, in ns since the epoch; of two editions the later one holds.
+        name: full name.
+        text: source text; empty for a package without ``__init__.py``.
+        is_package: True if it has submodules.
+        origin: path at its origin, for ``__file__`` and tracebacks.
+        edition_ns: time at which this text was first seen there, in ns since the epoch; the latest edition counts.
     """
 
     name: str
@@ -71,14 +71,14 @@ class ModuleSource:
 
 
 def imported_by(function: FunctionType) -> frozenset[str]:
-    """Names of modules outside the standard library that import statements in ``function`` may mean."""
+    """Return names of modules outside the standard library that import statements in ``function`` may refer to."""
     module = function.__globals__
     package = module.get("__package__") or ""
     return _imports(function.__code__, package)
 
 
 def sources_of(names: Iterable[str]) -> tuple[ModuleSource, ...]:
-    """The user's own modules among ``names``, their packages and what they import, sorted by name. Imports nothing."""
+    """Return the user's own modules among ``names``, with their packages and imports, by name. Imports nothing."""
     found: dict[str, ModuleSource] = {}
     seen: set[str] = set()
     waiting = set(names)
@@ -96,12 +96,12 @@ def sources_of(names: Iterable[str]) -> tuple[ModuleSource, ...]:
 
 
 def with_sources(data: bytes, buffers: Sequence[memoryview], names: Iterable[str]) -> bytes:
-    """``data``, made to bring the sources of ``names`` along; itself where none is the user's.
+    """Return ``data`` together with the sources of ``names``; ``data`` itself if none is the user's.
 
     Args:
         data: a pickle.
         buffers: its out-of-band buffers; the result has the same.
-        names: what the functions in it import.
+        names: modules that the functions in it import.
     """
     sources = sources_of(names)
     if not sources:
@@ -110,7 +110,7 @@ def with_sources(data: bytes, buffers: Sequence[memoryview], names: Iterable[str
 
 
 def any_absent(names: Iterable[str]) -> bool:
-    """Return whether the top-level package of one of these modules is not found here, and so may appear later."""
+    """Return True if the top-level package of one of these modules is not found here, and may appear later."""
     return any(map(_shelf().is_absent, names))
 
 
@@ -120,26 +120,26 @@ def search_path_state() -> tuple[object, ...]:
 
 
 def came_along(module: ModuleType) -> bool:
-    """Whether ``module`` is served from a source that came along."""
+    """Return True if ``module`` is served from a source that came with a call."""
     return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _Loader)
 
 
 @functools.lru_cache(maxsize=1024)
 def is_installed_at(location: str) -> bool:
-    """Whether a module found at this path is the standard library's or an installed package's."""
+    """Return True if a module at this path belongs to the standard library or an installed package."""
     path = Path(location).resolve()
     return any(path.is_relative_to(folder) for folder in _install_folders())
 
 
 class SourceFinder(MetaPathFinder):
-    """Serves modules from memory; stands first in ``sys.meta_path`` and steps back for the process's own."""
+    """Finder of modules in memory; first in ``sys.meta_path``, it leaves the process's own modules alone."""
 
     def __init__(self) -> None:
         self._sources: dict[str, ModuleSource] = {}
         self._lock = threading.Lock()
 
     def add(self, sources: Iterable[ModuleSource]) -> None:
-        """Take sources; where one changes, everything served so far is imported anew. Safe from any thread."""
+        """Take sources; if one changes, all served modules are imported again. Safe from any thread."""
         with self._lock:
             for source in sources:
                 old = self._sources.get(source.name)
@@ -155,24 +155,24 @@ class SourceFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
     ) -> ModuleSpec | None:
         """See :class:`importlib.abc.MetaPathFinder`."""
-        del target
+        del target  # only reloads have one
         source = self._sources.get(fullname)
         if source is None:
             return None
         parent = sys.modules.get(fullname.rpartition(".")[0])
-        if parent is not None and not came_along(parent):
+        if parent is not None and not came_along(parent):  # a submodule of another package than the one sent
             return None
         if parent is None and _is_the_processes_own(_find(fullname, path, besides=self)):
             return None
         spec = ModuleSpec(fullname, _Loader(source), origin=source.origin, is_package=source.is_package)
-        spec.has_location = True
+        spec.has_location = True  # else the module would get no __file__
         return spec
 
     def _forget(self, old: ModuleSource) -> None:
         for name in self._sources:
             if (module := sys.modules.get(name)) is not None and came_along(module):
                 sys.modules.pop(name, None)
-        linecache.cache.pop(old.origin, None)  # it never looks again at what a loader gave
+        linecache.cache.pop(old.origin, None)  # it does not check sources of loaders for changes
 
 
 class _Loader(InspectLoader):
@@ -193,7 +193,7 @@ class _Loader(InspectLoader):
 
 
 class _Accompanied:
-    """Unpickles to what ``data`` holds, after the sources were taken."""
+    """Pickle with sources: unpickles to the content of ``data``, after the sources were taken."""
 
     def __init__(self, sources: tuple[ModuleSource, ...], data: bytes, buffers: Sequence[memoryview]) -> None:
         self._sources = sources
@@ -224,7 +224,7 @@ class _Shelf:
         self._last_edition_ns = 0
 
     def source(self, name: str) -> ModuleSource | None:
-        """What to send for this module now; None if it is not the user's."""
+        """Return the source to send for this module now; None if it is not the user's."""
         spec = _spec_of(name) if self._is_the_users(name.partition(".")[0]) else None
         if spec is None:
             return None
@@ -245,7 +245,7 @@ class _Shelf:
         return old
 
     def is_absent(self, name: str) -> bool:
-        """Return whether the top-level package of ``name`` is not found here."""
+        """Return True if the top-level package of ``name`` is not found here."""
         package = name.partition(".")[0]
         return not self._is_known_as_installed(package) and _spec_of(package) is None
 
@@ -332,7 +332,7 @@ def _folders(spec: ModuleSpec) -> list[str]:
 def _imports_of_source(source: ModuleSource) -> frozenset[str]:
     try:
         code = compile(source.text, source.origin, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):  # whoever imports it will be told
+    except (SyntaxError, ValueError):  # its import fails on the worker, as it would here
         return frozenset()
     return _imports(code, source.name if source.is_package else source.name.rpartition(".")[0])
 
@@ -343,7 +343,7 @@ def _imports(code: CodeType, package: str) -> frozenset[str]:
 
 
 def _imported(code: CodeType, package: str) -> Iterator[str]:
-    before: list[Any] = [None, None]
+    before: list[Any] = [None, None]  # IMPORT_NAME follows two loads: the level and the imported members
     for step in dis.get_instructions(code):
         if step.opname == "IMPORT_NAME":
             yield from _meant(step.argval, level=before[0], members=before[1] or (), package=package)
@@ -361,6 +361,7 @@ def _meant(name: str, *, level: int, members: Sequence[str], package: str) -> It
             return  # it fails where it runs, as it would here
         name = f"{outer[0]}.{name}" if name else outer[0]
     yield name
+    # A member may be a submodule; `sources_of` passes over the others.
     yield from (f"{name}.{member}" for member in members if member != "*")
 
 

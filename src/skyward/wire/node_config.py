@@ -1,4 +1,4 @@
-"""What the client tells a node's supervisor, and what it answers: the two ends of one file and one line."""
+"""Configuration of a node's supervisor, its report of readiness, and the place of its workers, as JSON."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class NodeConfig:
         pool_id: the pool's id.
         instance_id: the provider's id of this machine; every process of the node carries it in its environment.
         node: the node's rank, 0-based; it is reused by a replacement.
-        total_nodes: the fleet's wanted size when the node was started.
-        workers: how many worker processes this node runs.
-        head: whether this node runs the scheduler (on an island every node does).
+        total_nodes: the fleet's target size when the node was started.
+        workers: number of worker processes on this node.
+        head: True if this node runs the scheduler (on an island every node does).
         address: the address that every port of the node binds to.
         workdir: the node's own folder: logs, worker directories.
-        files: folder of what the image includes: the workers' current one, and the first they import from; empty if
+        files: folder of the image's includes, which is the workers' current one and their first for imports; empty if
             there is none.
         env: environment of every worker, set before user code; its values are secret.
         tls_ca: PEM certificate that every peer must chain to.
         tls_cert: PEM certificate of this node.
         tls_key: PEM private key of this node.
-        timeout_s: hard cap on the node's life.
-        lease_s: how long the node lives on after the client's control connection was closed by its peer.
-        away_s: how long it lives on while the client is silent.
-        collect_metrics: whether to report metrics.
-        metrics_interval_s: how often.
-        accelerators: names of the accelerators that were asked for, one for each.
+        timeout_s: hard cap on the node's life, in seconds.
+        lease_s: seconds that the node lives on after the client closed its control connection.
+        away_s: seconds that it lives on while the client is silent.
+        collect_metrics: True to report metrics.
+        metrics_interval_s: seconds between two reports.
+        accelerators: names of the requested accelerators, one for each.
         mig: profiles of the partitions to make of each of them; empty for whole ones.
-        own_machine: whether the machine was there before the pool and outlives it, and is to be left as it was.
-        watch: where the machine is told that it will be taken back; None where nobody tells it.
+        own_machine: True if the machine outlives the pool, and must be left as it was.
+        watch: source of the notice that the machine will be taken back; None without one.
         power_off: command that ends the machine, and its bill, once everything on it has ended; empty for none.
-        volumes: what was made available on it, to be written back and released; secret.
-        sharers: how many nodes share the machine's memory and cores, this one included.
-        least_cpu: cores that were asked for, which the node claims although its equal share is less.
-        least_memory_bytes: memory that was asked for, claimed in the same way.
+        volumes: volumes on the node, to be written back and released; secret.
+        sharers: number of nodes that share the machine's memory and cores, this one included.
+        least_cpu: requested cores, which the node claims although its equal share is less.
+        least_memory_bytes: requested memory, claimed in the same way.
     """
 
     pool_id: str
@@ -57,6 +57,7 @@ class NodeConfig:
     head: bool
     address: str
     workdir: str
+    # Secrets, here and below: no log and no traceback may show them.
     env: Mapping[str, str] = field(repr=False)
     tls_ca: str = field(repr=False)
     tls_cert: str = field(repr=False)
@@ -79,16 +80,16 @@ class NodeConfig:
 
     @property
     def identity(self) -> TlsIdentity:
-        """The certificate that this node shows and trusts."""
+        """Certificates and key of this node."""
         return TlsIdentity(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key)
 
     def to_json(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:
-        """Read the file's text."""
+        """Return the configuration in the file's text."""
         values = _fields(text, tuples=("accelerators", "mig", "power_off"))
         values["watch"] = PreemptionWatch(**values["watch"]) if values.get("watch") else None
         values["volumes"] = tuple(map(GrantedVolume.from_dict, values.get("volumes", ())))
@@ -97,7 +98,7 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReady:
-    """The one line a supervisor prints once its ports are chosen; they stay the same for the node's life.
+    """Ports and facts of a node: the one line that its supervisor prints. The ports stay the same for the node's life.
 
     Attributes:
         control: ``host:port`` of the supervisor's control port (mutual TLS).
@@ -108,10 +109,10 @@ class NodeReady:
         call_ports: free ports of this node, handed out one per broadcast (``InstanceInfo.head_port``).
         blob_dir: folder in memory for large arguments, made by the supervisor, mode 0700.
         blob_dir_disk: folder on disk for those that do not fit.
-        blob_budget_bytes: how much may lie in ``blob_dir``: a quarter of ``memory_bytes``.
+        blob_budget_bytes: size limit of ``blob_dir``: a quarter of ``memory_bytes``.
         pid: the supervisor's process id.
         python: the node's Python version.
-        packages: versions of the packages that both ends of Dask must have alike.
+        packages: versions of the packages that must be the same at both ends of Dask.
         cpu_count: usable cores; the node's share of them where nodes share a machine.
         memory_bytes: physical memory, or the cgroup's limit; the node's share where nodes share a machine.
     """
@@ -132,29 +133,29 @@ class NodeReady:
     memory_bytes: int
 
     def to_json(self) -> str:
-        """The line's text."""
+        """Return the line's text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> NodeReady:
-        """Read the line's text."""
+        """Return the facts in the line's text."""
         return cls(**_fields(text, tuples=("workers", "lanes", "call_ports")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace:
-    """Where a worker process stands: set in its environment (``SKYWARD_WORKER``) before any user code.
+    """Place of a worker process in the fleet: set in its environment (``SKYWARD_WORKER``) before any user code.
 
     Attributes:
         pool_id: the pool's id (``InstanceInfo.job_id``).
         instance_id: the provider's id of the machine.
         node: rank of the node.
-        total_nodes: the fleet's wanted size.
+        total_nodes: the fleet's target size.
         worker: index of the worker on its node.
         workers_per_node: workers on each node.
         head_addr: address of node 0.
         address: the node's own.
-        accelerators: names of what this worker may use, one for each device.
+        accelerators: names of this worker's accelerators, one for each device.
         memory_limit_bytes: the worker's share of the node's memory.
         node_accelerators: accelerators of the whole node.
     """
@@ -172,15 +173,16 @@ class WorkerPlace:
     node_accelerators: int = 0
 
     def to_json(self) -> str:
-        """The variable's text."""
+        """Return the variable's text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> WorkerPlace:
-        """Read the variable's text."""
+        """Return the place in the variable's text."""
         return cls(**_fields(text, tuples=("accelerators",)))
 
 
 def _fields(text: str, *, tuples: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(text)
+    # JSON returns lists for tuples.
     return values | {name: tuple(values[name]) for name in tuples}

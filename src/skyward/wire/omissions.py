@@ -1,8 +1,8 @@
 """Parts of modules and classes that cannot be pickled stay behind, so that the rest can travel by value.
 
 A module or a class takes everything along that is in it, a lock or a connection included, which the call may never
-use. In its place goes a stand-in that raises when it is used. What the call's own function refers to, directly or
-through other functions, is no such part: it is needed, and the error is raised before anything is sent.
+use. A stand-in that raises on its first use replaces it. References of the call's own function, directly or through
+other functions, are no such part: they are needed, and the error is raised before anything is sent.
 """
 
 from __future__ import annotations
@@ -62,23 +62,25 @@ class Omissions:
 
     Args:
         root: the object that is pickled.
-        probe: pickles a value for nothing, without the parts that this object names or knows to be picklable; returns
-            the parts that it has pickled.
+        probe: pickles a value and discards the result, without the parts that this object lists as left out or as
+            picklable; returns the parts that it has pickled.
     """
 
     def __init__(self, root: object, probe: Callable[[object, Omissions], Sequence[object]]) -> None:
         self._probe = probe
+        # By id, as values need not be hashable, and may define equality in any way.
         self._picklable: set[int] = set()
         self._obstacles: dict[int, str] = {}
         self._kept_alive: list[object] = []  # ids are compared
         self._needed = {id(function) for function in _functions_of(root)}
 
     def is_picklable(self, value: object) -> bool:
-        """Return whether a probe has pickled ``value``: no value is pickled once for every other one around it."""
+        """Return True if a probe has pickled ``value``."""
+        # Without this, a value would be probed again for every other one around it.
         return id(value) in self._picklable
 
     def applied(self, value: Definition, reduced: Reduced) -> Reduced:
-        """Return cloudpickle's reduction of a definition with stand-ins for what cannot be pickled."""
+        """Return cloudpickle's reduction of a definition with stand-ins for the parts that cannot be pickled."""
         match value:
             case ModuleType():
                 make, (name, names) = reduced
@@ -135,7 +137,7 @@ class Omissions:
 
 
 def _parts_of(function: FunctionType) -> Iterator[object]:
-    """Yield what a function takes along besides globals."""
+    """Yield the objects that a function takes along besides globals."""
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     yield from vars(function).values()

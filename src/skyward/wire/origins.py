@@ -2,7 +2,7 @@
 
 A call brings definitions to its worker, whose copies follow changes that are made where they come from. On the way
 back, an object that came with a call under a name is sent as that name, and is the client's own there. Anything else
-goes back by value, and changes nothing that the client has already: what a call does to classes stays on its worker.
+goes back by value, and changes no object of the client: changes of classes in a call stay on its worker.
 
 cloudpickle gives every class an id, and reduces it to ``(make, arguments, state, None, None, set_state)`` with the id
 as the last argument but one. ``make`` of a class that is no enum takes names for the class body as its fourth argument.
@@ -61,6 +61,7 @@ class _Origin:
 
 
 _make_skeleton: Final = cast("Any", _cloudpickle)._make_skeleton_class  # noqa: SLF001 - it has no public way
+# Weakly: a worker must not keep every class that ever came with a call.
 _origins: WeakKeyDictionary[Any, _Origin] = WeakKeyDictionary()
 _received: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
 _unfinished: WeakSet[type] = WeakSet()  # classes whose state is still to come
@@ -71,8 +72,9 @@ with_client: Final = threading.local()
 
 
 def found_under_its_name(value: type | BuiltinFunctionType | FunctionType) -> bool:
-    """Return whether ``value`` is what its module has under its name; wrappers take over names of others."""
-    if "<locals>" in value.__qualname__:
+    """Return True if its module has ``value`` under its name."""
+    # Compared by identity, as wrappers take over the names of the wrapped functions.
+    if "<locals>" in value.__qualname__:  # a function's own names cannot be looked up
         return False
     try:
         module = sys.modules[value.__module__ or "builtins"]
@@ -82,7 +84,7 @@ def found_under_its_name(value: type | BuiltinFunctionType | FunctionType) -> bo
 
 
 def goes_by_value(value: Definition, reduced: Any) -> bool:
-    """Return whether cloudpickle reduced ``value`` to its definition, not to a name."""
+    """Return True if cloudpickle reduced ``value`` to its definition, not to a name."""
     match value:
         case ModuleType():
             return len(reduced[1]) > len(("name",))
@@ -91,10 +93,10 @@ def goes_by_value(value: Definition, reduced: Any) -> bool:
 
 
 def reduced_for_call(value: Definition, reduced: Reduced) -> Reduced:
-    """Have a definition keep its identity on its way to a worker.
+    """Return a reduction that keeps the identity of a definition on its way to a worker.
 
     Args:
-        value: what travels by value.
+        value: definition that travels by value.
         reduced: cloudpickle's reduction of it.
     """
     module, name = _name_of(value)
@@ -112,7 +114,7 @@ def reduced_for_call(value: Definition, reduced: Reduced) -> Reduced:
 
 
 def reduced_for_result(value: Definition, reduced: Reduced) -> Reduced:
-    """Have a definition change nothing that is known already where a result goes; arguments as above."""
+    """Return a reduction that changes no existing object at the receiver of a result; arguments as above."""
     match value:
         case type():
             make, arguments, state, *_, set_state = _with_slots(value, reduced)
@@ -124,7 +126,7 @@ def reduced_for_result(value: Definition, reduced: Reduced) -> Reduced:
 
 
 def reduced_to_name(value: Definition) -> Reduced | None:
-    """Return the reduction to the name under which the client has ``value``; None if it did not come from there."""
+    """Return the reduction to the client's name for ``value``; None if it did not come from the client."""
     origin = _origins.get(value)
     if origin is None or not origin.of_client or not origin.module:
         return None
@@ -132,7 +134,7 @@ def reduced_to_name(value: Definition) -> Reduced | None:
 
 
 def _with_slots(cls: type, reduced: Reduced) -> Reduced:
-    """Have the class be made with its own ``__slots__``.
+    """Return a reduction that makes the class with its own ``__slots__``.
 
     cloudpickle makes it without them, so that its instances keep a ``__dict__``, which those of the original lack.
     """

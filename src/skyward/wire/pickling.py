@@ -1,8 +1,8 @@
-"""How calls and results become bytes, on both ends of a lane.
+"""Pickling of calls and results, at both ends of a lane.
 
 Functions and classes from the user's own modules (those that are not installed packages) travel by value, so that a
-local ``helpers.py`` needs no packaging; installed modules travel by reference. What functions import while they run
-comes along as source (:mod:`skyward.wire.modules`). Buffers of 1 MiB and more stay out of
+local ``helpers.py`` needs no packaging; installed modules travel by reference. Modules that functions import while
+they run are sent as source (:mod:`skyward.wire.modules`). Buffers of 1 MiB and more stay out of
 band (pickle protocol 5), so that large arrays are never copied into a pickle.
 """
 
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 LARGE_BYTES = 1 << 20
-"""Buffers of this size and more are kept out of the pickle."""
+"""Size in bytes from which buffers are kept out of the pickle."""
 
 PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Exact types whose values are small, immutable and pickled quickly."""
@@ -68,8 +68,8 @@ class Packed:
     Attributes:
         data: the pickle.
         buffers: its out-of-band buffers, flat, in the pickle's order, each of :data:`LARGE_BYTES` or more.
-        self_contained: whether it brings no sources along, whose files may change.
-        imports_absent: whether a function in it imports modules that are not found here, or not yet.
+        self_contained: True if it contains no sources, whose files may change.
+        imports_absent: True if a function in it imports modules that are not found here, or not yet.
     """
 
     data: bytes
@@ -80,12 +80,12 @@ class Packed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedError:
-    """An exception on its way from a worker.
+    """Pickled exception of a worker.
 
     Attributes:
         type_name: qualified name of its class.
         message: its text.
-        traceback: as the worker formatted it.
+        traceback: text of the worker's traceback.
         pickled: the exception itself; empty if it cannot be rebuilt elsewhere.
     """
 
@@ -96,7 +96,7 @@ class PackedError:
 
 
 def pack(obj: object, *, what: str) -> Packed:
-    """Pickle ``obj``, which goes to a worker; ``what`` names it in errors.
+    """Pickle ``obj`` for a worker; ``what`` names it in errors.
 
     Raises:
         SerializationError: it cannot be pickled; the message names the offending part.
@@ -105,7 +105,7 @@ def pack(obj: object, *, what: str) -> Packed:
 
 
 def pack_result(obj: object, *, what: str) -> Packed:
-    """Pickle ``obj``, which goes from a worker to the client.
+    """Pickle ``obj``, a worker's result, for the client.
 
     The client's own classes, functions and modules go by name, and are its own again there.
 
@@ -116,7 +116,7 @@ def pack_result(obj: object, *, what: str) -> Packed:
 
 
 def _pack(obj: object, what: str, *, is_result: bool) -> Packed:
-    if type(obj) in PLAIN_TYPES:
+    if type(obj) in PLAIN_TYPES:  # no definitions in it: the plain pickler will do
         return Packed(data=pickle.dumps(obj, protocol=5))
     buffers: list[memoryview] = []
 
@@ -133,7 +133,7 @@ def _pack(obj: object, what: str, *, is_result: bool) -> Packed:
     try:
         try:
             bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result)
-        except Exception:  # once more, without what modules and classes can do without
+        except Exception:  # again, without the dispensable parts of modules and classes
             buffers.clear()
             bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result, omissions=Omissions(obj, probe))
         data = with_sources(bare, buffers, imported) if imported else bare
@@ -159,7 +159,7 @@ def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], label: str) ->
 
 
 def travels_by_reference(value: type | ModuleType | Callable[..., Any]) -> bool:
-    """Whether the node finds this class, function or module under its name: an installed package has it."""
+    """Return True if nodes have this class, function or module under its name, from an installed package."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "builtins"
     package = name.partition(".")[0]
     if package == "__main__" or "<locals>" in getattr(value, "__qualname__", ""):
@@ -169,17 +169,17 @@ def travels_by_reference(value: type | ModuleType | Callable[..., Any]) -> bool:
 
 
 def naming_state() -> tuple[object, ...]:
-    """Return a value that changes when other things may be pickled by name than before."""
+    """Return a value that changes when other objects than before may be pickled by name."""
     return len(sys.modules), cast("set[str]", cloudpickle.list_registry_pickle_by_value())
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
-    """Rebuild what :func:`pack` took; arrays share the memory of ``buffers`` and are writable where those are."""
+    """Rebuild a packed object; arrays share the memory of ``buffers`` and are writable if those are."""
     return pickle.loads(data, buffers=buffers)
 
 
 def unpack_call(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
-    """Rebuild a part of the client's call: what it brings by value goes back to the client as the client's own."""
+    """Rebuild a part of the client's call; its definitions go back to the client as the client's own."""
     with_client.receiving = True
     try:
         return unpack(data, buffers)
@@ -198,16 +198,16 @@ def pack_error(error: BaseException) -> PackedError:
 
 
 def unpack_error(packed: PackedError, *, where: str) -> BaseException:
-    """The exception as itself, its remote traceback as ``__cause__`` and a note saying ``where``.
+    """Return the exception itself, with its remote traceback as ``__cause__`` and a note about ``where``.
 
-    Falls back to :class:`~skyward.errors.RemoteError` where it cannot be rebuilt, and for ``SystemExit`` and its kin:
+    Falls back to :class:`~skyward.errors.RemoteError` where it cannot be rebuilt, and for ``SystemExit`` and the like:
     a call that exits must not end the client.
     """
     error: BaseException | None = None
     if packed.pickled:
         try:
             error = pickle.loads(packed.pickled)
-        except (Exception, SystemExit) as unpickling:  # any class may do anything here; the text below still tells all
+        except (Exception, SystemExit) as unpickling:  # any class may do anything here; the text remains
             where = f"{where}; rebuilding it here failed with {type(unpickling).__name__}: {unpickling}"
     if not isinstance(error, Exception):
         error = RemoteError(
@@ -241,11 +241,11 @@ def _is_there_still(obj: Any) -> bool:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Cloudpickle's, plus: the user's own modules go by value.
+    """Cloudpickle's pickler, with the user's own modules by value.
 
     Attributes:
-        imported: names of modules that the functions which went by value import while they run.
-        is_result: whether it goes from a worker to the client.
+        imported: modules that functions sent by value import while they run.
+        is_result: True for a pickle from a worker to the client.
         omissions: chooses the parts of definitions to leave out; None leaves out nothing.
     """
 
@@ -297,10 +297,9 @@ def _caching(function: Callable[..., Any], parameters: dict[str, Any]) -> Callab
 
 @functools.cache
 def _warning(module: str, name: str) -> type[Warning]:
-    """A package's class of warnings; where that package is not, nobody warns so, and one of that name will do.
-
-    Filters for warnings travel with scikit-learn's tasks, and packages that nodes have no use for add theirs.
-    """
+    """Return a package's class of warnings, or a stand-in of that name where the package is missing."""
+    # Filters for warnings travel with scikit-learn's tasks, also those of packages that nodes do not have. There
+    # nothing can warn with the class, so that a stand-in does.
     try:
         return cast("type[Warning]", functools.reduce(getattr, name.split("."), importlib.import_module(module)))
     except (ImportError, AttributeError):
@@ -330,7 +329,7 @@ def _dumps_with_imports(
 
 
 class _Probe(_Pickler):
-    """Pickler for finding out whether an object can be pickled; passes over the parts that are known to be.
+    """Pickler that only tries; it passes over parts that an earlier try has pickled.
 
     Attributes:
         parts: the parts that were pickled.
@@ -340,7 +339,7 @@ class _Probe(_Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if obj is not int and self.omissions is not None and self.omissions.is_picklable(obj):
-            return int, ()  # something small in its place
+            return int, ()  # a small stand-in
         self.parts.append(obj)
         return super().reducer_override(obj)
 
@@ -371,7 +370,7 @@ def _send_by_value_if_the_users(package: str) -> None:
 
 
 def _is_installed(module: ModuleType) -> bool:
-    if came_along(module):  # it is there where it came from
+    if came_along(module):  # installed as far as nodes matter: its source comes along
         return True
     location = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     return location is None or is_installed_at(location)
@@ -380,7 +379,7 @@ def _is_installed(module: ModuleType) -> bool:
 def _blame(
     obj: object, path: str, error: Exception, probe: Callable[[object, Omissions], Sequence[object]], depth: int = 4
 ) -> tuple[str, object, Exception]:
-    """The smallest part of ``obj`` that fails to pickle by itself."""
+    """Return the smallest part of ``obj`` that fails to pickle by itself, its path and its error."""
     if depth:
         for name, child in _children(obj):
             try:
@@ -418,7 +417,7 @@ def _traceback_of(error: BaseException) -> str:
 def _pickle_error(error: BaseException) -> bytes:
     """Pickle an exception so that it comes back as it is; return ``b""`` where it cannot be rebuilt.
 
-    Rebuilding is tried here: a class's ``__init__`` may not take what ``args`` holds, or may format it once more. The
+    Rebuilding is tried here: a class's ``__init__`` may reject the contents of ``args``, or format them again. The
     first way that gives the same text is taken, otherwise the first that gives the same class.
     """
     if not isinstance(error, Exception):
@@ -447,10 +446,10 @@ def _shown(error: BaseException) -> tuple[str, str]:
 
 
 class _AsItSays:
-    """Pickles an exception as its class wants it.
+    """Pickle of an exception by its class's own ``__reduce_ex__``.
 
-    Workers have tblib's way of pickling exceptions, which Dask installs: it forgets what ``__init__`` keeps outside of
-    ``args``, and with it the text of a ``UnicodeDecodeError`` or a ``SyntaxError``.
+    Workers pickle exceptions as tblib does, which Dask installs. That loses attributes outside of ``args``, and with
+    them the text of a ``UnicodeDecodeError`` or a ``SyntaxError``.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -461,7 +460,7 @@ class _AsItSays:
 
 
 class _Rebuilt:
-    """Pickles an exception without calling its ``__init__`` when it is rebuilt."""
+    """Pickle of an exception that is rebuilt without its ``__init__``."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""The pool's certificate for ``distributed``."""
+"""TLS of the pool for ``distributed``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ __all__ = ["PoolSecurity"]
 
 
 class PoolSecurity(Security):
-    """The pool's certificate for every role; nothing but mutual TLS 1.3 is spoken.
+    """The pool's certificate for every role; only mutual TLS 1.3 is accepted.
 
-    Connections are set up in memory. ``distributed`` would write the pool's private key to a temporary file for each,
-    and a process that is killed meanwhile leaves it there.
+    Contexts are made in memory.
     """
 
     def __init__(self, identity: TlsIdentity) -> None:
@@ -32,7 +31,8 @@ class PoolSecurity(Security):
         )
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """What a connection of ``role`` is opened with."""
+        """Return the arguments that open a connection of ``role``."""
+        # `distributed` would write the private key to a temporary file here, which a killed process leaves behind.
         return {
             "ssl_context": client_context(self._identity(role)),
             "require_encryption": self.require_encryption,
@@ -40,7 +40,7 @@ class PoolSecurity(Security):
         }
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
-        """What a port of ``role`` is opened with."""
+        """Return the arguments that open a port of ``role``."""
         return {"ssl_context": server_context(self._identity(role)), "require_encryption": self.require_encryption}
 
     def _identity(self, role: str) -> TlsIdentity:

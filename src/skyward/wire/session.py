@@ -10,18 +10,19 @@ from typing import Any
 __all__ = ["CHUNK_BYTES", "BrokenSessionError", "Item", "Session"]
 
 CHUNK_BYTES = 4 << 20
-"""The largest piece of a large result."""
-_WINDOW_BYTES = 32 << 20
+"""Size of the largest piece of a large result, in bytes."""
+_WINDOW_BYTES = 32 << 20  # credit of bulk items (docs/decisions/002)
+# A message is handed over as a whole: with larger ones the first items would wait for the last.
 _MESSAGE_BYTES = 1 << 20
 _MESSAGE_ITEMS = 4096
-_ACK_EVERY_BYTES = 8 << 20
+_ACK_EVERY_BYTES = 8 << 20  # a quarter of the window, so that a fast peer need not stop
 
 Item = Sequence[Any]
-"""What travels: a list that msgpack can encode, its first element a :class:`~skyward.wire.messages.Kind`."""
+"""Element of the stream: a list that msgpack can encode; it begins with a :class:`~skyward.wire.messages.Kind`."""
 
 
 class BrokenSessionError(Exception):
-    """The peer skipped items: the two ends do not speak of the same session."""
+    """Missing items: the two ends do not have the same session."""
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class _Entry:
 
 
 class Session:
-    """Keeps what was sent until the peer has seen it; hands out what to write next; drops what came twice.
+    """Numbered items of both directions: sent ones until they are acknowledged, received ones without duplicates.
 
     Small items overtake bulk ones. Bulk items wait while 32 MiB of them are unacknowledged: the peer's
     acknowledgements are the credit.
@@ -45,38 +46,38 @@ class Session:
         self._first_unacked = 1
         self._resend = 0
         self._bulk_in_flight = 0
-        self._unheard_bytes = 0
+        self._unacked_bytes = 0
         self._ack_owed = False
         self.seen = 0
         self.kept_bytes = 0
 
     def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
-        """Queue an item; ``nbytes`` is about its size."""
+        """Enqueue an item; ``nbytes`` is its approximate size."""
         (self._bulk if bulk else self._small).append(_Entry(item, nbytes, bulk))
         self.kept_bytes += nbytes
 
     @property
     def ack_owed(self) -> bool:
-        """Whether the peer waits for an acknowledgement that no message has carried yet."""
+        """True if the peer waits for an acknowledgement that no message has carried yet."""
         return self._ack_owed
 
     @property
     def ack_urgent(self) -> bool:
-        """Whether so much came unacknowledged that the peer may be waiting for credit."""
-        return self._unheard_bytes >= _ACK_EVERY_BYTES
+        """True if enough bytes are unacknowledged that the peer may be waiting for credit."""
+        return self._unacked_bytes >= _ACK_EVERY_BYTES
 
     @property
     def has_unsent(self) -> bool:
-        """Whether items are queued, or are to be sent again; those that are bulk may be waiting for credit."""
+        """True if items are queued or have to be sent again; bulk items may be waiting for credit."""
         return bool(self._small or self._bulk or self._resend)
 
     @property
     def drained(self) -> bool:
-        """Whether the peer has seen everything."""
+        """True if the peer has acknowledged all items."""
         return not (self._small or self._bulk or self._sent)
 
     def take(self) -> list[Any] | None:
-        """The next message to write, or None when there is nothing to send but perhaps an acknowledgement."""
+        """Return the next message to write; None if no items are left to send."""
         first = self._first_unacked + len(self._sent) - self._resend
         items = self._take_unsent() if not self._resend else self._take_again()
         if not items:
@@ -84,14 +85,14 @@ class Session:
         return [first, self._acknowledge(), items]
 
     def take_ack(self) -> list[Any]:
-        """A message that carries an acknowledgement only."""
+        """Return a message that carries an acknowledgement only."""
         return [0, self._acknowledge(), []]
 
     def receive(self, message: Sequence[Any], nbytes: int = 0) -> list[Item]:
-        """The items of a message that were not seen before, in order.
+        """Return the new items of a message, in order.
 
         Raises:
-            BrokenSessionError: items are missing in between.
+            BrokenSessionError: items before these are missing.
         """
         first, acknowledged, items = message
         self._forget(acknowledged)
@@ -99,19 +100,20 @@ class Session:
             return []
         if first > self.seen + 1:
             raise BrokenSessionError(f"expected item {self.seen + 1}, got {first}")
+        # After a reconnect the peer repeats items that it has no acknowledgement for: nothing may run twice.
         fresh = list(items[self.seen + 1 - first :])
         self.seen += len(fresh)
         self._ack_owed = True
-        self._unheard_bytes += nbytes
+        self._unacked_bytes += nbytes
         return fresh
 
     def resume(self, peer_seen: int) -> None:
-        """A new link: the peer has seen items up to ``peer_seen``; the rest is sent again."""
+        """Continue on a new connection: items after ``peer_seen`` are sent again."""
         self._forget(peer_seen)
         self._resend = len(self._sent)
 
     def _take_again(self) -> list[Item]:
-        start = len(self._sent) - self._resend
+        start = len(self._sent) - self._resend  # in their old order, small behind bulk: the numbers are given
         items: list[Item] = []
         size = 0
         for index in range(start, len(self._sent)):
@@ -128,6 +130,7 @@ class Session:
         size = 0
         while self._small and len(items) < _MESSAGE_ITEMS and (not items or size < _MESSAGE_BYTES):
             size += self._move(self._small, items)
+        # One piece at a time, and only without small items: a small result never waits for more than 4 MiB.
         if not items and self._bulk and self._bulk_in_flight < _WINDOW_BYTES:
             self._move(self._bulk, items)
         return items
@@ -151,5 +154,5 @@ class Session:
 
     def _acknowledge(self) -> int:
         self._ack_owed = False
-        self._unheard_bytes = 0
+        self._unacked_bytes = 0
         return self.seen
