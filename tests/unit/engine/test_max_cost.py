@@ -100,12 +100,12 @@ def test_less_than_the_least_sum_is_refused_by_that() -> None:
 
 
 def test_a_price_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cloud does not say what big costs; leave max_cost out"):
+    with pytest.raises(ConfigurationError, match="cloud gives none for big; leave max_cost out"):
         afford(100.0, UNKNOWN)
 
 
 def test_what_is_known_of_an_unknown_price_is_said() -> None:
-    with pytest.raises(ConfigurationError, match=r"what big costs \(you may not ask\); leave max_cost out"):
+    with pytest.raises(ConfigurationError, match=r"gives none for big \(you may not ask\); leave max_cost out"):
         afford(100.0, replace(UNKNOWN, note="you may not ask"))
 
 

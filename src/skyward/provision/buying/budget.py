@@ -1,4 +1,4 @@
-"""Keeping a pool below the sum that it may cost. Pure: times are the caller's, ``elapsed`` readings of one clock."""
+"""Limit of a pool's cost. Pure: times are passed in, ``elapsed`` readings of one clock, in seconds."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from skyward.provision.buying.cost import CostReport, Usage
 __all__ = ["ENDING_S", "Budget", "expected_usages"]
 
 ENDING_S = 60.0
-"""How long it takes to end a pool's machines, and to see that they are gone."""
+"""Seconds allowed for ending a pool's machines and confirming it."""
 _ALONE_S = 30.0
-"""How long it takes a node to end itself."""
+"""Seconds allowed for a node that ends itself."""
 _HORIZON_S = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a pool may cost, all in all.
+    """Limit of a pool's total cost.
 
     Attributes:
-        max_cost: USD; infinite if nobody cares.
+        max_cost: USD; infinite without a limit.
     """
 
     max_cost: float = math.inf
 
     def seconds_left(self, usages: Iterable[Usage], now: float) -> float:
-        """How long until a pool with these machines has to be ended, so as not to cost more; less than 0: too late."""
+        """Return the seconds until a pool with these machines must be ended for the limit; negative if past."""
         return self._lasts_s(tuple(usages), now) - ENDING_S
 
     def covers(self, usages: Sequence[Usage], now: float) -> bool:
-        """Whether a pool with these machines stays below the sum if it is ended at once; not if a price is unknown."""
+        """Return True if a pool with these machines, ended now, stays below the limit; False for an unknown price."""
         if math.isinf(self.max_cost):
             return True
         priced = all(each.price_per_hour is not None for each in usages)
         return priced and CostReport(usages=tuple(usages), now=now + ENDING_S).total <= self.max_cost
 
     def cap_s(self, usages: Iterable[Usage], now: float) -> float:
-        """How long its nodes may run on by themselves, should nobody be there to end them; at least a second."""
+        """Return the seconds for which nodes may run on without their client; at least 1."""
         return max(1.0, self._lasts_s(tuple(usages), now) - _ALONE_S)
 
     def spent(self, usages: Iterable[Usage], now: float) -> BudgetError:
-        """The error that says so."""
+        """Return the error of a pool whose limit is reached."""
         cost = CostReport(usages=tuple(usages), now=now).total
         return BudgetError(
             f"the pool has cost ${cost:.2f}, and ends now so as not to cost more than max_cost=${self.max_cost:.2f}; "
@@ -57,12 +57,12 @@ class Budget:
         )
 
     def afford(self, batches: Sequence[Batch], usages: Sequence[Usage], now: float, *, provider: str) -> list[Batch]:
-        """The batches with those of their offers that are certain to stay below the sum.
+        """Return the batches with only the offers that are certain to stay below the limit.
 
         Raises:
-            ConfigurationError: the provider does not say what they cost; or, for the first machines of a pool, there is
-                none; names the least sum.
-            BudgetError: there is none for further machines.
+            ConfigurationError: the provider publishes no price; or the limit is too low for a pool's first machines
+                (the message names the least sum).
+            BudgetError: the limit leaves too little for further machines.
         """
         if math.isinf(self.max_cost):
             return list(batches)
@@ -79,7 +79,7 @@ class Budget:
         return affordable
 
     def _lasts_s(self, usages: tuple[Usage, ...], now: float) -> float:
-        """For how long the machines that run may go on until the sum is reached; infinite if it never is."""
+        """Return the seconds for which running machines may go on until the limit; infinite if they never reach it."""
         if math.isinf(self.max_cost) or not any(each.ended_at is None and each.price_per_hour for each in usages):
             return math.inf
         whole = range(_HORIZON_S)
@@ -105,7 +105,7 @@ class Budget:
 
 
 def expected_usages(batches: Iterable[Batch], now: float) -> list[Usage]:
-    """The machines of these batches, if each is launched now, by its best offer."""
+    """Return the usages of these batches, if each machine is launched now as its best offer."""
     return [Usage.of(batch.offers[0], now) for batch in batches for _ in range(batch.nodes)]
 
 
@@ -115,12 +115,12 @@ def _priced(batch: Batch, provider: str) -> Batch:
         first = batch.offers[0]
         why = f" ({first.note})" if first.note else ""
         raise ConfigurationError(
-            f"max_cost needs a known price, and {provider} does not say what {first.spec.name} costs{why}; "
+            f"max_cost needs a known price, and {provider} gives none for {first.spec.name}{why}; "
             "leave max_cost out and set timeout, or name another machine"
         )
     return replace(batch, offers=offers)
 
 
 def _least(offer: Offer, nodes: int) -> float:
-    """USD that so many machines cost at least, however soon they are ended."""
+    """Return the least cost of so many machines, in USD, even if they are ended at once."""
     return nodes * (offer.price_per_hour or 0.0) * max(offer.minimum_billed_s, ENDING_S) / 3600

@@ -1,4 +1,4 @@
-"""Which offers to take, in which order, for how many nodes: price, size and the spot strategy. Pure."""
+"""Choice of offers for a fleet by price, size and spot strategy. Pure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ELSEWHERE = "try again later, or another accelerator, machine, region or provid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Some of the nodes, and what to launch for them.
+    """Some of the nodes, and the offers to launch for them.
 
     Attributes:
-        nodes: how many.
-        offers: best first, at least one; the next is for when the provider refuses the one before.
-        retries: how often to ask again when all of them are refused.
-        interval_s: seconds between two tries.
-        advice: what to do when they are refused for good.
+        nodes: number of nodes.
+        offers: best first, at least one; each is tried after the provider refused the one before.
+        retries: number of retries when all of them are refused.
+        interval_s: seconds between two attempts.
+        advice: the user's next step when the last attempt is refused.
     """
 
     nodes: int
@@ -39,11 +39,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How to launch a fleet.
+    """Order of launches for a fleet.
 
     Attributes:
         batches: in rank order; on-demand nodes come first, since losing the head costs most.
-        note: what the user should know about it; empty when there is nothing.
+        note: remark for the user; empty if there is none.
     """
 
     batches: tuple[Batch, ...]
@@ -52,7 +52,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
-    """What a strategy says of some nodes: how many go on spot, how insistently, and whether on demand will do."""
+    """A strategy applied to some nodes: number on spot, retries there, and the fallback to on-demand."""
 
     nodes: int
     fall_back: bool = False
@@ -64,11 +64,11 @@ class _Share:
 def choose(
     request: PoolRequest, offers: Iterable[Offer], *, nodes: int, provider: str, beside: Iterable[Offer] = ()
 ) -> Choice:
-    """Rank what a provider offers for ``nodes`` nodes of ``request`` and apply its spot strategy.
+    """Rank a provider's offers for ``nodes`` nodes of ``request`` and apply its spot strategy.
 
-    A share is one of the whole fleet, with the machines ``beside`` these. A provider that offers no spot machine at all
-    has no spot market here: every strategy then means on-demand, and the note says so. Raises
-    :class:`~skyward.errors.CapacityError` when nothing that the strategy allows is offered.
+    A share counts the whole fleet, including the machines ``beside`` these. Without any spot offer there is no spot
+    market: every strategy then means on-demand, and the note reports it. Raises
+    :class:`~skyward.errors.CapacityError` without an offer that the strategy allows.
     """
     ranked = sorted(offers, key=_rank)
     spot = tuple(offer for offer in ranked if offer.spot)
@@ -76,7 +76,7 @@ def choose(
     share = _share(request.spot, nodes, tuple(beside))
     on_spot = share.nodes if spot else 0
     note = ""
-    # what costs nothing needs no excuse
+    # machines that cost nothing, the user's own, need no such remark
     if share.nodes and not spot and any(offer.price_per_hour != 0 for offer in on_demand):
         note = f"{provider} has no spot market for this: the {_counted(share.nodes)} asked on spot are on-demand"
     batches = (
@@ -103,7 +103,7 @@ def _share(strategy: SpotStrategy, nodes: int, beside: Sequence[Offer]) -> _Shar
         case Spot.IfAvailable():
             return _Share(nodes=nodes, fall_back=True, advice=_ELSEWHERE)
         case Spot.Percent(share=share):
-            # 0.1 * 30 is 3.0000000000000004: a share never asks for one more node than it says
+            # 0.1 * 30 is 3.0000000000000004: without rounding, this share would ask for 4 nodes instead of 3
             of_all = math.ceil(round(share * (nodes + len(beside)), 9))
             missing = of_all - sum(offer.spot for offer in beside)
             return _Share(
@@ -129,14 +129,14 @@ def _batch(batch: Batch, *, kind: str, provider: str) -> Batch:
 
 
 def notes_on_purchase(asked: Offer, got: Sequence[Offer]) -> Sequence[str]:
-    """What the user should know of machines that were launched, of which ``asked`` would have been the best."""
+    """Return remarks on launched machines that differ from the best offer ``asked``, or have no known price."""
     notes: list[str] = []
     for offer in dict.fromkeys(got):
         if (offer.spec.name, offer.spot) != (asked.spec.name, asked.spot) or _is_dearer(offer, asked):
             notes.append(f"asked for {_described(asked)}, got {_described(offer)}")
             notes += [offer.note] if offer.note else []
         if offer.price_per_hour is None:
-            notes.append(f"{_described(offer)} counts as nothing: what the pool really costs is not known")
+            notes.append(f"{_described(offer)} counts as nothing: the pool's real cost is not known")
     return notes
 
 
@@ -151,7 +151,7 @@ def _described(offer: Offer) -> str:
 
 
 def _rank(offer: Offer) -> tuple[float, float]:
-    """The cheapest first, those of unknown price last; of equally dear ones the smallest."""
+    """Return the sort key: price, unknown ones last, then memory."""
     price = math.inf if offer.price_per_hour is None else offer.price_per_hour
     return price, offer.spec.memory_gib
 

@@ -1,4 +1,4 @@
-"""Removing what is kept between pools: environments, on this machine and on hosts reached over SSH."""
+"""Removal of caches that outlive pools, on this machine and on hosts reached over SSH."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Cleaned", "clean_here", "clean_host", "used_hosts"]
 _TIMEOUT_S = 600.0
 _KIB = 1024
 _IN_USE = 3
-# The folder itself may be a link.
+# With a trailing slash, because the folder itself may be a link.
 _SCRIPT = """
 root=${XDG_CACHE_HOME:-$HOME/.cache}/skyward
 echo "$root"
@@ -34,13 +34,13 @@ chmod -R u+w "$root/" && rm -rf "$root"/* "$root"/.[!.]*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned:
-    """What was removed, or would be.
+    """A cache that was removed, or would be.
 
     Attributes:
         where: ``"here"``, or the host.
         path: the folder.
-        freed_bytes: how much lay in it.
-        kept_because: why it is still there; empty if it is not.
+        freed_bytes: size of its content.
+        kept_because: reason for keeping it; empty if it is removed.
     """
 
     where: str
@@ -54,7 +54,7 @@ def clean_here(entries: Iterable[LedgerEntry], *, look_only: bool) -> Cleaned:
 
     Args:
         entries: the open entries of the ledger.
-        look_only: remove nothing.
+        look_only: report sizes, remove nothing.
 
     Raises:
         OSError: something cannot be removed.
@@ -71,7 +71,7 @@ def clean_here(entries: Iterable[LedgerEntry], *, look_only: bool) -> Cleaned:
 
 
 async def clean_host(target: SSHTarget, *, look_only: bool) -> Cleaned:
-    """Remove this user's cache on a host, unless nodes are there, whoever's.
+    """Remove this user's cache on a host, unless any nodes are there.
 
     Raises :class:`~skyward.errors.SkywardError` when the host does not answer, or something cannot be removed.
     """
@@ -89,9 +89,9 @@ async def clean_host(target: SSHTarget, *, look_only: bool) -> Cleaned:
 
 
 def used_hosts(entries: Iterable[LedgerEntry]) -> Sequence[SSHTarget]:
-    """The hosts that pools of the ledger have used.
+    """Return the hosts that pools of the ledger have used.
 
-    Raises :class:`~skyward.errors.ConfigurationError` when the settings of a pool do not hold any more.
+    Raises :class:`~skyward.errors.ConfigurationError` when the settings of a pool are no longer valid.
     """
     from skyward.providers.ssh import SSH
 

@@ -1,4 +1,4 @@
-"""What machines cost, from when they were launched, when they ended and what they were offered at. Pure."""
+"""Cost of machines, from the times of launch and end and the offered price. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["CostReport", "Usage"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """One machine's time on the meter. Times are ``elapsed`` readings, in seconds, of one clock.
+    """Billed time of one machine. Times are ``elapsed`` readings, in seconds, of one clock.
 
     Attributes:
-        launched_at: when it was asked for.
-        ended_at: when it was confirmed gone; None while it may still bill.
-        spot: whether it was bought on the spot market.
+        launched_at: time of its request.
+        ended_at: time at which it was confirmed gone; None while it may still bill.
+        spot: True if it was bought on the spot market.
         price_per_hour: USD; None is unknown and counts as nothing.
         on_demand_price_per_hour: USD for the same machine on demand; None is unknown: no savings are claimed.
-        minimum_billed_s: it is billed for at least so long.
+        minimum_billed_s: least number of seconds billed.
     """
 
     launched_at: float
@@ -33,7 +33,7 @@ class Usage:
 
     @classmethod
     def of(cls, offer: Offer, launched_at: float) -> Usage:
-        """The meter of a machine launched as ``offer``."""
+        """Return the usage of a machine launched as ``offer``."""
         return cls(
             launched_at=launched_at,
             spot=offer.spot,
@@ -43,17 +43,17 @@ class Usage:
         )
 
     def hours(self, now: float) -> float:
-        """Hours on the bill until ``now``: by the second, each one begun, and at least the billed minimum."""
+        """Return the billed hours until ``now``: every begun second, and at least the billed minimum."""
         seconds = (now if self.ended_at is None else self.ended_at) - self.launched_at
-        # 0.3 - 0.1 - 0.2 is more than nothing: no second is billed for that
+        # 0.1 + 0.2 - 0.3 is 5.6e-17, not 0: such noise must not add a billed second
         return max(math.ceil(round(seconds, 6)), self.minimum_billed_s) / 3600
 
     def cost(self, now: float) -> float:
-        """USD until ``now``."""
+        """Return the cost until ``now`` in USD."""
         return self.hours(now) * (self.price_per_hour or 0.0)
 
     def savings(self, now: float) -> float:
-        """USD less than the same time on demand would have cost."""
+        """Return the savings over the same time on demand in USD; 0 if a price is unknown."""
         if self.price_per_hour is None or self.on_demand_price_per_hour is None:
             return 0.0
         return self.hours(now) * (self.on_demand_price_per_hour - self.price_per_hour)
@@ -61,10 +61,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostReport:
-    """What a fleet has cost until now.
+    """Cost of a fleet until now.
 
     Attributes:
-        usages: every machine it has had.
+        usages: every machine that it has had.
         now: the present reading of the usages' clock, in seconds.
     """
 
@@ -83,7 +83,7 @@ class CostReport:
         return max(ends, default=self.now) - min((usage.launched_at for usage in self.usages), default=self.now)
 
     def update(self) -> CostUpdate:
-        """The report as the event of a running pool: rate and counts are of the machines that run now."""
+        """Return the event of a running pool; rate and counts are those of the machines that run now."""
         running = [usage for usage in self.usages if usage.ended_at is None]
         return CostUpdate(
             elapsed_seconds=self.elapsed_s,
@@ -94,7 +94,7 @@ class CostReport:
         )
 
     def final(self) -> CostFinal:
-        """The report as the event of a pool that has ended: rate and counts are of all machines together."""
+        """Return the event of an ended pool; rate and counts are those of all machines together."""
         return CostFinal(
             total_cost=self.total,
             total_seconds=self.elapsed_s,

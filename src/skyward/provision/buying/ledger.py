@@ -1,4 +1,4 @@
-"""What we asked providers for, written down before we asked: how ``skyward sweep`` finds what a crash left behind."""
+"""Record of requested machines, written before each request; ``skyward sweep`` ends the leftovers of a crash by it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Ledger", "LedgerEntry", "Purchase"]
 
 _WAIT_S = 10.0
 _KEPT_S = 30 * 24 * 3600.0
-"""How long what has ended is remembered."""
+"""Seconds for which closed entries are kept: 30 days."""
 
 _FIRST = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -52,7 +52,7 @@ _THIRD = (
     "ALTER TABLE entries ADD COLUMN owner_namespace TEXT NOT NULL DEFAULT ''",
 )
 _VERSIONS = ((_FIRST,), _SECOND, _THIRD)
-"""Statements that make each version of the file of the one before."""
+"""Statements that migrate the file from each version to the next."""
 _RESERVE = """
 INSERT INTO entries (key, node, created_at, pool_id, provider, settings, region, machine, spot, price_per_hour,
                      owner_pid, owner_started, owner_host, owner_machine, owner_boot, owner_namespace)
@@ -63,27 +63,27 @@ _SELECT = """
 SELECT * FROM entries WHERE (closed_at IS NULL OR ?) AND pool_id = ifnull(?, pool_id) ORDER BY created_at, key
 """
 _ADVICE = {
-    sqlite3.SQLITE_BUSY: f"another process has held it for {_WAIT_S:g} s; look which one does (`fuser`), and try again",
+    sqlite3.SQLITE_BUSY: f"another process has held it for {_WAIT_S:g} s; find it with `fuser`, and try again",
     sqlite3.SQLITE_READONLY: "it cannot be written to; make the file and its folder writable for this user",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened; make the file and its folder writable for this user",
     sqlite3.SQLITE_FULL: "the disk is full; make room",
-    sqlite3.SQLITE_IOERR: "reading or writing failed; look after the disk, or its quota",
-    sqlite3.SQLITE_CORRUPT: "it is damaged; move it away, and look for left machines with `skyward sweep --unknown`",
-    sqlite3.SQLITE_NOTADB: "it is no ledger; move it away, and look for left machines with `skyward sweep --unknown`",
+    sqlite3.SQLITE_IOERR: "reading or writing failed; check the disk and its quota",
+    sqlite3.SQLITE_CORRUPT: "it is damaged; move it away, and look for leftovers with `skyward sweep --unknown`",
+    sqlite3.SQLITE_NOTADB: "it is no ledger; move it away, and look for leftovers with `skyward sweep --unknown`",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purchase:
-    """What the machines of one create call have in common.
+    """Common properties of the machines of one create call.
 
     Attributes:
-        pool_id: the pool they are for.
+        pool_id: their pool.
         provider: the provider's name.
-        settings: what the provider is made of again, JSON values only; never a secret.
-        region: where; empty where it has no meaning.
+        settings: the provider's parameters, JSON values only; never a secret.
+        region: region of the machines; empty where it has no meaning.
         machine: the provider's name of the machine type.
-        spot: whether the provider may take them back.
+        spot: True if the provider may take them back.
         price_per_hour: USD for one; None is unknown.
     """
 
@@ -102,9 +102,9 @@ class LedgerEntry:
 
     Attributes:
         key: the machine's tag at its provider, unique.
-        node: the rank it was asked for.
-        purchase: what it has in common with those of the same create call.
-        owner: the process it was asked for by; None in entries of Skyward's first version.
+        node: rank of its node.
+        purchase: properties shared by its create call.
+        owner: the process that requested it; None in entries of Skyward's first version.
         instance_id: the provider's id; None while the create call has not answered.
         created_at: Unix time of the entry, just before the create call.
         closed_at: Unix time at which it was confirmed gone, or not to exist; None while it may.
@@ -119,7 +119,7 @@ class LedgerEntry:
     closed_at: float | None = None
 
     def cost(self, now: float) -> float:
-        """USD until ``now``, a Unix time; what has no known price counts as nothing."""
+        """Return the cost until ``now``, a Unix time, in USD; 0 if the price is unknown."""
         until = now if self.closed_at is None else self.closed_at
         return max(0.0, until - self.created_at) / 3600 * (self.purchase.price_per_hour or 0.0)
 
@@ -131,7 +131,7 @@ class Ledger:
     for up to ten seconds while another process writes: call them off the event loop.
 
     Raises:
-        LedgerError: the file cannot be used; names it and says what to do. Any method may raise it.
+        LedgerError: the file cannot be used; the message names it and the remedy. Any method may raise it.
     """
 
     def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
@@ -142,7 +142,7 @@ class Ledger:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise LedgerError(
-                f"the ledger {path} cannot be opened ({error.strerror}), and no machine is asked for without it; "
+                f"the ledger {path} cannot be opened ({error.strerror}), and no machine is requested without it; "
                 "make the file and its folder writable for this user, or set XDG_STATE_HOME to another folder"
             ) from error
         with self._transaction() as database:
@@ -150,7 +150,7 @@ class Ledger:
 
     @classmethod
     def of_user(cls) -> Ledger:
-        """The ledger in this user's state folder."""
+        """Open the ledger in this user's state folder."""
         return cls(platformdirs.user_state_path("skyward") / "ledger.db")
 
     def reserve(self, nodes: Mapping[str, int], purchase: Purchase, *, owner: Owner | None = None) -> None:
@@ -158,8 +158,8 @@ class Ledger:
 
         Args:
             nodes: the rank of each key's machine.
-            purchase: what the machines have in common.
-            owner: the process they are for; None is this one.
+            purchase: common properties of the machines.
+            owner: their process; None is this one.
 
         Raises:
             PoolStateError: the pool was ended from outside, with ``skyward down``.
@@ -179,7 +179,7 @@ class Ledger:
             database.executemany(_RESERVE, rows)
 
     def record(self, instances: Iterable[Instance]) -> None:
-        """Note the ids that the provider gave to the machines, and what it launched them as."""
+        """Record the machines' ids at the provider and the offers that they were launched as."""
         with self._transaction() as database:
             database.executemany(
                 _RECORD,
@@ -191,7 +191,7 @@ class Ledger:
             )
 
     def close(self, keys: Iterable[str]) -> None:
-        """Note that the machines of ``keys`` are confirmed gone, or were never made. Idempotent."""
+        """Record that the machines of ``keys`` are confirmed gone, or were never made. Idempotent."""
         with self._transaction() as database:
             database.executemany(
                 "UPDATE entries SET closed_at = ? WHERE key = ? AND closed_at IS NULL",
@@ -199,16 +199,16 @@ class Ledger:
             )
 
     def end_pool(self, pool_id: str) -> None:
-        """Note that the pool gets no more machines, whoever asks for them. Idempotent."""
+        """Record that the pool gets no more machines from any process. Idempotent."""
         with self._transaction() as database:
             database.execute("INSERT OR IGNORE INTO ended_pools VALUES (?, ?)", (pool_id, self._now()))
 
     def open_entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
-        """Entries not confirmed gone, oldest first; only those of ``pool_id`` where one is given."""
+        """Return entries not confirmed gone, oldest first; only those of ``pool_id`` where one is given."""
         return self._entries(pool_id, closed=False)
 
     def entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
-        """As :meth:`open_entries`, with those that were closed within a month."""
+        """Return open entries and those that were closed within 30 days, as :meth:`open_entries` does."""
         return self._entries(pool_id, closed=True)
 
     def _entries(self, pool_id: str | None, *, closed: bool) -> Sequence[LedgerEntry]:
@@ -224,7 +224,8 @@ class Ledger:
             )
         for number, statements in enumerate(_VERSIONS, start=1):
             if number > version:
-                for statement in statements:  # the first does nothing where it was made: that version had no number
+                # The first version had no number: its statement changes nothing where the table exists.
+                for statement in statements:
                     database.execute(statement)
                 database.execute(f"PRAGMA user_version = {number}")
 

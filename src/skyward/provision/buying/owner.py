@@ -1,4 +1,4 @@
-"""Owner of a pool: the client's process, and whether it still lives."""
+"""Owner of a pool: the client's process, and a test for its life."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _NAMESPACE = "/proc/self/ns/pid"
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """PID namespace of a Linux machine outside all containers; the number is the kernel's constant."""
 _START_FIELD = 19
-"""Of what follows the name in ``/proc/PID/stat``: clock ticks from boot to the process's start."""
+"""Index, after the name in ``/proc/PID/stat``, of the clock ticks from boot to the process's start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process, told apart from every later one with the same number, here and in other containers.
+    """A process, distinguished from every later one with the same number, here and in other containers.
 
     Attributes:
         pid: its number.
-        started: when it started, as text that is only compared. It does not move when the system's clock is set.
-        host: name of the machine it runs on. Containers and machines may share it.
+        started: its start time, as text for comparison only. Setting the system's clock does not change it.
+        host: name of its machine. Containers and machines may share it.
         machine: id of that machine's installation; empty where it has none.
         boot: id of the machine's boot; empty where it has none.
         namespace: PID namespace in which the number counts; empty where there are none.
@@ -55,13 +55,13 @@ class Owner:
         )
 
     def lives(self, here: Owner | None = None) -> bool | None:
-        """Return whether it still runs; a zombie does not. None if that cannot be judged from here.
+        """Return True if it still runs, False if not or if it is a zombie, None if that cannot be judged from here.
 
         Processes of other machines and of other containers cannot be judged: their numbers belong to other processes
         here. After a reboot of the same machine it has ended, unless it ran in a container.
 
         Args:
-            here: a process of the place from which to judge; None is this process.
+            here: a process on the judging machine; None is this process.
         """
         here = here or Owner.this_process()
         if (self.host, self.namespace) != (here.host, here.namespace):
@@ -80,7 +80,7 @@ def _text_of(path: Path) -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When the process started; None if there is none."""
+    """Return the start time of the process; None if there is none."""
     import psutil
 
     try:

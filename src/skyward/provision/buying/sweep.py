@@ -1,4 +1,4 @@
-"""Ending what other processes left: machines by their ledger entries, through providers made again."""
+"""End of machines that other processes left behind, found by ledger entries and providers' tags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Left", "MakeProvider", "Sweep", "SweepReport", "Swept", "Unknown"]
 _LONGEST_CREATE_S = 3600.0
 
 MakeProvider = Callable[[str, Mapping[str, Any]], Provider]
-"""Makes a provider of its name and settings; tests give another."""
+"""Maker of a provider from its name and settings; tests pass their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Swept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """An entry that stays open, and why: its machine may still be there."""
+    """An entry that stays open, with the reason: its machine may still exist."""
 
     entry: LedgerEntry
     reason: str
@@ -41,14 +41,14 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """A machine with Skyward's tag that no open entry of this ledger knows.
+    """A machine with Skyward's tag and without an open entry in this ledger.
 
     Attributes:
         provider: its provider's name.
         instance_id: its id there.
         key: its tag.
-        ended: whether it was ended.
-        reason: why it was not; empty if nobody asked for it.
+        ended: True if it was ended.
+        reason: the error that prevented its end; empty if it was ended, or only listed.
     """
 
     provider: str
@@ -60,15 +60,15 @@ class Unknown:
 
 @dataclass(slots=True, kw_only=True)
 class SweepReport:
-    """What a sweep did.
+    """Result of a sweep.
 
     Attributes:
         ended: machines that were there and are gone now.
-        forgotten: entries whose machines were gone already, or never were; they are closed now.
+        forgotten: closed entries whose machines were gone already, or never existed.
         left: entries that stay open.
         spared: entries of pools whose owner lives, or cannot be judged from here.
-        unknown: machines that this ledger does not know, where providers could be asked.
-        unasked: why some providers could not be asked for such.
+        unknown: tagged machines without an entry in this ledger.
+        unasked: reasons for which some providers could not list tagged machines.
     """
 
     ended: list[Swept] = field(default_factory=list[Swept])
@@ -80,16 +80,16 @@ class SweepReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is left that should have ended."""
+        """True if no machine is left that should have ended."""
         return not self.left and not any(each.reason for each in self.unknown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AskedProvider:
-    """A provider with certain settings, asked what it has of ours.
+    """A provider with certain settings, and its machines with Skyward's tag.
 
     Attributes:
-        tagged: what it says it has, by tag; None if it could not be asked.
+        tagged: its machines by tag; None if it could not list them.
         why_not: the reason for that.
     """
 
@@ -99,13 +99,13 @@ class _AskedProvider:
 
 
 class Sweep:
-    """Ends machines on behalf of whoever does not any more. For one use, on one event loop.
+    """One sweep: ends machines whose owners do not any more. For one use, on one event loop.
 
-    An error of one provider or one machine keeps no other from being ended.
+    An error of one provider or one machine does not stop the others.
 
     Args:
-        ledger: where the machines are written down.
-        make: makes providers.
+        ledger: the record of the machines.
+        make: maker of providers.
     """
 
     def __init__(self, ledger: Ledger, *, make: MakeProvider = make_provider) -> None:
@@ -114,7 +114,7 @@ class Sweep:
         self._report = SweepReport()
 
     async def end_pool(self, pool_id: str) -> SweepReport:
-        """End a pool's machines, whoever owns it; it gets no more.
+        """End a pool's machines, even if its owner lives; it gets no more.
 
         Raises :class:`~skyward.errors.LedgerError`.
         """
@@ -126,12 +126,12 @@ class Sweep:
     async def run(
         self, *, others: bool = False, unknown: bool = False, also: Sequence[tuple[str, Mapping[str, Any]]] = ()
     ) -> SweepReport:
-        """End what dead owners left, and look for machines that the ledger does not know.
+        """End the machines of dead owners, and look for tagged ones without a ledger entry.
 
         Args:
-            others: end also what belongs to another machine's processes, or to unknown ones; never a living one's.
-            unknown: end also what the ledger does not know.
-            also: names and settings of providers to look at beside those in the ledger.
+            others: also end machines of unknown owners and of other computers' processes; never those of a living one.
+            unknown: also end tagged machines without an entry.
+            also: names and settings of providers to ask besides those in the ledger.
 
         Raises :class:`~skyward.errors.LedgerError`.
         """
@@ -158,7 +158,14 @@ class Sweep:
     async def _end_all(
         self, name: str, settings: str, entries: Sequence[LedgerEntry], *, unknown: bool | None = None
     ) -> None:
-        """End these entries' machines; unless ``unknown`` is None, look for unknown ones too, and end them if it is."""
+        """End these entries' machines.
+
+        Args:
+            name: the provider's name.
+            settings: its settings, as JSON.
+            entries: the entries to end.
+            unknown: True also ends tagged machines without an entry; False lists them; None does not look for them.
+        """
         try:
             provider = self._make(name, json.loads(settings))
         except SkywardError as error:
@@ -194,7 +201,7 @@ class Sweep:
         if place.tagged is None:
             self._report.unasked.append(place.why_not)
             return
-        # The ledger is read after the provider was asked: what was launched in between is in it.
+        # The ledger is read after the provider was asked, so that machines launched in between have their entries.
         known = {entry.key for entry in await asyncio.to_thread(self._ledger.entries)}
         strangers = [instance for key, instance in place.tagged.items() if key not in known]
         self._report.unknown += await asyncio.gather(*(_treat(place.provider, each, end=end) for each in strangers))
@@ -220,12 +227,12 @@ async def _ask(provider: Provider) -> _AskedProvider:
 
 
 def _id_by_tag(place: _AskedProvider, entry: LedgerEntry) -> str:
-    """The id of a machine whose create call was never answered; empty if it was not made."""
+    """Return the id of a machine whose create call was never answered; empty if it was not made."""
     if place.tagged is None:
-        raise SkywardError(f"nobody knows whether it was made. {place.why_not}")
+        raise SkywardError(f"its create call was never answered, and it may exist. {place.why_not}")
     found = place.tagged.get(entry.key)
     if found is None and _may_be_on_its_way(entry):
-        raise SkywardError("it may have been asked for just now; try again in a minute")
+        raise SkywardError("it may have been requested just now; try again in a minute")
     return "" if found is None else found.id
 
 
@@ -235,10 +242,10 @@ def _may_be_on_its_way(entry: LedgerEntry) -> bool:
 
 
 async def _end_machine(provider: Provider, instance_id: str) -> bool:
-    """End a machine and what came with it; whether it was there."""
+    """End a machine and its by-products; return True if it existed."""
     (seen,) = await provider.describe([instance_id])
     if seen.state is InstanceState.GONE:
-        await provider.terminate([instance_id])  # what may be left of it: logs, by-products
+        await provider.terminate([instance_id])  # for its leftovers: logs, by-products
         return False
     await end_instances(provider, [instance_id])
     return True

@@ -1,4 +1,4 @@
-"""Ending machines for certain."""
+"""Confirmed termination of machines."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _logger = logging.getLogger("skyward")
 
 
 async def end_instances(provider: Provider, instance_ids: Sequence[str]) -> None:
-    """Terminate machines and see for ourselves that they are gone, however often it takes within some three minutes.
+    """Terminate machines and confirm it with the provider; retry within some three minutes.
 
-    Raises :class:`~skyward.errors.TerminationError` with the ids that are not, which is logged as an error too.
+    Raises :class:`~skyward.errors.TerminationError` with the unconfirmed ids; it is logged as an error too.
     """
     import stamina
 

@@ -1,4 +1,4 @@
-"""Keeping a pool's machines open to this machine, whose address may change while it has them."""
+"""Admission of this machine's present address to a pool's machines; the address may change during the pool's life."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _logger = logging.getLogger("skyward")
 
 
 class Admission:
-    """Asks the provider to admit this machine's present address, every 15 seconds at most for a whole pool.
+    """Requests to the provider to admit this machine's address, every 15 seconds at most for a whole pool.
 
-    Does nothing where the provider does not restrict who may connect.
+    No-op where the provider does not restrict connections.
 
     Args:
-        provider: has the machines.
-        pool_id: whose machines.
+        provider: the provider of the machines.
+        pool_id: the pool's id.
         publish: receives a notice of each new address; must not block.
         clock: the time between two attempts.
     """
@@ -66,11 +66,11 @@ class Admission:
 
 
 class AdmittedTransport:
-    """A transport that renews the admission whenever its machine does not answer; the caller tries again, as always.
+    """A transport that renews the admission whenever its machine does not answer; its caller retries.
 
     Args:
-        transport: the way to the machine.
-        admission: of its pool.
+        transport: the transport to the machine.
+        admission: the pool's admission.
     """
 
     def __init__(self, transport: Transport, admission: Admission) -> None:

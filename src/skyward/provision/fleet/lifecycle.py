@@ -1,4 +1,4 @@
-"""The life of a fleet's nodes as a state machine: observations in, actions out; no I/O and no clock.
+"""Life of a fleet's nodes as a state machine: observations in, actions out; no I/O and no clock.
 
 ::
 
@@ -6,8 +6,8 @@
        any state but ENDING and GONE ─End→ ENDING ─Ended→ GONE ─Want→ LAUNCHING …
        any state but ENDING and GONE ─Lost→ GONE
 
-A node joins once it has started and the head has started, since it needs the head's scheduler. A rank that is gone may
-be wanted again: another machine takes it.
+A node joins once both it and the head have started, since it needs the head's scheduler. A rank that is gone may be
+launched again, on another machine.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ HEAD = 0
 
 
 class NodeState(enum.Enum):
-    """Where a node is on its way; the verbs that move it are in the module's docstring."""
+    """State of a node; the module's docstring lists the events that change it."""
 
     LAUNCHING = "launching"
-    """The provider is being asked for its machine."""
+    """Its machine is being requested from the provider."""
     PREPARING = "preparing"
-    """Its machine exists: it is being waited for, reached and given its environment."""
+    """Its machine exists and is being started, reached and given its environment."""
     STARTING = "starting"
-    """Its supervisor is being started; its ports are not known yet."""
+    """Its supervisor is being started; its ports are not chosen yet."""
     JOINING = "joining"
-    """Its supervisor runs; its workers wait for, or are connecting to, the head's scheduler."""
+    """Its supervisor runs; its workers wait for, or connect to, the head's scheduler."""
     READY = "ready"
-    """Its supervisor was told to start its workers: the node is the engine's now."""
+    """Its supervisor has the order to start its workers: the engine uses the node."""
     ENDING = "ending"
-    """It is being terminated; it may still bill."""
+    """Its machine is being terminated and may still bill."""
     GONE = "gone"
-    """Its machine was confirmed gone, or was lost and is ended apart from its rank."""
+    """Its machine was confirmed gone, or was lost and is ended independently of the rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """The fleet is to have nodes of these ranks."""
+    """Nodes of these ranks are requested."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """The provider has the nodes' machines."""
+    """The provider has created the nodes' machines."""
 
     ranks: tuple[int, ...]
 
@@ -92,28 +92,28 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """The node's supervisor knows the scheduler."""
+    """The node's supervisor has received the scheduler's address."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The node is certainly dead, or was when it came up; nobody asked it to be."""
+    """The node is certainly dead, or was when it came up, without an order to end."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """These nodes have to end, or all of them for good: the fleet takes no more then."""
+    """These nodes have to end; with None all of them, and the fleet takes no more."""
 
     ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The nodes' machines are confirmed gone, or it is certain that trying now does not end them."""
+    """The nodes' machines are confirmed gone, or could not be ended now."""
 
     ranks: tuple[int, ...]
 
@@ -144,14 +144,14 @@ class StartSupervisor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Tell the node's supervisor where the scheduler is; answer with :class:`Joined`."""
+    """Send the scheduler's address to the node's supervisor; answer with :class:`Joined`."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discard:
-    """End what is left of the node's machine, apart from its rank, which another may take at once."""
+    """End the lost node's machine in the background; another may take its rank at once."""
 
     rank: int
 
@@ -168,7 +168,7 @@ _ON_ITS_WAY_OUT = (NodeState.ENDING, NodeState.GONE)
 
 
 class Lifecycle:
-    """The states of one fleet's nodes, by rank."""
+    """States of one fleet's nodes, by rank."""
 
     def __init__(self) -> None:
         self._states: dict[int, NodeState] = {}
@@ -176,18 +176,18 @@ class Lifecycle:
 
     @property
     def states(self) -> Mapping[int, NodeState]:
-        """Each node's state, by rank, of all ranks there ever were."""
+        """State of each node by rank; includes every rank that ever existed."""
         return self._states
 
     @property
     def over(self) -> bool:
-        """Whether all has to end: the fleet takes no more."""
+        """True once the whole fleet has to end and takes no more nodes."""
         return self._over
 
     def handle(self, event: Event) -> Sequence[Action]:
-        """Take in what happened and say what to do about it.
+        """Apply an event and return the actions that follow.
 
-        An event that comes too late for its node, which is ending already, changes nothing.
+        An event that comes too late, when its node is ending already, changes nothing.
         """
         match event:
             case Want(ranks=ranks):
@@ -240,7 +240,7 @@ class Lifecycle:
         return (Discard(rank=rank),)
 
     def _end(self, ranks: Sequence[int]) -> Sequence[Action]:
-        """Every rank that is not gone, those already ending too: an end that failed is tried again."""
+        """End every rank that is not gone; those already ending too, so that a failed end is retried."""
         left = tuple(rank for rank in ranks if self._states[rank] is not NodeState.GONE)
         self._states.update(dict.fromkeys(left, NodeState.ENDING))
         return (EndNodes(ranks=left),) if left else ()

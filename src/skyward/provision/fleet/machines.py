@@ -1,4 +1,4 @@
-"""Machines, bought and ended: the ledger is first to know of one, and last to forget it."""
+"""Purchase and termination of machines; each is in the ledger before its request and until it is confirmed gone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _RUNNING_DEADLINE_S = 900.0
 _STOP_TIMEOUT_S = 10.0
 _AGAIN_S = 60.0
 _REFUSALS = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
-"""What a provider raises instead of creating anything; after any other error there may be a machine."""
+"""Errors of a provider that created nothing; after any other error a machine may exist."""
 _logger = logging.getLogger("skyward")
 
 
@@ -63,7 +63,7 @@ class Machine:
     Attributes:
         rank: the rank it was launched for.
         instance: the provider's record of it.
-        usage: its time on the meter.
+        usage: its billed time.
         node: the handle of its node; None until it was reached.
         announced: the scheduler and the fleet's size as last sent to its node; None before the first time.
     """
@@ -76,19 +76,19 @@ class Machine:
 
     @property
     def ended(self) -> bool:
-        """Whether it was confirmed gone."""
+        """True once it is confirmed gone."""
         return self.usage.ended_at is not None
 
     def end(self, now: float) -> None:
-        """It was confirmed gone."""
+        """Mark it as confirmed gone at ``now``."""
         self.usage = replace(self.usage, ended_at=now)
 
 
 class Machines:
-    """Gets machines for ranks, waits until they run, and ends them.
+    """Buyer of machines for ranks: launches them, waits until they run, ends them.
 
     Attributes:
-        all: every machine there ever was, also those of a launch that failed halfway.
+        all: every machine so far, including those of a launch that failed halfway.
         grants: their access to the pool's volumes.
     """
 
@@ -112,26 +112,26 @@ class Machines:
         self._ledger = ledger
         self._clock = clock
         self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
         self._coming: list[list[Usage]] = []
 
     @property
     def _usages(self) -> list[Usage]:
-        """Of the machines that there are, and of those that are being asked for."""
+        """Usages of existing machines and of requested ones."""
         return [*(machine.usage for machine in self.all), *chain.from_iterable(self._coming)]
 
     def unended(self) -> tuple[str, ...]:
-        """Ids of the machines that are not confirmed gone."""
+        """Return the ids of the machines that are not confirmed gone."""
         return tuple(machine.instance.id for machine in self.all if not machine.ended)
 
     def left(self, ranks: Sequence[int]) -> list[Machine]:
-        """Machines of these ranks that are not confirmed gone."""
+        """Return the machines of these ranks that are not confirmed gone."""
         return [machine for machine in self.all if machine.rank in ranks and not machine.ended]
 
     async def launch(self, ranks: Sequence[int], *, beside: Iterable[Machine] = ()) -> Sequence[Machine]:
-        """Launch one machine for each rank, with regard to those that the fleet has ``beside`` them.
+        """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
 
-        Raises what the provider does. What was created until then is among ``all``.
+        Raises the provider's errors. Machines created until then are among ``all``.
         """
         self._publish(InfraCreating())
         await self.grants.check()
@@ -156,16 +156,16 @@ class Machines:
         return launched
 
     def timeout_s(self, *, age_s: float = 0.0) -> float:
-        """The hard cap on a node's life from now on, in seconds.
+        """Return the hard cap on a node's remaining life, in seconds.
 
-        It is what is left of the pool's ``timeout`` at that age, or what ``max_cost`` allows where that is less.
+        It is the rest of the pool's ``timeout`` at that age, or less if ``max_cost`` allows less.
         """
         return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(self._usages, self._clock.elapsed()))
 
     def _lasts_s(self, nodes: int, later: Sequence[Batch], instead: list[Usage], offer: Offer) -> float:
-        """How long so many machines of an offer may live; 0 if ``max_cost`` does not allow them, or cannot be kept.
+        """Return the seconds for which so many machines of an offer may live; 0 if ``max_cost`` rules them out.
 
-        They come ``instead`` of what was expected.
+        They replace the usages in ``instead``, which were expected.
         """
         now = self._clock.elapsed()
         others = [machine.usage for machine in self.all]
@@ -176,7 +176,7 @@ class Machines:
         return min(self._request.timeout_s, self._budget.cap_s(usages, now))
 
     async def running(self, machine: Machine) -> None:
-        """Return once the machine runs and says how it is reached.
+        """Return once the machine runs and its address is known.
 
         Raises:
             CapacityError: it ended instead.
@@ -193,10 +193,10 @@ class Machines:
         )
 
     async def end(self, machines: Sequence[Machine]) -> None:
-        """Stop what runs on the machines, terminate them, confirm it.
+        """Stop the nodes on the machines, terminate the machines, confirm it.
 
         Raises:
-            TerminationError: some may still exist; the ledger keeps their entries, and calling again tries again.
+            TerminationError: some may still exist; the ledger keeps their entries, and another call retries.
         """
         for machine in machines:
             self._publish(InstanceStopping(machine.instance.id))
@@ -209,7 +209,12 @@ class Machines:
         await self._note_ended(machines)
 
     async def end_at_last(self, machine: Machine, *, reported: bool = False) -> None:
-        """End a machine that has no rank any more, however long it takes; it is paid for."""
+        """End a machine that has no rank any more; retry every minute, because it costs money until it is gone.
+
+        Args:
+            machine: the machine.
+            reported: True if a first attempt has failed and was reported by the caller.
+        """
         while not machine.ended:
             try:
                 if not reported:
@@ -224,9 +229,9 @@ class Machines:
         now = self._clock.elapsed()
         try:
             await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in machines])
-        except LedgerError as error:  # they are gone: it is only not written down
+        except LedgerError as error:  # the machines are gone, only their entries stay open
             _logger.warning("%s; until then `skyward ls` lists machines that are gone", error)
-        for machine in machines:  # after the ledger: what is cancelled in between is done again
+        for machine in machines:  # after the ledger, so that a cancellation in between repeats both
             machine.end(now)
 
     async def _look(self, instance_id: str) -> Instance | NotYet:
@@ -242,7 +247,7 @@ class Machines:
         return NotYet(seen.state.value)
 
     async def _buy(self, batch: Batch, ranks: Sequence[int], lasts_s: Callable[[Offer], float]) -> Sequence[Machine]:
-        """Launch machines of a batch, as often as it takes and its strategy says."""
+        """Launch machines of a batch, with the retries of its strategy."""
         asked = batch.offers[0]
         self._publish(self._launching(len(ranks), asked))
         for left in range(batch.retries, -1, -1):
@@ -261,7 +266,7 @@ class Machines:
     async def _create(
         self, offers: Sequence[Offer], ranks: Sequence[int], lasts_s: Callable[[Offer], float]
     ) -> Sequence[Machine]:
-        """Launch what is really to be had of ``offers``, best first."""
+        """Launch machines of the first of ``offers`` that the provider can serve."""
         keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
         await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offers[0]))
         began = self._clock.elapsed()
@@ -297,9 +302,9 @@ class Machines:
         )
 
     def _notice(self, message: str) -> None:
-        """Tell the user, once."""
-        if message and message not in self._told:
-            self._told.add(message)
+        """Publish a message unless it was published before."""
+        if message and message not in self._noted:
+            self._noted.add(message)
             self._publish(Notice(message))
 
     def _purchase(self, offer: Offer) -> Purchase:

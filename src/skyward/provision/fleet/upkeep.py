@@ -1,4 +1,4 @@
-"""Keeps a fleet at its wanted size: replaces what is lost, adds and takes away what is asked for."""
+"""Upkeep of a fleet's size: replaces lost nodes, adds and removes nodes on request."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _HOPELESS = (AuthenticationError, BudgetError, ConfigurationError, PoolStateErro
 
 
 class FleetUser(Protocol):
-    """Who works with the nodes. Called on the event loop."""
+    """User of the nodes, such as the engine. Called on the event loop."""
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """Nodes of these ranks are on their way: work may be planned for them."""
+        """Expect nodes of these ranks: work may be planned for them."""
         ...
 
     def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
-        """Nodes of these ranks will go: no new work for them.
+        """Give no new work to nodes of these ranks, which will go.
 
-        Where others of the same ranks are to come, what only they may do waits for those.
+        With ``comes_back``, calls bound to these ranks wait for the next nodes of the same ranks.
         """
         ...
 
@@ -56,27 +56,27 @@ class FleetUser(Protocol):
         ...
 
     async def drain(self, rank: int) -> None:
-        """Return once the node has nothing to do any more and may be ended."""
+        """Return once the node has no work left and may be ended."""
         ...
 
     def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
-        """The node is gone; unless ``for_good`` another one of its rank is on its way. Idempotent."""
+        """Give up a node that is gone; unless ``for_good``, another one of its rank will come. Idempotent."""
         ...
 
 
 class Upkeep:
-    """Keeps a started fleet at its wanted size until it is closed. Not thread-safe: one event loop runs it.
+    """Keeper of a started fleet's intended size, until it is closed. Not thread-safe: one event loop runs it.
 
-    A node that is lost is replaced under its rank, after a pause that grows if that fails or does not last. For one
-    whose machine is taken back the next machine is launched at once, while it finishes what it has begun. After five
-    attempts, or at once if the node's ``timeout`` is over, the fleet stays smaller. After five nodes in a row that
-    could not be added, none is for a minute or longer, however often somebody asks.
+    A lost node is replaced under its rank; the backoff grows while replacements fail or do not last. When a machine is
+    preempted, the next one is launched at once, while the node finishes its running calls. After five attempts, or at
+    once if the node's ``timeout`` is over, the fleet stays smaller. After five nodes in a row that could not be added,
+    further requests are refused for a minute or longer.
 
     Args:
         fleet: the nodes.
-        user: who works with them.
-        publish: hears what went wrong; must not block.
-        clock: the time, for pauses.
+        user: the user of the nodes.
+        publish: receives errors and notices; must not block.
+        clock: the time, for backoff.
     """
 
     def __init__(
@@ -92,17 +92,17 @@ class Upkeep:
         self._launching: dict[int, asyncio.Task[None]] = {}
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._leaving: dict[int, asyncio.Task[None]] = {}
-        self._told: Exception | None = None
+        self._reported: Exception | None = None
         self._failed_additions, self._barred_until = 0, -math.inf
         self._closed = False
 
     @property
     def wanted(self) -> frozenset[int]:
-        """Ranks of the nodes that the fleet is meant to have."""
+        """Ranks of the intended nodes."""
         return frozenset(self._wanted)
 
     async def start(self, ranks: Sequence[int]) -> None:
-        """Bring the fleet up and keep it. When anything of it fails, the whole does, and the caller stops the fleet."""
+        """Start the fleet and keep it. If any node fails, the whole start fails, and the caller stops the fleet."""
         self._wanted = set(ranks)
         self._user.expect(ranks)
         await self._fleet.start()
@@ -114,16 +114,16 @@ class Upkeep:
             self._keepers[node.rank] = asyncio.create_task(self._keep(node))
 
     def scale(self, size: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
-        """Have the fleet grow or shrink to ``size`` nodes; what is returned waits until it has.
+        """Grow or shrink the fleet to ``size`` nodes; the returned coroutine waits for it.
 
-        What is wanted changes at once, so a later call overrides an earlier one: the waiting for a node that is not
-        wanted any more is cancelled.
+        The intended size changes at once, so a later call overrides an earlier one and cancels its wait for a node
+        that is no longer needed.
         """
         if self._closed:
             raise PoolStateError("the pool is closed")
         if size > len(self._wanted) and (refusal := self._refusal()) is not None:
             return _raise(refusal)
-        if HEAD not in self._wanted:  # it was given up; nothing that waits for a scheduler gets on without it
+        if HEAD not in self._wanted:  # without the head, which was given up, no node gets a scheduler
             self._grow(1)
         surplus = len(self._wanted) - size
         if surplus > 0:
@@ -135,7 +135,7 @@ class Upkeep:
         return _all_of([*self._leaving.values(), *(self._up[rank] for rank in self._wanted)])
 
     async def close(self) -> None:
-        """Keep nothing any more; the nodes stay as they are. Idempotent."""
+        """Stop all upkeep; the nodes stay as they are. Idempotent."""
         self._closed = True
         tasks = [*self._keepers.values(), *self._leaving.values(), *self._launching.values()]
         for task in (*tasks, *self._up.values()):
@@ -143,13 +143,13 @@ class Upkeep:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _refusal(self) -> Exception | None:
-        """Why no node is added now: many in a row could not be, and every attempt costs money."""
+        """Return the error for adding nodes now, after too many failures in a row: every attempt costs money."""
         wait_s = self._barred_until - self._clock.monotonic()
         if wait_s <= 0:
             return None
         return CapacityError(
             f"the last {self._failed_additions} nodes could not be added; there will be no further attempt for "
-            f"{wait_s:.0f} s. The last error: {self._told}"
+            f"{wait_s:.0f} s. The last error: {self._reported}"
         )
 
     # --- more nodes -------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Upkeep:
             self._failed_additions += 1
             if self._failed_additions >= _ATTEMPTS:
                 self._barred_until = self._clock.monotonic() + min(_LONGEST_BAR_S, _BAR_S * self._failed_additions)
-            self._tell(f"node {rank} cannot be added", error)
+            self._report(f"node {rank} cannot be added", error)
             self._give_up(rank, f"node {rank} could not be added: {error}")
             _fail(self._up[rank], error)
             return
@@ -193,23 +193,23 @@ class Upkeep:
             raise
         self._attached.add(node.rank)
 
-    # --- other nodes in the place of lost ones ----------------------------------------------------------------------
+    # --- replacement of lost nodes ----------------------------------------------------------------------------------
 
     async def _keep(self, node: NodeHandle) -> None:
-        """See to it that there is a node of this rank, until that is given up or not wanted any more."""
+        """Replace the nodes of this rank, until it is given up or no longer intended."""
         present, failures = node, 0
 
         async def live() -> None:
             nonlocal present, failures
             while present is not None:
-                before, failures = failures, failures + 1  # counts if this raises: each run may buy a machine
+                before, failures = failures, failures + 1  # stays counted if this raises: each run may buy a machine
                 present, failures = await self._outlive(present, before)
 
         what = f"keeping node {node.rank}"
         await keep(live, what=what, report=lambda why: self._publish(Error(why)), clock=self._clock)
 
     async def _outlive(self, node: NodeHandle, failures: int) -> tuple[NodeHandle | None, int]:
-        """Another node of its rank once this one is gone, if it is still wanted and to be had."""
+        """Wait for the node's loss; return its replacement, or None, and the number of recent failures."""
         rank, began = node.rank, self._clock.monotonic()
         try:
             loss = await _wait_lost(node, lambda: self._empty(rank), clock=self._clock)
@@ -223,8 +223,8 @@ class Upkeep:
                 self._publish(Error(reason, node.instance.id))
                 self._give_up(rank, reason)
                 return None, failures
-            tell = Notice if loss.announced else Error
-            self._publish(tell(f"{reason}; another takes its place", node.instance.id))
+            kind = Notice if loss.announced else Error
+            self._publish(kind(f"{reason}; another takes its place", node.instance.id))
             up = self._up[rank] = asyncio.get_running_loop().create_future()
             self._user.detach(rank, reason, for_good=False)
             failures = 0 if self._clock.monotonic() - began > _SETTLED_S else failures + 1
@@ -239,7 +239,7 @@ class Upkeep:
             await self._fleet.drop_spare(rank)
 
     def _empty(self, rank: int) -> Coroutine[Any, Any, None] | None:
-        """Its machine is taken back: get the next one, and have it finish what it has begun."""
+        """Launch the next machine of a preempted rank; return the draining of the present one."""
         if rank not in self._wanted:
             return None
         if rank == HEAD or HEAD in self._wanted:
@@ -248,11 +248,11 @@ class Upkeep:
         return self._drain(rank)
 
     async def _replace(self, rank: int, failures: int) -> tuple[NodeHandle | None, int]:
-        """Another node for a lost one, and how often that went wrong lately; None when it is hopeless."""
+        """Return another node for a lost one, or None when it is hopeless, and the number of recent failures."""
         while failures < _ATTEMPTS:
             await self._clock.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures) if failures > 1 else 0)
             if rank != HEAD and HEAD not in self._wanted:
-                self._tell(f"node {rank} cannot be replaced", _no_scheduler(rank))
+                self._report(f"node {rank} cannot be replaced", _no_scheduler(rank))
                 break
             try:
                 await self._fleet.launch((rank,))
@@ -260,11 +260,11 @@ class Upkeep:
                 await self._attach(node)
             except _HOPELESS as error:
                 _unless_cancelled(error)
-                self._tell(f"node {rank} cannot be replaced", error)
+                self._report(f"node {rank} cannot be replaced", error)
                 break
             except Exception as error:
                 _unless_cancelled(error)
-                self._tell(f"node {rank} could not be replaced", error)
+                self._report(f"node {rank} could not be replaced", error)
                 failures += 1
             else:
                 return node, failures
@@ -277,9 +277,9 @@ class Upkeep:
         if rank == HEAD:
             self._fleet.fail_joining(_no_scheduler(rank, reason))
 
-    def _tell(self, what: str, error: Exception) -> None:
-        if error is not self._told:  # one error may be that of many nodes
-            self._told = error
+    def _report(self, what: str, error: Exception) -> None:
+        if error is not self._reported:  # many nodes may fail with one error, which is reported once
+            self._reported = error
             self._publish(Error(f"{what}: {error}"))
 
     # --- fewer nodes ------------------------------------------------------------------------------------------------
@@ -293,9 +293,9 @@ class Upkeep:
     async def _drain(self, rank: int) -> None:
         try:
             await self._user.drain(rank)
-        except Exception as error:  # it is paid for: it goes all the same
+        except Exception as error:  # the node ends all the same: it costs money
             _unless_cancelled(error)
-            self._tell(f"node {rank} could not be drained", error)
+            self._report(f"node {rank} could not be drained", error)
 
     async def _leave(self, rank: int) -> None:
         try:
@@ -303,13 +303,13 @@ class Upkeep:
                 await self._drain(rank)
             keeper = self._keepers[rank]
             keeper.cancel()
-            launching = self._launching.get(rank)  # of other nodes too: it is not cancelled for this one
+            launching = self._launching.get(rank)  # not cancelled: it launches other nodes too
             await asyncio.gather(keeper, *([launching] if launching else []), return_exceptions=True)
             self._attached.discard(rank)
             self._user.detach(rank, "the fleet was made smaller", for_good=True)
             await self._fleet.end((rank,))
         except SkywardError as error:
-            self._tell(f"node {rank} could not be ended", error)
+            self._report(f"node {rank} could not be ended", error)
             raise
         finally:
             del self._leaving[rank]
@@ -348,7 +348,7 @@ async def _wait_lost(
 
 
 def _dispensable(wanted: AbstractSet[int], attached: AbstractSet[int], drop: Collection[int]) -> list[int]:
-    """Order nodes by who goes first: those named in ``drop``, those that are not there yet, the highest ranks."""
+    """Order nodes by removal: those in ``drop``, those not attached yet, the highest ranks."""
     return sorted(wanted - {HEAD}, key=lambda rank: (rank not in drop, rank in attached, -rank))
 
 
@@ -357,21 +357,21 @@ def _no_scheduler(rank: int, reason: str = "the head node was given up") -> Boot
 
 
 def _unless_cancelled(error: Exception) -> None:
-    """An error while cleaning up after a cancellation does not hide it."""
+    """Raise the cancellation that an error of its own clean-up has replaced."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError from error
 
 
 def _succeed(up: asyncio.Future[None]) -> None:
-    if not up.done():  # it is cancelled when the node is not wanted any more
+    if not up.done():  # it was cancelled if the node is no longer intended
         up.set_result(None)
 
 
 def _fail(up: asyncio.Future[None], error: Exception) -> None:
     if not up.done():
         up.set_exception(error)
-        up.exception()  # it was told; whoever waits for the fleet's size hears of it besides
+        up.exception()  # retrieved here, since it was published: asyncio logs unretrieved ones
 
 
 async def _raise(error: Exception) -> None:
@@ -379,7 +379,7 @@ async def _raise(error: Exception) -> None:
 
 
 async def _all_or_none(tasks: Sequence[asyncio.Future[None]]) -> None:
-    """Wait for all; when one of them fails, the others are cancelled and have ended before its error is raised."""
+    """Wait for all; when one fails, cancel the others and wait for their end before raising its error."""
     try:
         await asyncio.gather(*tasks)
     finally:

@@ -112,7 +112,7 @@ async def test_another_type_is_told_of_with_what_there_is_to_know_of_it(stage: S
     assert stage.notices() == [
         f"asked for big on the spot market ($1 an hour), got {got}",
         "it has no disk",
-        f"{got} counts as nothing: what the pool really costs is not known",
+        f"{got} counts as nothing: the pool's real cost is not known",
     ]
 
 

@@ -148,7 +148,7 @@ def test_without_an_id_and_a_provider_that_answers_the_entry_is_kept(stage: Stag
     report = stage.sweep()
 
     assert [(each.entry.key, each.reason) for each in report.left] == [
-        ("a", "nobody knows whether it was made. fake: host 7 is off")
+        ("a", "its create call was never answered, and it may exist. fake: host 7 is off")
     ]
     assert [each.entry.key for each in report.ended] == ["b"]
     assert (stage.open_keys, report.clean) == (["a"], False)
