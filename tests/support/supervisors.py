@@ -343,7 +343,7 @@ class SimulatedNode(FakeNode):
     def hear(self, message: Message) -> None:
         """The supervisor says something."""
         if isinstance(self._control, _Control) and self._control.connected:
-            self._hear(message)
+            self._receive(message)
 
     def hear_of_lost_connection(self) -> None:
         """The control connection is lost."""
@@ -358,7 +358,7 @@ class SimulatedNode(FakeNode):
             self.lost = True
             if self._control is not None and self._supervisor.linked:
                 self._supervisor.said_farewell = True
-                self._hear(Ending(reason=reason, timed_out=timed_out))
+                self._receive(Ending(reason=reason, timed_out=timed_out))
             self.crash()
 
     def kill_process(self, worker: int) -> None:

@@ -16,6 +16,7 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.lifecycle import (
     HEAD,
     Action,
+    Add,
     Discard,
     End,
     Ended,
@@ -32,7 +33,6 @@ from skyward.provision.fleet.lifecycle import (
     Prepared,
     Started,
     StartSupervisor,
-    Want,
 )
 from skyward.provision.fleet.machines import Machine, Machines, to_its_end
 from skyward.provision.fleet.node_setup import OpenNode, Starter
@@ -251,7 +251,7 @@ class Fleet:
     async def _launch(self, ranks: tuple[int, ...]) -> None:
         if HEAD in ranks:
             self._headless = None
-        for action in self._handle(Want(ranks=ranks)):
+        for action in self._handle(Add(ranks=ranks)):
             assert isinstance(action, Launch)
             self._current.update(await self._machines_for(action.ranks))
 

@@ -2,8 +2,8 @@
 
 ::
 
-    Want→ LAUNCHING ─Launched→ PREPARING ─Prepared→ STARTING ─Started→ JOINING ─Joined→ READY
-       any state but ENDING and GONE ─End→ ENDING ─Ended→ GONE ─Want→ LAUNCHING …
+    Add→ LAUNCHING ─Launched→ PREPARING ─Prepared→ STARTING ─Started→ JOINING ─Joined→ READY
+       any state but ENDING and GONE ─End→ ENDING ─Ended→ GONE ─Add→ LAUNCHING …
        any state but ENDING and GONE ─Lost→ GONE
 
 A node joins once both it and the head have started, since it needs the head's scheduler. A rank that is gone may be
@@ -20,6 +20,7 @@ from typing import assert_never
 __all__ = [
     "HEAD",
     "Action",
+    "Add",
     "Discard",
     "End",
     "EndNodes",
@@ -36,7 +37,6 @@ __all__ = [
     "Prepared",
     "StartSupervisor",
     "Started",
-    "Want",
 ]
 
 HEAD = 0
@@ -63,7 +63,7 @@ class NodeState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class Add:
     """Nodes of these ranks are requested."""
 
     ranks: tuple[int, ...]
@@ -118,7 +118,7 @@ class Ended:
     ranks: tuple[int, ...]
 
 
-Event = Want | Launched | Prepared | Started | Joined | Lost | End | Ended
+Event = Add | Launched | Prepared | Started | Joined | Lost | End | Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +190,8 @@ class Lifecycle:
         An event that comes too late, when its node is ending already, changes nothing.
         """
         match event:
-            case Want(ranks=ranks):
-                return self._want(ranks)
+            case Add(ranks=ranks):
+                return self._add(ranks)
             case Launched(ranks=ranks):
                 moved = self._move(ranks, NodeState.LAUNCHING, NodeState.PREPARING)
                 return tuple(Prepare(rank=rank) for rank in moved)
@@ -219,7 +219,7 @@ class Lifecycle:
         self._states.update(dict.fromkeys(moved, target))
         return moved
 
-    def _want(self, ranks: Sequence[int]) -> Sequence[Action]:
+    def _add(self, ranks: Sequence[int]) -> Sequence[Action]:
         new = tuple(rank for rank in ranks if self._states.get(rank, NodeState.GONE) is NodeState.GONE)
         if self._over or not new:
             return ()

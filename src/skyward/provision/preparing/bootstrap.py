@@ -1,8 +1,7 @@
-"""The Python environment of a node that is reached over a transport, made by the bootstrap script.
+"""Python environment of a remote machine, made by the bootstrap script.
 
-The script goes to the machine's ``sh`` as standard input, the environment of its installers before it: nothing of
-either is stored there, or shown in a list of processes. The first run only asks what is there; a prepared machine
-needs no other.
+The script and the variables of its installers go to the machine's ``sh`` as standard input: neither is stored there or
+shows in a list of processes. The first run is a survey; a prepared machine needs no other.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ _SEND_UV = 90
 _PRIVATE_PROGRAM = 0o700
 _FAILED = re.compile(r"^@skyward step (\w+) failed (\d+) ?(.*)$", re.MULTILINE)
 _SHELLS_OWN = frozenset(("BASHOPTS", "EUID", "IFS", "PPID", "SHELLOPTS", "UID"))
-"""Variables that a shell does not let one set, or that change how it reads the script."""
+"""Variables that a shell makes read-only, or that change its reading of the script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What a node's programs are started with.
+    """Interpreter and variables of a node's programs.
 
     Attributes:
         python: absolute path of the interpreter.
-        env: variables for them, beside those the machine gives.
+        env: variables for them, besides the machine's own.
     """
 
     python: str
@@ -65,7 +64,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Survey:
-    """What the script said of the machine."""
+    """State of the machine as the script reported it."""
 
     needed: tuple[str, ...]
     sent: frozenset[str]
@@ -80,15 +79,15 @@ async def bootstrap(
 ) -> Environment:
     """Give a machine the image's environment.
 
-    Environments are built once below ``cache`` for every pool and node that has the same; one that takes its time is
-    waited for. Steps that a dropped link interrupts are run again.
+    Equal environments are built once below ``cache`` for all pools and nodes; a build in progress is waited for. Steps
+    that a dropped link interrupts are repeated.
 
     Args:
-        image: what is asked for.
-        transport: the way to the machine.
+        image: the environment to build.
+        transport: the transport to the machine.
         cache: absolute folder there, which outlives the node.
         node: the node's rank, for errors.
-        progress: told the name of each step that has something to do, as it begins; "server" is the caller's to tell.
+        progress: receives the name of each step with work to do, as it begins; "server" is reported by the caller.
 
     Raises:
         BootstrapError: a step failed or passed its deadline; with the end of its log.
@@ -100,7 +99,7 @@ async def bootstrap(
     )
     survey = await machine.survey()
     for step in survey.needed:
-        if step != "server":  # which the supervisor's start is told as, too
+        if step != "server":  # the start of the supervisor reports it
             progress(step)
         survey = await machine.do(step, survey)
     if not survey.environment:
@@ -111,7 +110,7 @@ async def bootstrap(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Machine:
-    """One machine that gets one image."""
+    """Preparation of one machine with one image."""
 
     image: Image
     transport: Transport
@@ -122,7 +121,7 @@ class _Machine:
     uv: Path | None
 
     async def survey(self) -> _Survey:
-        """Ask the machine what it has."""
+        """Return the state of the machine."""
         completed = await self.transport.run(
             ["sh", "-s", "--", "survey"], stdin=self._script({}), timeout_s=_SURVEY_TIMEOUT_S
         )
@@ -131,7 +130,7 @@ class _Machine:
         return _parsed(completed.stdout)
 
     async def do(self, step: str, survey: _Survey) -> _Survey:
-        """Do one step, with what it needs from this side sent before."""
+        """Send the files that one step needs, and run it."""
         match step:
             case "deps":
                 for name, path in self.wheelhouse.wheels.items():
@@ -157,7 +156,7 @@ class _Machine:
         )
 
     def error(self, step: str, why: str, tail: str, log_path: str = "") -> BootstrapError:
-        """The error of a step."""
+        """Return the error of a failed step, with the log's end and without secrets."""
         where = f"; the whole log is {log_path} on the machine" if log_path else ""
         shown = masked(tail.strip(), self.image.env.values())
         return BootstrapError(
@@ -205,11 +204,11 @@ class _Machine:
         return f"set -a\n{render_env_file(env)}set +a\n{script}".encode()
 
     def _installers_env(self, survey: _Survey) -> Mapping[str, str]:
-        """What pip and uv get: the image's places, the machine's, and the image's variables above all."""
+        """Return pip's and uv's variables: package sources of image and machine, overridden by the image's ``env``."""
         user = {name: value for name, value in self.image.env.items() if name not in _SHELLS_OWN}
         settings = {**survey.pip_settings, **pip_variables(user)}
         sources = package_sources(self.image, settings, self.wheelhouse.find_links(self._wheels_folder))
-        return {**sources.for_pip(), **sources.for_uv(told=(*survey.told, *user)), **user}
+        return {**sources.for_pip(), **sources.for_uv(already_set=(*survey.told, *user)), **user}
 
     def _fail(self, step: str, completed: Completed) -> NoReturn:
         failed = _FAILED.search(completed.stdout)

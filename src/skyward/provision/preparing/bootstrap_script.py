@@ -1,25 +1,25 @@
 """The bootstrap script of an image (pure): one POSIX-sh text, idempotent, with every value quoted.
 
-Without an argument it does every step; ``survey`` has it say what is there; ``STEP SECONDS`` has it do one. It reports
-itself on standard output, one line at a time::
+Without an argument it runs every step; with ``survey`` it reports the state of the machine; with ``STEP SECONDS`` it
+runs one step. Its reports are lines on standard output::
 
     @skyward step NAME start
     @skyward step NAME done | cached | failed EXIT_CODE LOG_PATH
     @skyward ready ENVIRONMENT_FOLDER
 
-and when it is asked for less than everything::
+and, with ``survey`` or one step::
 
-    @skyward step NAME needed        (survey) the step has something to do
+    @skyward step NAME needed        (survey) the step has work to do
     @skyward machine SYSTEM ARCH     (survey)
-    @skyward sent PATH               (survey) a file that the client need not send again
+    @skyward sent PATH               (survey) a file that is there already
     @skyward told NAME               (survey) a variable for uv that is set there
     @skyward file PATH               (survey) the lines that follow are pip's configuration
     @skyward path PATH               the machine's search path for programs
 
 On a failure the last lines of the step's log follow on standard error and the script exits with the step's exit code
-(124: its deadline passed; 90: the machine has no uv, the client's own would run there). The files it knows, all below
-``root``: ``env`` (what :func:`render_env_file` wrote, 0600), ``sent`` (what clients sent: their own code, uv),
-``logs/ENVIRONMENT/STEP.log``, ``envs/ENVIRONMENT``, and what the installers keep in ``cache`` and ``python``.
+(124: its deadline passed; 90: the machine has no uv, the client's own would run there). Its files, all below ``root``:
+``env`` (the text of :func:`render_env_file`, 0600), ``sent`` (code, wheels and uv from clients),
+``logs/ENVIRONMENT/STEP.log``, ``envs/ENVIRONMENT``, and the installers' ``cache`` and ``python``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STEPS = ("uv", "apt", "deps", "skyward", "server", "volumes")
 
 
 def quote(value: str) -> str:
-    """``value`` as one word of a POSIX shell: the only way a value gets into a script."""
+    """Return ``value`` as one word of a POSIX shell: the only way for a value into a script."""
     if "\0" in value:
         raise ConfigurationError(f"a value in a script must not hold NUL, got {value!r}")
     return shlex.quote(value)
@@ -60,17 +60,17 @@ def render_bootstrap(
     uv_platform: str = "",
     wheels: str | None = None,
 ) -> str:
-    """The script that builds the image's environment below ``root``.
+    """Return the script that builds the image's environment below ``root``.
 
     Args:
-        image: what to install. No value of its ``env`` gets into the script.
+        image: the environment to install. No value of its ``env`` gets into the script.
         root: absolute folder on the node.
         engine_pins: requirements installed besides the image's, e.g. ``"distributed==2026.8.0"``.
-        code: names the client's own code by its content: part of the environment's name.
+        code: digest of the client's own code: part of the environment's name.
         ttl_s: seconds until the machine shuts itself down, counted from the first run of this boot; 0 arms nothing.
-        uv_platform: ``uname -sm`` of machines to which the client can send a uv; empty where it cannot.
-        wheels: names the set of wheels that the client sends; the places that packages come from are then left to the
-            environment in which the script runs. None: no client is there, and the image's places are options.
+        uv_platform: ``uname -sm`` of machines to which the client can send its uv; empty if it has none.
+        wheels: digest of the wheels that the client sends; package sources are then variables of the script's
+            environment. None: the script runs without a client, and the image's sources are options in it.
     """
     if not root.startswith("/"):
         raise ConfigurationError(f"root must be an absolute path, got {root!r}")
@@ -93,7 +93,7 @@ def render_bootstrap(
 
 
 def render_env_file(env: Mapping[str, str]) -> str:
-    """The text of ``ROOT/env``: shell assignments, one variable each. Secret: write it with mode 0600."""
+    """Return the text of ``ROOT/env``: shell assignments, one variable each. Secret: write it with mode 0600."""
     return "".join(f"{name}={quote(value)}\n" for name, value in env.items())
 
 
@@ -110,7 +110,7 @@ def _words(values: Sequence[str]) -> str:
 
 
 class _Template(Template):
-    """``@@name`` instead of ``$name``, which sh has its own use for."""
+    """Template with ``@@name`` instead of ``$name``, which is sh's own syntax."""
 
     delimiter = "@@"
 

@@ -1,4 +1,4 @@
-"""One command of a node's preparation, run to its end although the link may drop on the way."""
+"""Commands of a node's preparation, repeated when the link drops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["GRACE_S", "let_in", "masked", "persist"]
 T = TypeVar("T")
 
 GRACE_S = 30.0
-"""How much longer than the machine's own deadline this side waits, so that the machine can say what it was."""
+"""Seconds beyond the machine's own deadline, so that its report of the cause arrives first."""
 
 _AGAIN_S = 0.5
 _LEAST_S = 1.0
@@ -26,9 +26,9 @@ _SHORTEST_SECRET = 8
 
 
 async def persist(attempt: Callable[[float], Awaitable[T]], *, deadline_s: float, node: int, step: str) -> T:
-    """What ``attempt`` returns; when the link drops, it is called again. It is told how many seconds are left.
+    """Return the result of ``attempt``, which receives the seconds left; call it again when the link drops.
 
-    Raises :class:`~skyward.errors.BootstrapError` past the deadline, and for what this side cannot read or write.
+    Raises :class:`~skyward.errors.BootstrapError` past the deadline, and for files that cannot be read or written here.
     """
     started = SYSTEM_CLOCK.monotonic()
 
@@ -44,7 +44,7 @@ async def persist(attempt: Callable[[float], Awaitable[T]], *, deadline_s: float
     except UnreachableError as error:
         raise BootstrapError(
             f"preparing node {node} failed at step {step!r}: its deadline of {deadline_s:g} s passed, and the machine "
-            f"did not say why. Check that it is up and reachable; {error}",
+            f"gave no reason. Check that it is up and reachable; {error}",
             node=node,
             step=step,
         ) from error
@@ -57,16 +57,16 @@ async def persist(attempt: Callable[[float], Awaitable[T]], *, deadline_s: float
 
 
 async def let_in(transport: Transport, *, within_s: float, node: int) -> None:
-    """Wait until a new machine answers us as itself; until then it may refuse keys, and show another host key.
+    """Wait until a new machine accepts our key; while it boots it may refuse keys and show another host key.
 
     Args:
-        transport: the way to it.
-        within_s: how long it may take; 0 asks nothing.
+        transport: the transport to it.
+        within_s: seconds allowed; 0 skips the check.
         node: its rank, for the message.
 
     Raises:
-        AuthenticationError: in the end it still refused us, or was another one.
-        UnreachableError: in the end it still did not answer.
+        AuthenticationError: at the deadline it still refused the key, or showed another host key.
+        UnreachableError: at the deadline it still did not answer.
     """
     refusals: list[AuthenticationError] = []
 
@@ -92,7 +92,7 @@ async def let_in(transport: Transport, *, within_s: float, node: int) -> None:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """``text`` without the credentials of URLs and the values in ``secrets``; short ones are no secrets."""
+    """Return ``text`` without credentials in URLs and values in ``secrets`` of 8 and more characters."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, "***")

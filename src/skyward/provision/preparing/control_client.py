@@ -1,4 +1,4 @@
-"""The client's end of the control connection: it keeps a node alive, and hears how it is."""
+"""Client's end of the control connection, which keeps a node alive and receives its reports."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _LOST = (OSError, asyncio.IncompleteReadError, FrameError)
 
 
 class ControlClient:
-    """Stays connected to one node's supervisor until :meth:`close`: pings it, and dials again when the link is lost.
+    """Connection to one node's supervisor until :meth:`close`; sends pings and redials when the link is lost.
 
-    Not closing it properly is what tells the node that its client is gone.
+    A node whose connection ends without :meth:`stop_node` lives on until its lease expires.
 
     Args:
         address: ``host:port`` at which the supervisor's control port answers.
         identity: the pool's certificates.
-        on_message: called on the loop with everything the node reports; after every reconnect it first reports the
-            workers that run. Must not block.
-        on_lost: called on the loop whenever the connection is lost, the last time included: after
+        on_message: called on the loop with every report of the node; after a reconnect the running workers come
+            first. Must not block.
+        on_lost: called on the loop whenever the connection is lost, also after
             :class:`~skyward.wire.control.Ending`, when the node has ended.
-        ping_s: how often to ping; three unanswered ones mean that the connection is lost.
+        ping_s: seconds between pings; after three unanswered ones the connection counts as lost.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class ControlClient:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is up now."""
+        """True while the connection is up."""
         return self._writer is not None
 
     async def connect(self, deadline_s: float) -> None:
         """Dial until the node answers, then stay connected in the background.
 
         Raises:
-            AuthenticationError: one of the two is not of this pool.
+            AuthenticationError: the node has no certificate of this pool, or refuses ours.
             UnreachableError: no answer within ``deadline_s``.
         """
         self._dialled = await self._dial(deadline_s)
@@ -84,7 +84,7 @@ class ControlClient:
         await self._connected.wait()
 
     async def send(self, command: Command) -> None:
-        """Say something to the node; waits for the connection while it is lost.
+        """Send a command to the node; while the connection is lost, wait for it.
 
         Raises:
             UnreachableError: the node has ended, or this client was closed.
@@ -95,7 +95,7 @@ class ControlClient:
         write_frame(self._writer, to_frame(command))
 
     def keep_saying(self, command: Command) -> None:
-        """Say something that holds until something else is said here: now, and again after every reconnect.
+        """Send a command now and after every reconnect, until another one replaces it.
 
         Raises:
             UnreachableError: the node has ended, or this client was closed.
@@ -107,7 +107,7 @@ class ControlClient:
             write_frame(self._writer, to_frame(command))
 
     async def stop_node(self, timeout_s: float) -> None:
-        """Ask the node to end everything and wait until it has; silent when it already had.
+        """Have the node end all its processes and wait for it; no-op when it has ended.
 
         Raises:
             UnreachableError: it has not confirmed within ``timeout_s``.
@@ -122,7 +122,7 @@ class ControlClient:
             raise UnreachableError(f"the node at {self._address} did not end within {timeout_s:g} s") from error
 
     async def close(self) -> None:
-        """Hang up. The node ends when its lease is over, unless it was stopped before. Idempotent."""
+        """Close the connection. Unless it was stopped before, the node ends when its lease expires. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -172,12 +172,12 @@ class ControlClient:
                     message = from_frame(await read_frame(reader))
                 self._ending = self._ending or isinstance(message, Ending)
                 if not isinstance(message, Pong):
-                    self._tell(message)
+                    self._deliver(message)
         except TimeoutError:
             log.info("the node at %s has not answered %d pings", self._address, SILENT_PINGS)
         except _LOST as error:
             log.info("connection to the node at %s lost: %s", self._address, error)
-        except Exception:  # the next connection may make sense again
+        except Exception:  # an unreadable message; the next connection may be sound
             log.exception("connection to the node at %s given up", self._address)
         finally:
             self._connected.clear()
@@ -186,10 +186,10 @@ class ControlClient:
             await asyncio.gather(pinging, return_exceptions=True)
             writer.transport.abort()
 
-    def _tell(self, message: Message) -> None:
+    def _deliver(self, message: Message) -> None:
         try:
             self._on_message(message)
-        except Exception:  # whoever listens must not cost the node its connection
+        except Exception:  # an error of the callback must not cost the node its connection
             log.exception("a message of the node at %s could not be handled: %s", self._address, message)
 
     async def _ping(self, writer: asyncio.StreamWriter) -> None:

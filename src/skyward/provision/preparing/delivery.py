@@ -28,7 +28,7 @@ _MARGIN_S = 900.0
 _FRESH_S = 300.0
 _FILES_TIMEOUT_S = 1800.0
 _FILES_STEP = "skyward"
-# What a release of Python lacks, it does not need: the archive is the client's own.
+# Python before 3.11.4 lacks tarfile's data filter, which this archive does not need: it is the client's own.
 _UNPACK = """
 import sys, tarfile
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
@@ -38,11 +38,11 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
 
 
 class Grants:
-    """Access of a pool's machines to its volumes, which lasts as long as a machine may.
+    """Access of a pool's machines to its volumes, valid for a machine's longest life.
 
     Args:
-        provider: whose machines.
-        request: what the pool asks for.
+        provider: the provider of the machines.
+        request: the pool's parameters.
     """
 
     def __init__(self, provider: Provider, request: PoolRequest) -> None:
@@ -53,11 +53,11 @@ class Grants:
         self._here = False
 
     async def check(self) -> None:
-        """Raise what is wrong with the volumes, before anything is created; see :func:`grant_volumes`."""
+        """Raise errors of the volumes before any machine is created; see :func:`grant_volumes`."""
         await self._ask(here=True)
 
     async def to(self, access: Access) -> Sequence[GrantedVolume]:
-        """What a machine is told. Raises as :func:`grant_volumes`."""
+        """Return the granted volumes for a machine. Raises as :func:`grant_volumes` does."""
         here = isinstance(access, LocalAccess)
         fresh = SYSTEM_CLOCK.elapsed() - self._granted_at < _FRESH_S
         if not fresh or here is not self._here:
@@ -73,7 +73,7 @@ class Grants:
 
 
 async def deliver_includes(image: Image, transport: Transport, *, folder: str, python: str, node: int) -> None:
-    """Put what the image includes into ``folder`` of the machine, with its interpreter ``python``. Idempotent.
+    """Put the image's files into ``folder`` of the machine, with its interpreter ``python``. Idempotent.
 
     Raises :class:`~skyward.errors.BootstrapError`.
     """
@@ -110,9 +110,9 @@ async def deliver_volumes(
     instance_id: str,
     node: int,
 ) -> Sequence[str]:
-    """Make volumes available on a machine with its prepared environment; returns what the user should know.
+    """Make volumes available on a machine with its prepared environment; return notes for the user.
 
-    Nothing of them is left there when it fails. Idempotent. Raises :class:`~skyward.errors.BootstrapError`.
+    On failure nothing of them is left there. Idempotent. Raises :class:`~skyward.errors.BootstrapError`.
     """
 
     async def run(order: VolumeOrder, timeout_s: float) -> Completed:
@@ -126,7 +126,7 @@ async def deliver_volumes(
         done = await persist(
             lambda left_s: run(fetch, left_s), deadline_s=_VOLUMES_TIMEOUT_S, node=node, step=_VOLUMES_STEP
         )
-    except BaseException:  # whatever cut it off left what was made until then
+    except BaseException:  # an interruption leaves mounts behind
         await asyncio.shield(asyncio.gather(run(release, _UNDO_S), return_exceptions=True))
         raise
     if done.exit_code:

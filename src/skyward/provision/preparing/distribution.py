@@ -21,7 +21,7 @@ DISTRIBUTION = "skyward-fleet"
 """Name of the distribution that holds Skyward's packages; on the public index, ``skyward`` is another project."""
 
 ENGINE_PACKAGES = ("cloudpickle", "dask", "distributed", "msgpack", "tornado")
-"""What both ends of a connection must have in the same version; skyward's own requirements are pinned too."""
+"""Packages that both ends of a connection need in the same version; skyward's own requirements are pinned too."""
 
 _PACKAGES = ("skyward", "skyward_joblib", "skyward_dask")
 _DIGEST_BYTES = 8
@@ -31,11 +31,11 @@ _REGULAR_FILE = 0o100644 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnWheel:
-    """Skyward's code.
+    """Skyward's code as a wheel.
 
     Attributes:
         data: a wheel's bytes.
-        digest: 16 hexadecimal characters that name its content.
+        digest: 16 hexadecimal characters, a hash of its content.
     """
 
     data: bytes = field(repr=False)
@@ -48,7 +48,7 @@ _CLIENT_ONLY = frozenset({"uv"})
 
 @cache
 def engine_pins() -> tuple[str, ...]:
-    """``name==version`` of every engine package and requirement of skyward installed here, sorted."""
+    """Return ``name==version`` of every engine package and requirement of skyward installed here, sorted."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
     from packaging.requirements import Requirement
@@ -65,7 +65,7 @@ def engine_pins() -> tuple[str, ...]:
 
 @cache
 def own_wheel() -> OwnWheel:
-    """The wheel of the code that runs here; the same files make the same one. Reads files: not for the event loop."""
+    """Return the wheel of the code that runs here; equal files give equal wheels. Blocks on files."""
     contents = dict(_code())
     contents |= _metadata(contents)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -82,7 +82,7 @@ def own_wheel() -> OwnWheel:
 
 
 def code_folders() -> Iterator[Path]:
-    """The folders of Skyward's packages."""
+    """Yield the folders of Skyward's packages."""
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:

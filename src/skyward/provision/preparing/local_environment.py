@@ -1,7 +1,7 @@
-"""The Python environment of nodes on this machine: the running interpreter where it will do, else one built once.
+"""Python environment of nodes on this machine: the running interpreter if it satisfies the image, else one built once.
 
-The bootstrap script is not used here: on a machine the user works at there is nothing to install system-wide and no
-time-to-live to arm, while the interpreter, the client's own files and pip's configuration are at hand.
+The bootstrap script is not used here (docs/decisions/004): the user's machine needs no system packages and no
+time-to-live, and its interpreter, Skyward's own files and pip's configuration are at hand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FINISHED = ".finished"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Build:
-    """One environment to be made: where, from what, through which transport, on behalf of which node."""
+    """One environment to build: its folder, content, transport, and the node that needs it."""
 
     root: Path
     requirements: tuple[str, ...]
@@ -55,9 +55,9 @@ class _Build:
 
 
 async def prepare_environment(image: Image, transport: Transport, *, node: int, progress: Callable[[str], None]) -> str:
-    """The interpreter to run a node of this machine with; a missing environment is built, once for all processes.
+    """Return the interpreter for a node on this machine; build a missing environment, once for all processes.
 
-    ``progress`` is told each step as it begins. Raises :class:`~skyward.errors.BootstrapError` with the log's tail.
+    ``progress`` receives each step as it begins. Raises :class:`~skyward.errors.BootstrapError` with the log's tail.
     """
     if await asyncio.to_thread(is_satisfied, image.pip):
         return sys.executable
@@ -71,7 +71,7 @@ async def prepare_environment(image: Image, transport: Transport, *, node: int, 
 
 
 def is_satisfied(requirements: Sequence[str]) -> bool:
-    """Whether the running interpreter already has everything asked for, extras included, at the versions asked for."""
+    """Return True if the running interpreter satisfies every requirement, extras included."""
     return all(_has(requirement) for requirement in requirements)
 
 
@@ -94,7 +94,7 @@ def _has_extra(found: importlib.metadata.Distribution, extra: str) -> bool:
 
 
 def _key(image: Image, requirements: Sequence[str]) -> str:
-    """Names an environment by everything that goes into it, Skyward's own files included."""
+    """Return an environment's name, a hash of its whole content, Skyward's own files included."""
     digest = hashlib.blake2b(digest_size=10)
     for text in (image.content_hash(), sys.version, sys.executable, own_wheel().digest, *requirements):
         digest.update(f"{text}\n".encode())
@@ -102,7 +102,7 @@ def _key(image: Image, requirements: Sequence[str]) -> str:
 
 
 async def _run(build: _Build) -> None:
-    """Build the environment; the finished-marker is written last, so that half an environment is never used."""
+    """Build the environment; its marker is written last, so that an unfinished one is never used."""
     build.log.write_bytes(b"")
     uv, settings = await asyncio.to_thread(lambda: (client_uv(), pip_settings()))
     if uv is None:
@@ -143,7 +143,7 @@ def _failure(build: _Build, step: str, why: str) -> BootstrapError:
 
 
 def _copy_code(build: _Build) -> None:
-    """Copy Skyward from the client, never from an index: both ends of a connection must run the same code."""
+    """Copy this process's Skyward, never one of an index: both ends of a connection must run the same code."""
     site = next((build.root / "lib").glob("python3.*/site-packages"))
     for folder in code_folders():
         shutil.copytree(folder, site / folder.name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
@@ -151,7 +151,7 @@ def _copy_code(build: _Build) -> None:
 
 @asynccontextmanager
 async def _lock(path: Path) -> AsyncGenerator[None, None]:
-    """Hold ``path`` against every other process; a process that dies lets go of it."""
+    """Lock ``path`` against other processes; the kernel unlocks it when a process dies."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("wb") as file:
 

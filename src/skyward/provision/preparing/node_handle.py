@@ -1,4 +1,4 @@
-"""One node as the client sees it: its machine, the way to it, and the control connection to its supervisor."""
+"""Client's handle of one node: its machine, the transport to it, and the control connection to its supervisor."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _JUDGE_TIMEOUT_S = 30.0
 _BLINK_S = 3.0
 _AWAY_MARGIN_S = 60.0
 SUPERVISOR_GONE = 99
-"""Exit status of the question whether a supervisor lives: it does not. Any other but 0 is no answer."""
-# Not just the pid: another process may have it by now, after a reboot above all. A dead one that nobody has waited for
-# has no environment any more. The verdict has a status of its own: a machine that is out of memory, or of processes,
-# lets this fail in every other way, and says nothing about the supervisor by it.
+"""Exit status of the check for a supervisor when there is none. Others, except 0, are no verdict."""
+# The environment besides the pid: another process may have the pid by now, above all after a reboot. A zombie's
+# environment is empty. The verdict has an exit status of its own, because on a machine without free memory or processes
+# this check fails in other ways while the supervisor may run.
 _IS_THERE = f"""
 import os, sys
 environment = f"/proc/{{sys.argv[1]}}/environ"
@@ -69,12 +69,12 @@ _logger = logging.getLogger("skyward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoss:
-    """A node is certainly gone.
+    """Certain loss of a node.
 
     Attributes:
-        reason: why, in plain English.
-        timed_out: whether its hard ``timeout`` is over: then no other node takes its place.
-        announced: whether its provider had said before that it takes the machine back.
+        reason: the cause, for users.
+        timed_out: True if its hard ``timeout`` is over: then no other node takes its place.
+        announced: True if its provider had announced that it takes the machine back.
     """
 
     reason: str
@@ -84,28 +84,28 @@ class NodeLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkDown:
-    """The node cannot be reached for now, for this ``reason``."""
+    """A node cannot be reached at present, for this ``reason``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUp:
-    """It is back, after so many ``seconds``."""
+    """A node can be reached again, after so many ``seconds``."""
 
     seconds: float
 
 
 class NodeHandle:
-    """One node. Its verbs are called in order: ``prepare``, ``start``, ``join``; ``stop`` at any time.
+    """One node. Its methods are called in order: ``prepare``, ``start``, ``join``; ``stop`` at any time.
 
     Attributes:
         instance: the provider's record of its machine.
         rank: the node's rank, 0-based.
-        access: how the machine is reached.
-        transport: the way to the machine.
+        access: address and kind of access of the machine.
+        transport: the transport to the machine.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
-        volumes: what was made available on it.
+        volumes: the volumes available on it.
         machine_status: returns from its provider why the machine is over; empty while it is not.
     """
 
@@ -135,12 +135,12 @@ class NodeHandle:
 
     @property
     def linked(self) -> bool:
-        """Whether its supervisor is connected, and has not said that it ends."""
+        """True while its supervisor is connected and has not announced its end."""
         return self._loss is None and self._control is not None and self._control.connected
 
     @property
     def files(self) -> str:
-        """Folder of what the image includes, on the machine."""
+        """Folder of the image's files on the machine."""
         return f"{self.access.workdir}/files"
 
     @property
@@ -151,7 +151,7 @@ class NodeHandle:
         return self._ready
 
     async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
-        """Give the node its Python environment and files; ``progress`` hears of each bootstrap step as it begins.
+        """Give the node its Python environment and files; ``progress`` receives each bootstrap step as it begins.
 
         Raises :class:`~skyward.errors.BootstrapError`.
         """
@@ -171,7 +171,7 @@ class NodeHandle:
         )
 
     async def provide(self, volumes: Sequence[GrantedVolume]) -> Sequence[str]:
-        """Make volumes available on the prepared node; returns what the user should know.
+        """Make volumes available on the prepared node; return notes for the user.
 
         Raises :class:`~skyward.errors.BootstrapError`.
         """
@@ -188,7 +188,7 @@ class NodeHandle:
     async def start(self, config: NodeConfig) -> None:
         """Start the supervisor and connect to it; returns once its ports are known.
 
-        Raises :class:`~skyward.errors.BootstrapError` with what the supervisor said.
+        Raises :class:`~skyward.errors.BootstrapError` with the supervisor's output.
         """
         self._longest_absence_s = longest_absence_s(config)
         self._partitions_undone_s = MIG_UNDO_S if config.mig and config.own_machine else 0.0
@@ -196,23 +196,23 @@ class NodeHandle:
         identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
         self.lanes = tuple([await self._forwarded(lane) for lane in self._ready.lanes])
         address = await self._forwarded(self._ready.control)
-        self._control = ControlClient(address, identity, on_message=self._hear, on_lost=self._connection_lost)
+        self._control = ControlClient(address, identity, on_message=self._receive, on_lost=self._connection_lost)
         await self._control.connect(_CONNECT_TIMEOUT_S)
 
     async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
         """Have the supervisor start the workers, which register with ``scheduler`` (``tls://host:port``).
 
-        Workers that run already follow: they register there, and know of the fleet what they are told now. While the
-        connection is lost, it is said as soon as it is back.
+        Running workers follow: they register there and take over the fleet's new size. While the connection is lost,
+        the order waits for it.
         """
         self._connection.keep_saying(Start(scheduler=scheduler, head_addr=head_addr, total_nodes=total_nodes))
 
     async def wait_gone(self) -> NodeLoss:
         """Return once the node is certainly gone.
 
-        Either it says so itself, or it takes two independent signals: the control connection is lost, and the machine
-        says that its supervisor does not run; or the machine cannot be asked, and its provider says that it is over.
-        A machine of which nobody says so is merely away, until it must have ended by itself.
+        Either it reports its end itself, or two independent signals agree: the control connection is lost, and a check
+        on the machine finds no supervisor; or the machine does not answer, and its provider reports its end. A machine
+        without these signals is only away, until it must have ended by itself.
         """
         while self._loss is None:
             await self._unlinked.wait()
@@ -235,23 +235,23 @@ class NodeHandle:
         return self._loss
 
     async def wait_notice(self) -> float:
-        """Return once the provider has said that it takes the machine back; in how many seconds it said."""
+        """Wait until the provider announces that it takes the machine back; return the seconds until then."""
         await self._noticed.wait()
         return self._seconds_left
 
-    def tell(self, news: LinkDown | LinkUp) -> None:
-        """Let the node's listener hear of its link."""
-        self._on_message(self, news)
+    def report(self, change: LinkDown | LinkUp) -> None:
+        """Report a change of the link to the node's listener."""
+        self._on_message(self, change)
 
     async def kill_worker(self, worker: int, incarnation: str) -> None:
-        """SIGKILL one worker, unless it is another incarnation by now; its supervisor starts it again."""
+        """Send SIGKILL to one worker, unless it is another incarnation by now; its supervisor restarts it."""
         await self._connection.send(Kill(worker=worker, incarnation=incarnation))
 
     async def fetch(self, order: Fetch) -> Fetched:
-        """Have the node get a large argument from other nodes, and wait until it has, or has not. Idempotent.
+        """Have the node fetch a large argument from other nodes; return the result. Idempotent.
 
-        Raises :class:`~skyward.errors.UnreachableError` when the connection is lost meanwhile: then it is not known how
-        it ended, and the same order may be given again.
+        Raises :class:`~skyward.errors.UnreachableError` when the connection is lost meanwhile: the result is unknown
+        then, and the same order may be sent again.
         """
         answer = self._fetching.get(order.path)
         if answer is None and self.linked:
@@ -263,13 +263,12 @@ class NodeHandle:
         return fetched
 
     async def stop(self, timeout_s: float) -> None:
-        """Ask the supervisor to end everything and wait for it; then give up the connection, in any case. Idempotent.
+        """Have the supervisor end all processes, wait for it, and close the connection in any case. Idempotent.
 
-        A node that has changes of volumes to write back, or GPUs to make what they were, even one that ends by itself,
-        is given the time for it.
+        The wait includes the time for writing back volumes and for restoring GPUs, also of a node that ends by itself.
 
-        Raises :class:`~skyward.errors.UnreachableError` when the node did not end in time: terminating its machine
-        is what ends it then.
+        Raises :class:`~skyward.errors.UnreachableError` when the node did not end in time: the termination of its
+        machine then ends it.
         """
         control, self._control = self._control, None
         leaving_s = RELEASE_S if any(not each.volume.read_only for each in self.volumes) else 0.0
@@ -289,7 +288,7 @@ class NodeHandle:
             raise PoolStateError(f"node {self.rank} is not connected")
         return self._control
 
-    def _hear(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         if isinstance(message, Ending):
             self._ending = True
             self._loss = NodeLoss(reason=message.reason, timed_out=message.timed_out)
@@ -300,7 +299,7 @@ class NodeHandle:
             self._on_message(self, message)
 
     def _is_old(self, message: Message) -> bool:
-        """Whether this is of the news that a node repeats on every connection, and was heard before."""
+        """Return True for an announcement that the node repeats on a new connection, and that arrived before."""
         if isinstance(message, Preempting):
             known, self._seconds_left = self._noticed.is_set(), message.seconds_left
             self._noticed.set()
@@ -315,7 +314,7 @@ class NodeHandle:
         return f"{host}:{here}"
 
     async def _judge(self, away: _Away) -> str | None:
-        """Why the node is gone; empty if it is back; None while nobody can tell."""
+        """Return the reason of the node's loss; empty if it is back; None while there is no verdict."""
         if self._loss is not None or self._control is None or self._control.connected:
             return ""
         if away.too_long:
@@ -323,15 +322,15 @@ class NodeHandle:
         check = [self._environment.python, "-c", _IS_THERE, str(self.ready.pid), self.instance.id]
         try:
             completed = await self.transport.run(check, timeout_s=_JUDGE_TIMEOUT_S)
-        except (SkywardError, OSError) as error:  # another machine at its address refuses us, or is refused
+        except (SkywardError, OSError) as error:  # includes a refusal by, or of, another machine at its address
             _logger.debug("cannot tell whether node %d is gone: %s", self.rank, error)
             away.reason = str(error)
-            word = await self.machine_status()
-            return f"it cannot be reached, and {word}" if word else None
+            status = await self.machine_status()
+            return f"it cannot be reached, and {status}" if status else None
         if completed.exit_code == SUPERVISOR_GONE:
             return "its supervisor is gone"
         if completed.exit_code:
-            away.reason = f"the machine cannot say whether its supervisor runs: {completed.stderr.strip()[-200:]}"
+            away.reason = f"the check for its supervisor fails on the machine: {completed.stderr.strip()[-200:]}"
             _logger.debug("node %d: %s", self.rank, away.reason)
         return None
 
@@ -347,45 +346,45 @@ class NodeHandle:
 
 
 NodeListener = Callable[[NodeHandle, Message | LinkDown | LinkUp], None]
-"""Hears what nodes report, on the event loop."""
+"""Listener of nodes' reports, called on the event loop."""
 
 
 def longest_absence_s(config: NodeConfig) -> float:
-    """After so long without a word from here, whichever of its limits counts, a node has ended by itself."""
+    """Return the seconds without contact after which a node has ended by itself, by the longer of its two limits."""
     return max(config.away_s, config.lease_s) + _AWAY_MARGIN_S
 
 
 class _Away:
-    """A time during which a node cannot be reached; it is told of once it is more than a blink."""
+    """Absence of a node that cannot be reached; reported once it lasts longer than ``_BLINK_S``."""
 
     def __init__(self, node: NodeHandle, limit_s: float) -> None:
         self.reason = "the connection was lost"
         self._node = node
         self._limit_s = limit_s
         self._began = SYSTEM_CLOCK.monotonic()
-        self._told = False
-        self._timer = asyncio.get_running_loop().call_later(_BLINK_S, self._tell)
+        self._reported = False
+        self._timer = asyncio.get_running_loop().call_later(_BLINK_S, self._report)
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
+        """Seconds since it began."""
         return SYSTEM_CLOCK.monotonic() - self._began
 
     @property
     def too_long(self) -> bool:
-        """Whether the node must have ended by itself."""
+        """True once the node must have ended by itself."""
         return self.seconds > self._limit_s
 
     def is_over(self) -> None:
-        """It is known whether the node is back, or gone."""
+        """End the absence; report it if the node is back."""
         self._timer.cancel()
-        if self._told and self._node.linked:
-            self._node.tell(LinkUp(seconds=self.seconds))
+        if self._reported and self._node.linked:
+            self._node.report(LinkUp(seconds=self.seconds))
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if not self._node.linked:
-            self._told = True
-            self._node.tell(LinkDown(reason=self.reason))
+            self._reported = True
+            self._node.report(LinkDown(reason=self.reason))
 
 
 async def _no_status() -> str:
@@ -414,7 +413,7 @@ async def unless_gone(node: NodeHandle, work: Coroutine[Any, Any, None]) -> None
 
 
 def open_transport(access: Access) -> Transport:
-    """The transport for a way to reach a machine."""
+    """Return the transport for a machine's access."""
     match access:
         case LocalAccess():
             return LocalTransport(access)
@@ -425,7 +424,7 @@ def open_transport(access: Access) -> Transport:
 
 
 def open_node(instance: Instance, rank: int, on_message: NodeListener) -> NodeHandle:
-    """The node of a machine that is running; nothing has been sent to it yet."""
+    """Return the handle of a running machine's node; nothing has been sent to it yet."""
     if instance.access is None:
         raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
     return NodeHandle(instance=instance, rank=rank, transport=open_transport(instance.access), on_message=on_message)

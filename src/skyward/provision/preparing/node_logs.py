@@ -1,4 +1,4 @@
-"""Reading the logs of nodes, from their machines or from what is left of them."""
+"""Logs of nodes, read from their machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LogFile:
     Attributes:
         node: the node's rank.
         instance_id: its machine.
-        path: where it lies there.
+        path: its path there.
     """
 
     node: int
@@ -42,17 +42,17 @@ class LogFile:
 
     @property
     def worker(self) -> int | None:
-        """The worker's index on its node; None if it is no worker's."""
+        """The worker's index on its node; None for another program's log."""
         found = _WORKER.fullmatch(self.name)
         return int(found[1]) if found else None
 
 
 class NodeLogs:
-    """The logs of one node. Each read gives what was written since the last one.
+    """Logs of one node. Each read returns the lines since the last one.
 
     Attributes:
         entry: the node's machine in the ledger.
-        gone: whether nothing was written there any more when :meth:`files` was last asked.
+        gone: True if the machine was gone at the last call of :meth:`files`.
     """
 
     def __init__(self, entry: LedgerEntry, provider: Provider, transport: Transport, workdir: str) -> None:
@@ -64,7 +64,7 @@ class NodeLogs:
         self._read: dict[str, int] = {}
 
     async def files(self) -> Sequence[LogFile]:
-        """The logs there are, by name; none once the machine has taken them with it."""
+        """Return the logs on the machine, by name; none once it is gone."""
         (seen,) = await self._provider.describe([self.entry.instance_id or ""])
         self.gone = seen.state is InstanceState.GONE
         if seen.access is None:
@@ -75,7 +75,7 @@ class NodeLogs:
         return sorted(files, key=lambda file: (file.worker is not None, file.worker or 0, file.name))
 
     async def news(self, file: LogFile, *, at_most: int | None = None) -> Sequence[str]:
-        """Its lines since the last time; of the first time, the last ``at_most``. A line is read once it is whole."""
+        """Return its complete lines since the last call; at the first call, the last ``at_most``."""
         if file.path not in self._read:
             count = int((await self._run("wc", "-l", file.path)).split()[0]) if at_most is not None else 0
             self._read[file.path] = 0 if at_most is None else max(0, count - at_most)
@@ -93,7 +93,7 @@ class NodeLogs:
 
 @asynccontextmanager
 async def open_logs(entry: LedgerEntry) -> AsyncGenerator[NodeLogs]:
-    """The logs of a machine of the ledger.
+    """Open the logs of a machine of the ledger.
 
     Raises:
         UnreachableError: the machine, and its logs with it, are gone; or it does not answer.

@@ -1,4 +1,4 @@
-"""Where a machine gets packages from: the image's places on top of what pip has been told there."""
+"""Package sources of a machine: the image's, then those of pip's configuration there."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ _UV_ALIASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageSources:
-    """Where packages come from; the URLs may hold credentials and are handed on in the environment only.
+    """Sources of packages; the URLs may hold credentials and are passed in the environment only.
 
     Attributes:
         index_url: the main index; empty means the public one.
         extra_index_urls: further indexes.
         find_links: folders and pages with wheels.
-        trusted_hosts: whose certificates are not checked.
+        trusted_hosts: hosts whose certificates are not checked.
         cert: file of certificates to trust instead of the system's.
-        no_index: whether no index is asked at all.
+        no_index: True if no index is used.
     """
 
     index_url: str = ""
@@ -64,7 +64,7 @@ class PackageSources:
     no_index: bool = False
 
     def for_pip(self) -> Mapping[str, str]:
-        """Environment variables for pip."""
+        """Return environment variables for pip."""
         values = {
             "PIP_INDEX_URL": self.index_url,
             "PIP_EXTRA_INDEX_URL": " ".join(self.extra_index_urls),
@@ -75,11 +75,11 @@ class PackageSources:
         }
         return {name: value for name, value in values.items() if value}
 
-    def for_uv(self, told: Iterable[str] = ()) -> Mapping[str, str]:
-        """Environment variables for uv, which does not read pip's configuration; it searches as pip would.
+    def for_uv(self, already_set: Iterable[str] = ()) -> Mapping[str, str]:
+        """Return environment variables for uv, which does not read pip's configuration; it then searches as pip does.
 
         Args:
-            told: variables that somebody has set for uv: what they mean is left as it is.
+            already_set: variables of uv that the machine sets; they are left as they are.
         """
         values = {
             "UV_DEFAULT_INDEX": self.index_url,
@@ -90,19 +90,19 @@ class PackageSources:
             "UV_NO_INDEX": "1" if self.no_index else "",
             "SSL_CERT_FILE": self.cert,
         }
-        already = frozenset(told)
-        return {name: value for name, value in values.items() if value and already.isdisjoint(_UV_ALIASES[name])}
+        kept = frozenset(already_set)
+        return {name: value for name, value in values.items() if value and kept.isdisjoint(_UV_ALIASES[name])}
 
 
 def package_sources(
     image: Image, settings: Mapping[str, str], find_links: Sequence[str] | None = None
 ) -> PackageSources:
-    """The image's sources on top of those in pip's ``settings``.
+    """Return the image's sources, followed by those in pip's ``settings``.
 
     Args:
-        image: its places come first.
+        image: the image, whose sources come first.
         settings: option names of pip to values.
-        find_links: where the image's wheels lie, if not where the image says.
+        find_links: the places of the image's wheels, if not its own ``find_links``.
     """
     links = image.find_links if find_links is None else find_links
     extra = (image.pip_extra_index_url,) if image.pip_extra_index_url else ()
@@ -140,13 +140,13 @@ def pip_variables(env: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def written_settings(files: Iterable[str]) -> Mapping[str, str]:
-    """Option names of pip to values, from the texts of its configuration files, the last one winning."""
+    """Return pip's options by name, from the texts of its configuration files; later ones override earlier ones."""
     merged = configparser.RawConfigParser(strict=False, interpolation=None)
     for text in files:
         alone = configparser.RawConfigParser(strict=False, interpolation=None)
         try:
             alone.read_string(text)
-        except configparser.Error:  # pip there would say so; that a machine's file is broken need not stop it here
+        except configparser.Error:  # a broken file stops pip there; it need not stop uv
             continue
         merged.read_dict({section: dict(alone[section]) for section in alone.sections()})
     settings: dict[str, str] = {}
@@ -173,10 +173,10 @@ def client_uv() -> Path | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheelhouse:
-    """The places of an image's wheels, apart by whose they are.
+    """Places of an image's wheels, with this machine's wheels separated from the others.
 
     Attributes:
-        digest: names the set of wheels by its content; empty if there are none.
+        digest: hash of the wheels' content; empty if there are none.
         wheels: file names to files of this machine; of two with one name the first place's counts.
         places: the image's ``find_links``, in order; empty text stands for the wheels.
     """
@@ -186,12 +186,12 @@ class Wheelhouse:
     places: tuple[str, ...]
 
     def find_links(self, folder: str) -> tuple[str, ...]:
-        """The places as the machine sees them, with the wheels in ``folder``."""
+        """Return the places as they are on the machine, with the wheels in ``folder``."""
         return tuple(_link(place or folder) for place in self.places)
 
 
 def gather_wheels(image: Image) -> Wheelhouse:
-    """Find and read the image's wheels: folders that exist here. Reads all of them: not for the event loop."""
+    """Find the image's wheels in folders of this machine. Blocks: reads all of them."""
     wheels: dict[str, Path] = {}
     places: list[str] = []
     for place in image.find_links:
@@ -205,7 +205,7 @@ def gather_wheels(image: Image) -> Wheelhouse:
 
 
 def mapped_file(path: Path) -> memoryview:
-    """A file's content, read as it is needed."""
+    """Return a file's content, mapped into memory."""
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -219,5 +219,5 @@ def _digest(wheels: Mapping[str, Path]) -> str:
 
 
 def _link(place: str) -> str:
-    """One word, for what takes several apart at spaces or commas."""
+    """Return the place as one word, since pip splits lists at spaces and uv at commas."""
     return Path(place).as_uri() if place.startswith("/") else place

@@ -97,7 +97,7 @@ async def test_a_pool_that_is_ended_from_outside_gets_no_machine_in_the_place_of
         await upkeep.start(range(2))
         await Sweep(ledger, make=lambda *_: provider).end_pool("pool")
         for node in stage.nodes.opened:
-            node._hear(Ending(reason="it was terminated", timed_out=False))
+            node._receive(Ending(reason="it was terminated", timed_out=False))
         async with asyncio.timeout(10):
             while upkeep.wanted:  # noqa: ASYNC110 - what is waited for sets no event
                 await asyncio.sleep(0.001)

@@ -6,6 +6,7 @@ import pytest
 
 from skyward.provision.fleet.lifecycle import (
     Action,
+    Add,
     Discard,
     End,
     Ended,
@@ -22,11 +23,10 @@ from skyward.provision.fleet.lifecycle import (
     Prepared,
     Started,
     StartSupervisor,
-    Want,
 )
 
 UP: list[tuple[Event, list[Action], list[NodeState]]] = [
-    (Want(ranks=(0, 1)), [Launch(ranks=(0, 1))], [NodeState.LAUNCHING] * 2),
+    (Add(ranks=(0, 1)), [Launch(ranks=(0, 1))], [NodeState.LAUNCHING] * 2),
     (Launched(ranks=(0, 1)), [Prepare(rank=0), Prepare(rank=1)], [NodeState.PREPARING] * 2),
     (Prepared(rank=1), [StartSupervisor(rank=1)], [NodeState.PREPARING, NodeState.STARTING]),
     (Started(rank=1), [], [NodeState.PREPARING, NodeState.JOINING]),
@@ -50,7 +50,7 @@ def test_a_fleet_comes_up_and_goes_down() -> None:
 def test_a_node_that_starts_after_the_head_joins_at_once() -> None:
     lifecycle = Lifecycle()
     for event in (
-        Want(ranks=(0, 1)),
+        Add(ranks=(0, 1)),
         Launched(ranks=(0, 1)),
         Prepared(rank=0),
         Prepared(rank=1),
@@ -75,13 +75,13 @@ def test_a_fleet_that_never_began_has_nothing_to_end_and_takes_no_more() -> None
     lifecycle = Lifecycle()
 
     assert list(lifecycle.handle(End())) == []
-    assert list(lifecycle.handle(Want(ranks=(0,)))) == []
+    assert list(lifecycle.handle(Add(ranks=(0,)))) == []
     assert dict(lifecycle.states) == {}
 
 
 def alone() -> Lifecycle:
     lifecycle = Lifecycle()
-    lifecycle.handle(Want(ranks=(0,)))
+    lifecycle.handle(Add(ranks=(0,)))
     return lifecycle
 
 
@@ -95,7 +95,7 @@ def test_an_end_that_failed_is_tried_again_and_one_that_worked_is_not() -> None:
 
 
 LATE: list[Event] = [
-    Want(ranks=(0,)),
+    Add(ranks=(0,)),
     Launched(ranks=(0,)),
     Prepared(rank=0),
     Started(rank=0),
@@ -125,13 +125,13 @@ def test_a_lost_node_is_discarded_at_once_and_its_rank_may_be_launched_again() -
 
     assert list(lifecycle.handle(Lost(rank=1))) == [Discard(rank=1)]
     assert list(lifecycle.handle(Lost(rank=1))) == []
-    assert list(lifecycle.handle(Want(ranks=(1,)))) == [Launch(ranks=(1,))]
+    assert list(lifecycle.handle(Add(ranks=(1,)))) == [Launch(ranks=(1,))]
     assert list(lifecycle.states.values()) == [NodeState.READY, NodeState.LAUNCHING]
 
 
 def test_a_node_that_started_while_the_head_is_away_joins_with_the_next_head() -> None:
     lifecycle = up()
-    for event in (Lost(rank=0), Lost(rank=1), Want(ranks=(0, 1)), Launched(ranks=(0, 1)), Prepared(rank=1)):
+    for event in (Lost(rank=0), Lost(rank=1), Add(ranks=(0, 1)), Launched(ranks=(0, 1)), Prepared(rank=1)):
         lifecycle.handle(event)
 
     assert list(lifecycle.handle(Started(rank=1))) == []
@@ -142,7 +142,7 @@ def test_a_node_that_started_while_the_head_is_away_joins_with_the_next_head() -
 def test_a_fleet_grows_while_others_work_and_only_those_named_end() -> None:
     lifecycle = up()
 
-    assert list(lifecycle.handle(Want(ranks=(1, 2)))) == [Launch(ranks=(2,))]
+    assert list(lifecycle.handle(Add(ranks=(1, 2)))) == [Launch(ranks=(2,))]
     assert list(lifecycle.handle(End(ranks=(2,)))) == [EndNodes(ranks=(2,))]
     lifecycle.handle(Ended(ranks=(2,)))
-    assert list(lifecycle.handle(Want(ranks=(2,)))) == [Launch(ranks=(2,))]
+    assert list(lifecycle.handle(Add(ranks=(2,)))) == [Launch(ranks=(2,))]

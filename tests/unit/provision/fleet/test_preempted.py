@@ -271,9 +271,9 @@ def test_news_that_a_node_repeats_on_every_connection_is_passed_on_once() -> Non
         instance = running(Instance(id="i-1", key="key", state=InstanceState.PENDING, offer=SPOT))
         node = open_node(instance, 1, lambda _, message: heard.append(message))
         for _ in range(3):
-            node._hear(PreemptionLikely())
+            node._receive(PreemptionLikely())
         for left_s in (120, 110):
-            node._hear(Preempting(seconds_left=left_s))
+            node._receive(Preempting(seconds_left=left_s))
         assert heard == [PreemptionLikely(), Preempting(seconds_left=120)]
         assert await node.wait_notice() == 110
 

@@ -80,7 +80,7 @@ class Stage(FleetStage):
     def lose(self, rank: int, *, reason: str = "struck by lightning", timed_out: bool = False) -> None:
         """The node says that it ends."""
         node = [node for node in self.nodes.opened if node.rank == rank][-1]
-        node._hear(Ending(reason=reason, timed_out=timed_out))
+        node._receive(Ending(reason=reason, timed_out=timed_out))
 
     def ranks(self) -> list[int]:
         return [node.rank for node in self.present.nodes]

@@ -85,4 +85,6 @@ def test_pips_files_are_read_as_pip_does_the_last_one_winning() -> None:
 def test_what_uv_was_told_by_others_stays() -> None:
     sources = PackageSources(index_url="https://a/", extra_index_urls=("https://b/",), find_links=("/w",))
 
-    assert sources.for_uv(told=["UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX_STRATEGY"]) == {"UV_FIND_LINKS": "/w"}
+    assert sources.for_uv(already_set=["UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX_STRATEGY"]) == {
+        "UV_FIND_LINKS": "/w"
+    }
