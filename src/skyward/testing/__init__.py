@@ -1,6 +1,7 @@
-"""Public fakes and contract suites for every seam.
+"""Fakes and contract suites for users of the seams; the extra ``testing`` installs their requirements.
 
-The suite for Dask cluster managers is at hand here, the others in their modules; nothing is loaded before it is used.
+The suite for Dask cluster managers can be imported from here, the others from their modules. Only the suites require
+pytest.
 """
 
 from __future__ import annotations

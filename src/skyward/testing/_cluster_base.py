@@ -1,4 +1,4 @@
-"""How the suites for cluster managers get their clusters, and how they wait."""
+"""Base of the suites for cluster managers: fixtures that make clusters, and helpers that wait."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 
 __all__ = ["ClusterMembers", "ClusterSuite", "membership"]
 
-# Asserts in library code explain themselves only if pytest is told of the modules before they are imported.
+# pytest rewrites asserts in library code only if the modules are registered before they are imported.
 pytest.register_assert_rewrite(
     "skyward.testing._cluster_facts",
     "skyward.testing._cluster_lifecycle",
     "skyward.testing._cluster_scaling",
-    "skyward.testing._cluster_security",
 )
 
 T = TypeVar("T")
@@ -31,12 +30,12 @@ _GLANCE_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterMembers:
-    """Which workers a cluster has, by name.
+    """Names of a cluster's workers.
 
     Attributes:
-        plan: those that should be there.
-        requested: those that were asked for.
-        observed: those that the scheduler knows.
+        plan: workers that the cluster should have.
+        requested: workers that were requested.
+        observed: workers that are registered with the scheduler.
     """
 
     plan: frozenset[Hashable]
@@ -44,12 +43,12 @@ class ClusterMembers:
     observed: frozenset[Hashable]
 
     def is_settled(self, workers: int) -> bool:
-        """Whether all three are the same ``workers`` names."""
+        """Return True if all three are the same ``workers`` names."""
         return self.plan == self.requested == self.observed and len(self.plan) == workers
 
 
 def membership(cluster: Any) -> ClusterMembers:
-    """Which workers ``cluster``, a synchronous one, has at one moment of its event loop."""
+    """Return the workers of ``cluster``, a synchronous one, at one moment of its event loop."""
 
     async def look() -> ClusterMembers:
         return ClusterMembers(
@@ -60,15 +59,15 @@ def membership(cluster: Any) -> ClusterMembers:
 
 
 class ClusterSuite:
-    """What a subclass says of its cluster manager, and what the suites share.
+    """Description of a cluster manager, for subclasses to fill in, and the shared part of the suites.
 
     Attributes:
         workers_per_step: workers come and go in steps of this many: 4 where every machine has 4.
-        fewest_workers: what is left after ``scale(0)``: 1 where the scheduler's machine always has a worker.
+        fewest_workers: the workers left after ``scale(0)``: 1 where the scheduler's machine always has a worker.
         threads_per_worker: the threads of each worker of :meth:`make_cluster`.
-        finds_by_name: whether ``from_name`` finds the open clusters of this process; if not, it must raise
+        finds_by_name: True if ``from_name`` finds the open clusters of this process; if not, it must raise
             ``NotImplementedError``.
-        patience_s: how long anything may take, such as a new worker's coming or a process's end.
+        patience_s: limit of every wait, such as for a new worker or for the end of a process.
     """
 
     workers_per_step: ClassVar[int] = 1
@@ -78,7 +77,7 @@ class ClusterSuite:
     patience_s: ClassVar[float] = 60.0
 
     def make_cluster(self, *, workers: int, **options: Any) -> Any:
-        """A cluster with ``workers`` workers, or ``fewest_workers`` if these are more.
+        """Return a cluster with ``workers`` workers, or ``fewest_workers`` if these are more.
 
         Must work without fixtures: one test calls it in a process of its own. Quiet: no output of its own.
 
@@ -90,7 +89,7 @@ class ClusterSuite:
         raise NotImplementedError
 
     def make_broken_cluster(self) -> Any:
-        """Try to make a synchronous cluster that cannot start, and raise what its manager raises then."""
+        """Try to make a synchronous cluster that cannot start; raise its manager's exception."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
@@ -124,19 +123,19 @@ class ClusterSuite:
 
     @pytest.fixture
     def elastic(self, elastic_client: Any) -> Any:
-        """The cluster of ``elastic_client``."""
+        """Return the cluster of ``elastic_client``."""
         return elastic_client.cluster
 
     def count(self, steps: int) -> int:
-        """The workers of a cluster that has ``steps`` steps, the fewest among them."""
+        """Return the number of workers of a cluster that has ``steps`` steps, the fewest included."""
         return max(self.whole(self.fewest_workers), steps * self.workers_per_step)
 
     def above(self, steps: int) -> int:
-        """``steps`` steps more than the fewest workers."""
+        """Return the number of workers that is ``steps`` steps above the fewest."""
         return self.fewest_workers + steps * self.workers_per_step
 
     def whole(self, workers: int) -> int:
-        """The workers in the steps that ``workers`` workers need."""
+        """Return ``workers``, rounded up to whole steps."""
         return math.ceil(workers / self.workers_per_step) * self.workers_per_step
 
     def check_works(self, client: Any) -> None:
@@ -144,21 +143,21 @@ class ClusterSuite:
         assert client.submit(add, "a", "b", pure=False).result(timeout=self.patience_s) == "ab"
 
     def settle(self, cluster: Any, workers: int) -> ClusterMembers:
-        """Wait until ``cluster`` has exactly ``workers`` workers and wants no others."""
+        """Wait until ``cluster`` has exactly ``workers`` workers and no others are planned."""
         return self.until(
             lambda: membership(cluster), lambda seen: seen.is_settled(workers), what=f"{workers} workers to be settled"
         )
 
     def until(self, look: Callable[[], T], wanted: Callable[[T], bool], *, what: str) -> T:
-        """Look again and again until what is seen is wanted; return it.
+        """Call ``look`` until ``wanted`` accepts its result; return that.
 
         Raises:
-            UnreachableError: ``patience_s`` passed; names ``what`` and what was seen last.
+            UnreachableError: ``patience_s`` passed; the message has ``what`` and the last result.
         """
         return asyncio.run(self.eventually(look, wanted, what=what))
 
     async def eventually(self, look: Callable[[], T], wanted: Callable[[T], bool], *, what: str) -> T:
-        """As :meth:`until`, where an event loop runs."""
+        """Do the same as :meth:`until` where an event loop runs."""
 
         async def probe() -> tuple[T] | NotYet:
             seen = look()
@@ -167,7 +166,7 @@ class ClusterSuite:
         return (await wait_until(probe, deadline_s=self.patience_s, interval_s=_GLANCE_S, what=what))[0]
 
     def stays(self, look: Callable[[], T], wanted: Callable[[T], bool], *, for_s: float) -> None:
-        """Assert that whatever is seen for ``for_s`` seconds is wanted."""
+        """Assert that ``wanted`` accepts every observation for ``for_s`` seconds."""
 
         async def watch() -> None:
             end = SYSTEM_CLOCK.monotonic() + for_s

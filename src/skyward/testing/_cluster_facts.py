@@ -1,19 +1,23 @@
-"""What a cluster says of itself while it is open."""
+"""Tests of an open cluster: names, numbers, representations, logs, clients, and access to it."""
 
 from __future__ import annotations
 
 import logging
 import re
 import secrets
+import socket
+import ssl
 from importlib.util import find_spec
 from operator import add
 from typing import Any, NoReturn
 
 import pytest
+from distributed import Client
+from distributed.security import Security
 
 from skyward.testing._cluster_base import ClusterSuite, membership
 
-__all__ = ["ClusterFacts"]
+__all__ = ["ClusterFacts", "ClusterSecurity"]
 
 _BLIPS = 3
 
@@ -66,7 +70,7 @@ class ClusterFacts(ClusterSuite):
 
     def test_widget_is_built_where_there_are_widgets(self, cluster: Any) -> None:
         """None elsewhere, so that the representation is shown."""
-        built = cluster._widget()  # noqa: SLF001 - what a notebook shows is made here, and the names are Dask's
+        built = cluster._widget()  # noqa: SLF001 - Dask makes the view of a notebook here
         assert (built is not None) == (find_spec("ipywidgets") is not None)
 
     def test_dashboard_link_is_a_link_or_nothing(self, cluster: Any) -> None:
@@ -119,7 +123,7 @@ class ClusterFacts(ClusterSuite):
         assert set(cluster.get_logs(cluster=False, scheduler=False, workers=[one])) == {one}
 
     def test_logs_quote_the_workers(self, cluster: Any, client: Any) -> None:
-        """What a worker logged is in its log, and in no other's."""
+        """A worker's log has its own lines, and no other worker's."""
         worker = next(iter(cluster.scheduler_info["workers"]))
         mark = secrets.token_hex(8)
         client.run(logging.getLogger("distributed.worker").warning, mark, workers=[worker])
@@ -152,7 +156,7 @@ class ClusterFacts(ClusterSuite):
             assert cluster.get_client() is client
 
     def test_what_the_cluster_tells_the_scheduler_survives_a_blip(self) -> None:
-        """It is told again when the scheduler can be reached again."""
+        """It is sent again as soon as the scheduler can be reached."""
         with self.make_cluster(workers=0, scheduler_sync_interval="20ms") as cluster, cluster.get_client() as client:
             reached = cluster.scheduler_comm
             cluster.scheduler_comm = blip = _Blip(reached)
@@ -179,7 +183,7 @@ class ClusterFacts(ClusterSuite):
 
 
 class _Blip:
-    """A connection to a scheduler that fails a few times to tell it something."""
+    """Connection to a scheduler whose first few messages fail."""
 
     def __init__(self, reached: Any) -> None:
         self.failed = 0
@@ -196,3 +200,64 @@ class _Blip:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reached, name)
+
+
+class ClusterSecurity(ClusterSuite):
+    """Mutual TLS: the cluster and its peers authenticate by certificates."""
+
+    def test_certificates_encrypt_everything(self, cluster: Any, client: Any) -> None:
+        """The scheduler's and every worker's address begin with ``tls://``."""
+        addresses = [cluster.scheduler_address, *client.scheduler_info(n_workers=-1)["workers"]]
+        assert [address for address in addresses if not address.startswith("tls://")] == []
+
+    def test_cluster_hands_out_its_certificates(self, cluster: Any) -> None:
+        """A client that has them gets answers."""
+        with Client(cluster.scheduler_address, security=cluster.security, set_as_default=False) as client:
+            self.check_works(client)
+        assert self._answer(cluster.scheduler_address, _context(cluster.security)) != b""
+
+    def test_client_without_certificates_is_refused(self, cluster: Any) -> None:
+        """Even one that does not check the cluster's certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        assert self._answer(cluster.scheduler_address, _trusting(context)) == b""
+
+    def test_client_with_other_certificates_is_refused(self, cluster: Any) -> None:
+        """Even one that does not check the cluster's certificate."""
+        context = _context(Security.temporary())
+        assert self._answer(cluster.scheduler_address, _trusting(context)) == b""
+
+    def test_workers_refuse_other_certificates(self, cluster: Any) -> None:
+        """As their scheduler does."""
+        for worker in cluster.scheduler_info["workers"]:
+            assert self._answer(worker, _context(cluster.security)) != b""
+            assert self._answer(worker, _trusting(_context(Security.temporary()))) == b""
+
+    async def test_refused_client_raises(self, cluster: Any) -> None:
+        """Within its own timeout. A client without certificates may be given the cluster's, in its own process."""
+        security = Security.temporary()
+        client: Any = Client(cluster.scheduler_address, security=security, timeout=0.5, asynchronous=True)
+        with pytest.raises((OSError, TypeError)):
+            await client
+        await client.close()
+
+    def _answer(self, address: str, context: ssl.SSLContext) -> bytes:
+        """Return the first bytes sent to a silent client with ``context``; empty if it is refused."""
+        host, port = address.removeprefix("tls://").rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=self.patience_s) as plain:
+            try:
+                with context.wrap_socket(plain) as link:
+                    return link.recv(16)
+            except (ssl.SSLError, ConnectionError):
+                return b""
+
+
+def _context(security: Any) -> ssl.SSLContext:
+    context = security.get_connection_args("client")["ssl_context"]
+    assert isinstance(context, ssl.SSLContext)
+    return context
+
+
+def _trusting(context: ssl.SSLContext) -> ssl.SSLContext:
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

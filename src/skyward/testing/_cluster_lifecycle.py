@@ -1,4 +1,4 @@
-"""How a cluster starts and ends, and what is left of it."""
+"""Tests of a cluster's start and end, and of its leftovers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ClusterLifecycle"]
 
 _ROUNDS = 2
 _SHARED_THREADS: Final = ("Dask-Offload", "asyncio_")
-"""Beginnings of the names of threads that a process starts once, or when it likes."""
+"""Prefixes of the names of threads that a process starts once, or at any time."""
 
 _LEAVES_IT_OPEN: Final = """
 import runpy, sys
@@ -42,7 +42,7 @@ class ClusterLifecycle(ClusterSuite):
     @pytest.fixture(scope="class")
     @classmethod
     def ended(cls) -> Any:
-        """A cluster that was closed by hand."""
+        """Return a cluster that was closed by hand."""
         cluster = cls().make_cluster(workers=0)
         assert cluster.status.name == "running"
         assert cluster.close() is None
@@ -56,7 +56,7 @@ class ClusterLifecycle(ClusterSuite):
         assert capfd.readouterr() == ("", "")
 
     def test_close_closes(self, ended: Any) -> None:
-        """The status says so, and the representation is still there."""
+        """The status is closed, and the representation is still there."""
         assert ended.status.name == "closed"
         assert ended.name in repr(ended)
 
@@ -67,11 +67,11 @@ class ClusterLifecycle(ClusterSuite):
         assert ended.status.name == "closed"
 
     def test_closed_cluster_takes_no_client(self, ended: Any) -> None:
-        """And says why."""
+        """The error has the reason."""
         with pytest.raises(RuntimeError, match="closed"):
             Client(ended)
 
-    @pytest.mark.usefixtures("cluster")  # what a process starts once has been started
+    @pytest.mark.usefixtures("cluster")  # starts the things that a process starts once
     def test_starting_and_closing_again_and_again_leaves_nothing(self) -> None:
         """No thread, process, listening socket or open file."""
         before = self.until(_ProcessResources, bool, what="a first look")
@@ -82,7 +82,7 @@ class ClusterLifecycle(ClusterSuite):
             gc.collect()
             self.until(lambda: _ProcessResources().beyond(before), lambda more: not more, what="nothing to be left")
 
-    @pytest.mark.usefixtures("cluster")  # likewise
+    @pytest.mark.usefixtures("cluster")  # as above
     def test_failed_start_raises_and_leaves_nothing(self) -> None:
         """Although nobody has a cluster to close."""
         before = self.until(_ProcessResources, bool, what="a first look")
@@ -163,7 +163,7 @@ class ClusterLifecycle(ClusterSuite):
 
 
 class _ProcessResources:
-    """What this process has: threads, processes, sockets that listen, and files (an event loop is one)."""
+    """Resources of this process: threads, child processes, listening sockets, and open files (an event loop is one)."""
 
     def __init__(self) -> None:
         process = psutil.Process()
@@ -175,7 +175,7 @@ class _ProcessResources:
         self._files = process.num_fds() - len(process.net_connections("all"))
 
     def beyond(self, before: _ProcessResources) -> set[str]:
-        """What there was not before."""
+        """Return the resources that ``before`` lacks."""
         more = self._files - before._files
         return self._each - before._each | ({f"{more} more open files"} if more > 0 else set())
 

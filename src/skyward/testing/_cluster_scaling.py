@@ -1,4 +1,4 @@
-"""How a cluster grows, shrinks and heals: by hand, and by itself."""
+"""Tests of a cluster that grows, shrinks and heals: by hand, and by itself."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ClusterScaling(ClusterSuite):
         assert after.observed < before.observed
 
     def test_last_word_counts(self, elastic: Any) -> None:
-        """Whatever was under way when it was said."""
+        """The last call of ``scale`` counts, even while earlier ones are under way."""
         for steps in (2, 1, 3, 1):
             elastic.scale(self.above(steps))
         self.settle(elastic, self.above(1))
@@ -85,7 +85,7 @@ class ClusterScaling(ClusterSuite):
         assert elastic_client.gather(naps) == [None] * len(naps)
 
     def test_killed_worker_is_replaced(self, elastic: Any, elastic_client: Any) -> None:
-        """What it was working on is done by others."""
+        """Other workers do its tasks."""
         elastic.scale(self.above(2))
         self.settle(elastic, self.above(2))
         naps = _load(elastic_client, self.above(2))
@@ -174,7 +174,7 @@ class ClusterAdapting(ClusterScaling):
 
 
 class StrictScaling(ClusterAdapting):
-    """What ``LocalCluster`` leaves to its user's care."""
+    """Checks that ``LocalCluster`` leaves to its user."""
 
     @pytest.mark.parametrize("workers", [-1, 1.5, "x"])
     def test_scale_refuses_what_is_no_number_of_workers(self, elastic: Any, workers: Any) -> None:
@@ -209,7 +209,7 @@ class StrictScaling(ClusterAdapting):
         assert elastic_client.gather(list(held)) == list(held.values())
 
     def test_scale_ends_adapting(self, elastic: Any) -> None:
-        """Whoever names a number wants that number, even while it is looked whether another were better."""
+        """``scale`` counts even while adapting is computing another number."""
         with self.adapting(elastic, minimum=self.above(1), maximum=self.above(1), interval="5ms"):
             self.settle(elastic, self.above(1))
             elastic.scale(self.above(2))
@@ -218,13 +218,13 @@ class StrictScaling(ClusterAdapting):
 
 
 def _load(client: Any, workers: int, *, tasks_per_worker: int = 8) -> list[Any]:
-    """Tasks that keep ``workers`` workers busy for a while; each returns None."""
+    """Submit tasks that keep ``workers`` workers busy for a while; each returns None."""
     naps = [_TASK_S] * (tasks_per_worker * workers)
     return client.map(time.sleep, naps, pure=False)  # noqa: TID251 - the tasks take their time, not the test
 
 
 def _pids(client: Any) -> dict[str, int]:
-    """The process of every worker that answers, by address."""
+    """Return the process id of every worker that answers, by address."""
     answers = client.run(os.getpid, on_error="return")
     return {address: pid for address, pid in answers.items() if isinstance(pid, int)}
 

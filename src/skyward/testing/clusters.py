@@ -1,4 +1,4 @@
-"""What users of ``distributed`` expect of a cluster manager, as a suite to subclass.
+"""Contract of a cluster manager for users of ``distributed``, as a suite to subclass.
 
 ::
 
@@ -19,23 +19,22 @@ It needs ``pytest``, and ``pytest-asyncio`` in its automatic mode. It is written
 from __future__ import annotations
 
 from skyward.testing._cluster_base import ClusterSuite
-from skyward.testing._cluster_facts import ClusterFacts
+from skyward.testing._cluster_facts import ClusterFacts, ClusterSecurity
 from skyward.testing._cluster_lifecycle import ClusterLifecycle
 from skyward.testing._cluster_scaling import ClusterAdapting, StrictScaling
-from skyward.testing._cluster_security import ClusterSecurity
 
 __all__ = ["ClusterConformance", "ClusterSuite", "StrictClusterConformance"]
 
 
 class ClusterConformance(ClusterFacts, ClusterSecurity, ClusterLifecycle, ClusterAdapting):
-    """What ``LocalCluster`` does, and every cluster manager should: subclass it, and say how to make a cluster.
+    """Behaviours of ``LocalCluster`` that every cluster manager should have: subclass it, define :meth:`make_cluster`.
 
-    What a manager cannot do is declared by the attributes of :class:`ClusterSuite`; what is left then is tested.
+    The attributes of :class:`ClusterSuite` declare the limits of a manager; all other behaviours are tested.
     """
 
 
 class StrictClusterConformance(StrictScaling, ClusterConformance):
-    """The same, and what users would expect although ``LocalCluster`` does not do it.
+    """The same, and further behaviours that ``LocalCluster`` lacks.
 
     Wrong numbers are refused by name, before anything happens, and scaling by hand ends adapting.
     """

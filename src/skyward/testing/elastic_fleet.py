@@ -1,4 +1,4 @@
-"""A fleet without machines under a real Dask scheduler, for tests of what drives one."""
+"""A fleet without machines under a real Dask scheduler, for tests of code that drives one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skyward.wire.security import PoolSecurity
 __all__ = ["FakeElasticFleet"]
 
 _MEMORY_UNWATCHED = {f"distributed.worker.memory.{step}": False for step in ("target", "spill", "pause")}
-"""The workers are in this process: what they would look at is its memory, which whatever else runs here may need."""
+"""The workers run in this process: their memory limits would count the memory of everything else in it."""
 
 
 class FakeElasticFleet:
@@ -32,16 +32,16 @@ class FakeElasticFleet:
     Scaling starts and retires workers; they run tasks in threads. It can be entered, and left, again and again.
 
     Args:
-        nodes: how many nodes there are at first.
+        nodes: the number of nodes at the start.
         workers_per_node: workers on each.
         tunnelled: forwarded addresses differ from those forwarded, as behind SSH. Nothing listens there.
 
     Attributes:
-        scaled: what was asked of :meth:`scale`, in order.
-        dashboard: what the scheduler answers when it is asked for its dashboard.
-        dashboard_asked: how often it was.
+        scaled: the arguments of every call of :meth:`scale`, in order.
+        dashboard: the scheduler's answer to a request for its dashboard.
+        dashboard_asked: the number of those requests.
         dashboard_comes: until it is set, that answer does not come.
-        versions: what the scheduler says of its packages, instead of the truth.
+        versions: versions of packages that the scheduler reports in place of its own.
     """
 
     def __init__(self, nodes: int = 1, *, workers_per_node: int = 1, tunnelled: bool = False) -> None:
@@ -83,7 +83,7 @@ class FakeElasticFleet:
 
     @property
     def is_active(self) -> bool:
-        """Whether it is open."""
+        """True while it is open."""
         return self._thread is not None
 
     @property
@@ -116,11 +116,11 @@ class FakeElasticFleet:
         return f"127.0.0.2:{address.rpartition(':')[2]}" if self._tunnelled else address
 
     def refuse(self, error: Exception) -> None:
-        """From now on, the futures that :meth:`scale` returns raise ``error``, and nothing changes."""
+        """Let the futures of :meth:`scale` raise ``error`` from now on; nothing changes."""
         self._refusal = error
 
     def pause_boots(self) -> None:
-        """From now on, new nodes stay in the state ``"launching"``."""
+        """Keep new nodes in the state ``"launching"`` from now on."""
         self._open().loop.call_soon_threadsafe(self._fleet.boots.clear)
 
     def resume_boots(self) -> None:
@@ -128,11 +128,11 @@ class FakeElasticFleet:
         self._open().loop.call_soon_threadsafe(self._fleet.boots.set)
 
     def replace_scheduler(self) -> None:
-        """The head node is lost: its scheduler and all workers go, and others come, at other addresses."""
+        """Replace the head node: its scheduler and all workers end, others start at other addresses."""
         self._open().call(self._fleet.replace())
 
     def lose_scheduler(self) -> None:
-        """The head node is lost, and nothing replaces it."""
+        """End the head node without a replacement."""
         self._open().call(self._fleet.lose())
 
     async def _answer(self) -> dict[str, str]:

@@ -20,15 +20,15 @@ __all__ = ["InProcessSubmitter"]
 class InProcessSubmitter:
     """A :class:`~skyward.submission.TaskSubmitter` for tests, as fast as threads are.
 
-    Functions, arguments, results and exceptions are pickled and rebuilt, so what cannot travel fails here as well. A
-    thread stands for each worker; threads cannot be killed, so a running call that is cancelled is only abandoned.
-    Closing it waits for the calls that run; use it in a ``with`` block.
+    Functions, arguments, results and exceptions are pickled and rebuilt, so an object that cannot be pickled fails here
+    as well. A thread stands for each worker; threads cannot be killed, so a running call that is cancelled is only
+    abandoned. Closing it waits for the calls that run; use it in a ``with`` block.
 
     Args:
-        workers: how many calls run at a time.
+        workers: the number of calls that run at a time.
 
     Attributes:
-        events: what was published, in order.
+        events: the published events, in order.
     """
 
     def __init__(self, workers: int = 2) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import skyward.testing
 
 SUITES = {"clusters", "transport", "_cluster_base", "_cluster_facts", "_cluster_lifecycle", "_cluster_scaling"}
-SUITES |= {"_cluster_security"}
 
 
 def test_every_fake_is_importable_without_pytest() -> None:
