@@ -405,9 +405,8 @@ def _is_exception_class(value: object) -> bool:
 
 
 def _is_pool(value: object) -> bool:
-    return hasattr(
-        type(value), "run_batch"
-    )  # cheaper than isinstance with a Protocol, which would run for every argument
+    # Cheaper than isinstance with a Protocol, which would run for every argument.
+    return hasattr(type(value), "run_batch")
 
 
 def _checked_pool(value: Runner, operator: str) -> Runner:

@@ -422,7 +422,7 @@ class ComputePool(CallsByFunction):
 
     def __reduce__(self) -> Any:
         raise ConfigurationError(
-            "a pool cannot be sent to a worker, as an argument or from an enclosing scope: calls do not submit calls"
+            "a pool cannot be sent to a worker, as an argument or from an enclosing scope: calls cannot submit calls"
         )
 
 

@@ -167,9 +167,8 @@ def _run(framework: Framework, fn: Callable[[], R]) -> R:
         try:
             return _begun(fn)
         except BaseException:
-            if (
-                gang.world > 1
-            ):  # shutting down here would report the failure to the others before the client receives it
+            # Shutting down a larger gang would report the failure to the others before the client receives it.
+            if gang.world > 1:
                 _left_up.append(stack.pop_all())
             raise
 

@@ -53,7 +53,7 @@ class JaxSession:
         self._jax: Any = imported("jax", pip="jax")
         self._alone = current_call() is None
         if not self._alone and self._jax.distributed.is_initialized():
-            raise FreshProcessNeeded("jax.distributed is initialised in this process already")
+            raise FreshProcessNeeded("jax.distributed is already initialized in this process")
         self.gpus = ()
         self.port = 0 if self._alone or own_rank() else unused_port(node_address())
 
@@ -115,10 +115,8 @@ def _listen_at(address: str) -> None:
     def processors() -> Any:
         state = inside.distributed.global_state
         if state.client is None:
-            state.process_id, state.num_processes = (
-                0,
-                1,
-            )  # their values before the first start; the shutdown does not restore them
+            # Their values before the first start, which jax's shutdown does not restore.
+            state.process_id, state.num_processes = 0, 1
             return inside.make_cpu_client()
         together = collectives.make_gloo_tcp_collectives(distributed_client=state.client, hostname=address)
         return inside.make_cpu_client(together)

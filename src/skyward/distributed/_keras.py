@@ -84,7 +84,7 @@ class KerasSession:
             self._keras: Any = imported("keras", pip="keras")
         used = self._keras.backend.backend()
         if used != backend:
-            raise FreshProcessNeeded(f"keras is in use on {used} in this process already, not on {backend}")
+            raise FreshProcessNeeded(f"keras is already in use in this process on {used}, not on {backend}")
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:

@@ -36,9 +36,8 @@ class Courier:
         self._what = what
         self._patience_s = patience_s
         self._bound = threads
-        self._changed = (
-            threading.Condition()
-        )  # reentrant: a finalizer may enqueue an action while this thread holds the lock
+        # Reentrant: a finalizer may enqueue an action while this thread holds the lock.
+        self._changed = threading.Condition()
         self._waiting: deque[Callable[[], object]] = deque()
         self._running: Callable[[], object] | None = None
         self._runs = 0

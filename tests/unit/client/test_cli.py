@@ -157,16 +157,16 @@ def test_ls_lists_open_machines_with_cost_and_owner(launch: Callable[..., list[I
     assert listed["cost"] == pytest.approx(2 * 2 * 1.5, rel=0.01)
     said = run("ls").output
     assert "dead: `skyward sweep` ends this" in said
-    assert f"{os.getpid()}, lives" in said
+    assert f"{os.getpid()}, alive" in said
     assert "3 machines, $6.00" in said
 
 
 def test_ls_says_where_an_owner_is_that_cannot_be_judged_from_here(launch: Callable[..., list[Instance]]) -> None:
     launch("a", owner=replace(ALIVE, namespace="pid:[1]"))
-    assert "in another container, may live" in run("ls").output
+    assert "in another container, may be alive" in run("ls").output
     assert "1 machine, $3.00" in run("ls").output
     launch("b", owner=replace(ALIVE, host="far"))
-    assert "on far, may live" in run("ls").output
+    assert "on far, may be alive" in run("ls").output
 
 
 def test_ls_lists_what_has_ended_only_when_asked_to(launch: Callable[..., list[Instance]], ledger: Ledger) -> None:
@@ -220,7 +220,7 @@ def test_sweep_ends_what_dead_owners_left_and_spares_the_living(launch: Callable
     assert [each["instance"] for each in swept["ended"]] == [dead.id]
     assert [each["pool"] for each in swept["spared"]] == ["sky-2"]
     assert (folder_of(alive) / "instance.json").exists()
-    assert "spared   sky-2: its owner lives\n0 ended, 0 were gone already, 0 left" in run("sweep").output
+    assert "spared   sky-2: its owner is alive\n0 ended, 0 were gone already, 0 left" in run("sweep").output
 
 
 def test_sweep_lists_a_machine_without_an_entry_and_ends_it_with_unknown(ledger: Ledger) -> None:

@@ -137,7 +137,7 @@ def _ledger() -> Iterator[Finding]:
         entries = ledger.open_entries()
     except SkywardError as error:
         yield Finding(
-            what="ledger", state="fail", found=str(error), fix="follow this advice: no pool opens without the ledger"
+            what="ledger", state="fail", found=str(error), fix="see the message: no pool opens without the ledger"
         )
         return
     dead = [entry for entry in entries if entry.owner is not None and entry.owner.lives() is False]

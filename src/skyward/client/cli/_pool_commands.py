@@ -71,7 +71,7 @@ def down(*, pools: Sequence[str]) -> Answer:
     "--all",
     "others",
     is_flag=True,
-    help="Also machines whose owner is on another machine or in another container, and may live.",
+    help="Also machines whose owner is on another machine or in another container, and may be alive.",
 )
 @click.option("--unknown", is_flag=True, help="Also machines with Skyward's tag that are not in this ledger.")
 @click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Also search this host; may be repeated.")
@@ -127,8 +127,8 @@ def _show(report: SweepReport, say: Say) -> None:
     for reason in report.unasked:
         say.line(f"no search for unknown machines: {reason}")
     for pool, alive in dict.fromkeys((entry.purchase.pool_id, _alive(entry)) for entry in report.spared):
-        elsewhere = "is on another machine or in another container and may live; --all ends it"
-        say.line(f"spared   {pool}: its owner {'lives' if alive else elsewhere}")
+        elsewhere = "is on another machine or in another container and may be alive; --all ends it"
+        say.line(f"spared   {pool}: its owner {'is alive' if alive else elsewhere}")
     say.line(f"{len(report.ended)} ended, {len(report.forgotten)} were gone already, {len(report.left)} left")
     if any(not each.ended and not each.reason for each in report.unknown):
         say.line("Unknown machines may belong to another computer; `skyward sweep --unknown` ends them.")
@@ -192,7 +192,7 @@ def _row(entry: LedgerEntry, now: float) -> tuple[str, ...]:
     elif owner is None:
         state = "unknown"
     else:
-        says = {True: "lives", False: "dead: `skyward sweep` ends this", None: f"{_place(owner)}, may live"}
+        says = {True: "alive", False: "dead: `skyward sweep` ends this", None: f"{_place(owner)}, may be alive"}
         state = f"{owner.pid}, {says[owner.lives()]}"
     return (
         bought.pool_id,
