@@ -105,7 +105,7 @@ class LoopThread:
 
     def forget(self) -> None:
         """Mark the loop as ended in a forked child, which has no copy of its thread."""
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # another thread of the parent may have held it at the fork
         self._ended = True
 
     def _submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:

@@ -68,6 +68,7 @@ _REFUSED_SESSION = Meaning(
 )
 _CONFIGURED = Meaning(error=ConfigurationError, transient=False, advice="correct the SSH configuration")
 
+# A test fails when paramiko has an exception without a row, or when a row hides a later one.
 MEANINGS: Final[dict[type[BaseException], Meaning]] = {
     ssh_exception.BadAuthenticationType: _REFUSED_USER,
     ssh_exception.PartialAuthentication: _REFUSED_USER,

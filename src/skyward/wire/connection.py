@@ -34,6 +34,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> None:
         sock.settimeout(0)
+        # A small message must not wait for the acknowledgement of the one before (Nagle).
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._from_peer, self._to_peer = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -368,6 +368,7 @@ Report: TypeAlias = (
 """Messages from a node."""
 Message: TypeAlias = Command | Report
 
+# Without a version: a node runs the very files of its client's Skyward.
 _KINDS: dict[str, type[Message]] = {
     "start": Start,
     "ping": Ping,

@@ -41,6 +41,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._reading = threading.Lock()
+        # Appending and taking are atomic, so that `push` needs no lock.
         self._pushed: deque[tuple[Item, int, bool]] = deque()
         self._connection: Connection | None = None
         self._gate: _Gate | None = None
@@ -180,6 +181,7 @@ class Link:
                     if connection is not self._connection:
                         return
                     for message in connection.receive():
+                        # Only chunks are bulk, and use up the credit that acknowledgements give back.
                         nbytes = sum(len(item[-1]) for item in message[2] if item[0] == Kind.CHUNK)
                         fresh += self.session.receive(message, nbytes)
             except Exception as error:
@@ -216,6 +218,7 @@ class Link:
 
     def _acknowledge(self) -> None:
         with self._lock:
+            # While the socket is full, the acknowledgement travels with the next message.
             if self._connection is not None and not self._writing:
                 self._write(self._connection)
                 if self.session.ack_owed and not self._writing:
@@ -244,7 +247,7 @@ def _open_gate(connection: Connection) -> _Gate | None:
     """Return a gate; None if the system has no epoll, and only the event loop reads."""
     try:
         return _Gate(connection) if _Gate.available else None
-    except OSError as error:
+    except OSError as error:  # no descriptor left: slower, but no reason to lose the lane
         log.info("the event loop reads this connection alone: %s", error)
         return None
 

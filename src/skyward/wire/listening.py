@@ -98,11 +98,12 @@ class Listener(Generic[T]):
         self._drop_strangers(self._bound - 1)
         task = asyncio.ensure_future(self._converse(sock))
         self._strangers[task] = None
-        self._tasks.add(task)
+        self._tasks.add(task)  # asyncio refers to tasks weakly
         task.add_done_callback(partial(self._forget, sock))
 
     def _drop_strangers(self, bound: int) -> None:
         """Keep at most ``bound`` of them, the newest."""
+        # The oldest go: a peer of the pool authenticates within a few round trips.
         for task in tuple(self._strangers)[: max(0, len(self._strangers) - bound)]:
             del self._strangers[task]
             task.cancel()

@@ -93,6 +93,7 @@ class LineAssembler:
         text = self._decoder.decode(data) if isinstance(data, bytes) else data
         text, self._carry = self._carry + text, ""
         if _SUSPECT.search(text):
+            # A sequence may be cut between two writes: its beginning waits for the rest.
             if (cut := _CUT_SEQUENCE.search(text)) and len(cut[0]) < _LONGEST_SEQUENCE:
                 text, self._carry = text[: cut.start()], cut[0]
             text = _SEQUENCES.sub(_meaning, text)

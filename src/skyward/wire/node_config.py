@@ -63,6 +63,7 @@ class NodeConfig:
     tls_cert: str = field(repr=False)
     tls_key: str = field(repr=False)
     files: str = ""
+    # The same defaults as in request/request.py: tests/unit/wire/test_limits.py compares them.
     timeout_s: float = 3600.0
     lease_s: float = 120.0
     away_s: float = 1800.0

@@ -78,6 +78,7 @@ class Session:
 
     def take(self) -> list[Any] | None:
         """Return the next message to write; None if no items are left to send."""
+        # A message names the number of its first item only: the others follow from the order.
         first = self._first_unacked + len(self._sent) - self._resend
         items = self._take_unsent() if not self._resend else self._take_again()
         if not items:
@@ -128,6 +129,7 @@ class Session:
     def _take_unsent(self) -> list[Item]:
         items: list[Item] = []
         size = 0
+        # At least one item, however large: it could never be sent otherwise.
         while self._small and len(items) < _MESSAGE_ITEMS and (not items or size < _MESSAGE_BYTES):
             size += self._move(self._small, items)
         # One piece at a time, and only without small items: a small result never waits for more than 4 MiB.
@@ -150,7 +152,7 @@ class Session:
             self.kept_bytes -= entry.nbytes
             if entry.bulk:
                 self._bulk_in_flight -= entry.nbytes
-        self._resend = min(self._resend, len(self._sent))
+        self._resend = min(self._resend, len(self._sent))  # some of these may be acknowledged by now
 
     def _acknowledge(self) -> int:
         self._ack_owed = False

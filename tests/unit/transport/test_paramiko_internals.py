@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from paramiko import Channel, Message, Transport
+from paramiko.auth_handler import AuthHandler
 from paramiko.buffered_pipe import BufferedPipe, PipeTimeout
 from paramiko.packet import Packetizer
 
-from skyward.transport._paramiko import ChannelBuffer, take_errors, take_output
+from skyward.transport._paramiko import ChannelBuffer, end_handshake, packetizer_class, take_errors, take_output
 from skyward.transport._socket import LiveSocket
 
 
@@ -177,6 +178,18 @@ def test_keys_are_renewed_by_a_limit_that_can_be_set() -> None:
     assert "packetizer_class or Packetizer" in inspect.getsource(Transport.__init__)
 
 
+def test_connection_has_the_limits_that_are_set_and_our_packetizer() -> None:
+    ours, theirs = socket.socketpair()
+    source = inspect.getsource(Transport) + inspect.getsource(AuthHandler)
+    with closing(theirs), closing(LiveSocket(ours, silence_s=60)) as live:
+        client: Any = Transport(live, packetizer_class=packetizer_class())
+
+        assert type(client.packetizer) is packetizer_class()
+        for limit in ("banner_timeout", "handshake_timeout", "auth_timeout"):
+            assert limit in vars(client)
+            assert len(re.findall(rf"\b(?:self|transport)\.{limit}\b", source)) > 1  # set and used
+
+
 def test_timer_of_the_handshake_can_be_ended() -> None:
     class Silent:
         def close(self) -> None:
@@ -187,4 +200,4 @@ def test_timer_of_the_handshake_can_be_ended() -> None:
     packetizer.start_handshake(60)
     assert threading.active_count() == before + 1
 
-    packetizer.complete_handshake()
+    end_handshake(type("Client", (), {"packetizer": packetizer})())
