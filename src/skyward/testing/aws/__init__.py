@@ -1,4 +1,9 @@
-"""EC2 on this machine: an API with faults, scarce capacity and prices, and a real host for every instance."""
+"""EC2 on this machine: an API with faults, scarce capacity and prices, and a real host for every instance.
+
+``local_ec2`` is the entry. ``api_server`` answers calls: planned faults first, then ``ec2_market`` (types, prices,
+capacity), ``instant_fleets`` and moto, whose instances ``region`` replaces by ``emulated_machine``. ``api_messages``
+has the formats of requests and responses.
+"""
 
 from __future__ import annotations
 
