@@ -122,7 +122,7 @@ def test_settings_make_the_same_provider_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"nodes": 3}, "nodes=3: SSH.* was given 2 hosts"),
+        ({"nodes": 3}, "nodes=3: SSH.* has 2 hosts"),
         ({"cpu": 100_000}, "nodes=1 of 100000 cores: 0 of the hosts have that"),
         ({"accelerator": "H100"}, "nodes=1 of .*H100.*: 0 of the hosts have that"),
         ({"machine": "p5.48xlarge"}, "machine='p5.48xlarge': SSH"),
