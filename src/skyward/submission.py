@@ -1,4 +1,4 @@
-"""The interface that front-ends are written against: all they may know of a fleet.
+"""Interface between a fleet and its front-ends: the only part of a fleet that front-ends use.
 
 The native operators, the executor and the joblib backend need a :class:`TaskSubmitter`; the Dask front-end, which has
 a scheduler of its own, an :class:`ElasticFleet`.
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 class ArgumentMemo:
-    """Remembers, for one submission or one joblib call, which large argument has which content id.
+    """Content ids of the large arguments of one submission, or of one joblib call.
 
     An array that thousands of calls share is hashed once, while one of them is unfinished; the memo itself keeps no
     array alive. It must not outlive the submission: between two of them the array's contents may change.
@@ -46,19 +46,21 @@ class ArgumentMemo:
 
     @cached_property
     def blobs(self) -> WeakValueDictionary[str, Any]:
-        """What the ids name. Most submissions have nothing large."""
+        """Blobs by id. Made on first use, as most submissions have nothing large."""
         return WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """One function with its arguments, not yet on its way.
+    """Function with its arguments, not yet submitted.
 
     Attributes:
         fn: the function to run on a worker.
-        retries: how often the call is run again after its worker was lost; 0 means never.
-        label: what logs, progress and errors call it.
-        gang: whether all workers run it together: as a broadcast, or on a fleet of one.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        retries: number of runs after the first, each after the loss of a worker; 0 allows none.
+        label: name for logs, progress and errors; empty takes the function's.
+        gang: True if all workers run the call together: as a broadcast, or on a fleet of one.
     """
 
     fn: Callable[..., Any]
@@ -74,13 +76,13 @@ class Invocation:
 
 
 class CallFuture(Future[R]):
-    """A :class:`concurrent.futures.Future` of one call; also awaitable from asyncio.
+    """Future of one call, as in :mod:`concurrent.futures`; also awaitable from asyncio.
 
     ``cancel()`` succeeds while the call waits in the queue. Done-callbacks run in the pool's callback thread, never on
     its event loop.
 
     Attributes:
-        worker_seconds: time the call took on its worker, unpickling and pickling included; None until it is done.
+        worker_seconds: seconds on the worker, unpickling and pickling included; None until the call is done.
     """
 
     worker_seconds: float | None = None
@@ -90,7 +92,7 @@ class CallFuture(Future[R]):
 
 
 class TaskSubmitter(Protocol):
-    """Submits calls to a fleet. Thread-safe; never blocks on the network; raises before anything is sent.
+    """Fleet that takes calls. Thread-safe; never blocks on the network; raises before anything is sent.
 
     Every method raises :class:`~skyward.errors.PoolStateError` when the pool is not open and
     :class:`~skyward.errors.SerializationError` when a call cannot be pickled. Lost workers are handled below this
@@ -99,7 +101,7 @@ class TaskSubmitter(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Planned number of workers: the fleet's wanted size, whether or not all of them are up."""
+        """Planned number of workers: the target size of the fleet, even while some of them are not up."""
         ...
 
     def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:
@@ -111,22 +113,22 @@ class TaskSubmitter(Protocol):
         ...
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
-        """Drop those that wait and end those that run by killing their worker, which comes back. Idempotent."""
+        """Drop queued calls, and end running ones by killing their worker, which comes back. Idempotent."""
         ...
 
     def publish(self, event: SkywardEvent) -> None:
-        """Let the pool's callbacks and its display hear of ``event``. Does nothing when the pool is not open."""
+        """Publish ``event`` to the pool's callbacks and display. Does nothing when the pool is not open."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerInfo:
-    """How to reach a pool's Dask scheduler: ``Client(info.address, security=info.security)``.
+    """Access to a pool's Dask scheduler: ``Client(info.address, security=info.security)``.
 
     Attributes:
         address: ``tls://host:port``, as reached from this process.
-        security: the pool's certificates; the scheduler talks to nobody without them.
-        tunnelled: whether only the scheduler is reached from this process, and workers are not.
+        security: the pool's certificates; the scheduler refuses connections without them.
+        tunnelled: True if this process reaches only the scheduler, and not the workers.
     """
 
     address: str
@@ -136,17 +138,17 @@ class SchedulerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """One node of a fleet, as it is now.
+    """Present state of one node of a fleet.
 
     Attributes:
         rank: the node's rank, 0-based; a replacement has the rank of the node it replaces.
         state: ``"launching"``, ``"starting"``, ``"ready"`` or ``"ending"``.
         workers: names of its workers in Dask, by index: ``node0-worker0``.
         instance_id: the provider's id of its machine; empty before there is one.
-        instance_type: the provider's name of what it is.
+        instance_type: the provider's name of the machine type.
         accelerators: names of the accelerators on it, one per device.
-        spot: whether it was bought on the spot market.
-        price_per_hour: USD; None is unknown.
+        spot: True if the machine was bought on the spot market.
+        price_per_hour: price in USD; None is unknown.
     """
 
     rank: int
@@ -161,12 +163,12 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatus:
-    """A fleet as it is now.
+    """Present state of a fleet.
 
     Attributes:
-        wanted: how many nodes it is meant to have.
-        workers_per_node: workers on each.
-        nodes: those there are or will be, by rank, and those on their way out.
+        wanted: target number of nodes.
+        workers_per_node: workers on each node.
+        nodes: present, coming and leaving nodes, by rank.
         cost: USD so far; machines of unknown price count as nothing.
     """
 
@@ -177,36 +179,36 @@ class FleetStatus:
 
 
 class ElasticFleet(Protocol):
-    """A fleet that grows and shrinks under a Dask scheduler. Thread-safe.
+    """Fleet that grows and shrinks under a Dask scheduler. Thread-safe.
 
     Every method raises :class:`~skyward.errors.PoolStateError` when the pool is not open.
     """
 
     @property
     def scheduler(self) -> SchedulerInfo:
-        """The present scheduler; another one after the head node was replaced. May block for a moment."""
+        """Present scheduler; another one after the head node was replaced. May block for a moment."""
         ...
 
     @property
     def status(self) -> FleetStatus:
-        """What there is. Never blocks."""
+        """Present state. Never blocks."""
         ...
 
     def scale(self, nodes: int, *, drop: Collection[int] = ()) -> Future[None]:
-        """Have the fleet grow or shrink to ``nodes`` nodes.
+        """Grow or shrink the fleet to ``nodes`` nodes.
 
-        Returns at once; a later call overrides an earlier one. Nodes are added in parallel. Those that go are drained
-        first: their calls end and Dask's data moves to others.
+        Returns at once; a later call overrides an earlier one. Nodes are added in parallel. Leaving nodes are drained
+        first: their calls end and Dask's data moves to other nodes.
 
         Args:
-            nodes: at least 1: the scheduler runs on node 0, which stays.
-            drop: ranks of those to go first when the fleet shrinks; without them the highest go.
+            nodes: target number, at least 1: the scheduler runs on node 0, which stays.
+            drop: ranks of the nodes to remove first when the fleet shrinks; the highest ranks by default.
 
         Returns:
-            Done when the fleet has that size; its exception is why it cannot be reached.
+            A future, done when the fleet has that size; its exception states why the size cannot be reached.
         """
         ...
 
     def forward(self, address: str) -> str:
-        """The ``host:port`` through which this process reaches ``host:port`` of the head node. May block."""
+        """Return the ``host:port`` through which this process reaches ``host:port`` of the head node. May block."""
         ...

@@ -1,4 +1,4 @@
-"""joblib's side of Skyward: a parallel backend on top of the task-submission interface."""
+"""Parallel backend of joblib on top of the task-submission interface."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PROGRESS_INTERVAL_S = 0.1
 
 
 class LoopProgress:
-    """Publishes the progress of one joblib call, if there is one who listens. Thread-safe.
+    """Progress of one joblib call, published to its pool. Thread-safe.
 
     Args:
-        pool: where the call runs; None keeps silent.
-        total: tasks in the call; None if joblib does not know.
+        pool: the pool of the call; None publishes nothing.
+        total: number of tasks in the call; None if unknown to joblib.
     """
 
     def __init__(self, pool: TaskSubmitter | None, *, total: int | None) -> None:
@@ -38,14 +38,14 @@ class LoopProgress:
         self._lock = threading.Lock()
 
     def begin(self, label: str) -> None:
-        """The first batch is on its way; later ones change nothing."""
+        """Publish the start with the first batch; later calls change nothing."""
         with self._lock:
             if not self._label:
                 self._label = label
                 self._publish()
 
     def add(self, tasks: int) -> None:
-        """So many tasks more are done; told ten times a second, and when they are the last ones."""
+        """Count finished tasks; published at most ten times a second, and with the last ones."""
         with self._lock:
             self._done += tasks
             now = time.monotonic()
@@ -54,7 +54,7 @@ class LoopProgress:
                 self._publish()
 
     def end(self) -> None:
-        """No more is to come, be it done or given up. Idempotent."""
+        """Publish the end: nothing more follows, even if tasks were given up. Idempotent."""
         with self._lock:
             if self._done != self._total:
                 self._total = self._done
@@ -70,14 +70,14 @@ _Done = Callable[[CallFuture[Any]], object]
 
 
 class CallWindow:
-    """Keeps at most ``limit`` calls in the fleet, whose workers may be more; further ones wait here.
+    """Window of at most ``limit`` calls in a fleet, which may have more workers; further calls wait here.
 
-    Thread-safe; nothing blocks. What a submission raises becomes the outcome of its future: joblib submits from
+    Thread-safe; nothing blocks. An exception of a submission becomes the outcome of its future: joblib submits from
     callbacks too, where an exception would be lost and the joblib call would wait for ever.
 
     Args:
-        submitter: where calls go.
-        limit: how many at a time; None leaves that to the fleet.
+        submitter: the fleet.
+        limit: number of calls at a time; None leaves that to the fleet.
     """
 
     def __init__(self, submitter: TaskSubmitter, *, limit: int | None) -> None:
@@ -90,7 +90,7 @@ class CallWindow:
         self._closed = False
 
     def submit(self, call: Invocation, callback: _Done) -> CallFuture[Any]:
-        """Queue a call; ``callback`` gets its future once, whatever the outcome, and never before this returns."""
+        """Queue a call; ``callback`` gets its future exactly once, for any outcome, and never before this returns."""
         if self._limit is None:
             return self._send(call, callback)
         future: CallFuture[Any] = CallFuture()
@@ -101,7 +101,7 @@ class CallWindow:
         return future
 
     def close(self) -> None:
-        """Give up what waits and what runs, and whatever is submitted later. Idempotent; the fleet stays usable."""
+        """Cancel waiting, running and later calls. Idempotent; the fleet stays usable."""
         with self._lock:
             self._closed = True
             running = list(self._in_flight)
@@ -118,8 +118,8 @@ class CallWindow:
         return sent
 
     def _submitted(self, call: Invocation) -> CallFuture[Any]:
-        """In the fleet; or done, where it was refused or comes too late."""
-        with self._lock:  # what is sent while the window closes is in it, or is not sent
+        """Return the future of a submitted call; a finished one if the call was refused or comes too late."""
+        with self._lock:  # a call submitted while the window closes is either cancelled with it or not sent
             sent: CallFuture[Any] = CallFuture()
             if self._closed:
                 sent.cancel()
@@ -145,7 +145,7 @@ class CallWindow:
 
 
 def _hand_over(future: CallFuture[Any], sent: CallFuture[Any]) -> None:
-    """Give a call that waited the outcome that it had in the fleet."""
+    """Copy the outcome of a call in the fleet to the future that waited here."""
     future.worker_seconds = sent.worker_seconds
     if sent.cancelled():
         future.cancel()
@@ -175,19 +175,19 @@ _STEPS_AT_ONCE = 3
 
 
 class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
-    """Runs joblib's batches on a fleet's workers.
+    """Backend that runs joblib's batches on a fleet's workers.
 
     joblib makes it from the name ``"skyward"``; an instance may be handed to ``parallel_config`` or ``Parallel`` as
     well, and shared by threads. It contacts nothing until a ``Parallel`` call starts. ``n_jobs`` counts workers; -1,
-    the default, is all of them. An ``n_jobs`` of 1 that was asked for runs in the caller's process, as everywhere in
-    joblib; where 1 is only what a fleet amounts to, 2 is reported, so that the work goes to the fleet nevertheless.
+    the default, is all of them. An explicit ``n_jobs=1`` runs in the caller's process, as everywhere in joblib. A fleet
+    with one worker reports 2, so that the work goes to the fleet.
 
     Args:
-        nesting_level: joblib's own, how deep in other parallel loops this is.
-        inner_max_num_threads: how many threads native libraries may use in each worker; None leaves that to the node.
-        pool: where to run; None is the innermost pool that is open when a ``Parallel`` call starts.
-        initializer: called on every worker before its first batch, again when the worker was replaced or when its
-            arguments are others.
+        nesting_level: depth inside other parallel loops, as joblib counts it.
+        inner_max_num_threads: threads that native libraries may use in each worker; None leaves that to the node.
+        pool: the pool; None is the innermost pool that is open when a ``Parallel`` call starts.
+        initializer: called on every worker before its first batch; again after the worker was replaced, and for other
+            arguments.
         initargs: its arguments.
     """
 
@@ -217,7 +217,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._just_retrieved = threading.local()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """How many batches may run at once, on the fleet's wanted size.
+        """Return the number of batches that may run at once, by the target size of the fleet.
 
         Raises:
             ValueError: ``n_jobs`` is 0.
@@ -252,7 +252,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._progress = LoopProgress(pool, total=getattr(self.parallel, "n_tasks", None))
 
     def stop_call(self) -> None:
-        """End a call; what it left behind is given up."""
+        """End a call, and cancel its remaining batches."""
         self.abort_everything()
         self._progress.end()
 
@@ -266,10 +266,10 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         call = Invocation(fn=run_batch, args=(func, self.inner_max_num_threads, self._initializer), label=label)
         return self._window.submit(call, callback or _ignore)
 
-    apply_async = submit  # what joblib 1.4 calls it
+    apply_async = submit  # the name in joblib 1.4
 
     def retrieve_result_callback(self, out: CallFuture[Any]) -> Any:
-        """The batch's results, or its exception with the remote traceback as its cause."""
+        """Return the batch's results, or raise its exception with the remote traceback as its cause."""
         self._just_retrieved.worker_s = out.worker_seconds
         return out.result()
 
@@ -289,10 +289,10 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._progress.add(batch_size)
 
     def compute_batch_size(self) -> int:
-        """How many tasks the next batch takes.
+        """Return the number of tasks for the next batch.
 
-        joblib doubles it at a time, as it does not know how long a batch was on its way. What the worker measured is
-        good enough for three steps at once: with many small tasks, every batch is a round trip.
+        joblib doubles it at a time, because its measurement includes the way to the worker. The worker's own one
+        is good enough for three steps at once: with many small tasks, every batch is a round trip.
         """
         size = super().compute_batch_size()
         steps = 1
@@ -305,17 +305,17 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         return size
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Give up the call's batches, queued and running ones. Idempotent; the fleet stays."""
+        """Cancel the call's batches, queued and running ones. Idempotent; the fleet stays usable."""
         if self._window is not None:
             self._window.close()
 
     def terminate(self) -> None:
-        """Forget the call; joblib does this after every one."""
+        """Reset the state of a call; joblib calls this after every one."""
         self.reset_batch_stats()
         self._batch_size = 1
 
     def get_nested_backend(self) -> tuple[ParallelBackendBase, int | None]:
-        """What a ``Parallel`` inside a batch uses on the node: loky, inside that threads, inside that nothing.
+        """Return the backend for a ``Parallel`` inside a batch: loky, inside that threads, inside that nothing.
 
         It starts at nesting level 0: deeper, loky refuses any thread but the main one, and a worker runs calls in
         another.

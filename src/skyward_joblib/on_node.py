@@ -1,4 +1,4 @@
-"""What a joblib batch needs around it on the node."""
+"""Execution of joblib's batches on a node: initializers, thread limits, nested loops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Initializer", "NodeBackend", "run_batch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Initializer:
-    """What a worker does before its first batch. Two are equal when function and arguments are pickled alike."""
+    """Function that a worker runs before its first batch; equal to another with the same pickle."""
 
     digest: bytes
     function: Callable[..., object] = field(compare=False)
@@ -29,7 +29,7 @@ class Initializer:
 
     @classmethod
     def of(cls, function: Callable[..., object] | None, arguments: tuple[Any, ...]) -> Self | None:
-        """None where there is no function."""
+        """Return the initializer for ``function``; None without one."""
         if function is None:
             return None
         digest = hashlib.blake2b(cloudpickle.dumps((function, arguments)), digest_size=16).digest()
@@ -43,13 +43,13 @@ class NodeBackend(LokyBackend):
     """
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """As loky's; negative numbers count the worker's share of the cores."""
+        """Return the number of processes, as loky does; negative numbers count the worker's share of the cores."""
         if n_jobs is not None and n_jobs < 0:
             n_jobs = max(_worker_cores() + 1 + n_jobs, 1)
         return super().effective_n_jobs(n_jobs)
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
-        """As loky's; unless told otherwise, each process's native libraries get their part of the share."""
+        """Configure loky; by default, each process's native libraries get their part of the worker's cores."""
         asked = self.inner_max_num_threads
         self.inner_max_num_threads = asked or max(_worker_cores() // self.effective_n_jobs(n_jobs), 1)
         try:

@@ -22,7 +22,7 @@ __all__ = ["JoblibPool", "ScikitLearnPool", "joblib_backend", "sklearn_backend"]
 
 @contextmanager
 def joblib_backend(pool: TaskSubmitter) -> Generator[None]:
-    """Send joblib's parallel loops in this thread to ``pool``, which is open and stays so.
+    """Send joblib's parallel loops in this thread to ``pool``, which is open and stays open.
 
     As with every joblib configuration, other threads are not affected.
     """
@@ -32,7 +32,7 @@ def joblib_backend(pool: TaskSubmitter) -> Generator[None]:
 
 @contextmanager
 def sklearn_backend(pool: TaskSubmitter) -> Generator[None]:
-    """Send scikit-learn's parallel loops in this thread to ``pool``, which is open and stays so.
+    """Send scikit-learn's parallel loops in this thread to ``pool``, which is open and stays open.
 
     Raises:
         ImportError: scikit-learn is missing here.
@@ -43,7 +43,7 @@ def sklearn_backend(pool: TaskSubmitter) -> Generator[None]:
 
 
 class JoblibPool:
-    """A :class:`~skyward.ComputePool` that joblib's parallel loops run on while it is open.
+    """:class:`~skyward.ComputePool` that runs joblib's parallel loops while it is open.
 
     The nodes get this process's versions of joblib and NumPy. Batches are pickled here and unpickled there: a version
     asked for that differs from this process's is installed as asked, with a warning.
@@ -74,12 +74,12 @@ class JoblibPool:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Give joblib its backend back and close the pool; to be called in the thread that opened it."""
+        """Restore joblib's backend and close the pool; to be called in the thread that opened it."""
         return self._opened.__exit__(exc_type, exc, traceback)
 
 
 class ScikitLearnPool(JoblibPool):
-    """A :class:`JoblibPool` whose nodes have scikit-learn too.
+    """:class:`JoblibPool` whose nodes have scikit-learn too.
 
     Args:
         sklearn_version: the nodes' scikit-learn; None is this process's.
@@ -96,7 +96,7 @@ class ScikitLearnPool(JoblibPool):
 
 
 def _pinned(package: str, asked: str | None = None) -> list[str]:
-    """The requirement for the version asked for, else for the one installed here; none where there is neither."""
+    """Return the requirement for the version asked for, else for the one installed here; none without either."""
     try:
         here = version(package)
     except PackageNotFoundError:

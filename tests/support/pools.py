@@ -21,9 +21,10 @@ from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.elastic import Elastic
+from skyward.engine.functions import PackedFunction, Wrapped
 from skyward.engine.futures import RemoteFuture
 from skyward.engine.intake import Intake
-from skyward.engine.packing import PackedFunction, Parcel, Wrapped
+from skyward.engine.packing import Parcel
 from skyward.events import SkywardEvent
 from skyward.providers.base import LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger

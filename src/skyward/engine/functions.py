@@ -11,21 +11,26 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 from operator import is_
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Final, Generic, TypeVar, cast
 
-from skyward.engine.packing import PackedFunction
+from skyward.engine.blobs import Blob
+from skyward.wire.messages import Payload
 from skyward.wire.modules import search_path_state
 from skyward.wire.omissions import names_in
 from skyward.wire.origins import found_under_its_name
 from skyward.wire.pickling import PLAIN_TYPES, naming_state, travels_by_reference
 
-__all__ = ["FunctionCache", "Recent"]
+__all__ = ["FunctionCache", "PackedFunction", "Recent", "Wrapped"]
 
 K = TypeVar("K")
 V = TypeVar("V")
+# Approximate size of a loaded function besides its pickle: code, globals, names. Without it the bound on the bytes of
+# functions would admit hundreds of thousands of tiny ones.
+_OVERHEAD_BYTES = 16 << 10
 
 
 class Recent(Generic[K, V]):
@@ -74,6 +79,43 @@ _CONSTANT: Final = PLAIN_TYPES | {CodeType}
 _ABSENT: Final = object()
 # Functions made in a loop are all different; each keeps alive all that it refers to.
 _KEPT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapped:
+    """Pickle ready to be sent.
+
+    Attributes:
+        payload: the part for the lane.
+        blobs: the blobs that must lie on the node before.
+    """
+
+    payload: Payload
+    blobs: tuple[Blob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFunction:
+    """Pickled function.
+
+    Attributes:
+        id: BLAKE3 of the pickle and its blobs, in hex.
+        label: name for messages.
+        wrapped: the pickle.
+        lasting: True if the pickle stays valid as long as everything the function refers to is unchanged.
+        imports_absent: True if the function imports modules that are not found on this machine, or not yet.
+    """
+
+    id: str
+    label: str
+    wrapped: Wrapped
+    lasting: bool = True
+    imports_absent: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate bytes that the function takes where it is kept, pickled or loaded."""
+        return _OVERHEAD_BYTES + len(self.wrapped.payload.data) + sum(blob.view.nbytes for blob in self.wrapped.blobs)
 
 
 class FunctionCache:

@@ -5,58 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from blake3 import blake3
 
 from skyward.engine.blobs import Blob, identify
+from skyward.engine.functions import FunctionCache, PackedFunction, Wrapped
 from skyward.errors import SerializationError
 from skyward.submission import ArgumentMemo, Invocation
 from skyward.wire.messages import Payload
 from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_arguments
 
-__all__ = ["FunctionSource", "PackedFunction", "Parcel", "Wrapped", "wrap"]
-
-# Approximate size of a loaded function besides its pickle: code, globals, names. Without it the bound on the bytes of
-# functions would admit hundreds of thousands of tiny ones.
-_OVERHEAD_BYTES = 16 << 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wrapped:
-    """Pickle ready to be sent.
-
-    Attributes:
-        payload: the part for the lane.
-        blobs: the blobs that must lie on the node before.
-    """
-
-    payload: Payload
-    blobs: tuple[Blob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedFunction:
-    """Pickled function.
-
-    Attributes:
-        id: BLAKE3 of the pickle and its blobs, in hex.
-        label: name for messages.
-        wrapped: the pickle.
-        lasting: True if the pickle stays valid as long as everything the function refers to is unchanged.
-        imports_absent: True if the function imports modules that are not found on this machine, or not yet.
-    """
-
-    id: str
-    label: str
-    wrapped: Wrapped
-    lasting: bool = True
-    imports_absent: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """Approximate bytes that the function takes where it is kept, pickled or loaded."""
-        return _OVERHEAD_BYTES + len(self.wrapped.payload.data) + sum(blob.view.nbytes for blob in self.wrapped.blobs)
+__all__ = ["Parcel", "wrap"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -84,15 +44,7 @@ class Parcel:
     blobs: tuple[Blob, ...] = field(default=(), repr=False)
 
 
-class FunctionSource(Protocol):
-    """Cache of pickled functions."""
-
-    def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction], /) -> PackedFunction:
-        """Return the last pickle of ``fn`` if it is still valid, otherwise the one that ``pack`` makes now."""
-        ...
-
-
-def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionSource) -> list[Parcel]:
+def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionCache) -> list[Parcel]:
     """Pickle calls; a function or an array that several of them share is pickled or hashed once.
 
     Raises:

@@ -13,9 +13,9 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.engine.blobs import Exchange, NodeBlobs, Stored
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import GiveUp, WorkerId
+from skyward.engine.functions import PackedFunction
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
-from skyward.engine.packing import PackedFunction
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError, WorkerLostError
 from skyward.events import LogLine, WorkerLost, WorkerRestarting
 from skyward.provision.preparing.node_handle import NodeHandle

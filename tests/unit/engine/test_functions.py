@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.engine.functions import FunctionCache
-from skyward.engine.packing import PackedFunction, Wrapped, wrap
+from skyward.engine.functions import FunctionCache, PackedFunction, Wrapped
+from skyward.engine.packing import wrap
 from skyward.submission import ArgumentMemo, Invocation
 from skyward.wire.messages import Payload
 from skyward.wire.pickling import unpack

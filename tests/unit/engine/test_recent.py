@@ -13,8 +13,8 @@ import pytest
 from skyward.engine.blobs import Blob, NodeBlobs
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.functions import Recent
-from skyward.engine.packing import PackedFunction, Parcel, Wrapped
+from skyward.engine.functions import PackedFunction, Recent, Wrapped
+from skyward.engine.packing import Parcel
 from skyward.engine.slots import Slot
 from skyward.node.worker.call_runner import SentFunction
 from skyward.wire.messages import ForgetFunctions, Payload, RunCalls, StoreFunction, ToWorker
