@@ -1,1 +1,1 @@
-"""The programs that run on a node."""
+"""Programs that run on a node."""

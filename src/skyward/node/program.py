@@ -67,7 +67,7 @@ def run_program(
     *,
     on_end: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run ``serve`` until it returns, or until standard input closes: the supervisor has ended, or has ended this.
+    """Run ``serve`` until it returns, or until the supervisor ends or closes standard input.
 
     Args:
         serve: the program.

@@ -57,7 +57,7 @@ _PAUSE_S = 0.05
 
 @dataclass(slots=True, eq=False)
 class SentFunction:
-    """Function that calls name by its id. Queued calls hold it, even after the client has had the worker forget it.
+    """Function that calls name by its id. Queued calls keep it, even after :attr:`CallRunner.functions` lost it.
 
     Attributes:
         label: its name, for messages.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ConfigurationError
+from skyward.node.gpu import nvml
 from skyward.node.gpu.devices import choose_devices
 from skyward.node.gpu.driver import (
     Device,
@@ -107,6 +111,20 @@ class TestDriver:
         (command,) = gpus.machine.commands
         assert command.split()[:2] == ["sudo", "-n"]
         assert command.endswith(f"nvml.py {parted.uuid}")
+
+    def test_what_root_runs_is_one_file_that_needs_nothing_of_skywards(self, fake: Fake, tmp_path: Path) -> None:
+        parted = FakeGpu()
+        cut(parted, ["3g.40gb"])
+        environment = fake(parted).install(tmp_path / "bin")
+        script = f"import runpy, sys; runpy.run_path({nvml.__file__!r}, run_name='__main__'); print(*sys.modules)"
+
+        done = subprocess.run(
+            [sys.executable, "-c", script, parted.uuid], env=environment, capture_output=True, text=True, check=True
+        )
+
+        instances, modules = done.stdout.splitlines()
+        assert json.loads(instances) == [{"id": parted.instances[0].id, "profile": "3g.40gb"}]
+        assert not any(name.startswith("skyward") for name in modules.split())
 
     def test_says_that_only_root_may_list_instances(self, fake: Fake) -> None:
         parted = FakeGpu()
