@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prepares this machine for Skyward. Running it again changes nothing. Rendered from an Image; do not edit.
 #   sh SCRIPT                everything, in order
-#   sh SCRIPT survey         says what is here, and makes nothing but the root folder
+#   sh SCRIPT survey         reports the state of the machine, and makes nothing but the root folder
 #   sh SCRIPT STEP SECONDS   one step, within so many seconds
 set -u
 
@@ -21,15 +21,15 @@ settings() {
     sent_uv=$root/sent/uv
     uv_platform=@@uv_platform
     if [ "$(id -u)" -eq 0 ]; then sudo=; else sudo=yes; fi
-    # What the installers keep goes with the root folder.
+    # The installers' caches are below the root folder, so that they go with it.
     export PIP_CACHE_DIR="$root/cache/pip" UV_CACHE_DIR="$root/cache/uv" UV_PYTHON_INSTALL_DIR="$root/python"
 }
 
-# limited COMMAND...: within what is left of the step's deadline.
+# limited COMMAND...: runs it within the rest of the step's deadline.
 limited() {
     left=$((deadline - $(date +%s)))
     [ "$left" -gt 0 ] || return 124
-    # In a process group of its own it would outlive who gives up on this script.
+    # Without --foreground it gets a process group of its own, and outlives this script when the link drops.
     if timeout --foreground 1 true 2>/dev/null; then
         timeout --foreground -k 10 "$left" "$@"
     else
@@ -37,7 +37,7 @@ limited() {
     fi
 }
 
-# lasting_root COMMAND...: as root, within what is left, but to its end, whoever gives up on this script meanwhile.
+# lasting_root COMMAND...: as root, within the rest of the deadline; it goes on when this script is killed.
 lasting_root() {
     left=$((deadline - $(date +%s)))
     [ "$left" -gt 0 ] || return 124
@@ -45,27 +45,27 @@ lasting_root() {
     if has timeout; then timeout -k 10 "$left" "$@"; else "$@"; fi
 }
 
-# failed STEP CODE LOG: ends the script; the log's end goes to standard error.
+# failed STEP CODE LOG: ends the script, with the end of the log on standard error.
 failed() {
     say "step $1 failed $2 $3"
     tail -n 30 "$3" >&2
     if grep -qi 'no space left\|quota exceeded' "$3"; then
         df -h "$root" >&2
     elif full; then
-        echo "No space left on device: what failed, and its log, had no room" >&2
+        echo "No space left on device: neither the step nor its log had room" >&2
         df -h "$root" >&2
     fi
     exit "$2"
 }
 
-# full: has the disk no room left? Then the log lacks its end as well.
+# full: is the disk full? The log then lacks its end.
 full() {
     # shellcheck disable=SC2046
     set -- $(df -Pk "$root" 2>/dev/null | tail -n 1)
     [ "${4:-x}" -lt 1024 ] 2>/dev/null
 }
 
-# lock NAME: until this script ends, or locks something else; whoever waits does so until its deadline.
+# lock NAME: until this script ends or locks another name; waits until the step's deadline.
 lock() {
     has flock || return 0
     exec 9>"$root/locks/$1"
@@ -74,7 +74,7 @@ lock() {
     [ "$left" -gt 0 ] && flock -w "$left" 9
 }
 
-# step NAME SECONDS: runs step_NAME, unless has_NAME, with a deadline and a log of its own, and reports both ends.
+# step NAME SECONDS: runs step_NAME, unless has_NAME, with its own deadline and log; reports its start and end.
 step() {
     deadline=$(($(date +%s) + $2))
     log=$root/logs/$key/$1.log
@@ -101,7 +101,7 @@ step() {
     say "step $1 done"
 }
 
-# Once a boot: a second run must not put the shutdown off.
+# Once per boot: a second run must not postpone the shutdown.
 arm_shutdown() {
     armed=$root/armed-$(cat /proc/sys/kernel/random/boot_id) || exit
     [ -e "$armed" ] && return
@@ -110,7 +110,7 @@ arm_shutdown() {
     : >"$armed"
 }
 
-# usable_uv COMMAND: does it run, and know the settings that it is given here?
+# usable_uv COMMAND: does it run, and support the settings used here?
 usable_uv() {
     case $("$1" --version 2>/dev/null </dev/null) in
     "" | "uv 0."[0-4].*) return 1 ;;
@@ -129,7 +129,7 @@ find_uv() {
 
 has_uv() { has_deps || find_uv >/dev/null; }
 
-# pip_brings_uv: with the machine's own pip, else, which takes longer, with one that its Python brings.
+# pip_brings_uv: installs uv with the machine's own pip, else with that of a new virtual environment, which is slower.
 pip_brings_uv() {
     has python3 || return 1
     set -- --disable-pip-version-check --no-input --retries 1 --timeout 15 uv
@@ -141,7 +141,7 @@ pip_brings_uv() {
     return 1
 }
 
-# Exit code 90: the client may send its own.
+# Exit code 90: the client's own uv would run here.
 step_uv() {
     if [ ! -e "$sent_uv" ]; then
         if pip_brings_uv; then return; fi
@@ -175,7 +175,7 @@ has_apt() {
     done
 }
 
-# may_apt: can packages be installed here? If not, says why.
+# may_apt: can packages be installed here? If not, prints the reason.
 may_apt() {
     has apt-get || {
         echo "apt packages are asked for, and this machine has no apt-get: leave apt= out, and install them by hand"
@@ -191,8 +191,8 @@ may_apt() {
 step_apt() {
     may_apt
     set -- @@apt
-    # A fresh machine updates itself at first boot and holds apt's locks meanwhile. Apt is never cut short: that would
-    # leave the machine half configured.
+    # A fresh machine updates itself at its first boot and holds apt's locks meanwhile. Apt is never interrupted: that
+    # would leave the machine half configured.
     until lasting_root env LC_ALL=C apt-get update >"$log.update" 2>&1; do
         cat "$log.update"
         grep -qi 'lock' "$log.update" || break
@@ -244,7 +244,7 @@ step_deps() {
 
 has_skyward() { has_deps && [ -e "$code" ]; }
 
-# The client's own code, once the client has sent it.
+# Unpacks the client's own code, if it was sent.
 step_skyward() {
     [ -e "$wheel" ] || return 0
     limited "$environment/bin/python" -I -c '
@@ -259,7 +259,7 @@ zipfile.ZipFile(sys.argv[1]).extractall(sysconfig.get_path("purelib"))
 
 has_server() { has_skyward && [ -e "$finished" ]; }
 
-# Whether the node's programs will start, which also compiles them.
+# Imports the node's programs, to see that they start, and to compile them.
 step_server() {
     modules=
     [ ! -e "$code" ] || modules="skyward.node.supervisor.supervisor skyward.node.worker.nannies skyward.node.supervisor.scheduler skyward.node.worker.worker"
@@ -281,7 +281,7 @@ for module in sys.argv[1].split():
 has_volumes() { :; }
 step_volumes() { :; }
 
-# config_file PATH: shows a file of pip's configuration.
+# config_file PATH: prints a file of pip's configuration.
 config_file() {
     [ -r "$1" ] || return 0
     say "file $1"
@@ -290,7 +290,7 @@ config_file() {
 }
 
 survey() {
-    # The steps that follow need to know nothing of a machine that is ready.
+    # A machine that is ready needs no step, and no further report.
     has_apt && has_server && return
     say "machine $(uname -s) $(uname -m)"
     if ! has_apt; then
@@ -317,7 +317,7 @@ survey() {
     env | sed -n 's/^PIP_\([A-Z_]*=\)/\1/p'
 }
 
-# ready: shows the environment, if it is finished, and the path on which programs are found here.
+# ready: prints the environment, if it is finished, and the search path for programs.
 ready() {
     has_server || return 0
     say "ready $environment"

@@ -1,4 +1,4 @@
-"""The bootstrap script of an image (pure): one POSIX-sh text, idempotent, with every value quoted.
+"""Bootstrap script of an image (pure): one POSIX-sh text, idempotent, with every value quoted.
 
 Without an argument it runs every step; with ``survey`` it reports the state of the machine; with ``STEP SECONDS`` it
 runs one step. Its reports are lines on standard output::

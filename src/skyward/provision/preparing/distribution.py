@@ -1,4 +1,4 @@
-"""Skyward's own code as one wheel, made from the files that this process runs.
+"""Skyward's own distribution: its name, its pinned requirements, and its code as one wheel.
 
 Nodes receive this wheel, never a release from a package index: both ends of a connection must run the same code.
 """

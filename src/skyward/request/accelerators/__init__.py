@@ -6,6 +6,7 @@ from skyward.request.accelerators.accelerator import (
     Accelerator,
     AcceleratorFactory,
     AcceleratorLike,
+    MigProfile,
     is_nvidia,
     is_trainium,
     parse_accelerator,
@@ -21,7 +22,6 @@ from skyward.request.accelerators.catalogue import (
     models,
 )
 from skyward.request.accelerators.names import NVIDIA
-from skyward.request.accelerators.partitions import MigProfile
 
 __all__ = [
     "NVIDIA",

@@ -1,20 +1,63 @@
-"""``Accelerator``, the kind and number that a pool requests, and the factories by vendor."""
+"""``Accelerator``, the kind and number that a pool requests, its MIG partitions, and the factories by vendor."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from skyward.errors import ConfigurationError
 from skyward.request.accelerators.catalogue import Model, Variant, Vendor, find_model, find_variant, fold_name, models
-from skyward.request.accelerators.partitions import plan_partitions
-from skyward.request.checks import gibibytes, refusal, text, whole_number
+from skyward.request.checks import gibibytes, refusal, text, texts, whole_number
 
-__all__ = ["Accelerator", "AcceleratorFactory", "AcceleratorLike", "is_nvidia", "is_trainium", "parse_accelerator"]
+__all__ = [
+    "Accelerator",
+    "AcceleratorFactory",
+    "AcceleratorLike",
+    "MigProfile",
+    "is_nvidia",
+    "is_trainium",
+    "parse_accelerator",
+]
 
+_COMPUTE_SLICES = 7
+_MEMORY_SLICES = 8
+_PROFILE = re.compile(r"([1-7])g\.(\d+)gb", re.ASCII)
 _ALLOWED = 'a name such as "A100" or an Accelerator'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigProfile:
+    """One kind of partition of one GPU.
+
+    Attributes:
+        name: the profile's name in nvidia-smi, e.g. ``"3g.40gb"``.
+        compute_slices: number taken of the GPU's 7.
+        memory_slices: number taken of the GPU's 8.
+    """
+
+    name: str
+    compute_slices: int
+    memory_slices: int
+
+    @classmethod
+    def of(cls, name: str, gpu_memory_gib: float) -> MigProfile:
+        """Read a profile's name: an eighth of the GPU's memory is a slice (names round it)."""
+        match = _PROFILE.fullmatch(name)
+        if match is None:
+            raise refusal("mig", 'a profile such as "3g.40gb"', name)
+        return cls(
+            name=name,
+            compute_slices=int(match[1]),
+            memory_slices=max(1, round(int(match[2]) * _MEMORY_SLICES / gpu_memory_gib)),
+        )
+
+    @property
+    def most(self) -> int:
+        """The number of such partitions that fit on one GPU."""
+        return min(_COMPUTE_SLICES // self.compute_slices, _MEMORY_SLICES // self.memory_slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +227,7 @@ class Accelerator:
             "name": variant.model.name,
             "memory_gib": variant.memory_gib,
             "count": whole_number("count", count),
-            "mig": plan_partitions(variant, mig),
+            "mig": _plan_partitions(variant, mig),
             "form_factor": variant.form_factor,
             "vendor": variant.model.vendor,
         }
@@ -285,3 +328,35 @@ def _choose_variant(named: Variant, memory_gib: float | None, form_factor: str |
         allowed = " or ".join(f'"{size:g}GB"' for size in sizes)
         raise ConfigurationError(f"memory must be {allowed} for {model.name}, got {memory_gib:g} GiB")
     return Variant(model=model, memory_gib=memory_gib, form_factor=named.form_factor)
+
+
+def _plan_partitions(variant: Variant, mig: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the profiles to create on each GPU: as many as fit of a single one, or exactly those of a list.
+
+    Raises:
+        ConfigurationError: the GPU has no MIG, lacks a profile, or the list takes more slices than there are.
+    """
+    if mig is None:
+        return ()
+    profiles = [_profile(variant, name) for name in ((mig,) if isinstance(mig, str) else texts("mig", mig))]
+    if isinstance(mig, str):
+        return (profiles[0].name,) * profiles[0].most
+    if not profiles:
+        raise refusal("mig", "a profile or a list of at least one", mig)
+    compute, memory = sum(p.compute_slices for p in profiles), sum(p.memory_slices for p in profiles)
+    if compute > _COMPUTE_SLICES or memory > _MEMORY_SLICES:
+        raise ConfigurationError(
+            f"mig must fit {_COMPUTE_SLICES} compute and {_MEMORY_SLICES} memory slices; "
+            f"{', '.join(p.name for p in profiles)} take {compute} and {memory}"
+        )
+    return tuple(p.name for p in profiles)
+
+
+def _profile(variant: Variant, name: str) -> MigProfile:
+    gpu = f"{variant.model.name}-{variant.memory_gib:g}GB"
+    known = variant.model.mig.get(variant.memory_gib, ())
+    if not known:
+        raise ConfigurationError(f"mig must be None for {gpu}: it cannot be partitioned")
+    if name.lower() not in known:
+        raise refusal("mig", f"one of {', '.join(known)} for {gpu}", name)
+    return MigProfile.of(name.lower(), variant.memory_gib)

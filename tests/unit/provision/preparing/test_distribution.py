@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import zipfile
 
-from skyward.provision.preparing.distribution import own_wheel
+import pytest
+
+from skyward.provision.preparing.distribution import engine_pins, own_wheel
 
 
 def names() -> set[str]:
@@ -40,3 +43,15 @@ def test_its_record_names_every_file() -> None:
         recorded = {line.split(",")[0] for line in wheel.read(record).decode().splitlines()}
 
     assert recorded == names()
+
+
+def test_nodes_do_without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ["uv>=0.9", "psutil>=7"])
+    engine_pins.cache_clear()
+    try:
+        names = {pin.partition("==")[0] for pin in engine_pins()}
+    finally:
+        engine_pins.cache_clear()
+
+    assert "psutil" in names
+    assert "uv" not in names
