@@ -463,11 +463,13 @@ def test_a_quiet_pool_writes_nothing_at_all_and_nothing_at_exit_whatever_was_lef
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.full
 def test_a_quiet_pool_left_by_sys_exit_writes_nothing() -> None:
     done = run_script(display="quiet", inside="sys.exit(3)")
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
 
+@pytest.mark.full
 def test_an_error_in_the_block_of_a_quiet_pool_shows_its_traceback_alone() -> None:
     done = run_script(display="quiet", inside="raise LookupError('mine')")
     assert done.stderr.startswith("Traceback (most recent call last):")

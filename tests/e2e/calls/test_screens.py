@@ -12,6 +12,7 @@ import sys
 import termios
 
 import pyte
+import pytest
 
 ROWS, COLUMNS = 50, 120
 PATIENCE_S = 90
@@ -100,6 +101,7 @@ def test_lines_of_calls_and_of_the_program_share_no_row_of_a_terminal() -> None:
     assert own_lines(rows) == ["opening ...", *expected, "closed"]
 
 
+@pytest.mark.full
 def test_nor_where_text_is_unbuffered() -> None:
     rows = shown_on_a_terminal("-u")
     check(rows)

@@ -116,7 +116,18 @@ def living(state: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+REPEATED = (
+    "SIGTERM in a running event loop",
+    "left to a thread",
+    "SIGTERM while a thread has it open",
+    "SIGQUIT in the block",
+)
+"""Endings that repeat a behaviour of another one, at another point."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in REPEATED else name for name in PROGRAMS]
+)
 def test_nothing_is_left_when_a_program_ends_with(name: str, state: Path) -> None:
     program, status = PROGRAMS[name]
     done = subprocess.run(

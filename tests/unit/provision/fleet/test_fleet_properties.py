@@ -50,9 +50,9 @@ END_S = 1500.0
 
 # To make what fails smaller takes minutes: HYPOTHESIS_PROFILE=small does it, with the same plans.
 settings.register_profile("usual", max_examples=100, derandomize=True, phases=[Phase.explicit, Phase.generate])
-settings.register_profile("full", max_examples=1000, phases=[Phase.explicit, Phase.generate])
+settings.register_profile("full", max_examples=1000, derandomize=False, phases=[Phase.explicit, Phase.generate])
 settings.register_profile("small", max_examples=1000, derandomize=True)
-settings.register_profile("long", max_examples=50_000)
+settings.register_profile("long", max_examples=50_000, derandomize=False)
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 THOROUGH = settings(PROFILE, deadline=None, suppress_health_check=list(HealthCheck), database=None, print_blob=True)
 
