@@ -17,13 +17,15 @@ import torch
 
 import skyward as sky
 from skyward.errors import ConfigurationError
+from skyward.node.gpu.driver import NvidiaDriver
+from skyward.node.gpu.nvml import import_nvml, instance_profiles, open_nvml
 
-__all__ = ["NEVER_RUN", "Accelerators", "Devices", "Failures", "Training", "machine"]
+__all__ = ["NEVER_RUN", "Accelerators", "Devices", "Driver", "Failures", "Training", "machine"]
 
 DEADLINE_S = 120.0
 MIB = 1 << 20
 
-NEVER_RUN = [("MIG", "it changes the settings of the machine's GPUs")]
+NEVER_RUN = [("making MIG partitions", "it changes the settings of the machine's GPUs")]
 """What these tests leave out on every machine, and why."""
 
 
@@ -131,6 +133,37 @@ class Accelerators(unittest.TestCase):
             self.fail("it opened")
 
         self.assertIn(other, str(raised.exception))
+
+
+class Driver(unittest.TestCase):
+    """Reading of GPUs and MIG partitions; none is made or removed."""
+
+    def test_every_gpu_and_its_partitions_are_read(self) -> None:
+        driver = NvidiaDriver()
+        gpus = driver.gpus()
+        assert gpus is not None
+
+        self.assertEqual([each.index for each in gpus], list(range(len(gpus))))
+        for gpu in gpus:
+            with self.subTest(gpu=str(gpu), mig=gpu.mig):
+                parts = list(driver.partitions(gpu.index))
+                if gpu.mig:
+                    self.assertTrue(all(part.profile and part.uuid.startswith("MIG-") for part in parts))
+                else:
+                    self.assertGreater(gpu.memory_gib, 0)
+                    self.assertEqual((parts, list(driver.instances(gpu.index))), ([], []))
+
+    def test_the_profiles_that_a_gpu_supports_have_nvidias_names(self) -> None:
+        module = open_nvml(import_nvml)
+        assert module is not None
+        self.addCleanup(module.nvmlShutdown)
+
+        names = [each.name for each in instance_profiles(module, module.nvmlDeviceGetHandleByIndex(0))]
+
+        for name in names:
+            self.assertRegex(name, r"^[1-8]g\.\d+gb")
+        if not names:
+            raise unittest.SkipTest("this GPU lists no MIG profile, or lists them in MIG mode only")
 
 
 class Devices(unittest.TestCase):
