@@ -20,7 +20,6 @@ from typing import Final
 
 from skyward.errors import ConfigurationError
 from skyward.transport._paramiko import (
-    WINDOW_BYTES,
     Channel,
     ChannelBuffer,
     Client,
@@ -28,7 +27,7 @@ from skyward.transport._paramiko import (
     take_errors,
     take_output,
 )
-from skyward.transport._pump import CHUNK_BYTES, Pump, Step
+from skyward.transport._pump import ACKNOWLEDGE_BYTES, CHUNK_BYTES, CHUNKS_IN_TURN, Pump, Step
 
 __all__ = [
     "LOGIN_COMMAND",
@@ -42,9 +41,6 @@ __all__ = [
 ]
 
 log = logging.getLogger("skyward.transport")
-
-_ACKNOWLEDGE_BYTES = WINDOW_BYTES // 8
-_CHUNKS_IN_TURN = 2  # then other streams have their turn: a small call must not wait for a large file
 
 LOGIN_COMMAND: Final = "exec /bin/sh -c 'IFS= read -r _sky; eval \"$_sky\"'"
 """Command line for any login shell. ``read`` takes one line, the script, and not one byte more."""
@@ -252,7 +248,7 @@ class Execution:
         output.add(data)
         self._taken_bytes[stream] += len(data)
         # An eighth of the window at a time: each acknowledgement costs a packet and a wake-up of the pump.
-        if output.status is not None or self._taken_bytes[stream] >= _ACKNOWLEDGE_BYTES:
+        if output.status is not None or self._taken_bytes[stream] >= ACKNOWLEDGE_BYTES:
             self._call()
 
     def _call(self) -> None:
@@ -288,7 +284,7 @@ class Execution:
     def _acknowledge(self, channel: Channel) -> None:
         for buffer, receive, stream in zip(self._buffers, (channel.recv, channel.recv_stderr), (0, 1), strict=True):
             buffer.drain()
-            if self._taken_bytes[stream] >= _ACKNOWLEDGE_BYTES:
+            if self._taken_bytes[stream] >= ACKNOWLEDGE_BYTES:
                 taken_bytes = self._taken_bytes[stream]
                 self._taken_bytes[stream] -= taken_bytes
                 with self._pump.gate:
@@ -296,7 +292,7 @@ class Execution:
 
     def _send(self) -> Step:
         channel = self._channel
-        for _ in range(_CHUNKS_IN_TURN):
+        for _ in range(CHUNKS_IN_TURN):
             if channel is None or self._over:
                 return Step.DONE
             try:

@@ -53,7 +53,7 @@ def identities(settings: Settings) -> Generator[Identities]:
     """
     from paramiko import Agent
 
-    with closing(Agent()) as agent:
+    with closing(Agent()) as agent:  # without ssh-agent it has no keys, and raises nothing
         held = {key.asbytes(): key for key in agent.get_keys()}
         yield _given(settings.key_path, held) if settings.key_path else _usual(settings, held)
 

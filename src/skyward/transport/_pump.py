@@ -15,18 +15,21 @@ from typing import Final
 
 from skyward.transport._paramiko import WINDOW_BYTES, Channel, take_output
 
-__all__ = ["CHUNK_BYTES", "Pump", "Step", "Tunnel"]
+__all__ = ["ACKNOWLEDGE_BYTES", "CHUNKS_IN_TURN", "CHUNK_BYTES", "Pump", "Step", "Tunnel"]
 
 log = logging.getLogger("skyward.transport")
 
 CHUNK_BYTES: Final = (32 << 10) - 64
 """Payload bytes that fit into one packet of OpenSSH's."""
+# Then the other streams are served: a small call must not wait for a large file.
+CHUNKS_IN_TURN: Final = 2
+"""Number of chunks that a stream sends at a time."""
+ACKNOWLEDGE_BYTES: Final = WINDOW_BYTES // 8
+"""Received bytes after which a stream opens the machine's window again."""
 
 _SHORTEST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.032
-_ACKNOWLEDGE_BYTES = WINDOW_BYTES // 8
-_CHUNKS_IN_TURN = 2  # then other streams have their turn: a small call must not wait for a large file
-_RESET = struct.pack("ii", 1, 0)
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s, so that closing sends a reset
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -208,7 +211,7 @@ class Tunnel:
             if written < len(data):
                 self._unwritten.append(memoryview(data)[written:])
                 self._call()
-            elif self._taken_bytes >= _ACKNOWLEDGE_BYTES:
+            elif self._taken_bytes >= ACKNOWLEDGE_BYTES:
                 self._call()
 
     def _finish(self) -> None:
@@ -263,13 +266,13 @@ class Tunnel:
         """Open the channel's window by the bytes that the socket has accepted."""
         # Only now, not on receipt: else a slow reader here would let megabytes pile up in memory.
         with self._lock:
-            if self._over or self._taken_bytes < _ACKNOWLEDGE_BYTES:
+            if self._over or self._taken_bytes < ACKNOWLEDGE_BYTES:
                 return
             taken_bytes, self._taken_bytes = self._taken_bytes, 0
         self._use(lambda: self._channel.recv(taken_bytes))
 
     def _read(self) -> None:
-        for _ in range(_CHUNKS_IN_TURN):
+        for _ in range(CHUNKS_IN_TURN):
             try:
                 self._unsent = self._socket.recv(CHUNK_BYTES)
             except BlockingIOError:

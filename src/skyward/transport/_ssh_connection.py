@@ -40,7 +40,7 @@ _REFUSED_FOR_S = 2.0  # a refusal answers callers for so long without another at
 _COMMANDS = 8  # of the 10 sessions that sshd allows on a connection
 _BACKLOG = 512
 _POLL_S = 0.1
-_RESET = struct.pack("ii", 1, 0)
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s, so that closing sends a reset
 
 
 class FutureSemaphore:
@@ -57,27 +57,27 @@ class FutureSemaphore:
 
     def acquire(self) -> Future[None]:
         """Return a future that is done once the semaphore is held, in the order of the calls; it may be cancelled."""
-        turn: Future[None] = Future()
+        grant: Future[None] = Future()
         with self._lock:
-            self._waiting.append(turn)
-        self._go_on(0)
-        return turn
+            self._waiting.append(grant)
+        self._grant(0)
+        return grant
 
     def release(self) -> None:
         """Let the next caller have it."""
-        self._go_on(1)
+        self._grant(1)
 
-    def _go_on(self, freed: int) -> None:
+    def _grant(self, freed: int) -> None:
         granted: list[Future[None]] = []
         with self._lock:
             self._free += freed
             while self._waiting and self._free:
-                turn = self._waiting.popleft()
-                if turn.set_running_or_notify_cancel():
+                grant = self._waiting.popleft()
+                if grant.set_running_or_notify_cancel():
                     self._free -= 1
-                    granted.append(turn)
-        for turn in granted:  # outside of the lock: a callback of the future may release at once
-            turn.set_result(None)
+                    granted.append(grant)
+        for grant in granted:  # outside of the lock: a callback of the future may release at once
+            grant.set_result(None)
 
 
 class SSHConnection:
@@ -101,9 +101,8 @@ class SSHConnection:
         name = f"skyward-ssh {self.target}"
         self.pump = Pump(name)
         self.commands = FutureSemaphore(_COMMANDS)
-        self._openings = FutureSemaphore(
-            _THREADS // 2
-        )  # a port that does not answer keeps a thread waiting: not all of them
+        # A port that does not answer keeps a thread waiting; the other half stays free for commands.
+        self._openings = FutureSemaphore(_THREADS // 2)
         self._before = way[:-1]
         self._connections = connections
         self._jump: SSHConnection | None = None
@@ -388,18 +387,18 @@ class SSHConnections:
     def acquire(self, way: tuple[SSHTarget, ...]) -> SSHConnection:
         """Return the connection to the last machine of ``way``; pair every call with one of :meth:`release`."""
         with self._lock:
-            link = self._connections.get(way)
-            if link is None:
-                link = self._connections[way] = SSHConnection(way, self)
-            self._users[link] = self._users.get(link, 0) + 1
-            return link
+            connection = self._connections.get(way)
+            if connection is None:
+                connection = self._connections[way] = SSHConnection(way, self)
+            self._users[connection] = self._users.get(connection, 0) + 1
+            return connection
 
-    def release(self, link: SSHConnection) -> None:
+    def release(self, connection: SSHConnection) -> None:
         """Drop a reference; the last one closes the connection and waits for its threads."""
         with self._lock:
-            self._users[link] -= 1
-            if self._users[link]:
+            self._users[connection] -= 1
+            if self._users[connection]:
                 return
-            del self._users[link]
-            self._connections = {way: other for way, other in self._connections.items() if other is not link}
-        link.close()  # without the lock, as it waits for threads, which may use other connections
+            del self._users[connection]
+            self._connections = {way: other for way, other in self._connections.items() if other is not connection}
+        connection.close()  # without the lock, as it waits for threads, which may use other connections
