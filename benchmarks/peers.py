@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-__all__ = ["PEERS", "WORKERS", "Peer"]
+__all__ = ["CLUSTERS", "PEERS", "WORKERS", "Peer"]
 
 WORKERS = 2
 
@@ -41,7 +41,7 @@ class Peer:
 
 
 @contextmanager
-def skyward() -> Iterator[Peer]:
+def skyward(*, nodes: int = 1, workers: int = WORKERS) -> Iterator[Peer]:
     import skyward as sky
     from skyward._concurrency.loop import acquire_loop
 
@@ -55,7 +55,7 @@ def skyward() -> Iterator[Peer]:
         return sky.gather(*[call(*each) for each in arguments]) >> pool
 
     compute = _memoized(sky.compute)
-    with sky.ComputePool(provider=sky.Local(), concurrency=WORKERS, display="quiet") as pool:
+    with sky.ComputePool(provider=sky.Local(), nodes=nodes, concurrency=workers, display="quiet") as pool:
         loop = acquire_loop()
         try:
             yield Peer(
@@ -85,14 +85,14 @@ def loky() -> Iterator[Peer]:
 
 
 @contextmanager
-def dask() -> Iterator[Peer]:
+def dask(*, nodes: int = 1, workers: int = WORKERS) -> Iterator[Peer]:
     from distributed import Client, LocalCluster
 
     def gather(fn: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         return cast("list[Any]", client.gather(client.map(fn, *zip(*arguments, strict=True), pure=False)))
 
     with (
-        LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=":0") as cluster,
+        LocalCluster(n_workers=nodes * workers, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         yield Peer(
@@ -154,6 +154,9 @@ def _memoized(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     made: dict[Any, Any] = {}
     return lambda fn: made.get(fn) or made.setdefault(fn, make(fn))
 
+
+CLUSTERS: dict[str, Callable[..., AbstractContextManager[Peer]]] = {"skyward": skyward, "dask": dask}
+"""Peers of any size: ``nodes`` with as many ``workers`` each, which are all the same to Dask's ``LocalCluster``."""
 
 PEERS: dict[str, Callable[[], AbstractContextManager[Peer]]] = {
     "skyward": skyward,

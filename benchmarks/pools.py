@@ -11,11 +11,12 @@ import psutil
 
 from benchmarks.measured import Measured, opened
 from benchmarks.observe import CELL_VARIABLE, cell_processes, pss_bytes
-from benchmarks.peers import PEERS, Peer
+from benchmarks.peers import CLUSTERS, PEERS, Peer
 from benchmarks.work import nothing
 
-__all__ = ["dispatch", "idle", "startup"]
+__all__ = ["dispatch", "idle", "many_nodes", "next_pool", "startup"]
 
+_MANY = 16
 _SIMULATED_CALLS = 100_000
 _FLEETS = (2, 20, 200, 2000)
 _ROLES = ("supervisor", "resource_tracker")
@@ -25,6 +26,39 @@ def startup(name: str) -> Measured:
     """From before the peer is imported to its first result."""
     started = time.perf_counter()
     with PEERS[name]() as peer:
+        peer.call(nothing)
+        seconds = time.perf_counter() - started
+    return Measured(seconds=(seconds,))
+
+
+def next_pool(name: str) -> Measured:
+    """From the beginning of a second pool, after the first has closed, to its first result."""
+    with PEERS[name]() as peer:
+        peer.call(nothing)
+    started = time.perf_counter()
+    with PEERS[name]() as peer:
+        peer.call(nothing)
+        seconds = time.perf_counter() - started
+        figures = {"node_cpu_s": _node_cpu_seconds()} if name == "skyward" else {}
+    return Measured(seconds=(seconds,), figures=figures)
+
+
+def _node_cpu_seconds() -> float:
+    """Return the processor time of a node's processes so far, those of them that have ended included."""
+    times = [
+        process.cpu_times() for process in cell_processes(os.environ[CELL_VARIABLE], os.getpid()) if _in_node(process)
+    ]
+    return sum(each.user + each.system + each.children_user + each.children_system for each in times)
+
+
+def _in_node(process: psutil.Process) -> bool:
+    return "SKYWARD_INSTANCE" in process.environ()
+
+
+def many_nodes(name: str) -> Measured:
+    """From before the peer is imported to the first result, with 16 nodes of one worker."""
+    started = time.perf_counter()
+    with CLUSTERS[name](nodes=_MANY, workers=1) as peer:
         peer.call(nothing)
         seconds = time.perf_counter() - started
     return Measured(seconds=(seconds,))

@@ -165,6 +165,20 @@ ROWS: dict[str, Row] = {
         peers=ALL,
         goals=(Goal(peer="dask", at_least=1 / 1.3),),
     ),
+    "next_pool": Row(
+        title="the next pool of a process, to its first result, 2 workers",
+        measure=pools.next_pool,
+        peers=("skyward", "dask"),
+        goals=(
+            Goal(peer="dask", at_least=1.0),
+            Limit(figure="node_cpu_s", at_most=0.4, text="processor time of its node, s"),
+        ),
+    ),
+    "many_nodes": Row(
+        title="from before the import to the first result, 16 nodes of 1 worker",
+        measure=pools.many_nodes,
+        peers=("skyward", "dask"),
+    ),
     "dispatch": Row(
         title="dispatch alone, simulated, 2 → 2,000 workers",
         measure=pools.dispatch,

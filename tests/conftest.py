@@ -167,6 +167,8 @@ def _children() -> Iterator[str]:
             command = " ".join(child.cmdline())
         except psutil.NoSuchProcess:
             continue
+        if "supervisor.template_program" in command:  # nodes of Local() are forked from it; it ends with this process
+            continue
         if (node := _node(child)) and child.name() in ROLES:  # of a fixture's; workers are replaced while it lives
             yield f"processes of node {node}"
         elif "multiprocessing.resource_tracker" not in command and "loky.backend.resource_tracker" not in command:

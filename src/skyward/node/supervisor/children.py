@@ -8,19 +8,25 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import stamina
 
+from skyward._concurrency.forking import keep_from_forks
 from skyward.node.processes import exit_reason
 from skyward.node.supervisor.plan import NodePlan
+from skyward.node.supervisor.start_order import start_variables
+from skyward.node.supervisor.zygote import ForkedZygote
 from skyward.wire.control import Command, Message, from_frame, to_frame
 
-__all__ = ["Child", "Zygote"]
+__all__ = ["Child", "Fork", "Spare", "Zygote", "fork_from"]
 
 log = logging.getLogger("skyward.node.supervisor.children")
+
+_UNKNOWN = 255
+"""Exit code of a process that something else has waited for; multiprocessing's number for it."""
 
 
 class _EndedError(Exception):
@@ -42,11 +48,73 @@ async def _keep(name: str, live: Callable[[], Awaitable[str]], on_exit: Callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fork:
+class Fork:
     """Both ends that the supervisor has of a forked process: what it is told, and what it reports."""
 
     commands: asyncio.StreamWriter
     reports: asyncio.StreamReader
+
+
+@asynccontextmanager
+async def fork_from(orders: socket.socket, module: str) -> AsyncGenerator[Fork]:
+    """Have ``main()`` of the module run in a fork of the zygote that takes ``orders``.
+
+    The reports end with the exit code, or without one if the zygote has ended.
+    """
+    commands, its_commands = map(keep_from_forks, socket.socketpair())
+    reports, its_reports = map(keep_from_forks, socket.socketpair())
+    with its_commands, its_reports, suppress(OSError):  # it has just ended: then the reports do, too
+        socket.send_fds(orders, [b"!"], [its_commands.fileno(), its_reports.fileno()])
+    _, commands_writer = await asyncio.open_connection(sock=commands)
+    reports_reader, reports_writer = await asyncio.open_connection(sock=reports)
+    try:
+        commands_writer.write(f"{module}\n".encode())
+        yield Fork(commands=commands_writer, reports=reports_reader)
+    finally:
+        commands_writer.close()
+        reports_writer.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spare:
+    """Zygote that was forked before anything is known of its node.
+
+    Attributes:
+        zygote: the process.
+        started_with: variables that count only when a program starts, as they were when its program did.
+    """
+
+    zygote: ForkedZygote
+    started_with: Mapping[str, str]
+
+    def fits(self, env: Mapping[str, str]) -> bool:
+        """Return whether a program that starts with ``env`` would be no different."""
+        return start_variables(env) == self.started_with
+
+
+async def _ended(zygote: ForkedZygote) -> int:
+    """Wait for the end of the process and return its exit code."""
+    loop, closed = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(zygote.orders, closed.set)  # it never writes there
+    try:
+        await closed.wait()
+    finally:
+        loop.remove_reader(zygote.orders)
+    return _exit_code(zygote.pid)
+
+
+def _exit_code(pid: int) -> int:
+    """Wait for a child that has closed its connections, as it does a moment before it ends."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return _UNKNOWN
+
+
+async def _dismiss(zygote: ForkedZygote) -> None:
+    with zygote.orders:
+        zygote.orders.shutdown(socket.SHUT_WR)
+        await _ended(zygote)
 
 
 class Zygote:
@@ -56,60 +124,69 @@ class Zygote:
         modules: what it imports; these may be forked.
         plan: for the environment of all of them.
         on_exit: called with why it ended, before it is started again. Its forks live on: they are to be ended here.
+        spare: the first such process, where it was forked beforehand.
     """
 
-    def __init__(self, modules: Sequence[str], plan: NodePlan, *, on_exit: Callable[[str], None]) -> None:
+    def __init__(
+        self, modules: Sequence[str], plan: NodePlan, *, on_exit: Callable[[str], None], spare: Spare | None = None
+    ) -> None:
         # Not "-m": multiprocessing would import the module again, as __mp_main__, in every worker.
         self._argv = (sys.executable, "-c", f"from skyward.node.supervisor.zygote import main; main(*{modules!r})")
         self._plan = plan
         self._on_exit = on_exit
-        self._process: asyncio.subprocess.Process | None = None
+        self._spare = spare
+        self._pid: int | None = None if spare is None else spare.zygote.pid
         self._orders: socket.socket | None = None
         self._started = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
         """The present process, or None between two of them."""
-        return self._process.pid if self._process is not None else None
+        return self._pid
 
     async def keep(self) -> None:
         """Start the process, and again whenever it ends, until cancelled."""
         await _keep("the zygote", self._live, self._on_exit)
 
     async def _live(self) -> str:
-        self._orders, orders = socket.socketpair()
-        with self._orders:
+        env = os.environ | self._plan.process_env()
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.fits(env):
+            return await self._live_forked(spare.zygote, env)
+        if spare is not None:
+            await _dismiss(spare.zygote)
+        return await self._live_started(env)
+
+    async def _live_started(self, env: Mapping[str, str]) -> str:
+        here, orders = socket.socketpair()
+        with here:
             with orders:
-                process = await asyncio.create_subprocess_exec(
-                    *self._argv, stdin=orders.fileno(), env=os.environ | self._plan.process_env()
-                )
-            self._process = process
-            self._started.set()
-            exit_code = await process.wait()
-            self._process = None
-            self._started.clear()
-            return exit_reason(exit_code)
+                process = await asyncio.create_subprocess_exec(*self._argv, stdin=orders.fileno(), env=env)
+            return await self._serve(process.pid, here, process.wait())
+
+    async def _live_forked(self, zygote: ForkedZygote, env: Mapping[str, str]) -> str:
+        with zygote.orders:
+            zygote.start(env)
+            return await self._serve(zygote.pid, zygote.orders, _ended(zygote))
+
+    async def _serve(self, pid: int, orders: socket.socket, ended: Awaitable[int]) -> str:
+        self._pid, self._orders = pid, orders
+        self._started.set()
+        exit_code = await ended
+        self._pid = None
+        self._started.clear()
+        return exit_reason(exit_code)
 
     @asynccontextmanager
-    async def fork(self, module: str) -> AsyncGenerator[_Fork]:
+    async def fork(self, module: str) -> AsyncGenerator[Fork]:
         """Have ``main()`` of the module run in a process of its own, once there is a zygote.
 
         Its reports end with its exit code, or without one if the zygote has ended.
         """
         await self._started.wait()
         assert self._orders is not None
-        commands, its_commands = socket.socketpair()
-        reports, its_reports = socket.socketpair()
-        with its_commands, its_reports, suppress(OSError):  # it has just ended: then the reports do, too
-            socket.send_fds(self._orders, [b"!"], [its_commands.fileno(), its_reports.fileno()])
-        _, commands_writer = await asyncio.open_connection(sock=commands)
-        reports_reader, reports_writer = await asyncio.open_connection(sock=reports)
-        try:
-            commands_writer.write(f"{module}\n".encode())
-            yield _Fork(commands=commands_writer, reports=reports_reader)
-        finally:
-            commands_writer.close()
-            reports_writer.close()
+        async with fork_from(self._orders, module) as fork:
+            yield fork
 
 
 class Child:

@@ -11,13 +11,19 @@ from skyward.node.gpu.driver import Device
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig, NodeReady, WorkerPlace
 
-__all__ = ["NodePlan"]
+__all__ = ["DASK_ENV", "NodePlan", "thread_variables"]
 
 # What Dask's nannies put into the environment of a worker just before they start it; ours fork theirs from a process
 # that is older. The hash seed makes the workers of all nodes hash alike; any number does. Dask's MALLOC_TRIM_THRESHOLD_
 # is left out: it keeps glibc from adapting to large arrays, which are mapped, zeroed and unmapped every time then.
-_DASK_ENV = {"PYTHONHASHSEED": "6640"}
+DASK_ENV = {"PYTHONHASHSEED": "6640"}
 _THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def thread_variables(config: NodeConfig, cpu_count: int) -> dict[str, str]:
+    """Return the caps on threads of numerical libraries in a worker; those that the user has set come first."""
+    threads = str(max(1, cpu_count // config.workers))
+    return {name: config.env.get(name, threads) for name in _THREAD_CAPS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +61,15 @@ class NodePlan:
         return str(Path(self.ready.blob_dir, f"worker-{worker}.mark"))
 
     def process_env(self) -> dict[str, str]:
-        """What every process of the node has in its environment, beside what the supervisor inherited."""
-        threads = str(max(1, self.ready.cpu_count // self.config.workers))
-        ours = _DASK_ENV | dict.fromkeys(_THREAD_CAPS, threads)
+        """Return the variables of every process of the node, besides those that the supervisor has."""
+        ours = thread_variables(self.config, self.ready.cpu_count)
         if not all(device.shown_as.isdecimal() for device in self.devices):
             # Dask's monitor takes CUDA_VISIBLE_DEVICES apart, and its process ends where a part of a GPU says less
             # of itself than a whole one.
             ours |= {"DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False"}
         if self.config.sharers > 1:  # a loop inside a call counts the machine's cores otherwise
             ours |= {"LOKY_MAX_CPU_COUNT": str(self.ready.cpu_count)}
-        return ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
+        return DASK_ENV | ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
 
     def devices_of(self, worker: int) -> tuple[Device, ...]:
         """What worker number ``worker`` uses.

@@ -1,4 +1,4 @@
-"""The program that owns a node: starts, watches and ends everything on it. ``python -m skyward.node.supervisor FILE``.
+"""Owner of a node: starts, watches and ends everything on it.
 
 It needs neither a worker nor the client to be alive, and imports nothing heavy: it is up in a fraction of a second.
 """
@@ -12,27 +12,22 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
-from skyward.errors import SkywardError
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device
 from skyward.node.processes import (
-    SUPERVISOR_LOG,
-    become_subreaper,
     end_all,
     kill_all,
-    raise_descriptor_limit,
     reap_orphans,
 )
 from skyward.node.storage.blob_port import BlobPort
 from skyward.node.storage.write_back import VolumeKeeper
-from skyward.node.supervisor.children import Child, Zygote
+from skyward.node.supervisor.children import Child, Spare, Zygote
 from skyward.node.supervisor.control_server import ControlServer
 from skyward.node.supervisor.lease import Lease
 from skyward.node.supervisor.plan import NodePlan
@@ -64,7 +59,7 @@ from skyward.wire.control import (
 )
 from skyward.wire.node_config import NodeConfig, NodeReady
 
-__all__ = ["Supervisor", "main"]
+__all__ = ["Supervisor"]
 
 log = logging.getLogger("skyward.node.supervisor")
 
@@ -80,9 +75,10 @@ class Supervisor:
     Args:
         config: what the client asked for.
         clock: the time, for the lease and the timeout.
+        spare: zygote that was forked beforehand; None where there is none.
     """
 
-    def __init__(self, config: NodeConfig, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, config: NodeConfig, *, clock: Clock = SYSTEM_CLOCK, spare: Spare | None = None) -> None:
         self._config = config
         self._clock = clock
         self._booted = self._clock.elapsed()
@@ -96,6 +92,7 @@ class Supervisor:
         self._workers: dict[int, WorkerRunning] = {}
         self._stale: dict[int, WorkerStale] = {}
         self._scheduler: SchedulerRunning | None = None
+        self._spare = spare
         self._zygote: Zygote | None = None
         self._nannies: Child | None = None
         self._order: Start | None = None
@@ -197,7 +194,7 @@ class Supervisor:
 
     def _loops(self, plan: NodePlan) -> dict[str, Callable[[], Awaitable[None]]]:
         programs = [_SCHEDULER, _NANNIES] if self._config.head else [_NANNIES]
-        self._zygote = zygote = Zygote(programs, plan, on_exit=self._on_zygote_exit)
+        self._zygote = zygote = Zygote(programs, plan, on_exit=self._on_zygote_exit, spare=self._spare)
         self._nannies = Child(_NANNIES, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_nannies_exit)
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "keeping the zygote": zygote.keep,
@@ -328,65 +325,3 @@ def _power_off(command: Sequence[str]) -> None:
 def _untag(workdir: str) -> None:
     """Nothing runs here any more: where this file is what makes an instance, there is none."""
     Path(workdir, TAGS_FILE).unlink(missing_ok=True)
-
-
-async def _supervise(config: NodeConfig, announce: Callable[[NodeReady], None]) -> None:
-    supervisor = Supervisor(config)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, supervisor.end, "it was told to (SIGTERM)")
-    await supervisor.run(announce)
-
-
-def _detached(config: NodeConfig, answer: int) -> None:
-    """The rest of the supervisor's life, in a session of its own, with its log as standard output and error."""
-    os.setsid()
-    os.chdir(config.workdir)
-    log_file = os.open(SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (log_file, 1), (log_file, 2)):
-        os.dup2(source, target)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    become_subreaper()
-    raise_descriptor_limit()
-
-    def announce(ready: NodeReady) -> None:
-        # Fails when the starting side has given up meanwhile: then the node ends.
-        os.write(answer, ready.to_json().encode())
-        os.close(answer)
-
-    asyncio.run(_supervise(config, announce))
-
-
-def _fork(config: NodeConfig) -> str:
-    """Start the detached process; returns what it announced, which is nothing when it failed."""
-    here, there = os.pipe()
-    if os.fork() == 0:
-        os.close(here)
-        status = 1
-        try:
-            _detached(config, there)
-            status = 0
-        except SkywardError as error:
-            log.error("%s", error)
-        except BaseException:  # past the fork nobody else would report it
-            log.exception("the supervisor failed")
-        finally:
-            os._exit(status)
-    os.close(there)
-    with open(here) as answer:
-        return answer.read()
-
-
-def main() -> None:
-    """Read the configuration file and remove it, for it holds a private key; print :class:`NodeReady` and return.
-
-    The node lives on in a detached process. When it does not come up: exit status 1, and the reason on standard error.
-    """
-    path = Path(sys.argv[1])
-    config = NodeConfig.from_json(path.read_text())
-    path.unlink()
-    Path(config.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
-    ready = _fork(config)
-    if not ready:
-        log_file = Path(config.workdir, SUPERVISOR_LOG)
-        raise SystemExit(f"the node did not come up:\n{log_file.read_text()[-2000:]}\nwhole log: {log_file}")
-    sys.stdout.write(ready + "\n")

@@ -1,6 +1,8 @@
-"""The program of the process that a node's others are forked from: what they all need is imported once, here.
+"""Program of a process that others are forked from: it imports what they need, once, and forks on order.
 
-It runs nothing itself: no thread, no event loop, no connection but the one to its supervisor.
+Each node has one, a child of its supervisor (docs/decisions/010). A client's template (docs/decisions/016) works in the
+same way, for supervisors. Neither runs a thread, an event loop or user code, or has a
+connection except the one over which its orders come.
 """
 
 from __future__ import annotations
@@ -8,23 +10,32 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import json
 import logging
 import os
 import select
 import signal
 import socket
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from skyward.node.processes import end_all, has_ended, name_process
+from skyward.node.processes import close_all_but, end_all, has_ended, name_process
+from skyward.node.supervisor.proc_entry import show_arguments
 
-__all__ = ["main"]
+__all__ = ["ForkedZygote", "fork_zygote", "main", "serve_forks", "take_orders"]
 
 log = logging.getLogger("skyward.node.supervisor.zygote")
 
 _DEATH_S = 1.0
 """A process that is killed closes its connections first, and has ended a moment later."""
+
+_LOOK_S = 1.0
+"""Seconds between two looks at whether a template's client lives, should some other process hold its socket open."""
+
+_LENGTH_BYTES = 4
 
 
 def main(*modules: str) -> None:
@@ -35,26 +46,96 @@ def main(*modules: str) -> None:
     of its own.
 
     Args:
-        modules: what is imported beforehand.
+        modules: modules to import beforehand.
     """
     name_process("zygote")
     supervisor = os.getppid()
-    orders = socket.socket(fileno=os.dup(0))
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    orders = take_orders()
     gc.disable()
     for module in modules:
         importlib.import_module(module)
     gc.freeze()  # collecting would write to memory that is shared with every fork
-    _Zygote(orders).serve()
+    _serve_node(orders, supervisor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkedZygote:
+    """Zygote that is a fork of its supervisor.
+
+    Attributes:
+        pid: its process id.
+        orders: the supervisor's end of the connection for orders; the other end closes when the zygote ends.
+    """
+
+    pid: int
+    orders: socket.socket
+
+    def start(self, variables: Mapping[str, str]) -> None:
+        """Give it the environment of the node's processes, for which it waits."""
+        data = json.dumps(dict(variables)).encode()
+        self.orders.sendall(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+
+
+def fork_zygote() -> ForkedZygote:
+    """Fork a node's zygote from its supervisor, which has imported everything and has one thread."""
+    here, orders = socket.socketpair()
+    supervisor = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            name_process("zygote")
+            # Tools find a node's supervisor by its arguments, among the parents of any process.
+            show_arguments([sys.executable, "-m", __name__], os.getcwd())
+            close_all_but({0, 1, 2, orders.fileno()})
+            os.environ.update(_receive_environment(orders))
+            _serve_node(orders, supervisor)
+            status = 0
+        except BaseException:  # past the fork nobody else would report it
+            log.exception("the zygote failed")
+        finally:
+            os._exit(status)
+    orders.close()
+    return ForkedZygote(pid=pid, orders=here)
+
+
+def _receive_environment(orders: socket.socket) -> dict[str, str]:
+    def read(count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = orders.recv(count - len(data))
+            if not part:  # the supervisor has no use for this process, or is gone
+                os._exit(0)
+            data += part
+        return data
+
+    return json.loads(read(int.from_bytes(read(_LENGTH_BYTES), "big")))
+
+
+def take_orders() -> socket.socket:
+    """Return the socket that is standard input, which is the null device from now on."""
+    orders = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return orders
+
+
+def serve_forks(orders: socket.socket, *, parent: int | None = None) -> None:
+    """Fork processes until the other end of ``orders`` closes, or ``parent`` is not the parent any more."""
+    _Zygote(orders, parent=parent).serve()
+
+
+def _serve_node(orders: socket.socket, supervisor: int) -> None:
+    serve_forks(orders)
     if has_ended(supervisor, within_s=_DEATH_S):  # it was killed: what calls have started would live on
         asyncio.run(end_all(os.environ["SKYWARD_INSTANCE"]))
 
 
 class _Zygote:
-    def __init__(self, orders: socket.socket) -> None:
+    def __init__(self, orders: socket.socket, *, parent: int | None = None) -> None:
         self._orders = orders
+        self._parent = parent
         self._ended, self._waker = socket.socketpair()
         self._children: dict[int, socket.socket] = {}
 
@@ -63,8 +144,9 @@ class _Zygote:
             os.set_blocking(wakes.fileno(), False)
         signal.signal(signal.SIGCHLD, _nothing)  # not ignored: a handler is what wakes
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        while True:
-            ready, _, _ = select.select((self._orders, self._ended), (), ())
+        look_s = None if self._parent is None else _LOOK_S
+        while self._parent in (None, os.getppid()):
+            ready, _, _ = select.select((self._orders, self._ended), (), (), look_s)
             if self._ended in ready:
                 self._ended.recv(4096)
                 self._report_ends()
@@ -102,6 +184,7 @@ class _Zygote:
             for mine in (self._orders, self._ended, self._waker, *self._children.values(), commands, reports):
                 mine.close()
             gc.enable()
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115  # what a fork before this one read ahead is not this one's
             module = sys.stdin.readline().strip()
             name_process(module.rpartition(".")[2])
             importlib.import_module(module).main()

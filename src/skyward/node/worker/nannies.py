@@ -9,7 +9,7 @@ import multiprocessing.process
 import os
 import sys
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker, util
@@ -22,9 +22,10 @@ import stamina
 from distributed import Nanny, Status
 from distributed.comm.core import CommClosedError
 
-from skyward.node.processes import end_all, exit_reason, has_ended, kill_session, name_process
+from skyward.node.processes import close_all_but, end_all, exit_reason, has_ended, kill_session, name_process
 from skyward.node.program import Program, read_plan, run_program, take_standard_output
 from skyward.node.supervisor.plan import NodePlan
+from skyward.node.supervisor.proc_entry import fits, show_arguments
 from skyward.node.worker.begun import make_mark, take_mark
 from skyward.node.worker.capture import take_last_words
 from skyward.node.worker.child_processes import allow_multiprocessing
@@ -260,47 +261,47 @@ def _end_after(supervisor: int, zygote: int, instance_id: str) -> None:
 
 
 def _start_fork_server() -> None:
-    """Start multiprocessing's fork server as a fork of this process. Call before the process has threads."""
+    """Start multiprocessing's fork server and resource tracker as forks. Call before the process has threads."""
     # By itself multiprocessing starts a new program, which would import distributed again: 0.6 to 0.75 s of processor
-    # time (docs/decisions/010). It still does if this server ends.
+    # time (docs/decisions/010). It still does if this server ends. The tracker, 30 ms as a program, is a fork only if
+    # it can show the arguments by which kill_all() spares it.
 
-    def fork(_path: bytes, argv: Sequence[str], kept: Sequence[int]) -> int:
+    def fork(path: bytes, argv: Sequence[str], kept: Sequence[int]) -> int:
+        is_tracker = "resource_tracker" in argv[-1]
+        if is_tracker and not fits(argv):
+            return stock(path, argv, kept)
         pid = os.fork()
         if pid == 0:
             starting.spawnv_passfds = stock  # workers inherit this: the fork servers of user code stay programs
-            _serve_forks(argv[-1], kept)
+            _run_code(argv, kept, role="tracker" if is_tracker else "forkserver")
         return pid
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(["skyward.node.worker.worker"])
-    resource_tracker.ensure_running()
     starting = cast("Any", util)
     stock, starting.spawnv_passfds = starting.spawnv_passfds, fork
     try:
+        resource_tracker.ensure_running()
         forkserver.ensure_running()
     finally:
         starting.spawnv_passfds = stock
 
 
-def _serve_forks(code: str, kept: Sequence[int]) -> NoReturn:
-    """Run multiprocessing's ``code`` for a new process in this one, with no descriptors except ``kept``."""
+def _run_code(argv: Sequence[str], kept: Sequence[int], *, role: str) -> NoReturn:
+    """Run multiprocessing's code for a new program in this process, with no descriptors except ``kept``."""
     status = 1
     try:
-        name_process("forkserver")
-        _close_all_but({0, 1, 2, *kept})
+        name_process(role)
+        if role == "tracker":
+            show_arguments(argv, os.getcwd())
+        close_all_but({0, 1, 2, *kept})
         # Both belong to the parent process, and the first is locked; user code may start its own.
         cast("Any", forkserver)._forkserver.__init__()  # noqa: SLF001
         cast("Any", resource_tracker)._resource_tracker.__init__()  # noqa: SLF001
-        exec(code)  # noqa: S102  # "from multiprocessing.forkserver import main; main(…)"
+        exec(argv[-1])  # noqa: S102  # "from multiprocessing.forkserver import main; main(…)"
+        status = 0
     except SystemExit:
         status = 0
     except BaseException:  # past the fork nobody else would report it
-        log.exception("the fork server failed")
+        log.exception("the %s failed", role)
     finally:
         os._exit(status)
-
-
-def _close_all_but(kept: Collection[int]) -> None:
-    for descriptor in map(int, os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")):
-        if descriptor not in kept:
-            with suppress(OSError):  # the listing's own descriptor is closed by now
-                os.close(descriptor)

@@ -192,7 +192,8 @@ class NodeHandle:
         """
         self._longest_absence_s = longest_absence_s(config)
         self._partitions_undone_s = MIG_UNDO_S if config.mig and config.own_machine else 0.0
-        self._ready = await start_supervisor(self.transport, self._environment, config)
+        local = isinstance(self.access, LocalAccess)
+        self._ready = await start_supervisor(self.transport, self._environment, config, on_this_machine=local)
         identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
         self.lanes = tuple([await self._forwarded(lane) for lane in self._ready.lanes])
         address = await self._forwarded(self._ready.control)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from skyward.errors import BootstrapError
+import asyncio
+import sys
+from pathlib import Path
+
+from skyward.errors import BootstrapError, UnreachableError
 from skyward.node.processes import SUPERVISOR_LOG
+from skyward.node.supervisor.template import fork_supervisor
 from skyward.provision.preparing.bootstrap import Environment
 from skyward.provision.preparing.commands import persist
 from skyward.transport.base import Completed, Transport
@@ -13,13 +18,23 @@ from skyward.wire.node_config import NodeConfig, NodeReady
 __all__ = ["start_supervisor"]
 
 _START_TIMEOUT_S = 60.0
+_TAIL_CHARS = 2000
 _END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sys.argv[1])"
 
 
-async def start_supervisor(transport: Transport, environment: Environment, config: NodeConfig) -> NodeReady:
-    """Start the supervisor on a prepared machine; its ports are known then.
+async def start_supervisor(
+    transport: Transport, environment: Environment, config: NodeConfig, *, on_this_machine: bool = False
+) -> NodeReady:
+    """Start the supervisor on a prepared machine and return its ports.
 
-    Raises :class:`~skyward.errors.BootstrapError` with what the supervisor said.
+    Args:
+        transport: the way to the machine.
+        environment: interpreter and variables.
+        config: the node.
+        on_this_machine: whether the machine is the client's: then the supervisor is a fork, where one can be made.
+
+    Raises:
+        BootstrapError: the supervisor did not start; holds its output.
     """
     path = f"{config.workdir}/node.json"
     python, env = environment.python, {**environment.env, "SKYWARD_INSTANCE": config.instance_id}
@@ -31,6 +46,14 @@ async def start_supervisor(transport: Transport, environment: Environment, confi
         if tried:  # the link dropped: what came up of it has ports that nobody heard of
             await transport.run([python, "-c", _END_ALL, config.instance_id], timeout_s=left_s)
         tried = True
+        if on_this_machine and python == sys.executable:
+            try:
+                async with asyncio.timeout(limit_s):
+                    ready = await fork_supervisor(config, env)
+            except TimeoutError as error:
+                raise UnreachableError(f"the supervisor did not answer within {limit_s:g} s on this machine") from error
+            if ready is not None:
+                return _completed(config, ready)
         await transport.put(config.to_json().encode(), path, mode=0o600)
         return await transport.run([python, "-m", "skyward.node.supervisor", path], env=env, timeout_s=limit_s)
 
@@ -47,3 +70,17 @@ async def start_supervisor(transport: Transport, environment: Environment, confi
             log_tail=completed.stderr,
             log_path=log_path,
         ) from error
+
+
+def _completed(config: NodeConfig, ready: str) -> Completed:
+    """Return what the supervisor's program would have printed."""
+    if ready:
+        return Completed(exit_code=0, stdout=ready, stderr="")
+    return Completed(exit_code=1, stdout="", stderr=f"the node did not come up:\n{_log_tail(config)}")
+
+
+def _log_tail(config: NodeConfig) -> str:
+    try:
+        return Path(config.workdir, SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[-_TAIL_CHARS:]
+    except OSError as error:
+        return str(error)

@@ -1,0 +1,113 @@
+"""Start of a supervisor as a process of its own: from its program, or as a fork of the client's template."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from skyward.errors import SkywardError
+from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, name_process, raise_descriptor_limit
+from skyward.node.supervisor.children import Spare
+from skyward.node.supervisor.proc_entry import show_arguments, show_variable
+from skyward.node.supervisor.start_order import PROGRAM, TEMPLATE_VARIABLE, StartOrder
+from skyward.node.supervisor.supervisor import Supervisor
+from skyward.node.supervisor.zygote import fork_zygote
+from skyward.wire.node_config import NodeConfig, NodeReady
+
+__all__ = ["main", "run_program"]
+
+log = logging.getLogger("skyward.node.supervisor.daemon")
+
+
+def run_program() -> None:
+    """Read the configuration file and remove it, for it holds a private key; print :class:`NodeReady` and return.
+
+    The node lives on in a detached process. When it does not come up: exit status 1, and the reason on standard error.
+    """
+    path = Path(sys.argv[1])
+    config = NodeConfig.from_json(path.read_text())
+    path.unlink()
+    Path(config.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    here, there = os.pipe()
+    if os.fork() == 0:
+        os.close(here)
+        _run_detached(lambda: _supervise(config, there, None), config)
+    os.close(there)
+    with open(here) as answer:
+        ready = answer.read()
+    if not ready:
+        log_file = Path(config.workdir, SUPERVISOR_LOG)
+        raise SystemExit(f"the node did not come up:\n{log_file.read_text()[-2000:]}\nwhole log: {log_file}")
+    sys.stdout.write(ready)
+
+
+def main() -> None:
+    """In a fork of the template: start a supervisor as ordered on standard input; it answers on standard output.
+
+    Return in the template's child. The supervisor is a child of that one, as it is of :func:`run_program`, so that its
+    life has nothing to do with the template's.
+    """
+    order = StartOrder.from_json(sys.stdin.readline())
+    if os.fork() == 0:
+        answer = os.dup(1)
+        _run_detached(lambda: _supervise_forked(order, answer), order.config)
+
+
+def _supervise_forked(order: StartOrder, answer: int) -> None:
+    name_process("supervisor")
+    # All variables have other places from here on: those that the program started with can be overwritten.
+    os.environ.clear()
+    os.environ.update(order.env)
+    time.tzset()
+    tempfile.tempdir = None
+    importlib.invalidate_caches()
+    config = order.config
+    show_arguments(PROGRAM, f"{config.workdir}/node.json")
+    show_variable(TEMPLATE_VARIABLE, "SKYWARD_INSTANCE", config.instance_id)
+    _supervise(config, answer, Spare(zygote=fork_zygote(), started_with=order.started_with))
+
+
+def _supervise(config: NodeConfig, answer: int, spare: Spare | None) -> None:
+    def announce(ready: NodeReady) -> None:
+        # Fails when the starting side has given up meanwhile: then the node ends.
+        os.write(answer, ready.to_json().encode() + b"\n")
+        os.close(answer)
+
+    async def supervise() -> None:
+        supervisor = Supervisor(config, spare=spare)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, supervisor.end, "it was told to (SIGTERM)")
+        await supervisor.run(announce)
+
+    asyncio.run(supervise())
+
+
+def _run_detached(supervise: Callable[[], None], config: NodeConfig) -> NoReturn:
+    """Run the rest of the process's life in a session of its own, with its log as standard output and error."""
+    status = 1
+    try:
+        os.setsid()
+        os.chdir(config.workdir)
+        log_file = os.open(SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log_file, 1), (log_file, 2)):
+            os.dup2(source, target)
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        become_subreaper()
+        raise_descriptor_limit()
+        supervise()
+        status = 0
+    except SkywardError as error:
+        log.error("%s", error)
+    except BaseException:  # past the fork nobody else would report it
+        log.exception("the supervisor failed")
+    finally:
+        os._exit(status)

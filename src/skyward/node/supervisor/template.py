@@ -1,0 +1,230 @@
+"""Client's end of its templates: the processes that supervisors of ``Local()`` are forked from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import site
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from skyward._concurrency.exits import at_exit
+from skyward._concurrency.forking import keep_from_forks
+from skyward.node.supervisor.children import fork_from
+from skyward.node.supervisor.plan import DASK_ENV, thread_variables
+from skyward.node.supervisor.start_order import TEMPLATE_ID, TEMPLATE_VARIABLE, StartOrder, start_variables
+from skyward.node.supervisor.survey import cpu_count, share_of
+from skyward.wire.node_config import NodeConfig
+
+__all__ = ["fork_supervisor"]
+
+log = logging.getLogger("skyward.node.supervisor.template")
+
+_PROGRAM = "import gc; gc.disable(); from skyward.node.supervisor.template_program import main; main({client})"
+_MOST = 3
+"""Templates kept at a time; each holds 50 MiB."""
+_END_S = 5.0
+_INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed")
+"""Beginnings of the lines in ``/proc/self/status`` that state what a new program inherits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """Everything that a program has from its start, beyond what a fork of it can be given later.
+
+    Attributes:
+        variables: environment variables that count only then.
+        process: the client's attributes that the kernel hands down: ids, limits, masks, namespaces, cgroup.
+        files: folders of packages and Dask's settings, with the times of their last changes.
+    """
+
+    variables: Mapping[str, str]
+    process: tuple[str, ...]
+    files: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, variables: Mapping[str, str]) -> _Origin:
+        """Return the origin of a program that this process starts now."""
+        return cls(variables=variables, process=tuple(_inherited()), files=tuple(_changes(_watched())))
+
+
+class _Template:
+    """One template process, which ends when this process closes its socket or ends.
+
+    Attributes:
+        origin: what it was started with.
+        failed: whether it has ended.
+        served: whether it has ever forked a supervisor.
+    """
+
+    def __init__(self, origin: _Origin) -> None:
+        self.origin = origin
+        self.failed = False
+        self.served = False
+        here, orders = socket.socketpair()
+        self._orders = keep_from_forks(here)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
+        code = _PROGRAM.format(client=os.getpid())
+        environment = {name: value for name, value in os.environ.items() if name != "SKYWARD_INSTANCE"}
+        with orders:
+            # In the root folder no file of the user's can pass for a module that is imported.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=orders.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                cwd="/",
+                env=environment | dict(origin.variables) | {TEMPLATE_VARIABLE: TEMPLATE_ID},
+                start_new_session=True,
+            )
+
+    async def fork(self, order: StartOrder) -> str | None:
+        """Fork a supervisor and return its answer, empty if it did not come up; None if nothing was forked."""
+        async with fork_from(self._orders, "skyward.node.supervisor.daemon") as fork:
+            fork.commands.write(f"{order.to_json()}\n".encode())
+            try:
+                lines = (await fork.reports.read()).decode().splitlines()
+            except OSError:
+                lines = []
+        if not lines:
+            self.failed = True
+            log.log(
+                logging.INFO if self.served else logging.WARNING,
+                "the process that nodes are forked from has ended, so a node starts from its program: %s",
+                self._last_words(),
+            )
+            return None
+        self.served = True
+        return next((line for line in lines if line.startswith("{")), "")
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        return self._said.read().decode(errors="replace").strip()[-2000:] or "it said nothing"
+
+    def close(self) -> None:
+        """End the process, and wait for it. Its forks live on."""
+        self._orders.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._said.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the process is the parent's."""
+        self._process.returncode = 0
+
+
+class _Templates:
+    """This process's templates, the last used one at the end. Its methods block: not for an event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._templates: list[_Template] = []
+        self._usable = sys.platform == "linux"
+
+    def find(self, variables: Mapping[str, str]) -> _Template | None:
+        """Return a template of the same origin as a program that would start now, started if need be."""
+        with self._lock:
+            if not self._usable:
+                return None
+            origin = _Origin.of(variables)
+            for template in [each for each in self._templates if each.failed]:
+                self._drop(template)
+            found = next((each for each in self._templates if each.origin == origin), None)
+            if found is None:
+                while len(self._templates) >= _MOST:
+                    self._drop(self._templates[0])
+                found = _Template(origin)
+            else:
+                self._templates.remove(found)
+            self._templates.append(found)
+            return found
+
+    def give_up(self) -> None:
+        """Start no template any more: one ended before it had forked anything, and the next one would, too."""
+        self._usable = False
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._lock:
+            while self._templates:
+                self._drop(self._templates[0])
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: these are the parent's. Another one is started here when one is needed."""
+        self._lock = threading.Lock()
+        for template in self._templates:
+            template.leave_to_parent()
+        self._templates = []
+
+    def _drop(self, template: _Template) -> None:
+        self._templates.remove(template)
+        template.close()
+
+
+_templates = _Templates()
+
+
+async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> str | None:
+    """Start a node of this machine's supervisor as a fork, with ``variables`` besides those of this process.
+
+    Return its :class:`NodeReady` as text, empty if it did not come up, or None where none could be forked.
+    """
+    if len(config.instance_id) != len(TEMPLATE_ID):
+        return None
+    env = os.environ | dict(variables)
+    cores = share_of(cpu_count(), sharers=config.sharers, least=config.least_cpu)
+    wanted = start_variables(env | DASK_ENV) | thread_variables(config, cores)
+    template = await asyncio.to_thread(_templates.find, wanted)
+    if template is None:
+        return None
+    answer = await template.fork(StartOrder(config=config, env=env, started_with=wanted))
+    if answer is None and not template.served:
+        _templates.give_up()
+    return answer
+
+
+def _inherited() -> Iterable[str]:
+    status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    yield from (line for line in status.splitlines() if line.startswith(_INHERITED))
+    for name in ("limits", "cgroup"):
+        yield Path("/proc/self", name).read_text(encoding="utf-8", errors="replace")
+    for namespace in sorted(Path("/proc/self/ns").iterdir()):
+        yield os.readlink(namespace)
+    yield os.readlink("/proc/self/root")
+    yield str(os.getpriority(os.PRIO_PROCESS, 0))
+
+
+def _watched() -> Iterable[Path]:
+    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}:
+        yield Path(folder)
+    settings = [Path("/etc/dask"), Path(sys.prefix, "etc/dask"), Path.home() / ".config/dask"]
+    for name in ("DASK_CONFIG", "DASK_ROOT_CONFIG"):
+        settings += [Path(os.environ[name])] if name in os.environ else []
+    for folder in settings:
+        yield folder
+        if folder.is_dir():
+            yield from sorted(folder.iterdir())
+
+
+def _changes(paths: Iterable[Path]) -> Iterable[tuple[str, int]]:
+    for path in paths:
+        try:
+            yield str(path), path.stat().st_mtime_ns
+        except OSError:  # not there, or not readable
+            yield str(path), 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_templates.leave_to_parent)
+at_exit(_templates.close)
