@@ -12,11 +12,10 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, SkywardError
@@ -24,8 +23,6 @@ from skyward.node.gpu.driver import Gpu, GpuDriver, GpuInstance, Partition
 from skyward.request.accelerators import MigProfile
 
 __all__ = ["GpuPartitioner", "largest_first"]
-
-T = TypeVar("T")
 
 _IN_USE_S = 20.0
 """Seconds for which the driver may count killed processes as users of a partition."""
@@ -163,7 +160,7 @@ class GpuPartitioner:
                 claim.write(None)
                 gpu = await self._seen(gpu)
             self._claims[gpu.index] = claim
-        there = await _in_thread(lambda: self._driver.instances(gpu.index)) if gpu.mig else ()
+        there = await asyncio.to_thread(self._driver.instances, gpu.index) if gpu.mig else ()
         if there and await self._has_the_requested_ones(gpu, len(there)):
             return
         if there and self._own:
@@ -178,9 +175,9 @@ class GpuPartitioner:
         create = largest_first(self._profiles, gpu.memory_gib)
         destroy = [instance.id for instance in there]
         try:
-            await _in_thread(lambda: self._driver.change(gpu.index, create=create, destroy=destroy))
+            await asyncio.to_thread(self._driver.change, gpu.index, create=create, destroy=destroy)
         finally:
-            made = await _in_thread(lambda: self._driver.instances(gpu.index))
+            made = await asyncio.to_thread(self._driver.instances, gpu.index)
             self._note(gpu, _Change(mig=bool(gpu.mig), made=tuple(instance.id for instance in made)))
 
     def _note(self, gpu: Gpu, change: _Change) -> None:
@@ -188,7 +185,7 @@ class GpuPartitioner:
             self._claims[gpu.index].write(change)
 
     async def _turn_on(self, gpu: Gpu) -> None:
-        said = await _in_thread(lambda: self._driver.set_mig(gpu.index, on=True))
+        said = await asyncio.to_thread(self._driver.set_mig, gpu.index, on=True)
         now = await self._seen(gpu)
         if not now.mig:
             why = _PENDING.format(index=gpu.index) if now.mig_pending else "it stays off"
@@ -196,11 +193,11 @@ class GpuPartitioner:
 
     async def _seen(self, gpu: Gpu) -> Gpu:
         """Return the GPU's present state."""
-        now = await _in_thread(self._driver.gpus)
+        now = await asyncio.to_thread(self._driver.gpus)
         return next((each for each in now or () if each.uuid == gpu.uuid), gpu)
 
     async def _parts(self, gpu: Gpu) -> list[Partition]:
-        return list(await _in_thread(lambda: self._driver.partitions(gpu.index)))
+        return list(await asyncio.to_thread(self._driver.partitions, gpu.index))
 
     async def _has_the_requested_ones(self, gpu: Gpu, instances: int) -> bool:
         parts = await self._parts(gpu)
@@ -220,7 +217,7 @@ class GpuPartitioner:
         if now.mig and await self._remove(gpu, change):
             return  # MIG mode stays on: somebody else has made partitions meanwhile
         if (now.mig or now.mig_pending) and not change.mig:
-            said = await _in_thread(lambda: self._driver.set_mig(gpu.index, on=False))
+            said = await asyncio.to_thread(self._driver.set_mig, gpu.index, on=False)
             if (await self._seen(gpu)).mig:
                 raise ConfigurationError(f"mig: {gpu} stays in MIG mode until its next reset. nvidia-smi: {said}")
 
@@ -229,10 +226,10 @@ class GpuPartitioner:
 
         # Retried: the driver refuses as long as it counts a program that was just killed as a user.
         async def removed() -> bool | NotYet:
-            there = await _in_thread(lambda: self._driver.instances(gpu.index))
+            there = await asyncio.to_thread(self._driver.instances, gpu.index)
             ours = change.accounts_for(there)
             try:
-                await _in_thread(lambda: self._driver.change(gpu.index, destroy=ours))
+                await asyncio.to_thread(self._driver.change, gpu.index, destroy=ours)
             except ConfigurationError as error:
                 return NotYet(str(error))
             return len(ours) < len(there)
@@ -245,10 +242,6 @@ class GpuPartitioner:
 def _boot() -> str:
     """Return the identity of this start of the system."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await asyncio.to_thread(work)
 
 
 def largest_first(profiles: Sequence[str], memory_gib: float) -> list[str]:
