@@ -68,7 +68,7 @@ class _Survey:
 
     needed: tuple[str, ...]
     sent: frozenset[str]
-    told: tuple[str, ...]
+    variables: tuple[str, ...]
     pip_settings: Mapping[str, str]
     environment: str
     path: str
@@ -149,7 +149,7 @@ class _Machine:
         return _Survey(
             needed=survey.needed,
             sent=survey.sent,
-            told=survey.told,
+            variables=survey.variables,
             pip_settings=survey.pip_settings,
             environment=after.environment,
             path=after.path,
@@ -208,7 +208,7 @@ class _Machine:
         user = {name: value for name, value in self.image.env.items() if name not in _SHELLS_OWN}
         settings = {**survey.pip_settings, **pip_variables(user)}
         sources = package_sources(self.image, settings, self.wheelhouse.find_links(self._wheels_folder))
-        return {**sources.for_pip(), **sources.for_uv(already_set=(*survey.told, *user)), **user}
+        return {**sources.for_pip(), **sources.for_uv(already_set=(*survey.variables, *user)), **user}
 
     def _fail(self, step: str, completed: Completed) -> NoReturn:
         failed = _FAILED.search(completed.stdout)
@@ -218,23 +218,23 @@ class _Machine:
 
 
 def _parsed(text: str) -> _Survey:
-    words: dict[str, list[str]] = {"sent": [], "told": [], "ready": [], "path": [], "needed": []}
+    words: dict[str, list[str]] = {"sent": [], "variable": [], "ready": [], "path": [], "needed": []}
     files: list[list[str]] = []
     for line in text.splitlines():
-        said, _, value = line.removeprefix("@skyward ").partition(" ")
+        kind, _, value = line.removeprefix("@skyward ").partition(" ")
         if not line.startswith("@skyward "):
             if files:
                 files[-1].append(line)
-        elif said == "file":
+        elif kind == "file":
             files.append([])
-        elif said == "step" and value.endswith(" needed"):
+        elif kind == "step" and value.endswith(" needed"):
             words["needed"].append(value.removesuffix(" needed"))
-        elif said in words:
-            words[said].append(value)
+        elif kind in words:
+            words[kind].append(value)
     return _Survey(
         needed=tuple(words["needed"]),
         sent=frozenset(words["sent"]),
-        told=tuple(words["told"]),
+        variables=tuple(words["variable"]),
         pip_settings=written_settings("\n".join(lines) for lines in files),
         environment="".join(words["ready"]),
         path="".join(words["path"]),

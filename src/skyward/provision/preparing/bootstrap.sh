@@ -311,7 +311,7 @@ survey() {
         "${XDG_CONFIG_HOME:-${HOME:-}/.config}/pip/pip.conf" "${PIP_CONFIG_FILE:-}"; do
         config_file "$file"
     done
-    env | sed -n -e 's/^\(UV_[A-Z_]*\)=.*/@skyward told \1/p' -e 's/^\(SSL_CERT_FILE\)=.*/@skyward told \1/p'
+    env | sed -n -e 's/^\(UV_[A-Z_]*\)=.*/@skyward variable \1/p' -e 's/^\(SSL_CERT_FILE\)=.*/@skyward variable \1/p'
     say "file environment"
     echo "[:env:]"
     env | sed -n 's/^PIP_\([A-Z_]*=\)/\1/p'

@@ -12,7 +12,7 @@ and, with ``survey`` or one step::
     @skyward step NAME needed        (survey) the step has work to do
     @skyward machine SYSTEM ARCH     (survey)
     @skyward sent PATH               (survey) a file that is there already
-    @skyward told NAME               (survey) a variable for uv that is set there
+    @skyward variable NAME           (survey) a variable of uv that is set there
     @skyward file PATH               (survey) the lines that follow are pip's configuration
     @skyward path PATH               the machine's search path for programs
 

@@ -324,7 +324,7 @@ class NodeHandle:
         try:
             completed = await self.transport.run(check, timeout_s=_JUDGE_TIMEOUT_S)
         except (SkywardError, OSError) as error:  # includes a refusal by, or of, another machine at its address
-            _logger.debug("cannot tell whether node %d is gone: %s", self.rank, error)
+            _logger.debug("no verdict on node %d, which may be gone: %s", self.rank, error)
             away.reason = str(error)
             status = await self.machine_status()
             return f"it cannot be reached, and {status}" if status else None
