@@ -221,7 +221,7 @@ class ForgetFunctions(LaneItem):
     function_ids: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunCalls(LaneItem):
     """Calls of one function with small arguments.
 
@@ -231,6 +231,7 @@ class RunCalls(LaneItem):
         pickles: arguments, one pickle per call.
     """
 
+    # Not frozen, as every round trip makes four of these and SmallResults: 1.6 µs more than bare lists, not 4.4 µs.
     KIND: ClassVar = Kind.CALLS
     function_id: str
     position: int
@@ -353,7 +354,7 @@ class CallResult(LaneItem):
         return cls(call_id, Outcome.from_wire(outcome))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SmallResults(LaneItem):
     """Small results of calls that succeeded, in the order in which they ended.
 
@@ -362,6 +363,7 @@ class SmallResults(LaneItem):
         pickles: the results.
     """
 
+    # Not frozen: see RunCalls.
     KIND: ClassVar = Kind.RESULTS
     call_ids: Sequence[int]
     seconds: Sequence[float]
