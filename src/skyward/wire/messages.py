@@ -193,6 +193,7 @@ class LaneItem:
 class StoreFunction(LaneItem):
     """Function for later calls; sent before its first call, and again after :class:`ForgetFunctions`."""
 
+    # Calls name it by its id: pickling it each time cost more than the rest of a small call (decision 006).
     KIND: ClassVar = Kind.FUNCTION
     function_id: str
     payload: Payload
@@ -217,6 +218,7 @@ class StoreFunction(LaneItem):
 class ForgetFunctions(LaneItem):
     """Functions that no later call names; calls that wait keep them."""
 
+    # The client decides, not the worker: so no call can name a function that its worker has dropped.
     KIND: ClassVar = Kind.FORGET
     function_ids: Sequence[str]
 
@@ -234,6 +236,8 @@ class RunCalls(LaneItem):
     # Not frozen, as every round trip makes four of these and SmallResults: 1.6 µs more than bare lists, not 4.4 µs.
     KIND: ClassVar = Kind.CALLS
     function_id: str
+    # The worker stores the position of each call before it runs it. After a loss, calls above it move for free, without
+    # a retry. The result of a final call leaves the worker before the next call begins (decision 014).
     position: int
     final: bool
     call_ids: Sequence[int]
@@ -246,6 +250,7 @@ class RunCalls(LaneItem):
 
     def to_wire(self) -> list[Any]:
         """Return the list for msgpack."""
+        # Written out, as is that of SmallResults: the loop over the fields costs more, once in every round trip.
         return [Kind.CALLS, self.function_id, self.position, self.final, self.call_ids, self.pickles]
 
 
@@ -298,6 +303,7 @@ class RevokeCalls(LaneItem):
 class GangAddresses(LaneItem):
     """Texts that all calls of a gang have sent as :class:`GangAddress`, by rank."""
 
+    # Through the client: the lanes are authenticated, and no port is needed to agree on ports (decision 013).
     KIND: ClassVar = Kind.MET
     call_id: int
     texts: Sequence[str]
@@ -318,6 +324,7 @@ class ResultChunk(LaneItem):
         offset: offset of the piece in the part.
     """
 
+    # In pieces, so that small results of other calls pass between them and never wait for a large one (decision 002).
     KIND: ClassVar = Kind.CHUNK
     call_id: int
     part: int
@@ -389,6 +396,7 @@ class PrintedLines(LaneItem):
         log_end: offset in the worker's log; captured output before it has been sent. 0 gives no offset.
     """
 
+    # Without log_end, the nanny's report of a dead worker's last output would repeat lines (decision 015).
     KIND: ClassVar = Kind.LINES
     call_id: int
     pieces: Sequence[LogPiece]
@@ -464,6 +472,7 @@ class SpentProcess(LaneItem):
         why: the reason.
     """
 
+    # After a failure the process of a gang's rank is replaced too: nothing is taken down in it (decision 013).
     KIND: ClassVar = Kind.SPENT
     call_ids: Sequence[int]
     why: str
@@ -527,10 +536,8 @@ def to_client(item: Item) -> ToClient:
 
 
 def answered_calls(item: Item) -> Sequence[int]:
-    """Return the ids of the calls that an item from a worker decides on; printed lines and events decide nothing.
-
-    It takes the item as received: its calls have to fail also when it cannot be decoded.
-    """
+    """Return the ids of the calls that an item from a worker decides on; printed lines and events decide nothing."""
+    # Takes the item as received, not its record: the calls of an item that cannot be decoded have to fail, too.
     match item[0]:
         case Kind.RESULTS | Kind.REVOKED | Kind.SPENT:
             return item[1]
