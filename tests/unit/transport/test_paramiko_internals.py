@@ -178,6 +178,11 @@ def test_keys_are_renewed_by_a_limit_that_can_be_set() -> None:
     assert "packetizer_class or Packetizer" in inspect.getsource(Transport.__init__)
 
 
+def test_messages_are_read_by_a_method_that_can_be_overridden() -> None:
+    assert inspect.isfunction(Packetizer.read_message)
+    assert "self.packetizer.read_message()" in inspect.getsource(Transport)
+
+
 def test_connection_has_the_limits_that_are_set_and_our_packetizer() -> None:
     ours, theirs = socket.socketpair()
     source = inspect.getsource(Transport) + inspect.getsource(AuthHandler)
