@@ -26,6 +26,7 @@ from skyward.providers.registry import OWN, PROVIDERS, Checkable, Finding, make_
 from skyward.providers.ssh import SSH
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.preparing.distribution import DISTRIBUTION
+from skyward.provision.preparing.sources import client_uv
 from skyward.request.request import parse_request
 
 __all__ = ["doctor"]
@@ -99,15 +100,9 @@ def _requirement(text: str) -> Iterator[Finding]:
 
 
 def _programs() -> Iterator[Finding]:
-    uv = shutil.which("uv")
-    try:
-        from uv import find_uv_bin  # the package of that name
-
-        uv = uv or find_uv_bin()
-    except (ImportError, FileNotFoundError):
-        pass
+    uv = client_uv()
     fix = "pip install uv: the environments of nodes are built with it"
-    yield Finding(what="uv", state="ok" if uv else "warn", found=uv or "not found", fix="" if uv else fix)
+    yield Finding(what="uv", state="ok" if uv else "warn", found=str(uv or "not found"), fix="" if uv else fix)
     ssh = shutil.which("ssh")
     fix = "install OpenSSH's client, if a ProxyCommand of your SSH configuration needs it"
     yield Finding(what="ssh", state="ok" if ssh else "warn", found=ssh or "not found", fix="" if ssh else fix)
