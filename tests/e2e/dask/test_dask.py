@@ -182,9 +182,7 @@ def test_outlives_its_head_node():
 def end_node(worker_pid):
     """Kill every program of the node, as if the machine were gone."""
     supervisor = next(
-        parent
-        for parent in psutil.Process(worker_pid).parents()
-        if "skyward.node.supervisor" in " ".join(parent.cmdline())
+        each for each in psutil.Process(worker_pid).parents() if "skyward.node.supervisor" in each.cmdline()
     )
     for process in [supervisor, *supervisor.children(recursive=True)]:
         try:
