@@ -38,7 +38,7 @@ _ADDRESS = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tags:
-    """What an instance was launched as; the file is what makes the folder an instance."""
+    """Properties of an instance from its launch; their file turns the folder into an instance."""
 
     instance_id: str
     pool_id: str
@@ -58,8 +58,8 @@ class _Gpu:
 class Local:
     """Nodes on this machine, for nothing: processes of yours, apart from each other and ended with the pool.
 
-    A pool's nodes divide the machine's cores and memory equally, but each has at least what ``cpu=`` and ``memory=``
-    ask for; accelerators are shared. A node keeps the share it started with when the pool grows or shrinks. Nothing is
+    A pool's nodes divide the machine's cores and memory equally, but each has at least its ``cpu=`` and ``memory=``;
+    accelerators are shared. A node keeps the share it started with when the pool grows or shrinks. Nothing is
     mounted or installed system-wide. Each node has a folder below this user's state folder; when the node has ended
     only its logs are left there.
     """
@@ -70,10 +70,10 @@ class Local:
         return "local"
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        """This machine, free, without a spot market.
+        """Return this machine as the only offer: free, without a spot market.
 
         Raises:
-            ConfigurationError: the request needs what this machine does not have or ``Local`` does not do.
+            ConfigurationError: the request needs something that this machine or ``Local`` does not have.
         """
         return [await asyncio.to_thread(_check, request)]
 
@@ -82,9 +82,9 @@ class Local:
         return await asyncio.to_thread(_launch, offers[0], order)
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
-        """Running as long as the folder is tagged, whatever its processes do; else gone.
+        """Return instances as running while their folders are tagged, and as gone otherwise; processes do not count.
 
-        What is gone is still said to be reachable as long as its logs are there.
+        An instance that is gone still has an access while its logs are there.
         """
         return await asyncio.to_thread(lambda: [_describe(instance_id) for instance_id in instance_ids])
 
@@ -104,11 +104,11 @@ class Local:
         await asyncio.to_thread(lambda: [_remove(instance_id) for instance_id in instance_ids])
 
     async def tagged(self) -> Sequence[Instance]:
-        """Every node on this machine that has a tagged folder of this user's."""
+        """Return every node on this machine that has a tagged folder of this user."""
         return await asyncio.to_thread(_tagged)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
 
 def _root() -> Path:
@@ -172,7 +172,7 @@ def _gpu(handle: Any) -> _Gpu:
 
     try:
         memory_gib = round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / _GIB, 1)
-    except pynvml.NVMLError:  # in MIG mode only root is told
+    except pynvml.NVMLError:  # in MIG mode only root may read it
         memory_gib = None
     return _Gpu(model=model_name(pynvml.nvmlDeviceGetName(handle)), memory_gib=memory_gib)
 
@@ -224,7 +224,7 @@ def _make(key: str, order: LaunchOrder) -> _Tags:
 
 
 def _find(instance_id: str) -> Path | None:
-    """The instance's folder, tagged or not."""
+    """Return the instance's folder, tagged or not."""
     return next(iter(_root().glob(f"*/{instance_id}")), None)
 
 
@@ -256,7 +256,7 @@ def _tagged() -> Sequence[Instance]:
 
 
 def _kill(instance_ids: Sequence[str]) -> tuple[str, ...]:
-    """SIGKILL what the instances run, whoever its parent is, and say whose there was."""
+    """SIGKILL all processes of the instances, and return the ids of the instances that had any."""
     import psutil
 
     alive: set[str] = set()
@@ -290,6 +290,6 @@ def _remove(instance_id: str) -> None:
 
 
 def remove_blobs(instance_id: str, memory: Path = Path("/dev/shm")) -> None:
-    """Remove what an instance of this user left in memory; links are not followed, others' folders stay."""
+    """Remove the blobs of an instance of this user from memory; links are not followed, others' folders stay."""
     for left in memory.glob(f"skyward-{os.getuid()}-{instance_id}-*"):
         shutil.rmtree(left, ignore_errors=True)

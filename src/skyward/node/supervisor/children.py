@@ -1,4 +1,4 @@
-"""The processes of the node that its supervisor keeps alive: one imports all they need, the others are its forks."""
+"""Child processes of a supervisor, kept alive: one imports the modules of all, the others are its forks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNKNOWN = 255
 
 
 class _EndedError(Exception):
-    """The process ended, whatever its status: it should not have."""
+    """A process ended that has to run; any status counts."""
 
 
 async def _keep(name: str, live: Callable[[], Awaitable[str]], on_exit: Callable[[str], None]) -> None:
@@ -49,7 +49,7 @@ async def _keep(name: str, live: Callable[[], Awaitable[str]], on_exit: Callable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Both ends that the supervisor has of a forked process: what it is told, and what it reports."""
+    """Connections of a supervisor to a forked process: commands to it and reports from it."""
 
     commands: asyncio.StreamWriter
     reports: asyncio.StreamReader
@@ -77,7 +77,7 @@ async def fork_from(orders: socket.socket, module: str) -> AsyncGenerator[Fork]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spare:
-    """Zygote that was forked before anything is known of its node.
+    """Zygote that was forked before its node was planned.
 
     Attributes:
         zygote: the process.
@@ -118,12 +118,12 @@ async def _dismiss(zygote: ForkedZygote) -> None:
 
 
 class Zygote:
-    """Keeps one process that has imported what the others of the node need, and has them forked from it.
+    """Process that has imported the modules of the node's others and forks them; restarted whenever it ends.
 
     Args:
-        modules: what it imports; these may be forked.
+        modules: modules to import; these may be forked.
         plan: for the environment of all of them.
-        on_exit: called with why it ended, before it is started again. Its forks live on: they are to be ended here.
+        on_exit: called with the reason of its end, before it is started again; has to end its forks, which live on.
         spare: the first such process, where it was forked beforehand.
     """
 
@@ -190,14 +190,14 @@ class Zygote:
 
 
 class Child:
-    """Runs ``main()`` of a module in a process of its own, again and again.
+    """Process that runs ``main()`` of a module; restarted whenever it ends.
 
     Args:
         module: a module whose ``main`` is a program of :mod:`skyward.node.program`.
         plan: its first line of input.
-        zygote: has it forked.
-        on_report: called with every message it reports.
-        on_exit: called with why it ended, before it is started again.
+        zygote: process to fork it from.
+        on_report: called with every message from it.
+        on_exit: called with the reason of its end, before it is started again.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Child:
         self._command: Command | None = None
 
     def send(self, command: Command) -> None:
-        """Give the process a command that replaces those before it. Again with the same: nothing."""
+        """Send a command, which replaces those before it; do nothing if it is the same as the last."""
         if command == self._command:
             return
         self._command = command

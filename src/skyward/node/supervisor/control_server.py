@@ -1,4 +1,4 @@
-"""The node's end of the control connection."""
+"""Node's end of the control connection."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _BACKLOG_BYTES = 1 << 20
 
 
 class ControlHandler(Protocol):
-    """What the server tells its node. None of it blocks."""
+    """Callbacks of the server. None of them blocks."""
 
     def joined(self) -> None:
-        """A client with the pool's certificate has connected."""
+        """Note that a client with the pool's certificate has connected."""
         ...
 
     def left(self) -> None:
-        """Its connection was closed."""
+        """Note that the connection was closed."""
         ...
 
     def told(self, command: Command, reply: Callable[[Report], None]) -> None:
-        """It has said something."""
+        """Handle a message of the client."""
         ...
 
     def state(self) -> list[Report]:
-        """What a new client has to know first."""
+        """Return the messages with which every new connection begins."""
         ...
 
 
 class ControlServer:
-    """Listens for the pool's client; a redialling one may be there twice for a moment."""
+    """Server for the pool's client, which may be connected twice for a moment when it redials."""
 
     def __init__(self, handler: ControlHandler) -> None:
         self._handler = handler
@@ -48,17 +48,17 @@ class ControlServer:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def listen(self, address: str, identity: TlsIdentity) -> int:
-        """Bind a free port of ``address``; returns it. Peers without a certificate of the pool get no further."""
+        """Bind a free port of ``address`` and return it. Peers without a certificate of the pool are refused."""
         self._port = StreamPort(address, server_context(identity), self._serve)
         return self._port.number
 
     def broadcast(self, report: Report) -> None:
-        """Tell every client."""
+        """Send a message to every client."""
         for writer in tuple(self._writers):
             _send(writer, report)
 
     async def close(self) -> None:
-        """Send what is buffered, close every connection, stop listening. Nobody who is away is waited for long."""
+        """Flush and close every connection, and stop listening. A client that does not read is waited for briefly."""
         if self._port is not None:
             await self._port.close()
         for writer in tuple(self._writers):

@@ -104,7 +104,7 @@ def _sessions(pages: Any) -> list[Any]:
 
 
 async def _end_sessions(sessions: Sequence[Any]) -> None:
-    """What the pages do from time to time would go on without a browser to show it."""
+    """Stop the periodic work of the pages while no browser shows them."""
 
     async def unused() -> Literal[True] | None:
         return None if any(session.connection_count for session in sessions) else True
@@ -116,7 +116,7 @@ async def _end_sessions(sessions: Sequence[Any]) -> None:
 
 
 class _Server(HTTPServer):
-    """An HTTP server that knows its port, and can hang up on websockets, which tornado leaves open."""
+    """An HTTP server that has its port, and can close connections to websockets, which tornado leaves open."""
 
     port = 0
 
@@ -194,7 +194,7 @@ def _log_nothing(handler: RequestHandler) -> None:
 
 
 def _password(authorization: str) -> bytes:
-    """The password of HTTP Basic authentication; empty if there is none."""
+    """Return the password of HTTP Basic authentication; empty if there is none."""
     scheme, _, encoded = authorization.partition(" ")
     if scheme.lower() != "basic":
         return b""

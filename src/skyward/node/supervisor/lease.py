@@ -15,9 +15,9 @@ class Lease:
     ``now`` is a ``monotonic`` reading: a machine that has slept has received nothing meanwhile, and must not take
     that for silence of its client. ``age_s`` is the node's age by ``elapsed`` readings: the cap counts time asleep too.
 
-    Three limits run: ``timeout_s`` from boot whatever happens; ``lease_s`` while no client is connected (its end of
+    Three limits run: ``timeout_s`` from boot in any case; ``lease_s`` while no client is connected (its end of
     the connection was closed, so it is gone); ``away_s`` while one is silent (asleep, or no network). A connection that
-    is closed after it had been silent was not closed by the client, but by who carried it and gave up: it is away.
+    is closed after it had been silent was closed by the network, not by the client: the client is away.
     """
 
     def __init__(self, *, timeout_s: float, lease_s: float, away_s: float, now: float) -> None:
@@ -30,24 +30,24 @@ class Lease:
         self._warned = False
 
     def joined(self, now: float) -> None:
-        """A client has connected."""
+        """Note that a client has connected."""
         self._clients += 1
         self._given_up = False
         self._heard = now
 
     def heard(self, now: float) -> None:
-        """A client has said something."""
+        """Note a message of a client."""
         self._heard = now
 
     def left(self, now: float) -> None:
-        """A client's connection was closed."""
+        """Note that a client's connection was closed."""
         self._clients -= 1
         self._given_up = now - self._heard > SILENCE_S
         if not self._given_up:
             self._heard = now
 
     def end_reason(self, now: float, age_s: float) -> str | None:
-        """Why the node has to end now, or None."""
+        """Return the reason for which the node has to end now, or None."""
         if self.timed_out(age_s):
             return f"its timeout of {self._timeout_s:g} s is over"
         silence_s = now - self._heard
@@ -59,11 +59,11 @@ class Lease:
         return None
 
     def timed_out(self, age_s: float) -> bool:
-        """Whether the node's hard cap is reached."""
+        """Return whether the node's hard cap is reached."""
         return age_s >= self._timeout_s
 
     def due_warning_s(self, age_s: float) -> float | None:
-        """Seconds left of the timeout, once: when a tenth of it is left. Else None."""
+        """Return the seconds left of the timeout, once: when a tenth of it is left. Else return None."""
         left_s = self._timeout_s - age_s
         if self._warned or left_s > self._timeout_s * _WARNING_SHARE:
             return None

@@ -1,4 +1,4 @@
-"""What the supervisor decided for its node, as its processes receive it on their standard input."""
+"""Plan of a node by its supervisor, as the node's processes receive it on their standard input."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from skyward.wire.node_config import NodeConfig, NodeReady, WorkerPlace
 
 __all__ = ["DASK_ENV", "NodePlan", "thread_variables"]
 
-# What Dask's nannies put into the environment of a worker just before they start it; ours fork theirs from a process
-# that is older. The hash seed makes the workers of all nodes hash alike; any number does. Dask's MALLOC_TRIM_THRESHOLD_
-# is left out: it keeps glibc from adapting to large arrays, which are mapped, zeroed and unmapped every time then.
+# Dask's nannies put variables into a worker's environment just before they start it, but ours fork workers from a
+# process that is older. The hash seed makes the workers of all nodes hash alike; any number does. Dask's
+# MALLOC_TRIM_THRESHOLD_ is left out: it keeps glibc from adapting to large arrays, which are mapped, zeroed and unmapped
+# every time then.
 DASK_ENV = {"PYTHONHASHSEED": "6640"}
 _THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -28,13 +29,13 @@ def thread_variables(config: NodeConfig, cpu_count: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """One node: what was asked for, and what the supervisor chose.
+    """One node: the client's configuration and the supervisor's choices.
 
     Attributes:
-        config: what the client asked for.
+        config: the client's configuration.
         ready: ports, folders and sizes.
         nanny_ports: port of each worker's nanny, by index.
-        devices: what the workers may use, in the order in which it is dealt to them.
+        devices: devices of the workers, in the order in which they are dealt out.
     """
 
     config: NodeConfig
@@ -72,7 +73,7 @@ class NodePlan:
         return DASK_ENV | ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
 
     def devices_of(self, worker: int) -> tuple[Device, ...]:
-        """What worker number ``worker`` uses.
+        """Return the devices of worker number ``worker``.
 
         Devices are dealt round-robin; where there are fewer than workers, several workers share one.
         """
@@ -81,7 +82,7 @@ class NodePlan:
         return self.devices[worker :: self.config.workers] or (self.devices[worker % len(self.devices)],)
 
     def resources(self, worker: int) -> dict[str, float]:
-        """What Dask may count on: ``{"GPU": n}``, a fraction where an accelerator is shared."""
+        """Return the worker's resources for Dask: ``{"GPU": n}``, a fraction where an accelerator is shared."""
         devices = self.devices_of(worker)
         if not devices:
             return {}
@@ -89,7 +90,7 @@ class NodePlan:
         return {"GPU": len(devices) / sharing}
 
     def place(self, worker: int, order: Start) -> WorkerPlace:
-        """Where worker number ``worker`` stands."""
+        """Return the place of worker number ``worker`` in its pool."""
         config = self.config
         return WorkerPlace(
             pool_id=config.pool_id,
@@ -106,7 +107,7 @@ class NodePlan:
         )
 
     def worker_env(self, worker: int, order: Start) -> dict[str, str]:
-        """What worker number ``worker`` has besides."""
+        """Return the variables that worker number ``worker`` has besides those of :meth:`process_env`."""
         return (
             self._visible_devices(worker)
             | self._files()
@@ -138,7 +139,7 @@ class NodePlan:
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | visible
 
     def to_json(self) -> str:
-        """The plan as one line. It holds the node's private key: never in a log, an argument or a variable."""
+        """Return the plan as one line. It holds the node's private key: never in a log, an argument or a variable."""
         config, ready = json.loads(self.config.to_json()), json.loads(self.ready.to_json())
         return json.dumps([config, ready, self.nanny_ports, [asdict(device) for device in self.devices]])
 

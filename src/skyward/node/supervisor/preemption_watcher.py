@@ -68,7 +68,7 @@ class PreemptionWatcher:
         self._trouble = ""
 
     def news(self) -> list[Preempting | PreemptionLikely]:
-        """What is known by now, for a client that comes later."""
+        """Return the reports so far, for a client that connects later."""
         if self._taken_at is not None:
             return [Preempting(seconds_left=max(0.0, self._taken_at - self._now()))]
         return [PreemptionLikely()] if self._likely else []
@@ -98,7 +98,7 @@ class PreemptionWatcher:
             self._say()
 
     async def _ask(self, path: str) -> dict[str, Any] | None:
-        """What the service says there; None if it has nothing to say.
+        """Return the service's answer there; None if there is none.
 
         Raises ``ValueError`` for what is no answer of such a service.
         """
@@ -113,7 +113,7 @@ class PreemptionWatcher:
         raise ValueError(f"the metadata service answers {path} with {answer.body[:80]!r}")
 
     def _time_in(self, notice: Mapping[str, Any]) -> float:
-        """The Unix time at which the machine is taken."""
+        """Return the Unix time at which the machine is taken."""
         said = notice.get(self._watch.notice_time_field)
         try:
             when = datetime.fromisoformat(said)  # type: ignore[arg-type]  # what is no text is refused as well

@@ -41,12 +41,12 @@ class MemoryInfo(Protocol):
 
     @property
     def available(self) -> int:
-        """What programs could have without swapping."""
+        """Memory that programs could get without swapping, in bytes."""
         ...
 
 
 class HostProbe(Protocol):
-    """What is read of the machine: :mod:`psutil`'s functions of these names. None of them blocks."""
+    """Readings of the machine: :mod:`psutil`'s functions of these names. None of them blocks."""
 
     def cpu_percent(self) -> float:
         """Of all cores together since the last call, 0 to 100; the first call's value means nothing."""
@@ -71,7 +71,7 @@ class MemoryCgroup:
     reclaimable_key: str
 
     def used_bytes(self) -> int:
-        """What its processes have, without file pages that the kernel would drop first."""
+        """Return the memory of its processes, without file pages that the kernel would drop first."""
         stat = dict(line.split() for line in self.stat_file.read_text().splitlines())
         return max(0, int(self.usage_file.read_text()) - int(stat.get(self.reclaimable_key, 0)))
 
@@ -96,7 +96,7 @@ _CGROUP_V1 = _CgroupFiles(
 
 
 def find_memory_cgroup(root: Path = Path("/")) -> MemoryCgroup | None:
-    """The group with the smallest limit among this process's own and all above it; None if none has a limit.
+    """Return the group with the smallest limit among this process's own and all above it; None if none has a limit.
 
     Args:
         root: where ``proc`` and ``sys`` lie.
@@ -131,7 +131,7 @@ def _limited(root: Path, files: _CgroupFiles, path: str) -> list[MemoryCgroup]:
 
 
 class NvmlProbe:
-    """Reads NVIDIA GPUs, about a millisecond each. Never raises: a GPU that does not answer is left out.
+    """Reader of NVIDIA GPUs, about a millisecond each. Never raises: a GPU that does not answer is left out.
 
     Args:
         nvml: the :mod:`pynvml` module, initialised; closing the probe shuts it down.
@@ -142,7 +142,7 @@ class NvmlProbe:
         self._open = True
 
     def read(self) -> tuple[GpuReading, ...]:
-        """The GPUs that answer."""
+        """Return the readings of the GPUs that answer."""
         count = self._ask(self._nvml.nvmlDeviceGetCount) or 0
         readings = (self._ask(self._read_one, index) for index in range(count))
         return tuple(reading for reading in readings if reading is not None)
@@ -191,7 +191,7 @@ class NvmlProbe:
 
 
 def open_gpu_probe(load: Callable[[], Any] = import_nvml) -> NvmlProbe | None:
-    """A probe of this machine's NVIDIA GPUs; None without their driver.
+    """Return a probe of this machine's NVIDIA GPUs; None without their driver.
 
     Args:
         load: returns the :mod:`pynvml` module, not yet initialised.
@@ -201,7 +201,7 @@ def open_gpu_probe(load: Callable[[], Any] = import_nvml) -> NvmlProbe | None:
 
 
 class MetricsSampler:
-    """Takes samples of this node; without GPUs each costs a fraction of a millisecond. Not thread-safe.
+    """Sampler of this node; without GPUs each costs a fraction of a millisecond. Not thread-safe.
 
     Args:
         host: processors and physical memory.
@@ -216,7 +216,7 @@ class MetricsSampler:
         host.cpu_percent()  # the first answer means nothing
 
     def sample(self) -> NodeMetrics:
-        """The node now."""
+        """Return the node's load at the moment."""
         memory = self._host.virtual_memory()
         used, total = memory.total - memory.available, memory.total
         if self._cgroup and self._cgroup.limit_bytes < total:
@@ -229,11 +229,11 @@ class MetricsSampler:
         )
 
     def close(self) -> None:
-        """Let go of the driver. Idempotent."""
+        """Release the driver. Idempotent."""
         if self._gpus:
             self._gpus.close()
 
 
 def open_sampler() -> MetricsSampler:
-    """A sampler of this machine."""
+    """Return a sampler of this machine."""
     return MetricsSampler(host=psutil, gpus=open_gpu_probe(), cgroup=find_memory_cgroup())

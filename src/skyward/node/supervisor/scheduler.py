@@ -1,4 +1,4 @@
-"""The program of a head node's scheduler process: Dask's scheduler, serving no web page unless asked for it."""
+"""Program of a head node's scheduler process: Dask's scheduler, serving no web page unless asked for it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["NodeScheduler", "main"]
 
 
 class NodeScheduler(Scheduler):
-    """Dask's scheduler without its HTTP server, whose status pages ask nobody who they are.
+    """Dask's scheduler without its HTTP server, whose status pages have no authentication.
 
-    Who has the pool's certificate may ask for them (``skyward_dashboard``, see :meth:`Dashboard.open`).
+    Holders of the pool's certificate may request them (``skyward_dashboard``, see :meth:`Dashboard.open`).
     """
 
     def __init__(self, **kwargs: Any) -> None:

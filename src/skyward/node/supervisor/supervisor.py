@@ -73,7 +73,7 @@ class Supervisor:
     """One node, from its configuration to its end.
 
     Args:
-        config: what the client asked for.
+        config: the node's configuration.
         clock: the time, for the lease and the timeout.
         spare: zygote that was forked beforehand; None where there is none.
     """
@@ -131,7 +131,7 @@ class Supervisor:
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             await self._blobs.close()
             all_ended = await end_all(self._config.instance_id)
-            await self._devices.release()  # while the client waits: what it may do next is to kill this process
+            await self._devices.release()  # while the client waits: next, it may kill this process
             await self._volumes.release()
             _remove_folders(plan)
             await self._server.close()
@@ -239,7 +239,7 @@ class Supervisor:
             await asyncio.wait((self._ending,), timeout=_TICK_S)
 
     async def _guard(self) -> None:
-        """What runs on a GPU that failed is the node's loss, and is moved to another."""
+        """End the node when one of its GPUs fails, so that its calls move to another."""
         await self._devices.watch(self.end)
         await asyncio.wait((self._ending,))
 
@@ -248,7 +248,7 @@ class Supervisor:
         return [*self._volumes.pids, *([pid] if pid is not None else [])]
 
     def _first_order(self, scheduler: str) -> Start:
-        """On the head node workers need not wait for the client to say where the scheduler is."""
+        """Return the order with which the head node's workers start before the client has sent one."""
         config = self._config
         return Start(scheduler=scheduler, head_addr=config.address, total_nodes=config.total_nodes)
 
@@ -323,5 +323,5 @@ def _power_off(command: Sequence[str]) -> None:
 
 
 def _untag(workdir: str) -> None:
-    """Nothing runs here any more: where this file is what makes an instance, there is none."""
+    """Remove the file by which providers recognise an instance in this folder, now that nothing runs here."""
     Path(workdir, TAGS_FILE).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a node has, and what the supervisor chooses on it: ports, folders, shares of memory."""
+"""Resources of a node, and the supervisor's choices on it: ports, folders, shares of memory."""
 
 from __future__ import annotations
 
@@ -102,19 +102,19 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def free_ports(address: str, count: int) -> tuple[int, ...]:
-    """``count`` different TCP ports that nobody uses on ``address`` at the moment."""
+    """Return ``count`` different TCP ports of ``address`` that are free at the moment."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.create_server((address, 0), backlog=1)) for _ in range(count)]
         return tuple(sock.getsockname()[1] for sock in sockets)
 
 
 def cpu_count() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:
-    """Physical memory, or the cgroup's limit where that is less."""
+    """Return the physical memory, or the cgroup's limit where that is less."""
     physical: int = psutil.virtual_memory().total
     cgroup = find_memory_cgroup()
     return min(physical, cgroup.limit_bytes) if cgroup else physical
@@ -127,7 +127,7 @@ def package_versions() -> Mapping[str, str]:
 
 
 def share_of(whole: int, *, sharers: int, least: int) -> int:
-    """Return a node's part of what its machine has: an equal one, or more if ``least`` is more; at least 1."""
+    """Return a node's part of a machine's resource: an equal one, or more if ``least`` is more; at least 1."""
     return min(whole, max(whole // sharers, least, 1))
 
 
@@ -139,14 +139,14 @@ def make_plan(
     ports: Sequence[int],
     devices: tuple[Device, ...] = (),
 ) -> NodePlan:
-    """Choose everything else that stays fixed for the node's life. Makes the blob folders.
+    """Choose everything else that stays fixed for the node's life, and make the blob folders.
 
     Args:
-        config: the client's orders.
+        config: the client's configuration.
         control_port: port of the supervisor.
         blob_port: port at which other nodes get large arguments.
         ports: :func:`port_count` ports for everything else.
-        devices: what the workers may use.
+        devices: devices of the workers.
     """
     memory = share_of(memory_bytes(), sharers=config.sharers, least=config.least_memory_bytes)
     blob_dir, blob_dir_disk = make_folders(config)

@@ -1,4 +1,4 @@
-"""Client's end of its templates: the processes that supervisors of ``Local()`` are forked from."""
+"""Client's end of its templates: processes that supervisors of ``Local()`` are forked from."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _MOST = 3
 """Templates kept at a time; each holds 50 MiB."""
 _END_S = 5.0
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed")
-"""Beginnings of the lines in ``/proc/self/status`` that state what a new program inherits."""
+"""Beginnings of the lines in ``/proc/self/status`` with attributes that a new program inherits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Origin:
-    """Everything that a program has from its start, beyond what a fork of it can be given later.
+    """Properties that a program has from its start, and that a fork of it cannot be given.
 
     Attributes:
         variables: environment variables that count only then.
@@ -60,7 +60,7 @@ class _Template:
     """One template process, which ends when this process closes its socket or ends.
 
     Attributes:
-        origin: what it was started with.
+        origin: the properties that it was started with.
         failed: whether it has ended.
         served: whether it has ever forked a supervisor.
     """

@@ -1,4 +1,4 @@
-"""Program of a process that others are forked from: it imports what they need, once, and forks on order.
+"""Program of a process that others are forked from: it imports their modules, once, and forks on order.
 
 Each node has one, a child of its supervisor (docs/decisions/010). A client's template (docs/decisions/016) works in the
 same way, for supervisors. Neither runs a thread, an event loop or user code, or has a
@@ -128,7 +128,7 @@ def serve_forks(orders: socket.socket, *, parent: int | None = None) -> None:
 
 def _serve_node(orders: socket.socket, supervisor: int) -> None:
     serve_forks(orders)
-    if has_ended(supervisor, within_s=_DEATH_S):  # it was killed: what calls have started would live on
+    if has_ended(supervisor, within_s=_DEATH_S):  # it was killed: processes that calls have started would live on
         asyncio.run(end_all(os.environ["SKYWARD_INSTANCE"]))
 
 
@@ -142,7 +142,7 @@ class _Zygote:
     def serve(self) -> None:
         for wakes in (self._ended, self._waker):
             os.set_blocking(wakes.fileno(), False)
-        signal.signal(signal.SIGCHLD, _nothing)  # not ignored: a handler is what wakes
+        signal.signal(signal.SIGCHLD, _nothing)  # not ignored: only a handler wakes select()
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         look_s = None if self._parent is None else _LOOK_S
         while self._parent in (None, os.getppid()):
@@ -204,4 +204,4 @@ def _tell_end(reports: socket.socket, exit_code: int) -> None:
         try:
             reports.sendall(b"%d\n" % exit_code)
         except OSError:
-            log.info("nobody listens any more to a process that ended")
+            log.info("the report of a process's end was not delivered: its receiver is gone")
