@@ -144,23 +144,23 @@ class _Verdict(Enum):
     INTRODUCED = auto()
     """The URL holds the right token: the answer is a cookie, and the way to the same URL without the token."""
     FOREIGN = auto()
-    """A page of another site sent it, with what the browser adds by itself."""
+    """A page of another site sent it, with the credentials that the browser adds by itself."""
     UNKNOWN = auto()
-    """No token, or a wrong one: the browser is told to ask for it."""
+    """No token, or a wrong one: the answer makes the browser request it."""
 
 
 class Gate(Router):
-    """Stands before a web application, and decides about every request from its headers alone.
+    """Access control of a web application that decides about every request from its headers alone.
 
     A token is accepted as ``?token=`` in the URL, as the cookie that this leads to, and as the password of HTTP Basic
-    authentication, whoever the user. The application sees none of them: bokeh writes cookies and headers into its
+    authentication, with any user name. The application sees none of them: bokeh writes cookies and headers into its
     pages.
     """
 
     def __init__(self, application: Application, token: str) -> None:
         self._application = application
         self._token = token
-        # Cookies know no ports: the name tells the pools apart that a browser sees on one address.
+        # Cookies have no ports: the name separates the pools that a browser sees on one address.
         self._cookie = "skyward-dashboard-" + hashlib.sha256(token.encode()).hexdigest()[:8]
         self._desk = Application(log_function=_log_nothing)
 
@@ -205,7 +205,7 @@ def _password(authorization: str) -> bytes:
 
 
 class _Refusal(RequestHandler):
-    """The gate's own answers, whatever the method."""
+    """Answers of the gate itself, to any method."""
 
     def initialize(self, verdict: _Verdict, cookie: Sequence[str]) -> None:
         self._verdict = verdict
@@ -228,7 +228,7 @@ class _Refusal(RequestHandler):
                 self.set_header("WWW-Authenticate", 'Basic realm="The dashboard of a pool: its token is the password"')
                 self.finish("Open this dashboard by its link, which holds the token, or give the token as password.\n")
             case _Verdict.ADMITTED:
-                raise AssertionError("who is admitted is answered by the application")
+                raise AssertionError("the application answers an admitted request")
             case _:
                 assert_never(self._verdict)
 

@@ -15,8 +15,8 @@ __all__ = ["DASK_ENV", "NodePlan", "thread_variables"]
 
 # Dask's nannies put variables into a worker's environment just before they start it, but ours fork workers from a
 # process that is older. The hash seed makes the workers of all nodes hash alike; any number does. Dask's
-# MALLOC_TRIM_THRESHOLD_ is left out: it keeps glibc from adapting to large arrays, which are mapped, zeroed and unmapped
-# every time then.
+# MALLOC_TRIM_THRESHOLD_ is left out: it keeps glibc from adapting to large arrays, which would be mapped, zeroed and
+# unmapped every time.
 DASK_ENV = {"PYTHONHASHSEED": "6640"}
 _THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -65,8 +65,8 @@ class NodePlan:
         """Return the variables of every process of the node, besides those that the supervisor has."""
         ours = thread_variables(self.config, self.ready.cpu_count)
         if not all(device.shown_as.isdecimal() for device in self.devices):
-            # Dask's monitor takes CUDA_VISIBLE_DEVICES apart, and its process ends where a part of a GPU says less
-            # of itself than a whole one.
+            # Dask's monitor takes CUDA_VISIBLE_DEVICES apart, and its process ends where a part of a GPU has fewer
+            # properties than a whole one.
             ours |= {"DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False"}
         if self.config.sharers > 1:  # a loop inside a call counts the machine's cores otherwise
             ours |= {"LOKY_MAX_CPU_COUNT": str(self.ready.cpu_count)}
@@ -130,10 +130,10 @@ class NodePlan:
     def _visible_devices(self, worker: int) -> dict[str, str]:
         devices = self.devices_of(worker)
         nobody_asked = not self.config.accelerators and self.config.workers == 1
-        if not devices or nobody_asked or "CUDA_VISIBLE_DEVICES" in self.config.env:  # the user has said which
+        if not devices or nobody_asked or "CUDA_VISIBLE_DEVICES" in self.config.env:  # the user has chosen
             return {}
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(device.shown_as for device in devices)}
-        if "CUDA_VISIBLE_DEVICES" in os.environ:  # what it says, and in which order, is kept to
+        if "CUDA_VISIBLE_DEVICES" in os.environ:  # its devices and their order stay
             return visible
         # By default CUDA numbers GPUs by speed, and the driver by their place on the bus.
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | visible

@@ -25,9 +25,9 @@ log = logging.getLogger("skyward.node.supervisor.preemption_watcher")
 _TIMEOUT_S = 2.0
 _LONGEST_BODY = 1 << 16
 _UNKNOWN_S = 120.0
-"""What is assumed to be left when a notice does not say when."""
+"""Seconds assumed to be left when a notice has no time."""
 _TOO_OLD = (401, 403)
-"""What a service answers to a token that is too old."""
+"""Statuses with which a service refuses a token that is too old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class _Answer:
 
 
 class PreemptionWatcher:
-    """Looks at a metadata service now and then, and tells what it says once. Not thread-safe.
+    """Poller of a metadata service that reports each of its notices once. Not thread-safe.
 
-    A service that does not answer, or says what makes no sense, has no news: it is asked again.
+    A service that does not answer, or whose answer makes no sense, is polled again.
 
     Args:
         watch: where to look, and how often.
-        tell: hears the news; must not block.
+        tell: called with each report; must not block.
         environ: the machine's environment, in which the service's address may be overridden.
         clock: the time between two looks.
         now: the Unix time, in seconds.
@@ -100,7 +100,7 @@ class PreemptionWatcher:
     async def _ask(self, path: str) -> dict[str, Any] | None:
         """Return the service's answer there; None if there is none.
 
-        Raises ``ValueError`` for what is no answer of such a service.
+        Raises ``ValueError`` for an answer that such a service does not give.
         """
         answer = await asyncio.to_thread(self._service.get, path)
         if answer.status == http.client.NOT_FOUND:
@@ -136,7 +136,7 @@ class PreemptionWatcher:
 
 @dataclass(slots=True)
 class _Service:
-    """The metadata service, and the token it wants. Its methods block."""
+    """The metadata service, and its session token. Its methods block."""
 
     watch: PreemptionWatch
     endpoint: str
