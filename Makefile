@@ -72,9 +72,11 @@ test-matrix: $(pairs:%=test-with-%) ## joblib and scikit-learn, old and new; one
 test-with-%: $(MATRIX)/%/installed
 	$(MATRIX)/$*/bin/python -m pytest $(pair_tests)
 
-check: $(VENV)/check.installed ## lint, format, types, imports
+check: $(VENV)/check.installed ## lint, format, prose, the map of modules, types, imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python tools/prose
+	$(BIN)/python tools/map --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 

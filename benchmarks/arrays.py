@@ -61,7 +61,7 @@ def _shared(run: Callable[[Any], None]) -> Measured:
 
 @opened
 def big_result(peer: Peer) -> Measured:
-    """A result of 500 MB, until all of it can be read; the time to make it is taken off."""
+    """Measure a result of 500 MB, until all of it can be read; the time to make it is taken off."""
     import numpy as np  # noqa: F401  # not part of the time
 
     def fetch(size: int) -> float:
@@ -75,7 +75,7 @@ def big_result(peer: Peer) -> Measured:
 
 @opened
 def big_argument(peer: Peer) -> Measured:
-    """An argument of 500 MB, until the call has read all of it."""
+    """Measure an argument of 500 MB, until the call has read all of it."""
 
     def prepare(size: int) -> Callable[[], float]:
         array = random_bytes(size)

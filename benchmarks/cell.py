@@ -14,7 +14,7 @@ from benchmarks.rows import ROWS
 
 
 def measure(row: str, peer: str) -> dict[str, Any]:
-    """What was measured, or why nothing was."""
+    """Return the measurement, or the reason for its absence."""
     try:
         return asdict(ROWS[row].measure(peer))
     except ModuleNotFoundError as error:

@@ -56,7 +56,7 @@ class FarSide:
     _process: subprocess.Popen[str]
 
     def bytes_up(self) -> int:
-        """What has been sent up the line so far."""
+        """Return the number of bytes sent up the line so far."""
         return int(self._ask("bytes_up"))
 
     def lengthen(self, place: Place) -> Place:
@@ -65,7 +65,7 @@ class FarSide:
         return host, port
 
     def round_trip_s(self) -> float:
-        """What a round trip on the line takes by itself, measured."""
+        """Measure the time of a round trip on the line by itself."""
         with socket.create_connection(self.lengthen(self.echo)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(b"E")
@@ -159,7 +159,7 @@ def _accept(listener: socket.socket) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    """The first byte says what is wanted: E, all echoed; S, all swallowed and then acknowledged; G and a number, that
+    """Serve by the first byte: E, all echoed; S, all swallowed and then acknowledged; G and a number, that
     many MiB.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

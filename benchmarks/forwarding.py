@@ -21,7 +21,7 @@ _PATIENCE_S = 20
 
 
 def latency(name: str) -> Measured:
-    """A byte there and back; a repeat is the mean of a block."""
+    """Send a byte there and back; a repeat is the mean of a block."""
     with far_side(1) as far, _FORWARDS[name](far) as place, _connected(place, b"E") as connection:
 
         def block() -> None:

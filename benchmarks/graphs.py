@@ -99,14 +99,14 @@ def shuffle(client: Any) -> Measured:
 
 @_with_client
 def reduction(client: Any) -> Measured:
-    """The spread around the mean of every column; the array is in the workers' memory before."""
+    """Compute the spread around the mean of every column; the array is in the workers' memory before."""
     array = _array(client)
     return _repeated(lambda shift: _reduce(client, array, shift), megabytes=array.nbytes / 1e6)
 
 
 @_with_client
 def beside_calls(client: Any) -> Measured:
-    """The reduction and 10,000 native calls that do nothing: each alone, then both at once."""
+    """Run the reduction and 10,000 no-op native calls: each alone, then both at once."""
     import skyward as sky
 
     array, call, pool = _array(client), sky.compute(nothing), client.cluster.pool
@@ -150,7 +150,7 @@ def _at_once(*works: Callable[[], None]) -> list[float]:
 
 
 def _frame(number: int, *, rows: int) -> Any:
-    """A partition with random keys; a row is 32 bytes."""
+    """Return a partition with random keys; a row is 32 bytes."""
     import numpy as np
     import pandas as pd
 

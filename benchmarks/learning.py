@@ -25,7 +25,7 @@ def grid_search(peer: Peer) -> Measured:
 
 @opened
 def forest(peer: Peer) -> Measured:
-    """A random forest of 500 trees."""
+    """Fit a random forest of 500 trees."""
     from sklearn.datasets import load_digits
     from sklearn.ensemble import RandomForestClassifier
 
@@ -35,7 +35,7 @@ def forest(peer: Peer) -> Measured:
 
 @opened
 def large_search(peer: Peer) -> Measured:
-    """A search over 4 candidates, 3 folds, on 200 MB."""
+    """Search over 4 candidates, 3 folds, on 200 MB."""
     import numpy as np
     from sklearn.model_selection import GridSearchCV
     from sklearn.naive_bayes import GaussianNB

@@ -43,7 +43,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def pss_bytes(pid: int) -> int:
-    """The process's proportional share of the memory it uses; 0 if it has ended."""
+    """Return the process's proportional share of the memory it uses; 0 if it has ended."""
     with suppress(OSError):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
         return sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
@@ -112,7 +112,7 @@ async def longest_gap(over: threading.Event) -> float:
 
 @contextmanager
 def ticking(loop: Any) -> Iterator[list[float]]:
-    """The longest gap of ``loop`` while the block lasted, once it is over. Without a loop: nothing."""
+    """Yield the longest gap of ``loop`` while the block lasted, once it is over. Without a loop: nothing."""
     gaps: list[float] = []
     if loop is None:
         yield gaps

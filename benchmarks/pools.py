@@ -69,7 +69,7 @@ def many_nodes(name: str) -> Measured:
 
 @opened
 def idle(peer: Peer) -> Measured:
-    """A pool of two workers that has worked and now waits."""
+    """Observe an idle pool of two workers that has worked."""
     for _ in range(100):
         peer.call(nothing)
     node = cell_processes(os.environ[CELL_VARIABLE], os.getpid())
@@ -110,7 +110,7 @@ def _role(process: psutil.Process) -> str:
 
 
 def dispatch(_name: str) -> Measured:
-    """What deciding costs per call, with fleets of four sizes."""
+    """Measure the cost of dispatch per call, with fleets of four sizes."""
     costs = {workers: _cost_per_call(workers) for workers in _FLEETS}
     figures = {f"us_{workers}": cost * 1e6 for workers, cost in costs.items()}
     return Measured(figures=figures | {"growth": costs[_FLEETS[-1]] / costs[_FLEETS[0]]})

@@ -75,7 +75,7 @@ class Circumstances:
 
 
 def page(results: Sequence[Result], rows: Mapping[str, Row], where: Circumstances) -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page, as Markdown."""
     machine = _table(["machine", ""], [[name, value] for name, value in where.machine.items()])
     versions = _table(["package", "version"], [[name, value] for name, value in where.versions.items()])
     parts = [
@@ -95,7 +95,7 @@ def page(results: Sequence[Result], rows: Mapping[str, Row], where: Circumstance
 
 
 def tables(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
-    """The goals, the times and the other figures."""
+    """Return the goals, the times and the other figures."""
     parts = ["## Goals", _goals(results, rows), "## Times", _times(results, rows)]
     if other := _figures(results, rows):
         parts += ["## Other figures", other]
@@ -120,7 +120,7 @@ def _goals(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
 
 
 def _goal(verdict: Verdict) -> list[str]:
-    """What is measured, what was reached, what was wanted."""
+    """Return the table of goals: measure, result, target."""
     match verdict.goal:
         case Goal(peer=peer, at_least=bound):
             measure, wanted = f"times as fast as {peer}", f"≥ {_three_digits(bound)}"

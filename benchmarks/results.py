@@ -48,7 +48,7 @@ def samples(results: Iterable[Result], row: str, peer: str) -> list[float]:
 
 
 def figures(results: Iterable[Result], row: str, peer: str) -> dict[str, float]:
-    """The median over the rounds of every figure."""
+    """Return the median over the rounds of every figure."""
     found: dict[str, list[float]] = {}
     for result in _of(results, row, peer):
         for name, value in result.measured.figures.items() if result.measured else ():
@@ -62,7 +62,7 @@ def errors(results: Iterable[Result], row: str, peer: str) -> str:
 
 
 def times_as_fast(results: Iterable[Result], row: str, peer: str) -> float | None:
-    """The median, over the rounds, of the peer's median time divided by ours in the same round."""
+    """Return the median, over the rounds, of the peer's median time divided by ours in the same round."""
     times: dict[int, dict[str, float]] = {}
     for result in results:
         if result.row == row and result.measured and result.measured.seconds:

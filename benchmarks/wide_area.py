@@ -78,7 +78,7 @@ def array(name: str) -> Measured:
 
 
 def grid_search(name: str) -> Measured:
-    """The same search as on one machine, on four workers."""
+    """Run the same search as on one machine, on four workers."""
     from joblib import parallel_config
     from sklearn.datasets import load_digits
     from sklearn.model_selection import GridSearchCV

@@ -7,11 +7,11 @@ from typing import Any
 
 
 def nothing(_: object = None) -> None:
-    """The shortest call there is."""
+    """Do nothing: the shortest call."""
 
 
 def nap(seconds: float) -> None:
-    """A call that takes its time and no processor."""
+    """Sleep: a call that uses no processor."""
     time.sleep(seconds)  # noqa: TID251  # the call itself
 
 
@@ -28,7 +28,7 @@ def large(size: int) -> tuple[Any, float]:
 
 
 def random_bytes(size: int) -> Any:
-    """An array of ``size`` bytes, different every time, made without holding the interpreter's lock."""
+    """Return an array of ``size`` bytes, different every time, made without holding the interpreter's lock."""
     import numpy as np
 
     return np.random.default_rng().random(size // 8).view(np.uint8)

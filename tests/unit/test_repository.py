@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from importlib.machinery import SourceFileLoader
@@ -122,6 +123,31 @@ def test_functions_classes_and_files_stay_within_their_sizes() -> None:
     assert len(TOO_LARGE) <= 4
 
 
+ENTRIES = {"skyward/engine": 20}
+"""Folders that may show more than 16 entries."""
+SHARED_NAMES = {"__init__", "__main__", "base", "provider", "errors"}
+
+
+def test_no_folder_shows_more_than_sixteen_entries() -> None:
+    hidden = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
+    folders = {path.parent for path in FILES} | {path.parent for path in (ROOT / "tests").rglob("*.py")}
+    counts = {folder: len({path.name for path in folder.iterdir()} - hidden) for folder in folders}
+
+    assert {
+        folder.as_posix(): count
+        for folder, count in counts.items()
+        if count > ENTRIES.get(relative(folder) if folder.is_relative_to(SOURCE) else "", 16)
+    } == {}
+
+
+def test_no_file_and_no_class_has_the_name_of_another_one() -> None:
+    files = Counter(path.stem.lstrip("_") for path in FILES if path.stem not in SHARED_NAMES)
+    classes = Counter(node.name for path in FILES for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef))
+
+    assert [name for name, count in files.items() if count > 1 and name not in SHARED_NAMES] == []
+    assert [name for name, count in classes.items() if count > 1] == []
+
+
 # --- names --------------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +224,13 @@ def test_every_import_package_says_that_it_is_typed() -> None:
 
 
 # --- documentation ------------------------------------------------------------------------------------------------
+
+
+def test_the_map_names_every_module() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    names = [relative(path).removeprefix("skyward/") for path in FILES if path.stem not in {"__init__", "__main__"}]
+
+    assert [name for name in names if f"`{name}`" not in page] == [], "run tools/map"
 
 
 def documented(name: str) -> bool:
