@@ -36,7 +36,6 @@ def run_program() -> None:
     path = Path(sys.argv[1])
     config = NodeConfig.from_json(path.read_text())
     path.unlink()
-    Path(config.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
     here, there = os.pipe()
     if os.fork() == 0:
         os.close(here)
@@ -95,6 +94,7 @@ def _run_detached(supervise: Callable[[], None], config: NodeConfig) -> NoReturn
     status = 1
     try:
         os.setsid()
+        Path(config.workdir).mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chdir(config.workdir)
         log_file = os.open(SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
