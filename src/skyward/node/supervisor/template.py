@@ -37,7 +37,7 @@ _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Origin:
+class _ProgramStart:
     """Properties that a program has from its start, and that a fork of it cannot be given.
 
     Attributes:
@@ -51,12 +51,12 @@ class _Origin:
     files: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, variables: Mapping[str, str]) -> _Origin:
+    def of(cls, variables: Mapping[str, str]) -> _ProgramStart:
         """Return the origin of a program that this process starts now."""
         return cls(variables=variables, process=tuple(_inherited()), files=tuple(_changes(_watched())))
 
 
-class _Template:
+class _TemplateProcess:
     """One template process, which ends when this process closes its socket or ends.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Template:
         served: whether it has ever forked a supervisor.
     """
 
-    def __init__(self, origin: _Origin) -> None:
+    def __init__(self, origin: _ProgramStart) -> None:
         self.origin = origin
         self.failed = False
         self.served = False
@@ -129,22 +129,22 @@ class _Templates:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._templates: list[_Template] = []
+        self._templates: list[_TemplateProcess] = []
         self._usable = sys.platform == "linux"
 
-    def find(self, variables: Mapping[str, str]) -> _Template | None:
+    def find(self, variables: Mapping[str, str]) -> _TemplateProcess | None:
         """Return a template of the same origin as a program that would start now, started if need be."""
         with self._lock:
             if not self._usable:
                 return None
-            origin = _Origin.of(variables)
+            origin = _ProgramStart.of(variables)
             for template in [each for each in self._templates if each.failed]:
                 self._drop(template)
             found = next((each for each in self._templates if each.origin == origin), None)
             if found is None:
                 while len(self._templates) >= _MOST:
                     self._drop(self._templates[0])
-                found = _Template(origin)
+                found = _TemplateProcess(origin)
             else:
                 self._templates.remove(found)
             self._templates.append(found)
@@ -167,7 +167,7 @@ class _Templates:
             template.leave_to_parent()
         self._templates = []
 
-    def _drop(self, template: _Template) -> None:
+    def _drop(self, template: _TemplateProcess) -> None:
         self._templates.remove(template)
         template.close()
 
