@@ -251,6 +251,19 @@ def test_the_reference_has_every_public_name() -> None:
     assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
 
 
+def test_what_the_map_names_exists() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    missing: list[str] = []
+    for path, name in re.findall(r"`((?:\w+/)*\w+\.py)(?:::([\w.]+))?`", page):
+        places = [place / path for place in (SOURCE / "skyward", SOURCE, ROOT) if (place / path).is_file()]
+        text = places[0].read_text(encoding="utf-8") if places else ""
+        words = name.split(".") if name else []
+        if not places or not all(re.search(rf"(?:def|class) {word}\b|\b{word}\b[^\n]* = ", text) for word in words):
+            missing.append(f"{path}::{name}")
+
+    assert missing == []
+
+
 def test_every_event_appears_in_the_docs_with_its_fields() -> None:
     events = importlib.import_module("skyward.events")
 
