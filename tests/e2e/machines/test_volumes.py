@@ -60,6 +60,20 @@ def keep(folder: str, text: str) -> None:
     Path(folder, f"runs/{sky.instance_info().node}.txt").write_text(text)
 
 
+@sky.compute
+def held_keys() -> int:
+    import gc
+
+    gc.unfreeze()
+    return sum(type(found).__name__ == "StorageKey" for found in gc.get_objects())
+
+
+def test_the_keys_of_volumes_are_not_in_the_memory_of_a_worker(s3: Any, tmp_path: Path) -> None:
+    volume = sky.S3Volume(mount_path=str(tmp_path / "data"), bucket=BUCKET)
+    with sky.ComputePool(provider=sky.Local(), volume=[volume], display="quiet") as pool:
+        assert held_keys() >> pool == 0
+
+
 def test_two_local_nodes_read_a_dataset_and_write_results(s3: Any, tmp_path: Path) -> None:
     for key in ("data/train/a.txt", "data/b.txt", "data/../escape.txt", "other.txt"):
         s3.put_object(Bucket=BUCKET, Key=key, Body=f"this is {key}".encode())

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +19,13 @@ from skyward.errors import SkywardError
 from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, name_process, raise_descriptor_limit
 from skyward.node.supervisor.children import Spare
 from skyward.node.supervisor.proc_entry import show_arguments, show_variable
-from skyward.node.supervisor.start_order import PROGRAM, TEMPLATE_VARIABLE, StartOrder
+from skyward.node.supervisor.start_order import (
+    PROGRAM,
+    TEMPLATE_VARIABLE,
+    VOLUMES_REQUEST,
+    StartOrder,
+    read_volumes,
+)
 from skyward.node.supervisor.supervisor import Supervisor
 from skyward.node.supervisor.zygote import fork_zygote
 from skyward.wire.node_config import NodeConfig, NodeReady
@@ -57,11 +64,11 @@ def main() -> None:
     """
     order = StartOrder.from_json(sys.stdin.readline())
     if os.fork() == 0:
-        answer = os.dup(1)
-        _run_detached(lambda: _supervise_forked(order, answer), order.config)
+        client, answer = os.dup(0), os.dup(1)
+        _run_detached(lambda: _supervise_forked(order, client, answer), order.config)
 
 
-def _supervise_forked(order: StartOrder, answer: int) -> None:
+def _supervise_forked(order: StartOrder, client: int, answer: int) -> None:
     name_process("supervisor")
     # All variables have other places from here on: those that the program started with can be overwritten.
     os.environ.clear()
@@ -72,7 +79,12 @@ def _supervise_forked(order: StartOrder, answer: int) -> None:
     config = order.config
     show_arguments(PROGRAM, f"{config.workdir}/node.json")
     show_variable(TEMPLATE_VARIABLE, "SKYWARD_INSTANCE", config.instance_id)
-    _supervise(config, answer, Spare(zygote=fork_zygote(), started_with=order.started_with))
+    spare = Spare(zygote=fork_zygote(), started_with=order.started_with)
+    # Only now: the zygote, and with it every worker, is a copy of all that this process has read so far.
+    os.write(answer, f"{VOLUMES_REQUEST}\n".encode())
+    with open(client) as lines:
+        volumes = read_volumes(lines.readline())
+    _supervise(replace(config, volumes=volumes), answer, spare)
 
 
 def _supervise(config: NodeConfig, answer: int, spare: Spare | None) -> None:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from skyward.request.volume import GrantedVolume
 from skyward.wire.node_config import NodeConfig
 
-__all__ = ["PROGRAM", "TEMPLATE_ID", "TEMPLATE_VARIABLE", "StartOrder", "start_variables"]
+__all__ = [
+    "PROGRAM",
+    "TEMPLATE_ID",
+    "TEMPLATE_VARIABLE",
+    "VOLUMES_REQUEST",
+    "StartOrder",
+    "read_volumes",
+    "start_variables",
+    "volumes_line",
+]
 
 PROGRAM = (sys.executable, "-m", "skyward.node.supervisor")
 """Arguments of every supervisor, before the path of its configuration."""
@@ -19,6 +29,9 @@ TEMPLATE_VARIABLE = "SKYWARD_TEMPLATE"
 
 TEMPLATE_ID = "local-000000000000"
 """Value of that variable, as long as the ids that ``Local()`` gives its instances."""
+
+VOLUMES_REQUEST = "volumes"
+"""Line in which a supervisor asks for the node's volumes."""
 
 _START_PREFIXES = (
     "ASAN_",
@@ -58,7 +71,7 @@ class StartOrder:
     """One supervisor to start.
 
     Attributes:
-        config: its node.
+        config: its node; the order omits the volumes.
         env: its environment; may be secret.
         started_with: the template's :func:`start_variables`.
     """
@@ -69,10 +82,22 @@ class StartOrder:
 
     def to_json(self) -> str:
         """Return the order as one line. It holds the node's private key: never in a log, an argument or a file."""
-        return json.dumps([json.loads(self.config.to_json()), dict(self.env), dict(self.started_with)])
+        # Every process of the node is a fork of the one that reads this. Calls must not find the volumes' keys in it.
+        config = replace(self.config, volumes=())
+        return json.dumps([json.loads(config.to_json()), dict(self.env), dict(self.started_with)])
 
     @classmethod
     def from_json(cls, text: str) -> StartOrder:
         """Read the line."""
         config, env, started_with = json.loads(text)
         return cls(config=NodeConfig.from_json(json.dumps(config)), env=env, started_with=started_with)
+
+
+def volumes_line(volumes: Iterable[GrantedVolume]) -> str:
+    """Return a node's volumes as one line. It holds their keys."""
+    return json.dumps([volume.to_dict() for volume in volumes])
+
+
+def read_volumes(text: str) -> tuple[GrantedVolume, ...]:
+    """Read that line."""
+    return tuple(map(GrantedVolume.from_dict, json.loads(text)))

@@ -13,14 +13,22 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from skyward._concurrency.exits import at_exit
 from skyward._concurrency.forking import keep_from_forks
-from skyward.node.supervisor.children import fork_from
+from skyward.node.supervisor.children import Fork, fork_from
 from skyward.node.supervisor.plan import DASK_ENV, thread_variables
-from skyward.node.supervisor.start_order import TEMPLATE_ID, TEMPLATE_VARIABLE, StartOrder, start_variables
+from skyward.node.supervisor.start_order import (
+    TEMPLATE_ID,
+    TEMPLATE_VARIABLE,
+    VOLUMES_REQUEST,
+    StartOrder,
+    start_variables,
+    volumes_line,
+)
 from skyward.node.supervisor.survey import cpu_count, share_of
 from skyward.wire.node_config import NodeConfig
 
@@ -32,6 +40,8 @@ _PROGRAM = "import gc; gc.disable(); from skyward.node.supervisor.template_progr
 _MOST = 3
 """Templates kept at a time; each holds 50 MiB."""
 _END_S = 5.0
+_FORKED = "0"
+"""Exit code of the fork that takes an order, once it has forked a supervisor."""
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed")
 """Beginnings of the lines in ``/proc/self/status`` with attributes that a new program inherits."""
 
@@ -61,7 +71,7 @@ class _TemplateProcess:
 
     Attributes:
         origin: the properties that it was started with.
-        failed: whether it has ended.
+        failed: whether it has ended by itself.
         served: whether it has ever forked a supervisor.
     """
 
@@ -69,6 +79,7 @@ class _TemplateProcess:
         self.origin = origin
         self.failed = False
         self.served = False
+        self._closed = False
         here, orders = socket.socketpair()
         self._orders = keep_from_forks(here)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
@@ -90,10 +101,9 @@ class _TemplateProcess:
         """Fork a supervisor and return its answer, empty if it did not come up; None if nothing was forked."""
         async with fork_from(self._orders, "skyward.node.supervisor.daemon") as fork:
             fork.commands.write(f"{order.to_json()}\n".encode())
-            try:
-                lines = (await fork.reports.read()).decode().splitlines()
-            except OSError:
-                lines = []
+            lines = await self._reports(fork, volumes_line(order.config.volumes))
+        if not lines and self._closed:  # it made room for another one just before it had the order
+            return None
         if not lines:
             self.failed = True
             log.log(
@@ -102,15 +112,32 @@ class _TemplateProcess:
                 self._last_words(),
             )
             return None
+        if not {_FORKED, VOLUMES_REQUEST} & set(lines):
+            log.info("no process could be forked for a node, so it starts from its program: %s", self._last_words())
+            return None
         self.served = True
         return next((line for line in lines if line.startswith("{")), "")
 
+    async def _reports(self, fork: Fork, volumes: str) -> list[str]:
+        report, given = "", False
+        with suppress(OSError):
+            # Not by lines: a StreamReader's have at most 64 KiB, and the ports of 1,000 workers are more.
+            while part := await fork.reports.read(1 << 16):
+                report += part.decode()
+                if not given and VOLUMES_REQUEST in report.splitlines():
+                    fork.commands.write(f"{volumes}\n".encode())
+                    given = True
+        return report.splitlines()
+
     def _last_words(self) -> str:
+        if self._closed:
+            return "it was closed"
         self._said.seek(0)
         return self._said.read().decode(errors="replace").strip()[-2000:] or "it said nothing"
 
     def close(self) -> None:
         """End the process, and wait for it. Its forks live on."""
+        self._closed = True
         self._orders.close()
         try:
             self._process.wait(_END_S)
@@ -185,11 +212,15 @@ async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> s
     env = os.environ | dict(variables)
     cores = share_of(cpu_count(), sharers=config.sharers, least=config.least_cpu)
     wanted = start_variables(env | DASK_ENV) | thread_variables(config, cores)
-    template = await asyncio.to_thread(_templates.find, wanted)
-    if template is None:
+    try:
+        template = await asyncio.to_thread(_templates.find, wanted)
+        if template is None:
+            return None
+        answer = await template.fork(StartOrder(config=config, env=env, started_with=wanted))
+    except OSError as error:  # no descriptor or process is left, or this kernel's /proc lacks a file
+        log.info("no process could be started that nodes are forked from, so a node starts from its program: %s", error)
         return None
-    answer = await template.fork(StartOrder(config=config, env=env, started_with=wanted))
-    if answer is None and not template.served:
+    if template.failed and not template.served:
         _templates.give_up()
     return answer
 
@@ -208,7 +239,8 @@ def _inherited() -> Iterable[str]:
 def _watched() -> Iterable[Path]:
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}:
         yield Path(folder)
-    settings = [Path("/etc/dask"), Path(sys.prefix, "etc/dask"), Path.home() / ".config/dask"]
+    # Path.home() fails for a user without a home; expanduser() leaves the text as it is, as Dask does.
+    settings = [Path("/etc/dask"), Path(sys.prefix, "etc/dask"), Path(os.path.expanduser("~/.config/dask"))]
     for name in ("DASK_CONFIG", "DASK_ROOT_CONFIG"):
         settings += [Path(os.environ[name])] if name in os.environ else []
     for folder in settings:

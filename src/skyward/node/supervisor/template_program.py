@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import ssl
 
 import distributed.http.worker  # Dask imports it when a worker starts
@@ -16,6 +17,8 @@ import tornado.platform.asyncio
 
 from skyward.node.processes import name_process
 from skyward.node.supervisor import daemon, scheduler
+from skyward.node.supervisor.proc_entry import fits
+from skyward.node.supervisor.start_order import PROGRAM
 from skyward.node.supervisor.survey import package_versions
 from skyward.node.supervisor.zygote import serve_forks, take_orders
 from skyward.node.worker import nannies, worker
@@ -32,6 +35,9 @@ def main(client: int) -> None:
         client: pid of the client, which is this process's parent.
     """
     name_process("template")
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a client that ignores it hands that down; no child could be awaited
+    if not fits(PROGRAM):  # some kernels, such as gVisor's, do not report where arguments lie
+        raise RuntimeError("this kernel does not let a process show other arguments: nodes could not be found")
     orders = take_orders()
     _fill_caches()
     gc.freeze()  # collecting would write to memory that is shared with every fork

@@ -129,14 +129,16 @@ def pip_settings(env: Mapping[str, str] = os.environ) -> Mapping[str, str]:
     if own == os.devnull:  # pip reads no file then
         files = []
     elif own:
+        files = [file for file in files if not Path(own).exists() or file.parent not in user]  # as pip does
         files.append(Path(own))
-    texts = (file.read_text(encoding="utf-8") for file in files if os.access(file, os.R_OK) and file.is_file())
+    # Only a comment can hold another encoding's bytes: indexes, hosts and options are ASCII.
+    texts = (file.read_text(errors="replace") for file in files if os.access(file, os.R_OK) and file.is_file())
     return {**written_settings(texts), **pip_variables(env)}
 
 
 def pip_variables(env: Mapping[str, str]) -> Mapping[str, str]:
     """Return the options of pip that ``env`` sets, by name."""
-    return {_option(name.removeprefix("PIP_")): value for name, value in env.items() if name.startswith("PIP_")}
+    return _filled({name.removeprefix("PIP_"): value for name, value in env.items() if name.startswith("PIP_")})
 
 
 def written_settings(files: Iterable[str]) -> Mapping[str, str]:
@@ -152,8 +154,13 @@ def written_settings(files: Iterable[str]) -> Mapping[str, str]:
     settings: dict[str, str] = {}
     for section in _SECTIONS:
         if merged.has_section(section):
-            settings |= {_option(name): value for name, value in merged[section].items()}
+            settings |= _filled(merged[section])
     return settings
+
+
+def _filled(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options that have a value; pip ignores the others, which override nothing."""
+    return {_option(name): value for name, value in options.items() if value}
 
 
 def _option(name: str) -> str:

@@ -10,14 +10,14 @@ from skyward.request.image import Image
 
 def test_pips_configuration_is_handed_on_with_the_environment_winning(tmp_path: Path) -> None:
     own = tmp_path / "own.conf"
-    own.write_text("[global]\ncert = /x.pem\nindex-url = https://main/simple\n")
+    own.write_text(
+        "[global]\ncert = /x.pem\nextra-index-url =\n    https://a/simple\n    https://b/simple\n"
+        "find-links = /global/wheels\n"
+    )
     config = tmp_path / "pip"
     config.mkdir()
-    (config / "pip.conf").write_text(
-        "[global]\nextra-index-url =\n    https://a/simple\n    https://b/simple\nfind-links = /global/wheels\n"
-        "index-url = https://overridden/\n"
-    )
-    env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "PIP_CONFIG_FILE": str(own)}
+    (config / "pip.conf").write_text("[global]\nindex-url = https://main/simple\nfind-links = /overridden\n")
+    env = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path), "PIP_CONFIG_FILE": str(own)}
 
     sources = package_sources(Image(), pip_settings({**env, "PIP_FIND_LINKS": "/env/wheels"}))
 
@@ -49,6 +49,26 @@ def test_a_null_device_as_pips_file_means_no_files(tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}
 
     assert "index-url" not in pip_settings(env)
+
+
+def test_a_file_that_is_named_replaces_the_users_own_as_it_does_for_pip(tmp_path: Path) -> None:
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "pip.conf").write_text("[global]\nextra-index-url = https://users/\n")
+    env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "none")}
+    own = tmp_path / "own.conf"
+
+    assert pip_settings({**env, "PIP_CONFIG_FILE": str(own)})["extra-index-url"] == "https://users/"
+    own.write_text("[global]\ntimeout = 9\n")
+    assert "extra-index-url" not in pip_settings({**env, "PIP_CONFIG_FILE": str(own)})
+
+
+def test_empty_values_override_nothing_and_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
+    own = tmp_path / "own.conf"
+    own.write_bytes("# für uns\n[global]\nindex-url = https://a/\n[install]\nindex-url =\n".encode("latin-1"))
+
+    settings = pip_settings({"HOME": str(tmp_path), "PIP_CONFIG_FILE": str(own), "PIP_INDEX_URL": ""})
+
+    assert settings["index-url"] == "https://a/"
 
 
 def test_the_images_sources_come_first() -> None:
