@@ -194,3 +194,16 @@ os.waitpid(pid, 0)
 print(node() == first)
 """
     assert run_client(script).split() == ["True"] * 3
+
+
+@pytest.mark.parametrize(
+    "oddity",
+    [
+        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "os.environ.pop('HOME'); import pwd; pwd.getpwuid = {}.__getitem__  # a container's user without an entry",
+    ],
+    ids=["ignores_ended_children", "has_no_home"],
+)
+def test_nodes_of_an_odd_client_share_what_one_process_has_imported(oddity: str, tmp_path: Path) -> None:
+    places = f"os.environ.update(XDG_STATE_HOME={str(tmp_path)!r}, XDG_CACHE_HOME={str(tmp_path)!r})"
+    assert run_client(f"{places}\n{oddity}\nprint(node() == node())").split() == ["True"]
