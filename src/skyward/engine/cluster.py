@@ -42,7 +42,7 @@ __all__ = ["Cluster"]
 
 log = logging.getLogger("skyward.engine")
 
-# A call waits behind an overdue one for at most this and dispatch's 50 ms, if another worker is idle.
+# Between two looks for overdue calls, so that calls behind one wait no longer than this once it counts as overdue.
 _REBALANCE_S = 0.1
 
 

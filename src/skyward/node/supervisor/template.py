@@ -121,7 +121,7 @@ class _TemplateProcess:
     async def _reports(self, fork: Fork, volumes: str) -> list[str]:
         report, given = "", False
         with suppress(OSError):
-            # Not by lines: a StreamReader's have at most 64 KiB, and the ports of 1,000 workers are more.
+            # Not by lines: a StreamReader's have at most 64 KiB, and the ports of 1,500 workers are more.
             while part := await fork.reports.read(1 << 16):
                 report += part.decode()
                 if not given and VOLUMES_REQUEST in report.splitlines():

@@ -39,6 +39,7 @@ _UV_ALIASES = {
     "UV_INDEX_STRATEGY": ("UV_INDEX_STRATEGY",),
     "UV_INSECURE_HOST": ("UV_INSECURE_HOST",),
     "UV_NO_INDEX": ("UV_NO_INDEX",),
+    "ALL_PROXY": ("ALL_PROXY",),
     "SSL_CERT_FILE": ("SSL_CERT_FILE",),
 }
 
@@ -54,6 +55,7 @@ class PackageSources:
         trusted_hosts: hosts whose certificates are not checked.
         cert: file of certificates to trust instead of the system's.
         no_index: True if no index is used.
+        proxy: HTTP proxy on the way to them; empty means that of the environment, if any.
     """
 
     index_url: str = ""
@@ -62,6 +64,7 @@ class PackageSources:
     trusted_hosts: tuple[str, ...] = ()
     cert: str = ""
     no_index: bool = False
+    proxy: str = ""
 
     def for_pip(self) -> Mapping[str, str]:
         """Return environment variables for pip."""
@@ -72,6 +75,7 @@ class PackageSources:
             "PIP_TRUSTED_HOST": " ".join(self.trusted_hosts),
             "PIP_CERT": self.cert,
             "PIP_NO_INDEX": "1" if self.no_index else "",
+            "PIP_PROXY": self.proxy,
         }
         return {name: value for name, value in values.items() if value}
 
@@ -89,6 +93,7 @@ class PackageSources:
             "UV_INSECURE_HOST": " ".join(self.trusted_hosts),
             "UV_NO_INDEX": "1" if self.no_index else "",
             "SSL_CERT_FILE": self.cert,
+            "ALL_PROXY": self.proxy,  # uv has no variable of its own
         }
         kept = frozenset(already_set)
         return {name: value for name, value in values.items() if value and kept.isdisjoint(_UV_ALIASES[name])}
@@ -112,7 +117,8 @@ def package_sources(
         find_links=(*links, *settings.get("find-links", "").split()),
         trusted_hosts=tuple(settings.get("trusted-host", "").split()),
         cert=settings.get("cert", ""),
-        no_index=settings.get("no-index", "").lower() in ("1", "true", "yes", "on"),
+        no_index=settings.get("no-index", "").lower() in ("1", "true", "yes", "on", "t", "y"),
+        proxy=settings.get("proxy", ""),
     )
 
 

@@ -71,6 +71,12 @@ def test_empty_values_override_nothing_and_bytes_that_are_no_text_do_no_harm(tmp
     assert settings["index-url"] == "https://a/"
 
 
+def test_pips_proxy_is_uvs_too() -> None:
+    sources = package_sources(Image(), {"proxy": "http://proxy:3128"})
+
+    assert sources.for_uv()["ALL_PROXY"] == sources.for_pip()["PIP_PROXY"] == "http://proxy:3128"
+
+
 def test_the_images_sources_come_first() -> None:
     image = Image(pip_index_url="https://mine/", pip_extra_index_url="https://more/", find_links=["/mine"])
 
