@@ -263,8 +263,8 @@ def _end_after(supervisor: int, zygote: int, instance_id: str) -> None:
 def _start_fork_server() -> None:
     """Start multiprocessing's fork server and resource tracker as forks. Call before the process has threads."""
     # By itself multiprocessing starts a new program, which would import distributed again: 0.6 to 0.75 s of processor
-    # time (docs/decisions/010). It still does if this server ends. The tracker, 50 ms as a program (016), is a fork only
-    # if it can show the arguments by which kill_all() spares it.
+    # time (docs/decisions/010). It still does if this server ends. The tracker, 50 ms as a program (016), is a fork
+    # only if it can show the arguments by which kill_all() spares it.
 
     def fork(path: bytes, argv: Sequence[str], kept: Sequence[int]) -> int:
         is_tracker = "resource_tracker" in argv[-1]
