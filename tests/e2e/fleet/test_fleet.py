@@ -193,6 +193,7 @@ class TestLostNodes:
             wait_for((tmp_path / "0").exists)
             os.kill(doomed, signal.SIGKILL)
             assert [future.result(60) for future in futures] == list(range(200))
+            wait_for(lambda: not psutil.pid_exists(before[0]))
             after = dict(ranks_and_pids() @ pool)
             heads = {address for address, _ in zip(head_address() @ pool, range(3), strict=True)}
         assert (after[1], after[2]) == (before[1], before[2]), "nobody else was touched"
