@@ -328,7 +328,7 @@ async def _stop(node: NodeHandle) -> None:
     try:
         await node.stop(_STOP_TIMEOUT_S)
     except Exception as error:
-        _logger.warning("node %d did not stop by itself and is terminated as it is: %s", node.rank, error)
+        _logger.warning("node %d did not end when asked, and is ended with its machine: %s", node.rank, error)
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:

@@ -116,6 +116,8 @@ class ControlClient:
             return
         try:
             async with asyncio.timeout(timeout_s):
+                if self._task is None:  # the opening was cancelled while it dialled, and nobody else would dial again
+                    await self.connect(timeout_s)
                 await self.send(Stop())
                 await self._ended.wait()
         except TimeoutError as error:

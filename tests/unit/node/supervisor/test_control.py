@@ -237,6 +237,23 @@ async def test_stop_returns_once_the_node_has_said_goodbye(identity: TlsIdentity
         await client.stop_node(1)
 
 
+async def test_stop_reaches_a_node_although_its_opening_was_cancelled_before_it_answered(identity: TlsIdentity) -> None:
+    node = FakeNode()
+    async with serving(node, identity) as address:
+        client = ControlClient(address, identity, on_message=print, on_lost=print)
+        opening = asyncio.create_task(client.connect(5))
+        await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        stopping = asyncio.create_task(client.stop_node(5))
+        while not isinstance(await node.heard.get(), Stop):
+            continue
+        node.server.broadcast(Ending(reason="asked"))
+        await node.server.close()
+        await stopping
+        await client.close()
+
+
 async def test_stop_that_is_not_confirmed_is_an_error(identity: TlsIdentity) -> None:
     async with serving(FakeNode(), identity) as address, client_of(address, identity, Ears()) as client:
         with pytest.raises(UnreachableError, match=r"did not end within 0\.05 s"):
