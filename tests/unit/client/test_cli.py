@@ -156,7 +156,7 @@ def test_ls_lists_open_machines_with_cost_and_owner(launch: Callable[..., list[I
     assert [each["owner"]["alive"] for each in listed["machines"]] == [False, False, True]
     assert listed["cost"] == pytest.approx(2 * 2 * 1.5, rel=0.01)
     said = run("ls").output
-    assert "dead: `skyward sweep` ends what is left" in said
+    assert "dead: `skyward sweep` ends its machines" in said
     assert f"{os.getpid()}, alive" in said
     assert "3 machines, $6.00" in said
 

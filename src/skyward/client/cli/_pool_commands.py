@@ -192,7 +192,7 @@ def _row(entry: LedgerEntry, now: float) -> tuple[str, ...]:
     elif owner is None:
         state = "unknown"
     else:
-        says = {True: "alive", False: "dead: `skyward sweep` ends what is left", None: f"{_place(owner)}, may be alive"}
+        says = {True: "alive", False: "dead: `skyward sweep` ends its machines", None: f"{_place(owner)}, may be alive"}
         state = f"{owner.pid}, {says[owner.lives()]}"
     return (
         bought.pool_id,
