@@ -20,6 +20,7 @@ from skyward.errors import UnreachableError
 __all__ = [
     "SUPERVISOR_LOG",
     "become_subreaper",
+    "carriers",
     "close_all_but",
     "descendants",
     "end_all",
@@ -91,6 +92,11 @@ def descendants(instance_id: str) -> list[psutil.Process]:
     below = {child.pid: child for child in me.children(recursive=True)}
     below |= {process.pid: process for process in _carrying(instance_id) if process.pid != me.pid}
     return [process for process in below.values() if _lives(process)]
+
+
+def carriers(instance_id: str) -> list[psutil.Process]:
+    """Return the living processes of this user that carry the instance's id in their environment."""
+    return [process for process in _carrying(instance_id) if _lives(process)]
 
 
 def kill_all(instance_id: str, *, keep: Collection[int] = ()) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from skyward.errors import ConfigurationError
-from skyward.node.processes import SUPERVISOR_LOG, descendants
+from skyward.node.processes import SUPERVISOR_LOG, carriers
 from skyward.request.volume import GrantedVolume
 
 __all__ = ["PART", "FileRecord", "MountPath", "claimed", "held"]
@@ -134,7 +134,7 @@ class MountPath:
         now = time.time()
         for holder, known in list(self.head.holders.items()):
             # A node that was killed could not release it: no process carries its id any more.
-            if not (holder == instance_id or known.is_starting(now) or descendants(holder)):
+            if not (holder == instance_id or known.is_starting(now) or carriers(holder)):
                 del self.head.holders[holder]
         return bool(self.head.holders.keys() - {instance_id})
 

@@ -129,6 +129,9 @@ class ControlClient:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        if self._dialled is not None:  # cancelled before the background task took the streams over
+            self._dialled[1].transport.abort()
+            self._dialled = None
         self._finish()
 
     async def _dial(self, deadline_s: float) -> _Streams:

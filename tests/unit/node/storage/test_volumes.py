@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -268,6 +269,23 @@ def test_what_a_killed_node_left_gives_way_to_another_volume(
     store.objects = {"new": b"new"}
 
     node("volumes-node-1", bucket="another").fetch()
+
+    assert tree(folder) == {"new": b"new"}
+
+
+def test_children_of_the_program_itself_are_no_node_that_uses_a_volume(
+    store: FakeStore, node: Callable[..., Node], folder: Path, tmp_path: Path
+) -> None:
+    store.objects = {"old": b"old"}
+    node("volumes-node-0").fetch()
+    (tmp_path / "volumes-node-0").mkdir()
+    (tmp_path / "volumes-node-0/supervisor.log").touch()
+    store.objects = {"new": b"new"}
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            node("volumes-node-1", bucket="another").fetch()
+        finally:
+            child.kill()
 
     assert tree(folder) == {"new": b"new"}
 
