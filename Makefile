@@ -41,7 +41,7 @@ demo-ssh: $(VENV)/demo.installed ## the same, on two machines that SSH servers o
 	tools/sshd
 	$(BIN)/python examples/demo_ssh.py
 
-test: $(VENV)/test.installed ## every behaviour once, except training; a few minutes
+test: $(VENV)/test.installed ## every behaviour once, except training; about eight minutes
 	-tools/browser
 	tools/sshd
 	$(PYTEST) -m "not full"

@@ -204,10 +204,6 @@ class FakeNvml:
     def nvmlDeviceGetGpuInstanceId(self, handle: _MigHandle) -> int:  # noqa: N802
         return _part(self._find(_GpuHandle(handle.gpu)), handle).id
 
-    def nvmlDeviceGetComputeInstanceId(self, handle: _MigHandle) -> int:  # noqa: N802
-        _part(self._find(_GpuHandle(handle.gpu)), handle)
-        return 0
-
     def nvmlDeviceGetGpuInstanceProfileInfo(self, handle: _GpuHandle, profile: int, version: int = 2) -> _ProfileInfo:  # noqa: N802
         family = self._gpus.machine.family
         if version > 1 and family < R510:

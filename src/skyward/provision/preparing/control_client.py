@@ -111,6 +111,7 @@ class ControlClient:
 
         Raises:
             UnreachableError: it has not confirmed within ``timeout_s``.
+            AuthenticationError: as :meth:`connect`, when that was cancelled before the node answered.
         """
         if self._ended.is_set():
             return

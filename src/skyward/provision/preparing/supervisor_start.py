@@ -73,7 +73,7 @@ async def start_supervisor(
 
 
 def _completed(config: NodeConfig, ready: str) -> Completed:
-    """Return what the supervisor's program would have printed."""
+    """Return the answer of a forked supervisor as the result of its program."""
     if ready:
         return Completed(exit_code=0, stdout=ready, stderr="")
     return Completed(exit_code=1, stdout="", stderr=f"the node did not come up:\n{_log_tail(config)}")

@@ -49,11 +49,6 @@ class Model:
     cores_per_chip: int = 1
     source: str
 
-    @property
-    def mig_capable(self) -> bool:
-        """True if it can be partitioned."""
-        return bool(self.mig)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
