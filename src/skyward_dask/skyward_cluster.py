@@ -55,6 +55,7 @@ class PoolParams(TypedDict, total=False):
     lease: float
     away: float
     max_cost: float | None
+    max_price_per_hour: float | None
 
 
 class SkywardCluster(ElasticCluster):

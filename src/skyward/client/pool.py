@@ -80,6 +80,7 @@ class ComputePool(CallsByFunction):
             a laptop that sleeps, a network that is down.
         max_cost: limit on the total cost of the pool, in USD. The pool ends before it exceeds the limit; calls that
             are unfinished then fail with :class:`~skyward.errors.BudgetError`.
+        max_price_per_hour: limit on the price of each machine, in USD an hour. Dearer offers are left out.
 
     Raises:
         ConfigurationError: a parameter is wrong; nothing was created.
@@ -107,6 +108,7 @@ class ComputePool(CallsByFunction):
         lease: float = 120,
         away: float = 1800,
         max_cost: float | None = None,
+        max_price_per_hour: float | None = None,
     ) -> None:
         self._provider = checked_provider(provider)
         self._request = parse_request(
@@ -126,6 +128,7 @@ class ComputePool(CallsByFunction):
             lease=lease,
             away=away,
             max_cost=max_cost,
+            max_price_per_hour=max_price_per_hour,
         )
         self._display = parse_display(display)
         if on_event is not None and not callable(on_event):

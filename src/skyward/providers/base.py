@@ -47,6 +47,9 @@ class Offer:
         on_demand_price_per_hour: USD for the same machine on demand; None is unknown.
         minimum_billed_s: shortest time that is billed.
         note: remark for the user before purchase; empty for none.
+        ready_within_s: seconds from the launch within which a sound machine of this kind runs and can be reached. One
+            that takes longer is terminated, and another is bought.
+        island: True if machines of this kind reach no other machine of the pool.
     """
 
     spec: InstanceSpec
@@ -57,6 +60,8 @@ class Offer:
     on_demand_price_per_hour: float | None = None
     minimum_billed_s: float = 0.0
     note: str = ""
+    ready_within_s: float = 900.0
+    island: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +75,14 @@ class LaunchOrder:
             the provider supports that.
         allowance: longest life, in seconds, of machines bought as a given offer; 0 if they would cost too much. None
             means ``timeout_s`` for every offer.
+        avoid: hosts (:attr:`Instance.host`) whose machines have failed: none is to be bought there.
     """
 
     pool_id: str
     keys: tuple[str, ...]
     timeout_s: float
     allowance: Callable[[Offer], float] | None = field(default=None, compare=False, repr=False)
+    avoid: frozenset[str] = frozenset()
 
     def lasts_s(self, offer: Offer) -> float:
         """Return the hard cap on the life of machines bought as ``offer``; 0 if they must not be bought."""
@@ -96,6 +103,12 @@ class Instance:
         reason: reason for its termination, as reported by the provider; empty for none.
         power_off: command by which the machine ends itself and its bill once its node has ended. Empty where powering
             off does not stop the bill, or where the machine is not rented.
+        network: name of the network through which it reaches other machines: equal and not empty means that two reach
+            each other, at :attr:`~skyward.transport.access.SSHAccess.address` and on every port. Empty is an island.
+        host: the physical machine below it, for :attr:`LaunchOrder.avoid`; empty if it is not known.
+        preempted: True if the provider took it back, noticed or not.
+        ends_itself: True if it can stop its own bill when the client is dead, or costs nothing.
+        price_per_hour: USD as charged, read back from the provider's record; None means the offer's price.
     """
 
     id: str
@@ -106,6 +119,11 @@ class Instance:
     watch: PreemptionWatch | None = None
     reason: str = ""
     power_off: tuple[str, ...] = ()
+    network: str = ""
+    host: str = ""
+    preempted: bool = False
+    ends_itself: bool = False
+    price_per_hour: float | None = None
 
 
 class Provider(Protocol):
@@ -126,9 +144,10 @@ class Provider(Protocol):
     async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
         """Create the machines and return without waiting for them. Not idempotent, except by key.
 
-        The first available offer is used for all machines of the order; each record holds its offer. Either every
-        machine of the order is requested, or none is left: a partial success is undone before this raises. Raises
-        :class:`~skyward.errors.CapacityError` when none of the offers is available.
+        Each machine is bought as the best offer that is still available for it; its record holds that offer. Either
+        every machine of the order is requested, or none is left: a partial success is undone before this raises. A
+        create call without a client token is sent once; when its outcome is unknown, the machine is looked up by its
+        key, and adopted or undone. Raises :class:`~skyward.errors.CapacityError` when the offers do not suffice.
         """
         ...
 

@@ -17,6 +17,7 @@ __all__ = [
     "Admits",
     "Checkable",
     "Finding",
+    "Paced",
     "Sweepable",
     "Tidies",
     "Zoned",
@@ -95,6 +96,16 @@ class Admits(Protocol):
         Returns the address if it was not admitted before, else an empty text. Raises
         :class:`~skyward.errors.SkywardError` when the address or the rules cannot be read.
         """
+        ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """Provider that limits how often its machines may be listed."""
+
+    @property
+    def look_interval_s(self) -> float:
+        """Least number of seconds between two calls of ``describe``."""
         ...
 
 

@@ -42,6 +42,8 @@ class PoolRequest:
         lease_s: seconds for which a node outlives its dead client.
         away_s: seconds for which a node outlives a silent client.
         max_cost: USD that the pool may cost in total; None is no limit.
+        max_price_per_hour: USD that each machine may cost an hour; None is no limit.
+        one_network: True if the nodes must reach each other.
     """
 
     image: Image
@@ -59,6 +61,8 @@ class PoolRequest:
     lease_s: float = 120.0
     away_s: float = 1800.0
     max_cost: float | None = None
+    max_price_per_hour: float | None = None
+    one_network: bool = False
 
     @property
     def workers_per_node(self) -> int:
@@ -94,6 +98,7 @@ def parse_request(
     lease: float = 120,
     away: float = 1800,
     max_cost: float | None = None,
+    max_price_per_hour: float | None = None,
 ) -> PoolRequest:
     """Check every argument of ``ComputePool`` that concerns machines.
 
@@ -120,6 +125,9 @@ def parse_request(
         lease_s=positive_number("lease", lease),
         away_s=positive_number("away", away),
         max_cost=None if max_cost is None else positive_number("max_cost", max_cost),
+        max_price_per_hour=None
+        if max_price_per_hour is None
+        else positive_number("max_price_per_hour", max_price_per_hour),
     )
 
 

@@ -64,10 +64,12 @@ class SSHAccess:
 
     Attributes:
         target: the SSH server and the credentials.
-        address: the machine's own address, at which the pool's other machines reach it; the node's ports bind to it.
+        address: address at which other machines of its network reach it.
         workdir: the node's own folder, absolute.
         cache: folder of environments, absolute; it outlives the node.
         boot_s: seconds for which a new machine may refuse every login, or show another host key, while it is set up.
+        bind: address of one of its interfaces, to which the node's ports bind. Behind NAT it differs from ``address``;
+            empty means that it does not.
     """
 
     target: SSHTarget
@@ -75,6 +77,7 @@ class SSHAccess:
     workdir: str
     cache: str = field(default="")
     boot_s: float = 0.0
+    bind: str = ""
 
 
 Access: TypeAlias = LocalAccess | SSHAccess
