@@ -107,8 +107,7 @@ def parse_request(
             allowed ones. Nothing was started.
     """
     volumes = _volumes(volume)
-    requirements = [*(() if pip is None else texts("pip", pip)), *_needs(volumes)]
-    complete = _image(image).merged(pip=requirements, env=EnvVars(env)).anchored()
+    complete = _image(image).merged(pip=[*_pip(pip), *_needs(volumes)], env=EnvVars(env)).anchored()
     return PoolRequest(
         nodes=checked_nodes(nodes),
         machine=None if machine is None else text("machine", machine),
@@ -124,11 +123,17 @@ def parse_request(
         collect_metrics=flag("collect_metrics", collect_metrics),
         lease_s=positive_number("lease", lease),
         away_s=positive_number("away", away),
-        max_cost=None if max_cost is None else positive_number("max_cost", max_cost),
-        max_price_per_hour=None
-        if max_price_per_hour is None
-        else positive_number("max_price_per_hour", max_price_per_hour),
+        max_cost=_limit("max_cost", max_cost),
+        max_price_per_hour=_limit("max_price_per_hour", max_price_per_hour),
     )
+
+
+def _pip(value: object) -> Sequence[str]:
+    return () if value is None else texts("pip", value)
+
+
+def _limit(parameter: str, usd: object) -> float | None:
+    return None if usd is None else positive_number(parameter, usd)
 
 
 def _image(value: object) -> Image:
