@@ -13,7 +13,7 @@
     │   └── AuthenticationError       credentials or keys were refused
     │       └── HostKeyError          a machine is unknown, or not the one it should be
     ├── try elsewhere
-    │   ├── CapacityError             the provider has none of it now
+    │   ├── CapacityError             the provider has none of it now, or none that starts
     │   └── QuotaError                the account may not have more of it
     ├── wait
     │   ├── RateLimitError            the provider asks for patience
@@ -101,7 +101,16 @@ class HostKeyError(AuthenticationError):
 
 
 class CapacityError(SkywardError):
-    """The provider has no machine of this kind to give now. Another type, zone, region or provider may."""
+    """The provider has no machine of this kind to give now. Another type, zone, region or provider may.
+
+    Attributes:
+        attempts: machines that were bought for one node and ended again, since they did not start or were smaller than
+            bought: id, type, place, reason and cost of each, in words. Empty for a refused purchase.
+    """
+
+    def __init__(self, message: str, *, attempts: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.attempts = tuple(attempts)
 
 
 class QuotaError(SkywardError):
