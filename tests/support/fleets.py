@@ -1,20 +1,23 @@
-"""A fleet whose provider, nodes and clock are fakes, and what it published."""
+"""A fleet whose provider, nodes and clock are fakes, and this machine as a provider of several networks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skyward.events import SkywardEvent
+from skyward.providers.base import Instance, LaunchOrder, Offer
+from skyward.providers.local import Local
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.fleet import Fleet
-from skyward.request.request import parse_request
+from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.provider import FakeProvider
 from skyward.wire.frames import TlsIdentity
 from support.clock import FakeClock
 from support.nodes import FakeNodes
 
-__all__ = ["FleetStage"]
+__all__ = ["FleetStage", "LocalNetworks"]
 
 
 @dataclass(kw_only=True)
@@ -49,3 +52,32 @@ class FleetStage:
             clock=self.clock,
             open_node=self.nodes,
         )
+
+
+@dataclass(frozen=True)
+class LocalNetworks(Local):
+    """This machine as a provider whose nodes are on the networks given; without any, all are islands.
+
+    Attributes:
+        networks: the network of each rank that is on one. Machines launched later follow its changes.
+    """
+
+    networks: dict[int, str] = field(default_factory=dict[int, str], repr=False)
+    _known: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """See :meth:`Local.offers`."""
+        return [replace(offer, island=not self.networks) for offer in await super().offers(request)]
+
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        """See :meth:`Local.launch`."""
+        made = await super().launch(offers, order)
+        self._known.update({each.id: self.networks.get(int(each.key.split("-")[-2]), "") for each in made})
+        return [self._placed(each) for each in made]
+
+    async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
+        """See :meth:`Local.describe`."""
+        return [self._placed(each) for each in await super().describe(instance_ids)]
+
+    def _placed(self, instance: Instance) -> Instance:
+        return replace(instance, network=self._known.get(instance.id, ""))

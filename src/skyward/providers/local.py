@@ -35,6 +35,8 @@ _GIB = 1 << 30
 _ADDRESS = "127.0.0.1"
 """Address of every node: the only loopback address that interfaces list. LightGBM, for one, uses no other."""
 
+_NETWORK = "this machine"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tags:
@@ -238,7 +240,14 @@ def _read(folder: Path) -> _Tags | None:
 def _instance(tags: _Tags, offer: Offer) -> Instance:
     folder = _root() / tags.pool_id / tags.instance_id
     access = LocalAccess(address=tags.address, workdir=str(folder))
-    return Instance(id=tags.instance_id, key=tags.key, state=InstanceState.RUNNING, offer=offer, access=access)
+    return Instance(
+        id=tags.instance_id,
+        key=tags.key,
+        state=InstanceState.RUNNING,
+        offer=offer,
+        access=access,
+        network=_NETWORK,
+    )
 
 
 def _describe(instance_id: str) -> Instance:

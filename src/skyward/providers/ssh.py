@@ -345,7 +345,7 @@ class SSH:
             cache=host.cache,
         )
         offer = Offer(spec=host.spec, price_per_hour=0.0, on_demand_price_per_hour=0.0)
-        return Instance(id=instance_id, key=key, state=InstanceState.RUNNING, offer=offer, access=access)
+        return Instance(id=instance_id, key=key, state=InstanceState.RUNNING, offer=offer, access=access, network="ssh")
 
 
 def _check(request: PoolRequest, hosts: Sequence[str]) -> None:

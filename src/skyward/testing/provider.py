@@ -29,13 +29,17 @@ class FakeProvider:
         calls: the verbs called, in order.
         launch_limit: largest number of machines launched of an order, without an error; None launches all.
         pending_looks: number of times that a new machine is described as pending before it runs.
+        networks: networks of the machines, in the order of their launch; the last one is that of all further ones.
     """
 
-    def __init__(self, offers: Sequence[Offer] = (), *, pending_looks: int = 0) -> None:
+    def __init__(
+        self, offers: Sequence[Offer] = (), *, pending_looks: int = 0, networks: Sequence[str] = ("fake",)
+    ) -> None:
         self.instances: dict[str, Instance] = {}
         self.calls: list[Verb] = []
         self.launch_limit: int | None = None
         self.pending_looks = pending_looks
+        self.networks = networks
         self._offers = offers or (Offer(spec=InstanceSpec(name="fake", cpu=2, memory_gib=4), price_per_hour=1.0),)
         self._faults: dict[Verb, deque[BaseException]] = defaultdict(deque)
         self._numbers = itertools.count()
@@ -99,9 +103,11 @@ class FakeProvider:
             raise self._faults[verb].popleft()
 
     def _make(self, key: str, offer: Offer) -> Instance:
-        instance_id = f"fake-{next(self._numbers)}"
+        number = next(self._numbers)
+        instance_id = f"fake-{number}"
         self._looks[instance_id] = self.pending_looks
-        pending = Instance(id=instance_id, key=key, state=InstanceState.PENDING, offer=offer)
+        network = self.networks[min(number, len(self.networks) - 1)]
+        pending = Instance(id=instance_id, key=key, state=InstanceState.PENDING, offer=offer, network=network)
         return pending if self.pending_looks else running(pending)
 
     def _look(self, instance_id: str) -> Instance:

@@ -66,6 +66,13 @@ def test_the_offer_is_this_machine_for_nothing_and_on_demand() -> None:
     assert (offer.price_per_hour, offer.spot, offer.spec.cpu > 0) == (0.0, False, True)
 
 
+def test_all_nodes_are_on_one_network(instance: Instance) -> None:
+    other, again = launch("key-1", pool_id="another")[0], asyncio.run(Local().describe([instance.id]))[0]
+    terminate(other)
+
+    assert "" != instance.network == other.network == again.network
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

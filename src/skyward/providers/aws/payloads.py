@@ -118,6 +118,7 @@ class Record:
         spot: True if it was bought on spot.
         public_address: None if it has none, or none yet.
         private_address: None if it has none yet.
+        group: id of its security group, which admits all traffic among a pool's machines; empty for none.
     """
 
     id: str
@@ -133,6 +134,7 @@ class Record:
     spot: bool
     public_address: str | None
     private_address: str | None
+    group: str
 
     @property
     def ending(self) -> bool:
@@ -153,6 +155,7 @@ class Record:
             access=access(self) if self.state == "running" else None,
             watch=SPOT_WATCH if self.spot else None,
             reason=self.reason,
+            network=self.group,
         )
 
 
@@ -162,6 +165,7 @@ def parse_record(row: Mapping[str, Any], region: str) -> Record:
     zone = str(row.get("Placement", {}).get("AvailabilityZone", ""))
     reason: Mapping[str, Any] = row.get("StateReason") or {}
     options: Mapping[str, Any] = row.get("CpuOptions") or {}
+    groups = [group for interface in row.get("NetworkInterfaces") or () for group in interface.get("Groups") or ()]
     return Record(
         id=str(row["InstanceId"]),
         key=tags.get(KEY_TAG, ""),
@@ -176,6 +180,7 @@ def parse_record(row: Mapping[str, Any], region: str) -> Record:
         spot=row.get("InstanceLifecycle") == "spot",
         public_address=row.get("PublicIpAddress") or None,
         private_address=row.get("PrivateIpAddress") or None,
+        group=str(groups[0]["GroupId"]) if groups else "",
     )
 
 

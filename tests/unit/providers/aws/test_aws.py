@@ -295,6 +295,16 @@ def test_the_group_of_a_pool_lets_in_the_client_and_the_pool_only(ec2: LocalEC2)
     assert {name for each in described(ec2) for name in groups_of(each)} == {"skyward-pool"}
 
 
+def test_machines_of_a_pool_are_on_one_network_which_is_their_group(ec2: LocalEC2) -> None:
+    async def networks(provider: AWS) -> set[str]:
+        launched = await launch(provider)
+        return {each.network for each in await provider.describe([each.id for each in launched])}
+
+    (network,) = use(ec2, networks)
+
+    assert network in {each["GroupId"] for each in ec2.client("ec2").describe_security_groups()["SecurityGroups"]}
+
+
 def admitted(ec2: LocalEC2) -> list[str]:
     (group,) = [
         each
