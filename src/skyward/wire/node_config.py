@@ -47,6 +47,8 @@ class NodeConfig:
         sharers: number of nodes that share the machine's memory and cores, this one included.
         least_cpu: requested cores, which the node claims although its equal share is less.
         least_memory_bytes: requested memory, claimed in the same way.
+        bought_cpu: cores of the rented machine as bought; the node uses no more, however many it sees. 0 is no limit.
+        bought_memory_bytes: main memory as bought, in the same way.
     """
 
     pool_id: str
@@ -78,6 +80,8 @@ class NodeConfig:
     sharers: int = 1
     least_cpu: int = 0
     least_memory_bytes: int = 0
+    bought_cpu: int = 0
+    bought_memory_bytes: int = 0
 
     @property
     def identity(self) -> TlsIdentity:
@@ -114,8 +118,10 @@ class NodeReady:
         pid: the supervisor's process id.
         python: the node's Python version.
         packages: versions of the packages that must be the same at both ends of Dask.
-        cpu_count: usable cores; the node's share of them where nodes share a machine.
-        memory_bytes: physical memory, or the cgroup's limit; the node's share where nodes share a machine.
+        cpu_count: usable cores: of the affinity, the cgroup's limit and the bought ones the fewest; the node's share of
+            them where nodes share a machine.
+        memory_bytes: usable memory: of the physical one, the cgroup's limit and the bought one the least; the node's
+            share where nodes share a machine.
     """
 
     control: str

@@ -68,7 +68,8 @@ class NodePlan:
             # Dask's monitor takes CUDA_VISIBLE_DEVICES apart, and its process ends where a part of a GPU has fewer
             # properties than a whole one.
             ours |= {"DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False"}
-        if self.config.sharers > 1:  # a loop inside a call counts the machine's cores otherwise
+        # A loop inside a call counts the machine's cores otherwise.
+        if self.config.sharers > 1 or self.config.bought_cpu:
             ours |= {"LOKY_MAX_CPU_COUNT": str(self.ready.cpu_count)}
         return DASK_ENV | ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
 

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import psutil
 
+from skyward.node.cgroups import MemoryCgroup, find_memory_cgroup
 from skyward.node.gpu.nvml import import_nvml, open_nvml
 from skyward.wire.control import GpuReading, NodeMetrics
 
-__all__ = [
-    "HostProbe",
-    "MemoryCgroup",
-    "MemoryInfo",
-    "MetricsSampler",
-    "NvmlProbe",
-    "find_memory_cgroup",
-    "open_gpu_probe",
-    "open_sampler",
-]
+__all__ = ["HostProbe", "MemoryInfo", "MetricsSampler", "NvmlProbe", "open_gpu_probe", "open_sampler"]
 
 log = logging.getLogger("skyward.node.supervisor.sampling")
 
@@ -55,79 +45,6 @@ class HostProbe(Protocol):
     def virtual_memory(self) -> MemoryInfo:
         """Physical memory."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryCgroup:
-    """The control group that limits this process's memory.
-
-    Attributes:
-        limit_bytes: how much its processes may have together.
-    """
-
-    limit_bytes: int
-    usage_file: Path
-    stat_file: Path
-    reclaimable_key: str
-
-    def used_bytes(self) -> int:
-        """Return the memory of its processes, without file pages that the kernel would drop first."""
-        stat = dict(line.split() for line in self.stat_file.read_text().splitlines())
-        return max(0, int(self.usage_file.read_text()) - int(stat.get(self.reclaimable_key, 0)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CgroupFiles:
-    mount: str
-    limit: str
-    usage: str
-    reclaimable_key: str
-
-
-_CGROUP_V2 = _CgroupFiles(
-    mount="sys/fs/cgroup", limit="memory.max", usage="memory.current", reclaimable_key="inactive_file"
-)
-_CGROUP_V1 = _CgroupFiles(
-    mount="sys/fs/cgroup/memory",
-    limit="memory.limit_in_bytes",
-    usage="memory.usage_in_bytes",
-    reclaimable_key="total_inactive_file",
-)
-
-
-def find_memory_cgroup(root: Path = Path("/")) -> MemoryCgroup | None:
-    """Return the group with the smallest limit among this process's own and all above it; None if none has a limit.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return None
-    groups: list[MemoryCgroup] = []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            groups += _limited(root, _CGROUP_V2, path)
-        elif "memory" in controllers.split(","):
-            groups += _limited(root, _CGROUP_V1, path)
-    return min(groups, key=lambda group: group.limit_bytes, default=None)
-
-
-def _limited(root: Path, files: _CgroupFiles, path: str) -> list[MemoryCgroup]:
-    own = Path(path.lstrip("/"))
-    folders = [root / files.mount / folder for folder in (own, *own.parents)]
-    return [
-        MemoryCgroup(
-            limit_bytes=int(text),
-            usage_file=folder / files.usage,
-            stat_file=folder / "memory.stat",
-            reclaimable_key=files.reclaimable_key,
-        )
-        for folder in folders
-        if (folder / files.limit).exists() and (text := (folder / files.limit).read_text().strip()) != "max"
-    ]
 
 
 class NvmlProbe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import random
@@ -18,9 +19,9 @@ from pathlib import Path
 
 import psutil
 
+from skyward.node.cgroups import find_cpu_limit, find_memory_cgroup
 from skyward.node.gpu.driver import Device
 from skyward.node.supervisor.plan import NodePlan
-from skyward.node.supervisor.sampling import find_memory_cgroup
 from skyward.wire.node_config import NodeConfig, NodeReady
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "package_versions",
     "port_count",
     "share_of",
+    "usable",
 ]
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -108,16 +110,25 @@ def free_ports(address: str, count: int) -> tuple[int, ...]:
         return tuple(sock.getsockname()[1] for sock in sockets)
 
 
-def cpu_count() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cpu_count(bought: int = 0) -> int:
+    """Return the number of cores that this process may use: of its affinity, its cgroup, and ``bought`` the fewest."""
+    seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable(seen, find_cpu_limit(), bought)
 
 
-def memory_bytes() -> int:
-    """Return the physical memory, or the cgroup's limit where that is less."""
+def memory_bytes(bought: int = 0) -> int:
+    """Return the usable memory: of the physical one, the cgroup's limit, and ``bought`` the least."""
     physical: int = psutil.virtual_memory().total
     cgroup = find_memory_cgroup()
-    return min(physical, cgroup.limit_bytes) if cgroup else physical
+    return usable(physical, cgroup.limit_bytes if cgroup else None, bought)
+
+
+def usable(seen: int, *limits: float | None) -> int:
+    """Return the smallest of ``seen`` and the limits, of which None and 0 are none.
+
+    A part of a core counts as a core: a thread too many waits for its turn, one too few leaves bought time unused.
+    """
+    return math.ceil(min([seen, *filter(None, limits)]))
 
 
 @cache
@@ -148,7 +159,7 @@ def make_plan(
         ports: :func:`port_count` ports for everything else.
         devices: devices of the workers.
     """
-    memory = share_of(memory_bytes(), sharers=config.sharers, least=config.least_memory_bytes)
+    memory = share_of(memory_bytes(config.bought_memory_bytes), sharers=config.sharers, least=config.least_memory_bytes)
     blob_dir, blob_dir_disk = make_folders(config)
     taken = _Ports(ports)
     scheduler = taken.take(1)[0]
@@ -166,7 +177,7 @@ def make_plan(
         pid=os.getpid(),
         python=platform.python_version(),
         packages=dict(package_versions()),
-        cpu_count=share_of(cpu_count(), sharers=config.sharers, least=config.least_cpu),
+        cpu_count=share_of(cpu_count(config.bought_cpu), sharers=config.sharers, least=config.least_cpu),
         memory_bytes=memory,
     )
     # The volumes' keys are the supervisor's only.

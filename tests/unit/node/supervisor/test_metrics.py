@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from skyward.events import GpuMetrics, Metrics
-from skyward.node.supervisor.sampling import MetricsSampler, find_memory_cgroup, open_gpu_probe, open_sampler
+from skyward.node.cgroups import find_memory_cgroup
+from skyward.node.supervisor.sampling import MetricsSampler, open_gpu_probe, open_sampler
 from skyward.wire.control import GpuReading, NodeMetrics
 from support import gpus
 

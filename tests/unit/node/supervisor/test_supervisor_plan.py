@@ -146,6 +146,16 @@ def test_a_node_that_shares_its_machine_claims_its_part_only(config: NodeConfig)
     assert half.process_env()["LOKY_MAX_CPU_COUNT"] == str(cores)
 
 
+def test_a_rented_node_has_no_more_than_was_bought(config: NodeConfig) -> None:
+    values = json.loads(config.to_json()) | {"instance_id": f"{config.instance_id}-bought", "workers": 1}
+    values |= {"bought_cpu": 1, "bought_memory_bytes": 64 << 20}
+    plan = make_plan(NodeConfig.from_json(json.dumps(values)), control_port=1, blob_port=2, ports=range(3, 103))
+    Path(plan.ready.blob_dir).rmdir()
+
+    assert (plan.ready.cpu_count, plan.ready.memory_bytes, plan.memory_limit_bytes) == (1, 64 << 20, 64 << 20)
+    assert plan.process_env()["OMP_NUM_THREADS"] == plan.process_env()["LOKY_MAX_CPU_COUNT"] == "1"
+
+
 def test_blob_folders_are_private_and_anew_in_memory(config: NodeConfig, shared_memory: Path) -> None:
     first, second = make_folders(config), make_folders(config)
 
