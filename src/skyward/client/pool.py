@@ -68,7 +68,8 @@ class ComputePool(CallsByFunction):
         volume: storage to mount on every node.
         spot: use of the spot market: ``"always"``, ``"if-available"``, ``"never"``, or the fraction of machines that
             must be spot machines, such as ``0.8``. Where there is no spot market, machines are on demand.
-        timeout: hard limit on a machine's lifetime, in seconds since its boot.
+        timeout: hard limit on a node's lifetime, in seconds since the launch of a rented machine, or since the node's
+            start on a machine of yours.
         env: environment variables of the workers; they override those of the image.
         concurrency: worker processes per node (per MIG partition if there are any).
         display: ``"log"``, ``"spinner"`` or ``"quiet"``.
@@ -80,7 +81,8 @@ class ComputePool(CallsByFunction):
             a laptop that sleeps, a network that is down.
         max_cost: limit on the total cost of the pool, in USD. The pool ends before it exceeds the limit; calls that
             are unfinished then fail with :class:`~skyward.errors.BudgetError`.
-        max_price_per_hour: limit on the price of each machine, in USD an hour. Dearer offers are left out.
+        max_price_per_hour: limit on the price of each machine, in USD an hour. Dearer offers are left out, and a
+            machine that turns out dearer is ended.
 
     Raises:
         ConfigurationError: a parameter is wrong; nothing was created.

@@ -13,6 +13,7 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.engine.cluster import Cluster
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import SkywardEvent
+from skyward.provision.buying.price import charged_price
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.fleet.lifecycle import HEAD, NodeState
 from skyward.provision.fleet.upkeep import Upkeep
@@ -108,7 +109,7 @@ class Elastic:
                     if offer and offer.spec.accelerator
                     else (),
                     spot=offer.spot if offer else False,
-                    price_per_hour=offer.price_per_hour if offer else None,
+                    price_per_hour=charged_price(instance) if instance else None,
                 )
             )
         return FleetStatus(

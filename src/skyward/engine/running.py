@@ -37,6 +37,7 @@ from skyward.providers.base import Provider
 from skyward.provision.buying.budget import Budget
 from skyward.provision.buying.cost import CostReport
 from skyward.provision.buying.ledger import Ledger
+from skyward.provision.buying.opening_sweep import OpeningSweep
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
 from skyward.request.request import PoolRequest
@@ -169,6 +170,7 @@ class RunningPool:
         self._functions = FunctionCache()
         self._spending: Spending | None = None
         self._spent: BudgetError | None = None
+        self._sweep: OpeningSweep | None = None
 
     @property
     def instance_count(self) -> int:
@@ -286,6 +288,9 @@ class RunningPool:
 
     async def _bring_up(self) -> None:
         tls = await asyncio.to_thread(issue, self._request.timeout_s)
+        ledger = await asyncio.to_thread(Ledger.of_user)
+        self._sweep = OpeningSweep(self._provider, ledger, publish=self._bus.publish)
+        self._sweep.begin()
         fleet = self._fleet = Fleet(
             self._provider,
             self._request,
@@ -293,7 +298,7 @@ class RunningPool:
             tls=tls,
             publish=self._bus.publish,
             on_node_message=self._on_node_message,
-            ledger=await asyncio.to_thread(Ledger.of_user),
+            ledger=ledger,
         )
         self._spending = Spending(
             fleet.cost, max_cost=self._request.max_cost, publish=self._bus.publish, on_spent=self._end_for
@@ -352,6 +357,8 @@ class RunningPool:
                         self._spending.publish_final()
             finally:
                 await asyncio.gather(settling, return_exceptions=True)
+                if self._sweep is not None:
+                    await self._sweep.settle()
                 await self._provider.close()
         self._bus.publish(PoolStopped(self._cluster.ended_calls if self._cluster else 0))
 

@@ -247,6 +247,7 @@ def _instance(tags: _Tags, offer: Offer) -> Instance:
         offer=offer,
         access=access,
         network=_NETWORK,
+        ends_itself=True,
     )
 
 

@@ -34,7 +34,7 @@ class PoolRequest:
         memory_gib: least main memory for each worker.
         volumes: volumes to mount on every node.
         spot: the share of machines that the provider may take back.
-        timeout_s: hard cap on a node's life, from boot.
+        timeout_s: hard cap on a node's life: from the launch of a rented machine, else from the node's start.
         env: environment of every worker: the image's, overridden by the pool's. Secret.
         concurrency: worker processes on each node, or on each MIG partition.
         image: the environment to install, ``pip`` shorthand included; its ``env`` is the one above.

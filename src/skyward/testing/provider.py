@@ -30,6 +30,8 @@ class FakeProvider:
         launch_limit: largest number of machines launched of an order, without an error; None launches all.
         pending_looks: number of times that a new machine is described as pending before it runs.
         networks: networks of the machines, in the order of their launch; the last one is that of all further ones.
+        prices: USD an hour as charged, by machine type; a machine's record states it once it runs.
+        ends_itself: True if the machines can stop their own bill.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class FakeProvider:
         self.launch_limit: int | None = None
         self.pending_looks = pending_looks
         self.networks = networks
+        self.prices: dict[str, float] = {}
+        self.ends_itself = True
         self._offers = offers or (Offer(spec=InstanceSpec(name="fake", cpu=2, memory_gib=4), price_per_hour=1.0),)
         self._faults: dict[Verb, deque[BaseException]] = defaultdict(deque)
         self._numbers = itertools.count()
@@ -107,8 +111,18 @@ class FakeProvider:
         instance_id = f"fake-{number}"
         self._looks[instance_id] = self.pending_looks
         network = self.networks[min(number, len(self.networks) - 1)]
-        pending = Instance(id=instance_id, key=key, state=InstanceState.PENDING, offer=offer, network=network)
-        return pending if self.pending_looks else running(pending)
+        pending = Instance(
+            id=instance_id,
+            key=key,
+            state=InstanceState.PENDING,
+            offer=offer,
+            network=network,
+            ends_itself=self.ends_itself,
+        )
+        return pending if self.pending_looks else self._run(pending)
+
+    def _run(self, instance: Instance) -> Instance:
+        return replace(running(instance), price_per_hour=self.prices.get(instance.offer.spec.name))
 
     def _look(self, instance_id: str) -> Instance:
         if instance_id not in self.instances:
@@ -117,7 +131,7 @@ class FakeProvider:
         if instance.state is InstanceState.PENDING:
             self._looks[instance_id] -= 1
             if self._looks[instance_id] < 0:
-                instance = self.instances[instance_id] = running(instance)
+                instance = self.instances[instance_id] = self._run(instance)
         return instance
 
 

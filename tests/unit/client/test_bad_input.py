@@ -25,6 +25,7 @@ REFUSED: dict[str, tuple[str, list[Any]]] = {
     "cpu": ("a whole number ≥ 1", NOT_COUNTS),
     "timeout": ("a number > 0", [0, -1, -0.5, "60", True, NAN, INFINITY, 10**400, None]),
     "max_cost": ("a number > 0", [0, -1, -0.5, "60", True, NAN, INFINITY, 10**400]),
+    "max_price_per_hour": ("a number > 0", [0, -1, -0.5, "60", True, NAN, INFINITY, 10**400]),
     "display": ("one of 'log', 'spinner', 'quiet'", ["loud", "LOG", "", 3, None, []]),
     "spot": ('"always", "if-available", "never", a share from 0 to 1', ["often", "", 1.1, -0.1, NAN, True, sky.Spot]),
     "accelerator": ("a known name, got .*; closest: ", ["A1000", "A1000:2", "best"]),

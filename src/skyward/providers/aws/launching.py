@@ -30,6 +30,7 @@ _SIMILAR: Final = 1.5
 """EC2 may choose a spot machine up to so many times as dear as the cheapest, if it is less likely to be preempted."""
 _NAMED: Final = 3
 """Number of types named in the error when none is available."""
+_TOO_DEAR: Final = "its price there is unknown, or more than max_cost or max_price_per_hour allows"
 _logger = logging.getLogger("skyward")
 
 
@@ -147,13 +148,13 @@ class Launching:
         return [each for run in runs for each in (sorted(run, key=_price) if run[0].offer.spot else run)]
 
     def _placed(self, offer: Offer, subnet: Subnet, image: MachineImage) -> Candidate | None:
-        """Return the offer at the zone's price, the dearest zone's if unknown; None if ``max_cost`` forbids it."""
+        """Return the offer at the zone's price, the dearest zone's if unknown; None if a limit forbids it."""
         prices = self._terms.zone_prices.get(offer.spec.name, {})
         price = prices.get(subnet.zone) if offer.spot else offer.price_per_hour
         placed = replace(offer, zone=subnet.zone, price_per_hour=price)
         lasts_s = self._order.lasts_s(placed)
         if lasts_s <= 0:
-            self._refuse(placed, CapacityError("max_cost does not allow its price there, or that price is unknown"))
+            self._refuse(placed, CapacityError(_TOO_DEAR))
             return None
         if price is None:
             placed = replace(placed, price_per_hour=max(prices.values(), default=offer.price_per_hour))

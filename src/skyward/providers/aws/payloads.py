@@ -156,6 +156,7 @@ class Record:
             watch=SPOT_WATCH if self.spot else None,
             reason=self.reason,
             network=self.group,
+            ends_itself=True,  # what _machine() asks for: EC2 terminates it when it shuts down
         )
 
 

@@ -145,6 +145,7 @@ class AWS:
                 state=InstanceState.PENDING,
                 offer=each.offer,
                 watch=SPOT_WATCH if each.offer.spot else None,
+                ends_itself=True,
             )
             for each in made
         ]
@@ -218,7 +219,9 @@ class AWS:
         launched = self._account.launched.get(instance_id)
         if launched is None or self._account.age_s(instance_id) > UNSEEN_S:
             return gone(instance_id)
-        return Instance(id=instance_id, key=launched.key, state=InstanceState.PENDING, offer=launched.offer)
+        return Instance(
+            id=instance_id, key=launched.key, state=InstanceState.PENDING, offer=launched.offer, ends_itself=True
+        )
 
     def _access(self, record: Record) -> SSHAccess | None:
         host = record.private_address if self.use_ssm else record.public_address

@@ -12,7 +12,7 @@ from skyward.providers.base import Offer
 from skyward.request.request import PoolRequest
 from skyward.request.spot import Spot, SpotNever, SpotStrategy
 
-__all__ = ["Batch", "Choice", "choose", "notes_on_purchase"]
+__all__ = ["Batch", "Choice", "choose", "describe_offer", "notes_on_purchase"]
 
 _INSISTENT = Spot.Always()
 _ELSEWHERE = "try again later, or another accelerator, machine, region or provider"
@@ -133,10 +133,10 @@ def notes_on_purchase(asked: Offer, got: Sequence[Offer]) -> Sequence[str]:
     notes: list[str] = []
     for offer in dict.fromkeys(got):
         if (offer.spec.name, offer.spot) != (asked.spec.name, asked.spot) or _is_dearer(offer, asked):
-            notes.append(f"asked for {_described(asked)}, got {_described(offer)}")
+            notes.append(f"asked for {describe_offer(asked)}, got {describe_offer(offer)}")
             notes += [offer.note] if offer.note else []
         if offer.price_per_hour is None:
-            notes.append(f"{_described(offer)} counts as nothing: the pool's real cost is not known")
+            notes.append(f"{describe_offer(offer)} counts as nothing: the pool's real cost is not known")
     return notes
 
 
@@ -145,7 +145,8 @@ def _is_dearer(offer: Offer, asked: Offer) -> bool:
     return price is not None and expected is not None and price > expected
 
 
-def _described(offer: Offer) -> str:
+def describe_offer(offer: Offer) -> str:
+    """Return machine type, market and price of an offer, for messages."""
     price = "price not known" if offer.price_per_hour is None else f"${offer.price_per_hour:.4g} an hour"
     return f"{offer.spec.name} {'on the spot market' if offer.spot else 'on demand'} ({price})"
 

@@ -1,9 +1,9 @@
-"""Cost of machines, from the times of launch and end and the offered price. Pure."""
+"""Cost of machines, from the times of launch and end and the price. Pure."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from skyward.events import CostFinal, CostUpdate
 from skyward.providers.base import Offer
@@ -19,7 +19,8 @@ class Usage:
         launched_at: time of its request.
         ended_at: time at which it was confirmed gone; None while it may still bill.
         spot: True if it was bought on the spot market.
-        price_per_hour: USD; None is unknown and counts as nothing.
+        price_per_hour: USD, as charged where the provider reports that, else as offered; None is unknown and counts as
+            nothing.
         on_demand_price_per_hour: USD for the same machine on demand; None is unknown: no savings are claimed.
         minimum_billed_s: least number of seconds billed.
     """
@@ -41,6 +42,13 @@ class Usage:
             on_demand_price_per_hour=offer.on_demand_price_per_hour,
             minimum_billed_s=offer.minimum_billed_s,
         )
+
+    def charged(self, price_per_hour: float | None) -> Usage:
+        """Return the usage at a price read back, in USD an hour, from its launch on; None changes nothing."""
+        if price_per_hour is None:
+            return self
+        on_demand = self.on_demand_price_per_hour if self.spot else price_per_hour
+        return replace(self, price_per_hour=price_per_hour, on_demand_price_per_hour=on_demand)
 
     def hours(self, now: float) -> float:
         """Return the billed hours until ``now``: every begun second, and at least the billed minimum."""

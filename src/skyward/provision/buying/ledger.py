@@ -17,6 +17,7 @@ import platformdirs
 from skyward.errors import LedgerError, PoolStateError
 from skyward.providers.base import Instance
 from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.price import charged_price
 
 __all__ = ["Ledger", "LedgerEntry", "Purchase"]
 
@@ -51,16 +52,24 @@ _THIRD = (
     "ALTER TABLE entries ADD COLUMN owner_boot TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE entries ADD COLUMN owner_namespace TEXT NOT NULL DEFAULT ''",
 )
-_VERSIONS = ((_FIRST,), _SECOND, _THIRD)
+# Older entries are of providers whose machines end themselves.
+_FOURTH = ("ALTER TABLE entries ADD COLUMN ends_itself INTEGER NOT NULL DEFAULT 1",)
+_VERSIONS = ((_FIRST,), _SECOND, _THIRD, _FOURTH)
 """Statements that migrate the file from each version to the next."""
 _RESERVE = """
 INSERT INTO entries (key, node, created_at, pool_id, provider, settings, region, machine, spot, price_per_hour,
-                     owner_pid, owner_started, owner_host, owner_machine, owner_boot, owner_namespace)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                     ends_itself, owner_pid, owner_started, owner_host, owner_machine, owner_boot, owner_namespace)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-_RECORD = "UPDATE entries SET instance_id = ?, region = ?, machine = ?, spot = ?, price_per_hour = ? WHERE key = ?"
+_RECORD = """
+UPDATE entries SET instance_id = ?, region = ?, machine = ?, spot = ?, price_per_hour = ?, ends_itself = ?
+WHERE key = ?
+"""
 _SELECT = """
 SELECT * FROM entries WHERE (closed_at IS NULL OR ?) AND pool_id = ifnull(?, pool_id) ORDER BY created_at, key
+"""
+_SELECT_BILLED = """
+SELECT * FROM entries WHERE closed_at IS NULL AND NOT ends_itself AND provider = ? ORDER BY created_at, key
 """
 _ADVICE = {
     sqlite3.SQLITE_BUSY: f"another process has held it for {_WAIT_S:g} s; find it with `fuser`, and try again",
@@ -85,6 +94,7 @@ class Purchase:
         machine: the provider's name of the machine type.
         spot: True if the provider may take them back.
         price_per_hour: USD for one; None is unknown.
+        ends_itself: True if they can stop their own bill, or cost nothing; False while that is unknown.
     """
 
     pool_id: str
@@ -94,6 +104,7 @@ class Purchase:
     machine: str = ""
     spot: bool = False
     price_per_hour: float | None = None
+    ends_itself: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +177,7 @@ class Ledger:
         """
         by = owner or Owner.this_process()
         bought = (purchase.pool_id, purchase.provider, json.dumps(purchase.settings, sort_keys=True), purchase.region)
-        bought = (*bought, purchase.machine, purchase.spot, purchase.price_per_hour)
+        bought = (*bought, purchase.machine, purchase.spot, purchase.price_per_hour, purchase.ends_itself)
         now = self._now()
         with self._transaction() as database:
             ended = database.execute("SELECT 1 FROM ended_pools WHERE pool_id = ?", (purchase.pool_id,)).fetchone()
@@ -179,16 +190,9 @@ class Ledger:
             database.executemany(_RESERVE, rows)
 
     def record(self, instances: Iterable[Instance]) -> None:
-        """Record the machines' ids at the provider and the offers that they were launched as."""
+        """Record the machines' ids at the provider, the offers that they were launched as, and their prices."""
         with self._transaction() as database:
-            database.executemany(
-                _RECORD,
-                [
-                    (each.id, offer.region, offer.spec.name, offer.spot, offer.price_per_hour, each.key)
-                    for each in instances
-                    for offer in (each.offer,)
-                ],
-            )
+            database.executemany(_RECORD, [_bought_as(each) for each in instances])
 
     def close(self, keys: Iterable[str]) -> None:
         """Record that the machines of ``keys`` are confirmed gone, or were never made. Idempotent."""
@@ -206,6 +210,12 @@ class Ledger:
     def open_entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
         """Return entries not confirmed gone, oldest first; only those of ``pool_id`` where one is given."""
         return self._entries(pool_id, closed=False)
+
+    def billed_entries(self, provider: str) -> Sequence[LedgerEntry]:
+        """Return open entries of a provider's machines that cannot stop their own bill, oldest first."""
+        with self._transaction() as database:
+            rows = database.execute(_SELECT_BILLED, (provider,)).fetchall()
+        return tuple(map(_entry, rows))
 
     def entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
         """Return open entries and those that were closed within 30 days, as :meth:`open_entries` does."""
@@ -243,6 +253,12 @@ class Ledger:
             raise LedgerError(f"the ledger {self.path} cannot be used ({error}): {advice}") from error
 
 
+def _bought_as(instance: Instance) -> tuple[Any, ...]:
+    offer, price = instance.offer, charged_price(instance)
+    bought = (offer.region, offer.spec.name, offer.spot, price, instance.ends_itself or price == 0)
+    return (instance.id, *bought, instance.key)
+
+
 def _entry(row: sqlite3.Row) -> LedgerEntry:
     owner = None
     if row["owner_pid"] is not None:
@@ -265,6 +281,7 @@ def _entry(row: sqlite3.Row) -> LedgerEntry:
             machine=row["machine"],
             spot=bool(row["spot"]),
             price_per_hour=row["price_per_hour"],
+            ends_itself=bool(row["ends_itself"]),
         ),
         owner=owner,
         instance_id=row["instance_id"],

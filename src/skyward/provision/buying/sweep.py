@@ -11,7 +11,7 @@ from typing import Any
 
 from skyward.errors import SkywardError
 from skyward.providers.base import Instance, InstanceState, Provider
-from skyward.providers.registry import Sweepable, Tidies, make_provider
+from skyward.providers.registry import Sweepable, Tidies, make_provider, provider_settings
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.termination import end_instances
 
@@ -106,11 +106,13 @@ class Sweep:
     Args:
         ledger: the record of the machines.
         make: maker of providers.
+        own: a provider in use, which is not closed. It takes the place of a made one with equal settings.
     """
 
-    def __init__(self, ledger: Ledger, *, make: MakeProvider = make_provider) -> None:
+    def __init__(self, ledger: Ledger, *, make: MakeProvider = make_provider, own: Provider | None = None) -> None:
         self._ledger = ledger
         self._make = make
+        self._own = own
         self._report = SweepReport()
 
     async def end_pool(self, pool_id: str) -> SweepReport:
@@ -139,13 +141,19 @@ class Sweep:
         doomed = {entry.key for entry in entries if entry.closed_at is None and self._is_left_over(entry, others)}
         places = _by_place(entries)
         for name, settings in also:
-            places.setdefault((name, json.dumps(settings, sort_keys=True)), [])
+            places.setdefault((name, _settings_text(settings)), [])
         await asyncio.gather(
             *(
                 self._end_all(*place, [entry for entry in known if entry.key in doomed], unknown=unknown)
                 for place, known in places.items()
             )
         )
+        return self._report
+
+    async def end_dead(self, entries: Sequence[LedgerEntry]) -> SweepReport:
+        """End the machines of those entries whose owners are certainly dead."""
+        places = _by_place([entry for entry in entries if self._is_left_over(entry, others=False)])
+        await asyncio.gather(*(self._end_all(*place, doomed) for place, doomed in places.items()))
         return self._report
 
     def _is_left_over(self, entry: LedgerEntry, others: bool) -> bool:  # noqa: FBT001 - passed on
@@ -167,7 +175,7 @@ class Sweep:
             unknown: True also ends tagged machines without an entry; False lists them; None does not look for them.
         """
         try:
-            provider = self._make(name, json.loads(settings))
+            provider = self._provider(name, settings)
         except SkywardError as error:
             self._report.left += [Left(entry=entry, reason=str(error)) for entry in entries]
             return
@@ -182,7 +190,14 @@ class Sweep:
             if unknown is not None:
                 await self._look_for_unknown(place, end=unknown)
         finally:
-            await provider.close()
+            if provider is not self._own:
+                await provider.close()
+
+    def _provider(self, name: str, settings: str) -> Provider:
+        own = self._own
+        if own is not None and (own.name, _settings_text(provider_settings(own))) == (name, settings):
+            return own
+        return self._make(name, json.loads(settings))
 
     async def _end(self, place: _AskedProvider, entry: LedgerEntry) -> None:
         try:
@@ -210,9 +225,13 @@ class Sweep:
 def _by_place(entries: Sequence[LedgerEntry]) -> dict[tuple[str, str], list[LedgerEntry]]:
     places: dict[tuple[str, str], list[LedgerEntry]] = {}
     for entry in entries:
-        settings = json.dumps(entry.purchase.settings, sort_keys=True)
-        places.setdefault((entry.purchase.provider, settings), []).append(entry)
+        place = entry.purchase.provider, _settings_text(entry.purchase.settings)
+        places.setdefault(place, []).append(entry)
     return places
+
+
+def _settings_text(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True)
 
 
 async def _ask(provider: Provider) -> _AskedProvider:

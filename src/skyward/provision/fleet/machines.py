@@ -33,11 +33,12 @@ from skyward.events import (
     SkywardEvent,
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
-from skyward.providers.registry import provider_settings
+from skyward.providers.registry import OWN, provider_settings
 from skyward.provision.buying.budget import Budget, expected_usages
 from skyward.provision.buying.choose import Batch, choose, notes_on_purchase
 from skyward.provision.buying.cost import Usage
 from skyward.provision.buying.ledger import Ledger, Purchase
+from skyward.provision.buying.price import PriceLimit, notes_on_bill
 from skyward.provision.buying.termination import end_instances
 from skyward.provision.preparing.delivery import Grants
 from skyward.provision.preparing.node_handle import NodeHandle
@@ -112,6 +113,7 @@ class Machines:
         self._ledger = ledger
         self._clock = clock
         self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
+        self._price_limit = PriceLimit.of(request)
         self._noted: set[str] = set()
         self._coming: list[list[Usage]] = []
 
@@ -138,7 +140,9 @@ class Machines:
         offers = await self._provider.offers(self._request)
         has = [machine.instance.offer for machine in beside]
         choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
-        batches = self._budget.afford(choice.batches, self._usages, self._clock.elapsed(), provider=self._provider.name)
+        bought = [machine.instance for machine in self.all]
+        batches = self._price_limit.among(choice.batches, bought, provider=self._provider.name)
+        batches = self._budget.afford(batches, self._usages, self._clock.elapsed(), provider=self._provider.name)
         for note in (choice.note, *(batch.offers[0].note for batch in batches)):
             self._notice(note)
         self._publish(InfraCreated(batches[0].offers[0].region))
@@ -163,7 +167,7 @@ class Machines:
         return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(self._usages, self._clock.elapsed()))
 
     def _lasts_s(self, nodes: int, later: Sequence[Batch], instead: list[Usage], offer: Offer) -> float:
-        """Return the seconds for which so many machines of an offer may live; 0 if ``max_cost`` rules them out.
+        """Return the seconds for which so many machines of an offer may live; 0 if a limit of cost or price forbids it.
 
         They replace the usages in ``instead``, which were expected.
         """
@@ -171,7 +175,7 @@ class Machines:
         others = [machine.usage for machine in self.all]
         others += chain.from_iterable(each for each in self._coming if each is not instead)
         usages = [*others, *expected_usages([Batch(nodes=nodes, offers=(offer,)), *later], now)]
-        if not self._budget.covers(usages, now):
+        if not self._price_limit.allows(offer.price_per_hour) or not self._budget.covers(usages, now):
             return 0.0
         return min(self._request.timeout_s, self._budget.cap_s(usages, now))
 
@@ -179,18 +183,38 @@ class Machines:
         """Return once the machine runs and its address is known.
 
         Raises:
-            CapacityError: it ended instead.
+            CapacityError: it ended instead, or is dearer than ``max_price_per_hour``.
             UnreachableError: it does not run after a quarter of an hour.
         """
+        self._check_price(machine)
         if machine.instance.state is InstanceState.RUNNING and machine.instance.access is not None:
             return
-        machine.instance = await wait_until(
+        seen = await wait_until(
             lambda: self._look(machine.instance.id),
             deadline_s=_RUNNING_DEADLINE_S,
             interval_s=1.0,
             what=f"{self._provider.name} to run instance {machine.instance.id}",
             clock=self._clock,
         )
+        await self.observe(machine, seen)
+        self._check_price(machine)
+
+    async def observe(self, machine: Machine, seen: Instance) -> None:
+        """Take over a fresh record of a machine. A price that is read back counts from the launch."""
+        known = machine.instance.price_per_hour
+        machine.instance = seen if seen.price_per_hour is not None else replace(seen, price_per_hour=known)
+        if machine.instance.price_per_hour != known:
+            machine.usage = machine.usage.charged(seen.price_per_hour)
+            await asyncio.to_thread(self._ledger.record, [seen])
+            self._note_bill([seen])
+
+    def _check_price(self, machine: Machine) -> None:
+        if excess := self._price_limit.excess(machine.instance):
+            raise CapacityError(f"instance {machine.instance.id} of {self._provider.name} cannot stay: {excess}")
+
+    def _note_bill(self, instances: Iterable[Instance]) -> None:
+        for note in notes_on_bill(self._provider.name, instances):
+            self._notice(note)
 
     async def end(self, machines: Sequence[Machine]) -> None:
         """Stop the nodes on the machines, terminate the machines, confirm it.
@@ -260,6 +284,7 @@ class Machines:
             else:
                 for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
                     self._notice(note)
+                self._note_bill(machine.instance for machine in launched)
                 return launched
         raise AssertionError("unreachable")
 
@@ -277,7 +302,11 @@ class Machines:
         except _REFUSALS:
             await asyncio.to_thread(self._ledger.close, keys)
             raise
-        made = [Machine(rank=keys[each.key], instance=each, usage=Usage.of(each.offer, began)) for each in instances]
+        usages = [Usage.of(each.offer, began).charged(each.price_per_hour) for each in instances]
+        made = [
+            Machine(rank=keys[each.key], instance=each, usage=usage)
+            for each, usage in zip(instances, usages, strict=True)
+        ]
         self.all += made
         await asyncio.to_thread(self._ledger.record, instances)
         if len(instances) < len(keys):
@@ -316,6 +345,7 @@ class Machines:
             machine=offer.spec.name,
             spot=offer.spot,
             price_per_hour=offer.price_per_hour,
+            ends_itself=self._provider.name in OWN,  # of others it is known once they are launched
         )
 
 

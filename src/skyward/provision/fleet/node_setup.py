@@ -22,10 +22,12 @@ from skyward.events import (
 )
 from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.providers.registry import OWN
+from skyward.provision.buying.price import charged_price
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
 from skyward.provision.fleet.lifecycle import HEAD
 from skyward.provision.fleet.machines import Machine, Machines
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
+from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 from skyward.transport.access import LocalAccess
 from skyward.wire.frames import TlsIdentity
@@ -220,15 +222,17 @@ class Starter:
         assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
         config = _config(node, self._request, size, self._pool_id, self._tls)
-        config = replace(config, own_machine=self._provider.name in OWN, **_share(node, self._request, size))
-        # A machine made for this pool armed its own time-to-live at its launch: the timeout counts from there.
-        age_s = self._clock.elapsed() - machine.usage.launched_at if node.instance.power_off else 0.0
+        own = self._provider.name in OWN
+        bought = {} if own else _bought(node.instance.offer.spec)
+        config = replace(config, own_machine=own, **_share(node, self._request, size), **bought)
+        # A rented machine costs money from its launch on: the timeout counts from there.
+        age_s = 0.0 if own else self._clock.elapsed() - machine.usage.launched_at
         await node.start(replace(config, timeout_s=self._machines.timeout_s(age_s=age_s)))
         self._publish(BootstrapCompleted(node.instance.id))
 
 
 def _provisioned(instance: Instance, rank: int, provider: ProviderName) -> InstanceProvisioned:
-    offer = instance.offer
+    offer, price = instance.offer, charged_price(instance)
     return InstanceProvisioned(
         instance.id,
         rank,
@@ -236,8 +240,8 @@ def _provisioned(instance: Instance, rank: int, provider: ProviderName) -> Insta
         provider,
         ip=instance.access.address if instance.access else None,
         instance_type=offer.spec.name,
-        price_on_demand=offer.on_demand_price_per_hour if offer.spot else offer.price_per_hour,
-        price_spot=offer.price_per_hour if offer.spot else None,
+        price_on_demand=offer.on_demand_price_per_hour if offer.spot else price,
+        price_spot=price if offer.spot else None,
     )
 
 
@@ -277,6 +281,11 @@ def _share(node: NodeHandle, request: PoolRequest, size: int) -> dict[str, int]:
         "least_cpu": wish.cpu or 0,
         "least_memory_bytes": int((wish.memory_gib or 0) * _GIB),
     }
+
+
+def _bought(spec: InstanceSpec) -> dict[str, int]:
+    """Return the size that a rented machine was bought with; 0 is not known."""
+    return {"bought_cpu": spec.cpu, "bought_memory_bytes": int(spec.memory_gib * _GIB)}
 
 
 def _accelerator_names(request: PoolRequest) -> tuple[str, ...]:

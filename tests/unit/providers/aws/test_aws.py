@@ -268,6 +268,7 @@ def test_what_a_machine_is_told_makes_it_safe(ec2: LocalEC2) -> None:
     (disk,) = ec2.client("ec2").describe_volumes()["Volumes"]
 
     assert behaviour["InstanceInitiatedShutdownBehavior"]["Value"] == "terminate"
+    assert instance.ends_itself
     assert next(iter(config)) == "bootcmd"
     assert config["bootcmd"][0][:2] == ["sh", "-c"]
     assert config["bootcmd"][0][2].startswith("life=211\n")
@@ -563,6 +564,8 @@ def test_a_running_machine_is_reached_by_its_own_key(ec2: LocalEC2) -> None:
         assert access.address == rows[now.id]["PrivateIpAddress"]
         assert access.workdir == f"/home/ubuntu/.cache/skyward/nodes/{now.id}"
         assert (now.state, now.offer, now.key) == (InstanceState.RUNNING, before.offer, before.key)
+        assert before.ends_itself
+        assert now.ends_itself
 
 
 def test_another_process_can_describe_and_reach_a_machine(ec2: LocalEC2) -> None:

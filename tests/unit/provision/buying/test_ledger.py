@@ -168,6 +168,25 @@ def test_entries_of_the_first_version_are_kept_without_an_owner(tmp_path: Path) 
     assert second.owner == Owner.this_process()
 
 
+def test_entries_of_the_third_version_are_of_machines_that_end_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with sqlite3.connect(path) as database:
+        for statement in [each for version in ledger_module._VERSIONS[:3] for each in version]:
+            database.execute(statement)
+        database.execute(
+            "INSERT INTO entries (key, pool_id, provider, region, created_at) VALUES ('a', 'p', 'aws', '', 1)"
+        )
+        database.execute("PRAGMA user_version = 3")
+    database.close()
+
+    ledger = Ledger(path)
+    ledger.reserve({"b": 0}, Purchase(pool_id="p", provider="aws", ends_itself=False))
+
+    assert [entry.key for entry in ledger.open_entries()] == ["a", "b"]
+    assert [entry.key for entry in ledger.billed_entries("aws")] == ["b"]
+    assert ledger.billed_entries("local") == ()
+
+
 def test_a_file_of_a_later_version_is_refused(ledger: Ledger) -> None:
     with sqlite3.connect(ledger.path) as database:
         database.execute("PRAGMA user_version = 99")

@@ -1,0 +1,159 @@
+"""A pool that opens ends what dead owners left at its provider, where machines cannot end their own bill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.errors import CapacityError, TerminationError
+from skyward.events import Notice, SkywardEvent
+from skyward.providers.base import Instance, LaunchOrder
+from skyward.provision.buying import opening_sweep
+from skyward.provision.buying.ledger import Ledger, Purchase
+from skyward.provision.buying.opening_sweep import OpeningSweep
+from skyward.provision.buying.owner import Owner
+from skyward.request.request import parse_request
+from skyward.testing.provider import FakeProvider
+
+ALIVE = Owner.this_process()
+DEAD = replace(ALIVE, started="long ago")
+ELSEWHERE = replace(DEAD, host="another machine")
+STARTED = 1_000_000.0
+PURCHASE = Purchase(pool_id="old", provider="fake", ends_itself=False)
+
+
+class Stage:
+    """A ledger, a provider, and what earlier programs left there."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.provider = FakeProvider()
+        self.provider.ends_itself = False
+        self.events: list[SkywardEvent] = []
+
+    def leave(self, owner: Owner, *, recorded: bool = True) -> str:
+        key = f"key-{len(self.provider.instances)}"
+        self.ledger.reserve({key: 0}, PURCHASE, owner=owner)
+
+        async def launch() -> Sequence[Instance]:
+            offers = await self.provider.offers(parse_request())
+            return await self.provider.launch(offers, LaunchOrder(pool_id="old", keys=(key,), timeout_s=60.0))
+
+        (instance,) = asyncio.run(launch())
+        if recorded:
+            self.ledger.record([instance])
+        return instance.id
+
+    def sweep(self) -> None:
+        async def scenario() -> None:
+            sweep = OpeningSweep(self.provider, self.ledger, publish=self.events.append)
+            sweep.begin()
+            await sweep.settle()
+
+        self.provider.calls.clear()
+        asyncio.run(scenario())
+
+    def notices(self) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, Notice)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(Ledger(tmp_path / "ledger.db", now=lambda: STARTED))
+
+
+def test_a_dead_owners_machine_is_ended_and_named_with_its_cost(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, unrecorded, kept = stage.leave(DEAD), stage.leave(DEAD, recorded=False), stage.leave(ALIVE)
+    monkeypatch.setattr(opening_sweep.time, "time", lambda: STARTED + 7200)
+    stage.sweep()
+
+    assert stage.provider.alive == [kept]
+    (told,) = stage.notices()
+    assert f"{ended} (fake of pool old, it cost about $2.00)" in told
+    assert unrecorded in told
+    assert [entry.instance_id for entry in stage.ledger.open_entries()] == [kept]
+
+
+@pytest.mark.parametrize("owner", [ALIVE, ELSEWHERE])
+def test_a_machine_whose_owner_is_not_certainly_dead_is_left_alone(stage: Stage, owner: Owner) -> None:
+    left = stage.leave(owner)
+    stage.sweep()
+
+    assert (stage.provider.alive, stage.provider.calls, stage.notices()) == ([left], [], [])
+
+
+def test_machines_that_end_themselves_are_left_to_do_so(stage: Stage) -> None:
+    stage.provider.ends_itself = True
+    left = stage.leave(DEAD)
+    stage.sweep()
+
+    assert (stage.provider.alive, stage.provider.calls) == ([left], [])
+
+
+def test_machines_of_other_providers_are_left_to_their_own_pools(stage: Stage) -> None:
+    stage.ledger.reserve({"k": 0}, replace(PURCHASE, provider="other"), owner=DEAD)
+    stage.sweep()
+
+    assert (stage.provider.calls, len(stage.ledger.open_entries())) == ([], 1)
+
+
+def test_a_machine_that_does_not_end_is_named_and_stays_in_the_ledger(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def end_in_vain(provider: object, instance_ids: Sequence[str]) -> None:
+        raise TerminationError("it does not answer", instance_ids=tuple(instance_ids))
+
+    monkeypatch.setattr("skyward.provision.buying.sweep.end_instances", end_in_vain)
+    left = stage.leave(DEAD)
+    stage.sweep()
+
+    (told,) = stage.notices()
+    assert f"{left}: it does not answer" in told
+    assert "run `skyward sweep`" in told
+    assert len(stage.ledger.open_entries()) == 1
+
+
+def test_a_ledger_that_cannot_be_read_is_a_notice(stage: Stage) -> None:
+    stage.ledger.path.write_bytes(b"no ledger" * 1000)
+    stage.sweep()
+
+    assert "could not look for machines" in stage.notices()[0]
+
+
+def test_a_sweep_that_takes_too_long_is_waited_for_no_longer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(provider: object, instance_ids: Sequence[str]) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("skyward.provision.buying.sweep.end_instances", hang)
+    monkeypatch.setattr(opening_sweep, "_SETTLE_S", 0.01)
+    left = stage.leave(DEAD)
+    stage.sweep()
+
+    assert (stage.provider.alive, len(stage.ledger.open_entries())) == ([left], 1)
+
+
+# --- a pool -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_sweeps_while_it_opens_and_waits_for_it_when_it_closes() -> None:
+    stage = Stage(Ledger.of_user())
+    stage.leave(DEAD)
+    kept = stage.leave(ALIVE)
+    stage.provider.fail("launch", CapacityError("sold out"))
+    pool = sky.ComputePool(provider=stage.provider, spot="never", display="quiet", on_event=stage.events.append)
+    try:
+        with pytest.raises(CapacityError, match="sold out"), pool:
+            raise AssertionError("it is not open")
+        alive = stage.provider.alive
+    finally:
+        stage.ledger.close([entry.key for entry in stage.ledger.open_entries(pool_id="old")])
+
+    assert alive == [kept]
+    assert any("ended machines that programs had left at fake" in told for told in stage.notices())
