@@ -67,9 +67,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(Ledger(tmp_path / "ledger.db", now=lambda: STARTED))
 
 
-def test_a_dead_owners_machine_is_ended_and_named_with_its_cost(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_owners_machine_is_ended_and_named_with_its_cost(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     ended, unrecorded, kept = stage.leave(DEAD), stage.leave(DEAD, recorded=False), stage.leave(ALIVE)
     monkeypatch.setattr(opening_sweep.time, "time", lambda: STARTED + 7200)
     stage.sweep()
