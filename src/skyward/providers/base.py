@@ -76,6 +76,7 @@ class LaunchOrder:
         allowance: longest life, in seconds, of machines bought as a given offer; 0 if they would cost too much. None
             means ``timeout_s`` for every offer.
         avoid: hosts (:attr:`Instance.host`) whose machines have failed: none is to be bought there.
+        one_network: True if the machines must reach each other and those that the pool has already.
     """
 
     pool_id: str
@@ -83,6 +84,7 @@ class LaunchOrder:
     timeout_s: float
     allowance: Callable[[Offer], float] | None = field(default=None, compare=False, repr=False)
     avoid: frozenset[str] = frozenset()
+    one_network: bool = False
 
     def lasts_s(self, offer: Offer) -> float:
         """Return the hard cap on the life of machines bought as ``offer``; 0 if they must not be bought."""

@@ -296,7 +296,13 @@ class Machines:
         await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offers[0]))
         began = self._clock.elapsed()
         shortest_s = max(1.0, min(map(lasts_s, offers)))
-        order = LaunchOrder(pool_id=self._pool_id, keys=tuple(keys), timeout_s=shortest_s, allowance=lasts_s)
+        order = LaunchOrder(
+            pool_id=self._pool_id,
+            keys=tuple(keys),
+            timeout_s=shortest_s,
+            allowance=lasts_s,
+            one_network=self._request.one_network,
+        )
         try:
             instances = await self._provider.launch(offers, order)
         except _REFUSALS:
