@@ -1,4 +1,7 @@
-"""Test hosts: real ``sshd`` processes on loopback addresses, each with keys, a home and processes of its own."""
+"""Test hosts: real ``sshd`` processes on loopback addresses, each with keys, a home and processes of its own.
+
+Some are real islands, in a network namespace of their own.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,19 @@ from skyward._concurrency.waiting import wait_until
 from skyward.errors import ConfigurationError, UnreachableError
 from skyward.transport.access import SSHTarget
 
-__all__ = ["SshHost", "find_openssh", "require_sshd", "share_cache", "write_known_hosts"]
+__all__ = ["SshHost", "find_openssh", "require_namespaces", "require_sshd", "share_cache", "write_known_hosts"]
 
 _UNPACKED: Final = Path(__file__).parents[3] / "build" / "openssh"
 """Folder into which ``tools/sshd`` unpacks OpenSSH's server when it may not install it."""
 
+_CLONE_NEWNET = 0x40000000
+_PORT = 22
 _START_S = 10.0
 _END_S = 15.0
 _ATTEMPTS = 3
+
+_SERVER = ("sshd", "sftp-server", "network-relay")
+"""Names of processes that are no session's."""
 
 # sshd starts in the account's home folder instead of $HOME, and passes the requested command to a forced command in
 # SSH_ORIGINAL_COMMAND.
@@ -57,6 +65,15 @@ def require_sshd() -> None:
         pytest.skip("there is no sshd, or no ssh: tools/sshd installs them", allow_module_level=True)
 
 
+def require_namespaces() -> None:
+    """Skip the test, or the file of tests, where this user may not make network namespaces."""
+    command = f"import ctypes; raise SystemExit(ctypes.CDLL(None).unshare({_CLONE_NEWNET}))"
+    if subprocess.run([sys.executable, "-I", "-c", command], check=False).returncode:
+        import pytest
+
+        pytest.skip("a host on an island needs the right to make network namespaces: root", allow_module_level=True)
+
+
 class SshHost:
     """Emulated machine with a real sshd, on this machine. A context manager; entering and leaving block.
 
@@ -65,9 +82,15 @@ class SshHost:
     (``~name``, ``pwd.getpwuid``), ``/tmp``, the rest of the file system, and the list of processes. Only the user who
     runs the tests can log in, and only with a key.
 
+    With ``island`` it has a network of its own, a namespace, which takes root: nothing there reaches anything outside,
+    no package index either, and from outside only ``address`` and ``port`` lead to its sshd. It needs a prepared cache
+    (:func:`share_cache`).
+
     Args:
         folder: folder of the host, created if it is missing.
-        address: address of its sshd, in 127.0.0.0/8.
+        address: address of its sshd, in 127.0.0.0/8; of an island, the address outside.
+        island: its own address inside, where its sshd has port 22; empty for a host in this machine's network.
+        neighbour: the island whose network it shares; None for a network of its own.
         client_key: private key that can log in; created if it is missing. None means ``client_key`` next to
             ``folder``, so that hosts in sibling folders share one.
         path: the ``PATH`` of sessions; None means sshd's own.
@@ -94,6 +117,8 @@ class SshHost:
         folder: Path,
         *,
         address: str = "127.0.0.2",
+        island: str = "",
+        neighbour: SshHost | None = None,
         client_key: Path | None = None,
         path: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -106,6 +131,8 @@ class SshHost:
         self.key_path = client_key or folder.parent / "client_key"
         self.authorized_keys = folder / "authorized_keys"
         self.log = folder / "sshd.log"
+        self._island = island
+        self._neighbour = neighbour
         self._folder = folder
         self._env = dict(env or {}) | {"HOME": str(self.home)} | ({} if path is None else {"PATH": path})
         self._options = tuple(sshd_options)
@@ -146,6 +173,7 @@ class SshHost:
                 sys.executable,
                 "-I",
                 Path(__file__).with_name("_guard.py"),
+                self._network(),
                 program,
                 "-D",
                 "-f",
@@ -160,6 +188,9 @@ class SshHost:
             start_new_session=True,
         )
         try:
+            if not (port := self._answer()) and self._island:
+                raise UnreachableError(f"no network for the island at {self.address}:{self.port}: see standard error")
+            self.port = port or self.port
             self._up()
         except BaseException:
             self.stop()
@@ -189,7 +220,7 @@ class SshHost:
         if self._guard is None:
             return []
         below = psutil.Process(self._guard.pid).children(recursive=True)
-        return [process for process in below if not _name(process).startswith(("sshd", "sftp-server"))]
+        return [process for process in below if not _name(process).startswith(_SERVER)]
 
     def connections(self) -> int:
         """Return the number of its SSH connections, including those not logged in yet."""
@@ -203,7 +234,7 @@ class SshHost:
     def known_hosts_line(self, *, host: str | None = None, port: int | None = None) -> str:
         """Return its line of a known_hosts file; ``host`` and ``port`` are those of a proxy in front of it."""
         name, number = host or self.address, port or self.port
-        return f"{name if number == 22 else f'[{name}]:{number}'} {self.host_key}"  # noqa: PLR2004 - SSH's own port
+        return f"{name if number == _PORT else f'[{name}]:{number}'} {self.host_key}"
 
     @property
     def _config(self) -> Path:
@@ -229,7 +260,20 @@ class SshHost:
             raise UnreachableError(f"the test host at {self.address} is switched off")
         guard.stdin.write(f"{order}\n")
         guard.stdin.flush()
-        return int(guard.stdout.readline() or 0)
+        return self._answer()
+
+    def _answer(self) -> int:
+        assert self._guard is not None
+        assert self._guard.stdout is not None
+        return int(self._guard.stdout.readline() or 0)
+
+    def _network(self) -> str:
+        """Return the place of the host's network, as the guard reads it."""
+        if not self._island:
+            return "-"
+        neighbour = self._neighbour
+        shared = f"@{neighbour.pid}" if neighbour is not None else ""
+        return f"{self.address}:{self.port}={self._island}:{_PORT}{shared}"
 
     def _answers(self) -> bool:
         """Wait for sshd's banner; False if it has ended. Runs in a thread, since this thread may run an event loop."""
@@ -247,7 +291,8 @@ class SshHost:
         except OSError:
             return None
         try:
-            return await reader.read(4) == b"SSH-"
+            banner = await reader.read(4)
+            return banner == b"SSH-" if banner else None  # a relay hangs up while sshd does not listen yet
         finally:
             writer.transport.abort()
 
@@ -257,7 +302,7 @@ class SshHost:
     def _configuration(self, program: Path) -> str:
         lines = [
             *self._options,  # sshd uses the first of two values
-            f"ListenAddress {self.address}:{self.port}",
+            f"ListenAddress {self._island}:{_PORT}" if self._island else f"ListenAddress {self.address}:{self.port}",
             f"HostKey {_quoted(self._folder / 'host_key')}",
             f"AuthorizedKeysFile {_quoted(self.authorized_keys)}",
             f"ForceCommand /bin/sh {shlex.quote(str(self._folder / 'shell'))}",

@@ -13,7 +13,7 @@ import pytest
 import stamina
 
 from skyward.errors import UnreachableError
-from skyward.testing.hosts import SshHost, find_openssh, require_sshd, write_known_hosts
+from skyward.testing.hosts import SshHost, find_openssh, require_namespaces, require_sshd, write_known_hosts
 
 require_sshd()
 
@@ -206,20 +206,74 @@ def test_given_options_win(folder: Path) -> None:
         assert "Permission denied" in ssh(host, "echo in").stderr
 
 
-def test_everything_on_the_host_ends_with_the_process_that_made_it(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def islands(folder: Path) -> Iterator[list[SshHost]]:
+    """Two networks: one host in the first, two in the second."""
+    require_namespaces()
+    with (
+        SshHost(folder / "island", address="127.0.0.5", island="127.0.0.1") as alone,
+        SshHost(folder / "mainland", address="127.0.0.6", island="127.0.0.1") as first,
+        SshHost(folder / "its_port", address="127.0.0.7", island="127.0.0.3", neighbour=first) as second,
+    ):
+        yield [alone, first, second]
+
+
+def banner(host: SshHost, address: str, port: int) -> str:
+    """What answers there when the host dials it."""
+    script = f"import socket; print(socket.create_connection(({address!r}, {port}), 5).recv(4).decode())"
+    done = ssh(host, f'{sys.executable} -c "{script}" 2>&1')
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_hosts_on_islands_believe_to_be_at_port_22_of_their_own_loopback_address(islands: list[SshHost]) -> None:
+    seen = [ssh(host, "echo ${SSH_CONNECTION#* * }").stdout.strip() for host in islands]
+
+    assert seen == ["127.0.0.1 22", "127.0.0.1 22", "127.0.0.3 22"]
+
+
+def test_hosts_on_islands_reach_their_neighbours_only(host: SshHost, islands: list[SshHost]) -> None:
+    alone, first, second = islands
+
+    assert banner(alone, "127.0.0.1", 22) == "SSH-"
+    assert banner(first, "127.0.0.3", 22) == banner(second, "127.0.0.1", 22) == "SSH-"
+    assert "Connection refused" in banner(alone, "127.0.0.3", 22)
+    assert "Connection refused" in banner(alone, host.address, host.port)
+    assert "Network is unreachable" in banner(alone, "192.0.2.1", 80)
+
+
+def test_nothing_of_an_island_is_left_when_it_stops_and_it_comes_back_at_its_port(folder: Path) -> None:
+    require_namespaces()
+    island = SshHost(folder / "sinking", address="127.0.0.8", island="127.0.0.1")
+    before = psutil.Process().children(recursive=True)
+    with island:
+        port = island.port
+        daemon = psutil.Process(int(ssh(island, DAEMON).stdout))
+        processes = set(psutil.Process().children(recursive=True)) - set(before)
+        assert "network-relay" in {process.name() for process in processes}
+        assert island.processes() == [daemon]
+    assert [process for process in processes if process.is_running()] == []
+    with island:
+        assert island.port == port
+        assert ssh(island, "echo back").stdout == "back\n"
+
+
+@pytest.mark.parametrize("island", ["", "127.0.0.1"])
+def test_everything_on_the_host_ends_with_the_process_that_made_it(folder: Path, island: str) -> None:
+    if island:
+        require_namespaces()
     script = (
-        "import sys, pathlib, subprocess, os, signal\n"
+        "import sys, pathlib, subprocess, os, signal, psutil\n"
         "from skyward.testing.hosts import SshHost, find_openssh, write_known_hosts\n"
-        "host = SshHost(pathlib.Path(sys.argv[1])); host.start()\n"
+        "host = SshHost(pathlib.Path(sys.argv[1]), island=sys.argv[3]); host.start()\n"
         "known = write_known_hosts(pathlib.Path(sys.argv[1]) / 'known', host)\n"
         "pid = subprocess.check_output([find_openssh('ssh'), '-F', 'none', '-o', f'UserKnownHostsFile={known}', '-i',\n"
         "    host.key_path, '-p', str(host.port), f'{host.user}@{host.address}', sys.argv[2]], timeout=20).decode()\n"
-        "print(host.pid, pid, flush=True)\n"
+        "print(host.pid, pid, *(each.pid for each in psutil.Process().children(recursive=True)), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", script, folder / "orphan", DAEMON],
+        [sys.executable, "-c", script, folder / f"orphan{island}", DAEMON, island],
         capture_output=True,
         text=True,
         timeout=60,
@@ -227,7 +281,7 @@ def test_everything_on_the_host_ends_with_the_process_that_made_it(folder: Path)
     )
 
     pids = [int(word) for word in done.stdout.split()]
-    assert len(pids) == 2, done.stderr
+    assert len(pids) >= 4, done.stderr
     for attempt in eventually():
         with attempt:
             assert [pid for pid in pids if psutil.pid_exists(pid)] == []
