@@ -11,6 +11,7 @@ survey() {
     # shellcheck disable=SC2086
     set -- ${SSH_CONNECTION:-}
     echo "address=${3:-}"
+    echo "port=${4:-}"
     echo "cache=${XDG_CACHE_HOME:-$HOME/.cache}/skyward"
     echo "system=$(uname -s)"
     echo "cpu=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)"

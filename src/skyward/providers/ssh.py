@@ -11,13 +11,12 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Container, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import Container, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import (
@@ -27,9 +26,11 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
+from skyward.providers._ssh_hosts import Host, checked_hosts, parse_host, reaching, run_on, survey
+from skyward.providers._ssh_networks import Networks, preferred
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.request.accelerators import model_name
-from skyward.request.checks import refusal, text, texts
+from skyward.providers.registry import Finding
+from skyward.request.checks import refusal, text
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE, SSHAccess, SSHTarget
@@ -40,14 +41,12 @@ __all__ = ["SSH"]
 
 T = TypeVar("T")
 
-_HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d{1,5}))?")
 _ID = re.compile(r"ssh-(\d+)-[0-9a-f]{12}")
-_PORT = 22
-_VERB_TIMEOUT_S = 60.0
 _LOST_ONES_S = 3.0
 """Longest time between the loss of a node and the start of its termination."""
 _ENDING_S = 60.0
-_KIB_PER_GIB, _MIB_PER_GIB = 1 << 20, 1 << 10
+_READY_WITHIN_S = 60.0
+"""The host runs already: it must answer, after one loss of its connection at most."""
 _logger = logging.getLogger("skyward")
 
 
@@ -61,29 +60,6 @@ class _NodeTags:
     created_at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Host:
-    """Host that has answered.
-
-    Attributes:
-        index: its index in the list of hosts.
-        target: its SSH target.
-        spec: its hardware.
-        address: the address at which it was reached.
-        cache: its folder of environments; nodes' folders are in it.
-    """
-
-    index: int
-    target: SSHTarget
-    spec: InstanceSpec
-    address: str
-    cache: str
-
-    def folder(self, instance_id: str) -> str:
-        """Return the folder of one node."""
-        return f"{self.cache}/nodes/{instance_id}"
-
-
 @dataclass(slots=True)
 class _Reached:
     """State of a provider in use.
@@ -94,13 +70,15 @@ class _Reached:
         taken: (pool, host index) of every node that is not confirmed gone, by instance id.
         ending: ids of nodes under termination.
         found: host index, by instance id, of listed nodes; other processes may have the hosts in another order.
+        networks: networks of the hosts that have answered.
     """
 
     transports: dict[int, Transport] = field(default_factory=dict[int, Transport])
-    hosts: dict[int, _Host] = field(default_factory=dict[int, _Host])
+    hosts: dict[int, Host] = field(default_factory=dict[int, Host])
     taken: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     ending: set[str] = field(default_factory=set[str])
     found: dict[str, int] = field(default_factory=dict[str, int])
+    networks: Networks = field(default_factory=Networks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,24 +94,29 @@ class SSH:
         user: name to log in with; by default the SSH configuration's, or your own.
         key_path: private key to log in with; by default the agent's, the configuration's, and the usual ones.
         known_hosts: file of host keys; by default yours and the system's. A host that is not in it is refused.
+        network: ``"auto"`` asks the hosts once, when a pool opens, which of them reach each other. ``"none"`` asks
+            nothing and lets no node connect to another, for hosts whose firewall admits SSH only.
 
     Raises:
-        ConfigurationError: no host, a malformed one, one twice, or a file that does not exist.
+        ConfigurationError: no host, a malformed one, one twice, a file that does not exist, or another ``network``.
     """
 
     hosts: Sequence[str]
     user: str | None = None
     key_path: str | None = None
     known_hosts: str | None = None
+    network: Literal["auto", "none"] = "auto"
     patience_s: ClassVar[float] = 15.0
     """Time for which connecting to an unresponsive host is retried."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hosts", _checked_hosts(self.hosts))
+        object.__setattr__(self, "hosts", checked_hosts(self.hosts))
         for name in ("key_path", "known_hosts"):
             object.__setattr__(self, name, _checked_file(name, getattr(self, name)))
         if self.user is not None:
             text("user", self.user)
+        if self.network not in ("auto", "none"):
+            raise refusal("network", '"auto" or "none"', self.network)
         object.__setattr__(self, "_reached", _Reached())
 
     @property
@@ -145,7 +128,8 @@ class SSH:
         """Return one free offer: the weakest of the hosts that answer and satisfy the request.
 
         Raises:
-            ConfigurationError: the request names a machine type, or needs more or stronger hosts.
+            ConfigurationError: the request names a machine type, needs more or stronger hosts, or hosts that reach
+                each other.
             AuthenticationError: a host refuses the login, or shows another host key.
             UnreachableError: too few hosts answer.
         """
@@ -157,20 +141,31 @@ class SSH:
                 f"nodes={request.nodes} of {request.wish}: {len(fitting)} of the hosts have that; "
                 f"hosts: {'; '.join(str(host.spec) for host in hosts)}"
             )
+        networks = await self._settle(hosts)
+        largest = max(Counter(networks.name(host) or host.name for host in fitting).values())
+        if request.one_network and largest < request.nodes:
+            raise ConfigurationError(
+                f"nodes={request.nodes} must reach each other, and no {request.nodes} of the hosts do: "
+                f"{networks.in_words(fitting)}. {self._advice(networks, fitting)}"
+            )
         weakest = min(fitting, key=lambda host: (host.spec.accelerator_count, host.spec.cpu, host.spec.memory_gib))
         spec = replace(weakest.spec, name="your hosts" if len(self.hosts) > 1 else weakest.spec.name)
-        return [Offer(spec=spec, price_per_hour=0.0, on_demand_price_per_hour=0.0)]
+        split = self.network == "auto" and request.nodes > 1 and largest < len(fitting)
+        note = f"not all hosts reach each other: {networks.in_words(fitting)}" if split else ""
+        return [replace(_offer(spec), note=note, island=not any(map(networks.name, fitting)))]
 
     async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
-        """Make a folder (0700) on a free host for each node.
+        """Make a folder (0700) on a free host for each node; hosts of one network come first.
 
         Raises:
-            CapacityError: every host is a node of the pool already.
+            CapacityError: every host is a node of the pool already, or none is left in its network.
         """
+        if not self._state.hosts:
+            await self._answering(range(len(self.hosts)), needed=0)
         made: dict[str, Instance] = {}
         try:
-            for key in order.keys:
-                instance = await self._make(key, order, offers[0])
+            for number, key in enumerate(order.keys):
+                instance = await self._make(key, order, offers[0], wanted=len(order.keys) - number)
                 made[instance.id] = instance
         except BaseException:
             await self.terminate(list(made))
@@ -204,16 +199,29 @@ class SSH:
             self._state.found.update((instance.id, host.index) for instance in found)
         return [instance for found in tagged for instance in found]
 
+    async def check(self) -> Sequence[Finding]:
+        """Report which of the hosts reach each other."""
+        try:
+            hosts = await self._answering(range(len(self.hosts)), needed=2)
+        except SkywardError as error:
+            return [Finding(what="networks", state="fail", found=str(error), fix="check each host by itself")]
+        networks = await self._settle(hosts)
+        split = len({networks.name(host) or host.name for host in hosts}) > 1
+        fix = self._advice(networks, hosts) if split else ""
+        return [Finding(what="networks", state="warn" if split else "ok", found=networks.in_words(hosts), fix=fix)]
+
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. Networks are forgotten unless a pool has nodes in them."""
         transports = list(self._state.transports.values())
         self._state.transports.clear()
         self._state.hosts.clear()
+        if not self._state.taken:
+            self._state.networks = Networks()
         await _all(transport.close() for transport in transports)
 
     def target(self, index: int) -> SSHTarget:
         """Return the SSH target of the host of that index."""
-        parts = _parse(self.hosts[index])
+        parts = parse_host(self.hosts[index])
         return SSHTarget(
             host=parts["v6"] or parts["name"],
             port=int(parts["port"]) if parts["port"] else None,
@@ -227,33 +235,59 @@ class SSH:
     def _state(self) -> _Reached:
         return cast("_Reached", self.__dict__["_reached"])
 
-    async def _answering(self, indices: Sequence[int], *, needed: int) -> list[_Host]:
+    async def _answering(self, indices: Sequence[int], *, needed: int) -> list[Host]:
         """Return the hosts that answer; raise another's error if too few are left, or if retrying would not help."""
         outcomes = await asyncio.gather(*map(self._host, indices), return_exceptions=True)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        hosts = [outcome for outcome in outcomes if isinstance(outcome, _Host)]
+        hosts = [outcome for outcome in outcomes if isinstance(outcome, Host)]
         for error in errors:
             if len(hosts) < needed or not isinstance(error, UnreachableError):
                 raise error
             _logger.warning("a host is left out: %s", error)
         return hosts
 
-    async def _host(self, index: int) -> _Host:
+    async def _host(self, index: int) -> Host:
         if (known := self._state.hosts.get(index)) is not None:
             return known
         target = self.target(index)
         self._state.transports.setdefault(index, SshTransport(target))
-        found = _facts(await _run(target, "survey"))
-        host = self._state.hosts[index] = _host(index, self.hosts[index], target, found)
+        host = self._state.hosts[index] = await survey(index, self.hosts[index], target)
         return host
 
-    async def _make(self, key: str, order: LaunchOrder, offer: Offer) -> Instance:
-        instance_id, host = await self._take_host(order.pool_id, offer)
+    async def _run(self, host: Host, verb: str, *arguments: str) -> str:
+        """Run a verb on a host; one that does not answer is surveyed again when it comes back."""
+        try:
+            return await run_on(host.target, verb, *arguments)
+        except UnreachableError:
+            self._state.hosts.pop(host.index, None)
+            self._state.networks.forget(host)
+            raise
+
+    async def _settle(self, hosts: Iterable[Host]) -> Networks:
+        """Return the networks once it is known which of the hosts reach each other."""
+        networks = self._state.networks
+        if self.network == "auto":
+            await networks.ask(sorted(hosts, key=lambda host: host.index))
+        return networks
+
+    async def _settled(self, index: int) -> Host:
+        host = await self._host(index)
+        await self._settle({**self._state.hosts, index: host}.values())
+        return host
+
+    def _advice(self, networks: Networks, hosts: Sequence[Host]) -> str:
+        """Return the reason why two of the hosts do not reach each other."""
+        if self.network == "none":
+            return 'SSH(network="none") keeps them apart: leave it out'
+        return f"The first reason: {networks.first_refusal(hosts)}"
+
+    async def _make(self, key: str, order: LaunchOrder, offer: Offer, *, wanted: int) -> Instance:
+        instance_id, host = await self._take_host(order, offer, wanted=wanted)
         tags = _NodeTags(instance_id=instance_id, pool_id=order.pool_id, key=key, created_at=time.time())
         folder = host.folder(instance_id)
         try:
-            await _run(host.target, "prepare", folder)
-            async with _reaching(host.target) as transport:
+            await self._run(host, "prepare", folder)
+            async with reaching(host.target) as transport:
                 await transport.put(json.dumps(asdict(tags)).encode(), f"{folder}/{TAGS_FILE}")
         except UnreachableError:
             with suppress(OSError, SkywardError):  # the folder may exist all the same
@@ -266,32 +300,36 @@ class SSH:
             ) from error
         return self._instance(host, instance_id, key)
 
-    async def _take_host(self, pool_id: str, offer: Offer) -> tuple[str, _Host]:
-        """Return a new id and a host without a node of the pool; wait for a node under termination."""
+    async def _take_host(self, order: LaunchOrder, offer: Offer, *, wanted: int) -> tuple[str, Host]:
+        """Return a new id and the best host without a node of the pool; wait for a node under termination.
+
+        It is the first of ``wanted``.
+        """
         began = SYSTEM_CLOCK.monotonic()
         unreachable: UnreachableError | None = None
         shunned: set[int] = set()
 
-        async def find() -> tuple[str, _Host] | NotYet:
+        async def find() -> tuple[str, Host] | NotYet:
             nonlocal unreachable
-            while (index := self._free_index(pool_id, offer, shunned)) is not None:
+            await self._settle(self._state.hosts.values())
+            while (index := self._free_index(order, offer, shunned, wanted=wanted)) is not None:
                 instance_id = f"ssh-{index}-{uuid.uuid4().hex[:12]}"
-                self._state.taken[instance_id] = (
-                    pool_id,
-                    index,
-                )  # before the first await, so that no other task takes the host
+                # Before the first await, so that no other task takes the host.
+                self._state.taken[instance_id] = (order.pool_id, index)
                 try:
-                    return instance_id, await self._host(index)
+                    return instance_id, await self._settled(index)
                 except BaseException as error:
                     del self._state.taken[instance_id]
                     if not isinstance(error, UnreachableError):
                         raise
                     unreachable = error
                     shunned.add(index)
-            ours = {each for each, (pool, _) in self._state.taken.items() if pool == pool_id}
+            ours = {each for each, (pool, _) in self._state.taken.items() if pool == order.pool_id}
             if not ours & self._state.ending and SYSTEM_CLOCK.monotonic() - began > _LOST_ONES_S:
                 raise CapacityError(
-                    f"every one of the {len(self.hosts)} hosts serves the pool already, or does not answer; "
+                    f"every one of the {len(self.hosts)} hosts serves the pool already, or does not answer"
+                    f"{', or has failed it before' if order.avoid else ''}"
+                    f"{', or does not reach its other hosts' if order.one_network else ''}; "
                     "name more hosts, or request fewer nodes"
                 ) from unreachable
             return NotYet("all are taken")
@@ -299,10 +337,23 @@ class SSH:
         what = f"one of the {len(self.hosts)} hosts to be free"
         return await wait_until(find, deadline_s=_ENDING_S, interval_s=0.05, what=what)
 
-    def _free_index(self, pool_id: str, offer: Offer, shunned: Container[int]) -> int | None:
-        taken = {index for pool, index in self._state.taken.values() if pool == pool_id}
-        free = (index for index in range(len(self.hosts)) if index not in taken and index not in shunned)
-        return next((index for index in free if not _is_weaker(self._state.hosts.get(index), offer)), None)
+    def _free_index(self, order: LaunchOrder, offer: Offer, shunned: Container[int], *, wanted: int) -> int | None:
+        state = self._state
+        taken = {index for pool, index in state.taken.values() if pool == order.pool_id}
+        names = {index: state.networks.name(host) for index, host in state.hosts.items()}
+        free = [
+            index
+            for index, name in enumerate(self.hosts)
+            if index not in taken
+            and index not in shunned
+            and name not in order.avoid
+            and not _is_weaker(state.hosts.get(index), offer)
+        ]
+        beside = [names.get(index, "") for index in taken]
+        known = preferred([index for index in free if index in names], names, beside=beside, wanted=wanted)
+        if order.one_network and beside:
+            return next((index for index in known if names[index] and names[index] in beside), None)
+        return next(iter([*known, *(index for index in free if index not in names)]), None)
 
     async def _describe(self, instance_id: str) -> Instance:
         index = self._index(instance_id)
@@ -320,13 +371,13 @@ class SSH:
         try:
             if index < len(self.hosts):
                 host = await self._host(index)
-                await _run(host.target, "end", instance_id, host.folder(instance_id))
+                await self._run(host, "end", instance_id, host.folder(instance_id))
             self._state.taken.pop(instance_id, None)
         finally:
             self._state.ending.discard(instance_id)
 
-    async def _tagged(self, host: _Host) -> list[Instance]:
-        lines = (await _run(host.target, "tagged", f"{host.cache}/nodes")).splitlines()
+    async def _tagged(self, host: Host) -> list[Instance]:
+        lines = (await self._run(host, "tagged", f"{host.cache}/nodes")).splitlines()
         named = [line.partition(" ") for line in lines]
         return [self._instance(host, instance_id, _key(tags) or instance_id) for instance_id, _, tags in named]
 
@@ -337,15 +388,27 @@ class SSH:
         launched = _ID.fullmatch(instance_id)
         return int(launched[1]) if launched else len(self.hosts)
 
-    def _instance(self, host: _Host, instance_id: str, key: str) -> Instance:
+    def _instance(self, host: Host, instance_id: str, key: str) -> Instance:
         access = SSHAccess(
             target=host.target,
             address=host.address,
             workdir=host.folder(instance_id),
             cache=host.cache,
         )
-        offer = Offer(spec=host.spec, price_per_hour=0.0, on_demand_price_per_hour=0.0)
-        return Instance(id=instance_id, key=key, state=InstanceState.RUNNING, offer=offer, access=access, network="ssh")
+        return Instance(
+            id=instance_id,
+            key=key,
+            state=InstanceState.RUNNING,
+            offer=_offer(host.spec),
+            access=access,
+            network=self._state.networks.name(host),
+            host=host.name,
+            ends_itself=True,
+        )
+
+
+def _offer(spec: InstanceSpec) -> Offer:
+    return Offer(spec=spec, price_per_hour=0.0, on_demand_price_per_hour=0.0, ready_within_s=_READY_WITHIN_S)
 
 
 def _check(request: PoolRequest, hosts: Sequence[str]) -> None:
@@ -353,28 +416,6 @@ def _check(request: PoolRequest, hosts: Sequence[str]) -> None:
         raise ConfigurationError(f"nodes={request.nodes}: SSH() has {len(hosts)} hosts, and each serves one node")
     if request.machine is not None:
         raise ConfigurationError(f"machine={request.machine!r}: SSH() has the machines in hosts; leave it out")
-
-
-def _checked_hosts(value: object) -> tuple[str, ...]:
-    hosts = texts("hosts", value)
-    if not hosts:
-        raise refusal("hosts", 'a list of at least one host, such as ["10.0.0.5", "gpu1:2222"]', hosts)
-    seen: dict[tuple[str, int], str] = {}
-    for host in hosts:
-        parts = _parse(host)
-        place = (parts["v6"] or parts["name"]).lower(), int(parts["port"] or _PORT)
-        if place in seen:
-            raise ConfigurationError(f"hosts names one machine twice: {seen[place]!r} and {host!r}")
-        seen[place] = host
-    return hosts
-
-
-def _parse(host: str) -> Mapping[str, str]:
-    found = _HOST.fullmatch(host)
-    port = int(found["port"] or _PORT) if found else 0
-    if found is None or not 0 < port < 1 << 16:
-        raise refusal("hosts", 'a list of "host", "host:port" or "user@host:port"', host)
-    return found.groupdict()
 
 
 def _checked_file(parameter: str, value: object) -> str | None:
@@ -386,7 +427,7 @@ def _checked_file(parameter: str, value: object) -> str | None:
     return str(path.absolute())
 
 
-def _is_weaker(host: _Host | None, offer: Offer) -> bool:
+def _is_weaker(host: Host | None, offer: Offer) -> bool:
     if host is None:
         return False
     mine, asked = host.spec, offer.spec
@@ -397,61 +438,6 @@ def _is_weaker(host: _Host | None, offer: Offer) -> bool:
         and mine.memory_gib >= asked.memory_gib
     )
     return not (enough and (same or asked.accelerator is None))
-
-
-def _host(index: int, name: str, target: SSHTarget, facts: Mapping[str, list[str]]) -> _Host:
-    (system,), (address,), (folder,) = facts["system"], facts["address"], facts["cache"]
-    if system != "Linux":
-        raise ConfigurationError(f"hosts: {name} runs {system}; nodes run on Linux")
-    if ":" in address:
-        raise ConfigurationError(f"hosts: {name} was reached at {address}; use a name or address of IPv4")
-    gpus = [line.rsplit(",", 1) for line in facts.get("gpu", [])]
-    spec = InstanceSpec(
-        name=name,
-        cpu=int(facts["cpu"][0]),
-        memory_gib=round(int(facts["memory_kib"][0] or 0) / _KIB_PER_GIB, 1),
-        accelerator=model_name(gpus[0][0].strip()) if gpus else None,
-        accelerator_count=len(gpus),
-        accelerator_memory_gib=_gibibytes(gpus[0][1]) if gpus else None,
-    )
-    return _Host(index=index, target=target, spec=spec, address=address, cache=folder)
-
-
-def _gibibytes(mebibytes: str) -> float | None:
-    """Parse a memory size; None if it is no number: in MIG mode the driver shows it to root only."""
-    number = mebibytes.strip()
-    return round(int(number) / _MIB_PER_GIB, 1) if number.isdecimal() else None
-
-
-def _facts(survey: str) -> Mapping[str, list[str]]:
-    facts: dict[str, list[str]] = {}
-    for line in survey.splitlines():
-        name, _, value = line.partition("=")
-        facts.setdefault(name, []).append(value)
-    return facts
-
-
-@cache
-def _script() -> tuple[str, ...]:
-    return ("sh", "-c", files("skyward.providers").joinpath("_ssh_host.sh").read_text(encoding="utf-8"), "sh")
-
-
-@asynccontextmanager
-async def _reaching(target: SSHTarget) -> AsyncGenerator[Transport]:
-    """Open a transport for one use; only this context closes it."""
-    transport = SshTransport(target)
-    try:
-        yield transport
-    finally:
-        await transport.close()
-
-
-async def _run(target: SSHTarget, verb: str, *arguments: str) -> str:
-    async with _reaching(target) as transport:
-        completed = await transport.run([*_script(), verb, *arguments], timeout_s=_VERB_TIMEOUT_S)
-    if completed.exit_code:
-        raise SkywardError(completed.stderr.strip() or f"{verb} failed with exit code {completed.exit_code}")
-    return completed.stdout
 
 
 def _key(tags: str) -> str:

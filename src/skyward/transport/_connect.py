@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import paramiko
 from paramiko import AuthenticationException, BadAuthenticationType
@@ -27,7 +26,7 @@ from skyward.errors import AuthenticationError, SkywardError
 from skyward.transport._errors import is_transient, translated
 from skyward.transport._hostkeys import HostKey, KnownKeys, known_keys, unknown, verify
 from skyward.transport._identities import Identities, Identity, identities
-from skyward.transport._paramiko import Client, end_handshake, packetizer_class
+from skyward.transport._paramiko import RSA_SIGNATURES, Client, end_handshake, hush, packetizer_class
 from skyward.transport._socket import Dialled, LiveSocket, dial_command, dial_tcp
 from skyward.transport._ssh_config import Settings, settings
 from skyward.transport.access import SSHTarget
@@ -36,7 +35,6 @@ __all__ = ["SSHSession", "connect"]
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
-_LOGGER: Final = "skyward.transport.paramiko"
 # Without the CBC ciphers and the SHA-1 and MD5 hashes that paramiko also supports.
 _CIPHERS = (
     "aes128-gcm@openssh.com",
@@ -54,7 +52,6 @@ _HOST_KEY_TYPES = (
     "rsa-sha2-512",
     "rsa-sha2-256",
 )
-_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 _MOST_KEYS = 6
 _STEP_TIMEOUT_S = 15.0
 _KEEPALIVE = "keepalive@openssh.com"  # servers that do not support a request answer it, too, with a refusal
@@ -195,12 +192,9 @@ def _log_in(
 
 
 def _new_client(sock: LiveSocket, known: KnownKeys, *, name: str, timeout_s: float) -> Any:
-    quiet = logging.getLogger(_LOGGER)
-    if quiet.level == logging.NOTSET:
-        quiet.setLevel(logging.CRITICAL)  # paramiko logs failures that are also raised, with tracebacks
     client: Any = paramiko.Transport(cast("Any", sock), packetizer_class=packetizer_class())
     client.name = f"skyward-ssh {name}"
-    client.set_log_channel(_LOGGER)
+    hush(client)
     client.banner_timeout = client.handshake_timeout = client.auth_timeout = timeout_s
     options = client.get_security_options()
     options.ciphers = _CIPHERS
@@ -212,7 +206,7 @@ def _new_client(sock: LiveSocket, known: KnownKeys, *, name: str, timeout_s: flo
 def _preferred(known: KnownKeys) -> tuple[str, ...]:
     """Return the types of host keys, those on file first."""
     # A machine shows the first of these types that it has: with another order it could show a key that is not on file.
-    on_file = {name for key in known.accepted for name in (_RSA_SIGNATURES if key.type == "ssh-rsa" else [key.type])}
+    on_file = {name for key in known.accepted for name in (RSA_SIGNATURES if key.type == "ssh-rsa" else [key.type])}
     return tuple(sorted(_HOST_KEY_TYPES, key=lambda name: name not in on_file))
 
 

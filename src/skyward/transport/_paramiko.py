@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from skyward.transport._socket import LiveSocket
 
 __all__ = [
+    "RSA_SIGNATURES",
     "WINDOW_BYTES",
     "Channel",
     "ChannelBuffer",
@@ -22,6 +24,7 @@ __all__ = [
     "StaleConnectionError",
     "StockBuffer",
     "end_handshake",
+    "hush",
     "open_channel",
     "packetizer_class",
     "take_errors",
@@ -31,6 +34,10 @@ __all__ = [
 WINDOW_BYTES: Final = 4 << 20
 """Bytes that the machine may send on a channel before this side acknowledges them."""
 
+RSA_SIGNATURES: Final = ("rsa-sha2-512", "rsa-sha2-256")
+"""Algorithms for host keys of the type ``ssh-rsa``, whose own one, with SHA-1, is refused."""
+
+_LOGGER: Final = "skyward.transport.paramiko"
 _OPEN_TIMEOUT_S = 60.0
 _READ_BYTES = 1 << 20
 
@@ -98,6 +105,10 @@ class Client(Protocol):
         """Return True while the connection lives."""
         ...
 
+    def get_remote_server_key(self) -> Any:
+        """Return the machine's host key."""
+        ...
+
     def open_channel(
         self,
         kind: str,
@@ -131,7 +142,9 @@ class RefusedSessionError(Exception):
     """Refusal of one more command on this connection, for now or for good."""
 
 
-def open_channel(client: Client, kind: str, destination: tuple[str, int] | None = None) -> Channel:
+def open_channel(
+    client: Client, kind: str, destination: tuple[str, int] | None = None, *, timeout_s: float = _OPEN_TIMEOUT_S
+) -> Channel:
     """Request a channel, and wait for it.
 
     Raises:
@@ -141,7 +154,7 @@ def open_channel(client: Client, kind: str, destination: tuple[str, int] | None 
     """
     origin = None if destination is None else ("127.0.0.1", 0)
     try:
-        return client.open_channel(kind, destination, origin, window_size=WINDOW_BYTES, timeout=_OPEN_TIMEOUT_S)
+        return client.open_channel(kind, destination, origin, window_size=WINDOW_BYTES, timeout=timeout_s)
     except Exception as error:
         # Not by the type of the exception: of two channels refused at once, paramiko gives a reason for one only.
         if client.is_active() and kind == "session":
@@ -275,3 +288,11 @@ def end_handshake(client: Any) -> None:
     """Stop the timer of a failed handshake."""
     # paramiko stops it only after success: its thread would wait for the whole timeout.
     client.packetizer.complete_handshake()
+
+
+def hush(client: Any) -> None:
+    """Send paramiko's log of a connection to a logger of its own, silent unless the user has set its level."""
+    quiet = logging.getLogger(_LOGGER)
+    if quiet.level == logging.NOTSET:
+        quiet.setLevel(logging.CRITICAL)  # paramiko logs failures that are also raised, with tracebacks
+    client.set_log_channel(_LOGGER)

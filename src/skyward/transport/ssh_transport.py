@@ -109,6 +109,38 @@ class SshTransport:
             self._forwards[host, port] = connection.listen(host, port)
         return self._forwards[host, port]
 
+    async def host_key(self) -> str:
+        """Return the host key that the machine has shown: ``"ssh-ed25519 AAAA…"``.
+
+        Raises:
+            AuthenticationError: the user was refused.
+            UnreachableError: the machine does not answer.
+        """
+        from skyward.transport._peers import shown_key  # imports paramiko
+
+        return await asyncio.wrap_future(self._acquired().perform(shown_key))
+
+    async def key_at(self, host: str, port: int, *, kind: str, timeout_s: float) -> str:
+        """Return the key of that kind of the SSH server that the machine finds at ``host:port``.
+
+        Nobody logs in there. The machine has ``timeout_s`` to connect, then the server ten seconds to show its key.
+
+        Raises:
+            UnreachableError: the machine does not reach it, may not try, or no such server answers there.
+        """
+        from skyward.transport._peers import key_at  # imports paramiko
+
+        asked = self._acquired().perform(lambda client: key_at(client, host, port, kind=kind, timeout_s=timeout_s))
+        try:
+            return await asyncio.wrap_future(asked)
+        except Exception as error:
+            from skyward.transport._errors import translated
+
+            explained = translated(error, f"{self._target} does not reach {host} port {port}")
+            if explained is error:
+                raise
+            raise explained from error
+
     async def close(self) -> None:
         """Release the shared connection: :meth:`Transport.close <skyward.transport.base.Transport.close>`."""
         self._closed = True

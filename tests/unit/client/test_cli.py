@@ -387,6 +387,21 @@ def host(tmp_path: Path) -> Iterator[SshHost]:
 
 
 @needs_sshd
+def test_doctor_says_which_hosts_reach_each_other(host: SshHost, tmp_path: Path) -> None:
+    shut = SshHost(tmp_path / "shut", address="127.0.0.3", sshd_options=["PermitOpen 127.0.0.3:*"])
+    with shut:
+        places = [f"{each.address}:{each.port}" for each in (host, shut)]
+        known = write_known_hosts(tmp_path / "known_hosts", host, shut)
+        named = [word for place in (*places, "127.0.0.9:9") for word in ("--ssh", place)]
+        login = ["--key", str(host.key_path), "--known-hosts", str(known)]
+        found = answer("doctor", *named, *login, exit_code=1)["findings"][-1]
+
+    assert (found["what"], found["state"]) == ("networks", "warn")
+    assert found["found"] == f"{places[0]}, {places[1]} reach no other"
+    assert "does not reach 127.0.0.2" in found["fix"]
+
+
+@needs_sshd
 def test_doctor_and_clean_reach_hosts(host: SshHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)

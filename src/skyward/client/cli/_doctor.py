@@ -56,7 +56,12 @@ def doctor(
     """Check versions, folders, the ledger, keys and, on request, hosts and providers; print a fix for each problem."""
     findings = [finding for look in _LOOKS for finding in look()]
     findings += [finding for name in providers for finding in _provider(name, settings_of(region, options))]
-    findings += [_host(host, user=user, key_path=key_path, known_hosts=known_hosts) for host in hosts]
+    login = {"user": user, "key_path": key_path, "known_hosts": known_hosts}
+    reached = {host: _host(host, **login) for host in hosts}
+    findings += reached.values()
+    sound = [host for host, finding in reached.items() if finding.state == "ok"]
+    if len(sound) > 1:
+        findings += _provider("ssh", {"hosts": sound, **login})
 
     def show(say: Say) -> None:
         for each in findings:

@@ -1,0 +1,155 @@
+"""Networks of hosts over SSH: which hosts reach each other, the networks' names, and the best hosts for a launch.
+
+A host is identified by the key that its SSH server shows, never by an address: two machines behind two routers may both
+be 192.168.1.5, and both reach *something* there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import TypeVar
+
+from skyward.errors import SkywardError
+from skyward.providers._ssh_hosts import Host, reaching
+
+__all__ = ["Networks", "find_networks", "names_of", "preferred"]
+
+T = TypeVar("T")
+
+_CONNECT_S = 4.0
+"""Time for a host to connect to another: room for two lost packets, and the cost of a firewall that drops them."""
+_VISITORS = 8
+"""Unauthenticated connections to one SSH server at a time; it drops some of more than ten (MaxStartups)."""
+_logger = logging.getLogger("skyward")
+
+
+class Networks:
+    """Networks of a provider's hosts. Each pair of hosts is asked at most once, until one of them is forgotten."""
+
+    def __init__(self) -> None:
+        self._refusals: dict[frozenset[str], str] = {}
+        self._names: dict[str, str] = {}
+
+    def name(self, host: Host) -> str:
+        """Return the name of the host's network; empty if it reaches none of the others, or was not asked."""
+        return self._names.get(host.identity, "")
+
+    def in_words(self, hosts: Iterable[Host]) -> str:
+        """Return the networks in words: ``"gpu1, gpu2 reach each other; gpu3 reaches no other"``."""
+        members: dict[str, list[str]] = {}
+        for host in hosts:
+            members.setdefault(self.name(host), []).append(host.name)
+        alone = members.pop("", [])
+        parts = [f"{', '.join(names)} reach each other" for names in members.values() if len(names) > 1]
+        alone += [names[0] for names in members.values() if len(names) == 1]
+        parts += [f"{', '.join(alone)} {'reaches' if len(alone) == 1 else 'reach'} no other"] if alone else []
+        return "; ".join(parts)
+
+    def first_refusal(self, hosts: Iterable[Host]) -> str:
+        """Return why two of the hosts do not reach each other: the first two; empty if all do."""
+        for one, other in combinations(hosts, 2):
+            if one.identity == other.identity:
+                return f"{one.name} and {other.name} show the same host key, and cannot be told apart"
+            if why := self._refusals.get(frozenset((one.identity, other.identity))):
+                return why
+        return ""
+
+    async def ask(self, hosts: Sequence[Host]) -> None:
+        """Find out which of the hosts reach each other, in both directions, over connections made by the hosts.
+
+        Networks keep their names while one of their members is known.
+        """
+        shown = Counter(host.identity for host in hosts)
+        turns = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(_VISITORS))
+
+        async def reach(one: Host, other: Host) -> bool:
+            pair = frozenset((one.identity, other.identity))
+            if pair not in self._refusals:
+                answer = await _refusal(other, one, turns) or await _refusal(one, other, turns)
+                self._refusals[pair] = answer
+                _logger.debug("%s and %s: %s", one.name, other.name, answer or "they reach each other")
+            return not self._refusals[pair]
+
+        found = await find_networks([host for host in hosts if shown[host.identity] == 1], reach)
+        known = {identity: name for identity, name in self._names.items() if shown[identity] <= 1}
+        self._names = names_of([[host.identity for host in each] for each in found], known)
+
+    def forget(self, host: Host) -> None:
+        """Forget what is known of a host that was away: it may come back elsewhere."""
+        self._names.pop(host.identity, None)
+        self._refusals = {pair: why for pair, why in self._refusals.items() if host.identity not in pair}
+
+
+async def _refusal(source: Host, target: Host, turns: Mapping[str, asyncio.Semaphore]) -> str:
+    """Return why ``source`` does not reach ``target``; empty if it does."""
+    try:
+        async with turns[target.identity], reaching(source.target) as transport:
+            shown = await transport.key_at(
+                target.address, target.port, kind=target.key.split()[0], timeout_s=_CONNECT_S
+            )
+    except SkywardError as error:
+        return str(error)
+    if shown != target.key:
+        return f"{source.name} finds another machine at {target.address} port {target.port} than {target.name}"
+    return ""
+
+
+async def find_networks(hosts: Sequence[T], reach: Callable[[T, T], Awaitable[bool]]) -> list[list[T]]:
+    """Group hosts into networks, in the order of ``hosts``; each is compared with one representative per network.
+
+    In each round all remaining hosts are compared with the first of them, with twice as many in the next round. One
+    network takes one round with one question per host, and many of them take few rounds.
+    """
+    networks: list[list[T]] = []
+    left: list[T] = list(hosts)
+    width = 1
+    while left:
+        pairs = [(index, other) for index in range(min(width, len(left))) for other in range(index + 1, len(left))]
+        answers = await asyncio.gather(*(reach(left[one], left[other]) for one, other in pairs))
+        reached = {pair for pair, answer in zip(pairs, answers, strict=True) if answer}
+        grouped: set[int] = set()
+        for index in range(min(width, len(left))):
+            if index not in grouped:
+                members = [index, *(n for n in range(len(left)) if (index, n) in reached and n not in grouped)]
+                networks.append([left[member] for member in members])
+                grouped.update(members)
+        left = [host for index, host in enumerate(left) if index not in grouped]
+        width *= 2
+    return networks
+
+
+def names_of(networks: Iterable[Sequence[str]], before: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of networks by member; the same in every process that sees the same hosts.
+
+    A network is called after its smallest member, except that it keeps its name as members come and go. A host that
+    reaches no other has no network. Members that are not in ``networks`` keep their names.
+    """
+    names = dict(before)
+    used: set[str] = set()
+    for members in sorted(networks, key=lambda each: not any(before.get(member) for member in each)):
+        kept = [name for member in members if (name := before.get(member, "")) and name not in used]
+        new = f"ssh:{min(members)}" if len(members) > 1 else ""
+        name = min(kept, default=new if new not in used else "")
+        used.add(name)
+        names.update(dict.fromkeys(members, name))
+    return names
+
+
+def preferred(free: Sequence[T], network: Mapping[T, str], *, beside: Iterable[str], wanted: int) -> list[T]:
+    """Rank free hosts for ``wanted`` machines of one pool, so that they span as few networks as possible.
+
+    First those in the network of most machines of the pool (``beside`` has the network of each), then those in a
+    network that is large enough for all, then those in the largest one; among equals the order of ``free``.
+    """
+    present = Counter(name for name in beside if name)
+    sizes = Counter(network[host] for host in free)
+
+    def rank(host: T) -> tuple[int, int]:
+        name = network[host]
+        return -present[name], -min(sizes[name] if name else 1, wanted)
+
+    return sorted(free, key=rank)

@@ -1,0 +1,50 @@
+"""Host keys of SSH servers: the one shown on a connection, and those that other machines show to that machine."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import paramiko
+
+from skyward.transport._paramiko import RSA_SIGNATURES, Client, end_handshake, hush, open_channel
+
+__all__ = ["key_at", "shown_key"]
+
+_HANDSHAKE_S = 10.0
+
+
+def shown_key(client: Client) -> str:
+    """Return the host key that the machine has shown: ``"ssh-ed25519 AAAA…"``."""
+    key = client.get_remote_server_key()
+    return f"{key.get_name()} {key.get_base64()}"
+
+
+def key_at(client: Client, host: str, port: int, *, kind: str, timeout_s: float) -> str:
+    """Return the key of that kind of the SSH server that the machine finds at ``host:port``. Blocks.
+
+    Keys are exchanged with that server, from here, through the machine; nobody logs in.
+
+    Args:
+        client: the connection to the machine.
+        host: address of the server, as the machine dials it.
+        port: its port.
+        kind: type of the key, such as ``ssh-ed25519``.
+        timeout_s: seconds in which the machine must have connected. The exchange of keys has ten more.
+
+    Raises:
+        Exception: paramiko's own exceptions: the machine could not connect, or no such server answers there.
+    """
+    channel = open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s)
+    peer: Any = paramiko.Transport(cast("Any", channel))
+    try:
+        peer.name = f"skyward-ssh {host}"
+        hush(peer)
+        peer.banner_timeout = peer.handshake_timeout = _HANDSHAKE_S
+        # A machine with keys of several types shows the first that both sides have.
+        peer.get_security_options().key_types = RSA_SIGNATURES if kind == "ssh-rsa" else (kind,)
+        peer.start_client(timeout=_HANDSHAKE_S)
+        return shown_key(peer)
+    finally:
+        end_handshake(peer)
+        peer.close()
+        channel.close()
