@@ -59,11 +59,11 @@ class PriceLimit:
         return [self._allowed(batch, dearer, provider) for batch in batches]
 
     def excess(self, instance: Instance) -> str:
-        """Return the reason for ending a machine: it is dearer than the limit. Empty if it is not."""
+        """Return the fault of a machine dearer than the limit, as an unfit machine's reason; empty if it is not."""
         price = charged_price(instance)
         if price is None or self.allows(price):
             return ""
-        return f"it costs {_dollars(price)}, more than max_price_per_hour={self.max_price_per_hour:g}"
+        return f"costs {_dollars(price)}, more than max_price_per_hour={self.max_price_per_hour:g}"
 
     def _dearer(self, instance: Instance) -> float | None:
         price = instance.price_per_hour

@@ -40,6 +40,7 @@ from skyward.provision.buying.cost import Usage
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.price import PriceLimit, notes_on_bill
 from skyward.provision.buying.termination import end_instances
+from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.preparing.delivery import Grants
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.request import PoolRequest
@@ -183,7 +184,8 @@ class Machines:
         """Return once the machine runs and its address is known.
 
         Raises:
-            CapacityError: it ended instead, or is dearer than ``max_price_per_hour``.
+            CapacityError: it ended instead.
+            UnfitMachineError: it is dearer than ``max_price_per_hour``.
             UnreachableError: it does not run after a quarter of an hour.
         """
         self._check_price(machine)
@@ -210,7 +212,7 @@ class Machines:
 
     def _check_price(self, machine: Machine) -> None:
         if excess := self._price_limit.excess(machine.instance):
-            raise CapacityError(f"instance {machine.instance.id} of {self._provider.name} cannot stay: {excess}")
+            raise UnfitMachineError(excess)
 
     def _note_bill(self, instances: Iterable[Instance]) -> None:
         for note in notes_on_bill(self._provider.name, instances):

@@ -94,7 +94,7 @@ def test_an_offer_that_turned_out_dearer_is_not_taken_again(instance: Instance, 
     [
         (bought(CHEAP), ""),
         (bought(CHEAP, 2.0), ""),
-        (bought(CHEAP, 2.5), "it costs $2.5 an hour, more than max_price_per_hour=2"),
+        (bought(CHEAP, 2.5), "costs $2.5 an hour, more than max_price_per_hour=2"),
         (bought(DEAR, 1.5), ""),
         (bought(UNKNOWN), ""),
     ],
