@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
-from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.request import PoolRequest
-from skyward.testing.provider import FakeProvider, Verb, running
+from skyward.testing.provider import FakeProvider, Fate, Verb
 
-__all__ = ["NO_FAULT", "REFUSALS", "Fate", "Fault", "FaultyProvider", "suffer"]
+__all__ = ["NO_FAULT", "Fate", "Fault", "FaultyProvider", "suffer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,6 @@ class Fault:
     said: int | None = None
 
 
-REFUSALS = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
-"""With these a launch says that it has made nothing."""
 NO_FAULT = Fault(done=None)
 """Nothing."""
 
@@ -50,36 +47,14 @@ async def suffer(fault: Fault) -> None:
         raise fault.error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
-    """How a machine fares.
-
-    Attributes:
-        pending_s: how long it takes to be what it becomes.
-        becomes: running, or what it ends as instead.
-        ending_s: how long it takes to be gone after it was terminated.
-    """
-
-    pending_s: float = 0.0
-    becomes: InstanceState = InstanceState.RUNNING
-    ending_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Life:
-    fate: Fate
-    born_at: float
-    ending_since: float | None = field(default=None)
-
-
 class FaultyProvider(FakeProvider):
     """A provider whose verbs suffer faults, and whose machines take their time.
 
     Attributes:
         terminating: ids that it was asked to terminate.
         stubborn: ids of machines that it does not terminate for now; it says so by describing them.
-        untold: ids of machines that it made and never told of.
         unclear: ledger keys that it was given, without saying what became of them.
+        told: ids of the machines that its launches told of.
 
     Args:
         on_order: hears of every order before anything happens.
@@ -96,13 +71,16 @@ class FaultyProvider(FakeProvider):
         super().__init__(offers)
         self.terminating: set[str] = set()
         self.stubborn: set[str] = set()
-        self.untold: set[str] = set()
         self.unclear: set[str] = set()
+        self.told: list[str] = []
         self._script: dict[Verb, deque[Fault]] = {}
-        self._fates: deque[Fate] = deque()
         self._on_order = on_order
         self._on_gone = on_gone
-        self._lives: dict[str, _Life] = {}
+
+    @property
+    def untold(self) -> set[str]:
+        """Ids of machines that it made and never told of."""
+        return {each.id for each in self.instances.values() if each.key in self.unclear}
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
         """See :meth:`Provider.offers`."""
@@ -113,22 +91,17 @@ class FaultyProvider(FakeProvider):
         """See :meth:`Provider.launch`."""
         self._on_order(order)
         fault = self._next("launch")
-        made = await super().launch(offers, replace(order, keys=order.keys[: fault.done]))
-        now = asyncio.get_running_loop().time()
-        for instance in made:
-            fate = self._fates.popleft() if self._fates else Fate()
-            self._lives[instance.id] = _Life(fate, now)
-        self.untold.update(instance.id for instance in made)
         self.unclear.update(order.keys)
         try:
+            made = await super().launch(offers, replace(order, keys=order.keys[: fault.done]))
             await suffer(fault)
         except REFUSALS:
             self.unclear.difference_update(order.keys)
             raise
         said = made[: fault.said]
-        self.untold.difference_update(instance.id for instance in said)
         self.unclear.difference_update(instance.key for instance in said)
-        return [self._look(instance.id) for instance in said]
+        self.told += [instance.id for instance in said]
+        return [self._update(instance.id) for instance in said]
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
         """See :meth:`Provider.describe`."""
@@ -138,15 +111,15 @@ class FaultyProvider(FakeProvider):
     async def terminate(self, instance_ids: Sequence[str]) -> None:
         """See :meth:`Provider.terminate`."""
         fault = self._next("terminate")
-        self.terminating.update(instance_ids)
-        now = asyncio.get_running_loop().time()
-        for instance_id in [each for each in instance_ids if each in self._lives][: fault.done]:
-            life = self._lives[instance_id]
-            if instance_id not in self.stubborn and life.ending_since is None:
-                life.ending_since = now
-                self._look(instance_id)
         self.calls.append("terminate")
+        self.terminating.update(instance_ids)
+        self._terminate([each for each in instance_ids if each in self.instances][: fault.done])
         await suffer(fault)
+
+    def span(self, instance_id: str) -> tuple[float, float | None]:
+        """When a machine was made, and when it was gone; None if it is not."""
+        life = self._lives[instance_id]
+        return life.born_at, life.gone_at
 
     def lose(self, instance_id: str) -> None:
         """The machine is taken away, behind everybody's back."""
@@ -162,39 +135,35 @@ class FaultyProvider(FakeProvider):
     def trouble(self, script: Mapping[Verb, Iterable[Fault]], fates: Iterable[Fate] = ()) -> None:
         """What happens from now on: to the uses of each verb, in order, and to new machines; nothing to later ones."""
         self._script = {verb: deque(faults) for verb, faults in script.items()}
-        self._fates = deque(fates)
+        self.fates = deque(fates)
 
     def heal(self) -> None:
         """From now on nothing goes wrong, and what is terminated is gone at once."""
         self.trouble({})
         self.stubborn.clear()
-        for life in self._lives.values():
-            life.fate = replace(life.fate, ending_s=0.0)
+        self.end_at_once()
 
-    def refresh(self) -> None:
-        """Bring :attr:`instances` up to date."""
-        for instance_id in self.instances:
-            self._look(instance_id)
+    async def _create(self, order: LaunchOrder, offer: Offer, key: str) -> Instance:
+        fault = self._next("create")
+        made = await super()._create(order, offer, key) if fault.done is None else None
+        await suffer(fault)
+        return made or await super()._create(order, offer, key)
+
+    async def _find(self, key: str) -> Instance | None:
+        await suffer(self._next("find"))
+        return await super()._find(key)
+
+    async def _destroy(self, instance_id: str) -> None:
+        fault = self._next("destroy")
+        if fault.done is None:
+            self._terminate([instance_id])
+        await suffer(fault)
+        await super()._destroy(instance_id)
+
+    def _end(self, instance_id: str) -> None:
+        if instance_id not in self.stubborn:
+            super()._end(instance_id)
 
     def _next(self, verb: Verb) -> Fault:
         faults = self._script.get(verb)
         return faults.popleft() if faults else NO_FAULT
-
-    def _look(self, instance_id: str) -> Instance:
-        life = self._lives.get(instance_id)
-        if life is None:
-            return super()._look(instance_id)
-        now = asyncio.get_running_loop().time()
-        instance = self.instances[instance_id]
-        if instance.state is InstanceState.GONE:
-            return instance
-        if life.ending_since is not None:
-            over = now >= life.ending_since + life.fate.ending_s
-            self.set_state(instance_id, InstanceState.GONE if over else InstanceState.STOPPING)
-        elif now < life.born_at + life.fate.pending_s:
-            self.set_state(instance_id, InstanceState.PENDING)
-        elif life.fate.becomes is InstanceState.RUNNING:
-            self.instances[instance_id] = running(instance)
-        else:
-            self.set_state(instance_id, life.fate.becomes)
-        return self.instances[instance_id]

@@ -40,6 +40,8 @@ class FleetStage:
 
     def fleet(self, **request: Any) -> Fleet:
         """A fleet of two nodes that is not started; ``request`` says otherwise, as ``ComputePool`` takes it."""
+        self.provider.clock = self.clock
+        self.nodes.hardware = lambda instance: self.provider.hardware(instance.id)
         asked: dict[str, Any] = {"nodes": 2} | request
         return Fleet(
             self.provider,

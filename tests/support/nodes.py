@@ -20,6 +20,7 @@ __all__ = ["FakeNode", "FakeNodes", "Phase", "node_config", "node_instance", "no
 Phase = Literal["prepare", "start", "join", "stop"]
 """What a fake node can be told to fail at."""
 
+_GIB = 1 << 30
 _NOBODY = TlsIdentity(ca="ca", cert="cert", key="key")
 
 
@@ -82,6 +83,7 @@ class FakeNode(NodeHandle):
         config: what it was started with; None before.
         scheduler: what it was told to join; empty before. Every head has another one.
         total_nodes: how many nodes it was told there are meant to be.
+        hardware: the size of its machine, which its supervisor reports; as bought unless its maker says otherwise.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class FakeNode(NodeHandle):
         self.config: NodeConfig | None = None
         self.scheduler = ""
         self.total_nodes = 0
+        self.hardware = instance.offer.spec
         self._faults = faults
         self._predecessors = predecessors
 
@@ -111,7 +114,8 @@ class FakeNode(NodeHandle):
         await self._enter("start")
         self.config = config
         scheduler = f"tls://127.0.0.1:{9000 + self._predecessors}" if config.head else ""
-        self._ready = node_ready(config.workers, scheduler=scheduler)
+        size = {"cpu_count": self.hardware.cpu, "memory_bytes": int(self.hardware.memory_gib * _GIB)}
+        self._ready = node_ready(config.workers, scheduler=scheduler, **size)
         self.lanes = self._ready.lanes
 
     async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
@@ -142,9 +146,11 @@ class FakeNodes:
     Attributes:
         opened: the nodes opened, in order.
         hanging: set once a node hangs that was told to.
+        hardware: the real size of a machine.
     """
 
     def __init__(self) -> None:
+        self.hardware: Callable[[Instance], InstanceSpec] = lambda instance: instance.offer.spec
         self.opened: list[FakeNode] = []
         self.hanging = asyncio.Event()
         self._faults: dict[int, dict[Phase, BaseException | asyncio.Event]] = defaultdict(dict)
@@ -169,5 +175,6 @@ class FakeNodes:
         """Open a node."""
         predecessors = sum(node.rank == rank for node in self.opened)
         node = FakeNode(instance, rank, on_message, self._faults[rank], predecessors=predecessors)
+        node.hardware = self.hardware(instance)
         self.opened.append(node)
         return node

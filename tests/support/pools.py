@@ -174,6 +174,7 @@ class SimulatedPool:
         self.network = SimulatedNetwork(latency_s)
         self.nodes = SimulatedNodes(self.network, self._work, control_s=control_s)
         self.provider = FaultyProvider(offers=offers, on_order=on_order, on_gone=self.nodes.vanish)
+        self.nodes.hardware = lambda instance: self.provider.hardware(instance.id)
         self.fleet = Fleet(
             self.provider,
             parse_request(nodes=nodes, concurrency=workers, spot=spot, away=away_s, max_cost=max_cost),

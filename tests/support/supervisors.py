@@ -414,6 +414,7 @@ class SimulatedNodes(FakeNodes):
         """Open a node."""
         predecessors = sum(node.rank == rank for node in self.opened)
         node = SimulatedNode(instance, rank, on_message, self._around, predecessors=predecessors)
+        node.hardware = self.hardware(instance)
         self.opened.append(node)
         self.simulated.append(node)
         return node

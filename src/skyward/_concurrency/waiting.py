@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from skyward.errors import UnreachableError
 
-__all__ = ["EAGER_S", "PROMPT_S", "SYSTEM_CLOCK", "Clock", "NotYet", "SystemClock", "wait_until"]
+__all__ = ["EAGER_S", "PROMPT_S", "SYSTEM_CLOCK", "Clock", "NotYet", "SystemClock", "to_its_end", "wait_until"]
 
 T = TypeVar("T")
 
@@ -128,3 +128,17 @@ async def _ask(probe: Callable[[], Awaitable[T | NotYet | None]], limit_s: float
         if not limit.expired():  # raised by the probe itself
             raise
         return NotYet(f"no answer within {limit_s:g} s")
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` to its end even when the caller is cancelled meanwhile; the cancellation comes after it."""
+    task = asyncio.ensure_future(work)
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption from (None if task.cancelled() else task.exception())
+    return task.result()

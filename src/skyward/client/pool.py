@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from skyward._concurrency.exits import arm, at_exit, disarm, hold, release, uninterrupted, wait_for
 from skyward._concurrency.loop import acquire_loop
+from skyward._concurrency.waiting import to_its_end
 from skyward.client.display import PoolTag, open_display, parse_display
 from skyward.client.executor import CallsByFunction, PoolExecutor
 from skyward.client.pending import PendingBatch, PendingCompute, Ts, checked_call
@@ -29,7 +30,6 @@ from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, SkywardEvent, current_callbacks, forward_emitted
 from skyward.events.bus import EventBus
 from skyward.providers.base import Provider, checked_provider
-from skyward.provision.fleet.machines import to_its_end
 from skyward.request.accelerators import Accelerator
 from skyward.request.image import Image
 from skyward.request.request import checked_nodes, checked_ranks, parse_request

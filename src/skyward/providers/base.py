@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
-from skyward.errors import CapacityError, ConfigurationError
+from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError
 from skyward.request.instance import InstanceSpec
 from skyward.request.metadata import PreemptionWatch
 from skyward.request.request import PoolRequest
 from skyward.transport.access import Access
 
-__all__ = ["Instance", "InstanceState", "LaunchOrder", "Offer", "Provider", "checked_provider", "first_to_be_had"]
+__all__ = ["REFUSALS", "Instance", "InstanceState", "LaunchOrder", "Offer", "Provider", "checked_provider"]
 
+REFUSALS: Final = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
+"""Errors of a launch that leaves no machine; after any other error a machine may exist."""
 
 _VERBS = ("offers", "launch", "describe", "terminate", "close")
 
@@ -149,7 +151,8 @@ class Provider(Protocol):
         Each machine is bought as the best offer that is still available for it; its record holds that offer. Either
         every machine of the order is requested, or none is left: a partial success is undone before this raises. A
         create call without a client token is sent once; when its outcome is unknown, the machine is looked up by its
-        key, and adopted or undone. Raises :class:`~skyward.errors.CapacityError` when the offers do not suffice.
+        key, and adopted or undone (``providers/_create_once.py``). Raises :class:`~skyward.errors.CapacityError` when
+        the offers do not suffice.
         """
         ...
 
@@ -171,24 +174,6 @@ class Provider(Protocol):
     async def close(self) -> None:
         """Close sessions and connections; terminates no machine. Idempotent."""
         ...
-
-
-async def first_to_be_had(
-    provider: str, offers: Sequence[Offer], launch: Callable[[Offer], Awaitable[Sequence[Instance]]]
-) -> Sequence[Instance]:
-    """Launch the first offer that ``launch`` does not refuse, for providers that request one offer at a time.
-
-    Raises:
-        CapacityError: all were refused; names them, and quotes the last refusal.
-    """
-    refused: CapacityError | None = None
-    for offer in offers:
-        try:
-            return await launch(offer)
-        except CapacityError as error:
-            refused = error
-    names = ", ".join(dict.fromkeys(offer.spec.name for offer in offers))
-    raise CapacityError(f"{provider} has none of its offers available now ({names}); last: {refused}") from refused
 
 
 def checked_provider(provider: Any) -> Provider:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, assert_never
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, to_its_end
 from skyward.errors import PoolStateError, SkywardError, TerminationError, UnreachableError
 from skyward.events import SkywardEvent
 from skyward.providers.base import Provider
@@ -34,7 +34,7 @@ from skyward.provision.fleet.lifecycle import (
     Started,
     StartSupervisor,
 )
-from skyward.provision.fleet.machines import Machine, Machines, to_its_end
+from skyward.provision.fleet.machines import Machine, Machines
 from skyward.provision.fleet.node_setup import OpenNode, Starter
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, open_node, unless_gone
 from skyward.request.request import PoolRequest

@@ -5,23 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from skyward._concurrency.waiting import Clock, NotYet, wait_until
-from skyward.errors import (
-    AuthenticationError,
-    CapacityError,
-    ConfigurationError,
-    LedgerError,
-    QuotaError,
-    RateLimitError,
-    SkywardError,
-    TerminationError,
-)
+from skyward._concurrency.waiting import Clock, NotYet, to_its_end, wait_until
+from skyward.errors import CapacityError, LedgerError, SkywardError, TerminationError
 from skyward.events import (
     Error,
     InfraCreated,
@@ -32,7 +23,7 @@ from skyward.events import (
     ProviderName,
     SkywardEvent,
 )
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
+from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.providers.registry import OWN, provider_settings
 from skyward.provision.buying.budget import Budget, expected_usages
 from skyward.provision.buying.choose import Batch, choose, notes_on_purchase
@@ -46,15 +37,11 @@ from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.request import PoolRequest
 from skyward.wire.control import Start
 
-__all__ = ["Machine", "Machines", "to_its_end"]
-
-T = TypeVar("T")
+__all__ = ["Machine", "Machines"]
 
 _RUNNING_DEADLINE_S = 900.0
 _STOP_TIMEOUT_S = 10.0
 _AGAIN_S = 60.0
-_REFUSALS = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
-"""Errors of a provider that created nothing; after any other error a machine may exist."""
 _logger = logging.getLogger("skyward")
 
 
@@ -307,7 +294,7 @@ class Machines:
         )
         try:
             instances = await self._provider.launch(offers, order)
-        except _REFUSALS:
+        except REFUSALS:
             await asyncio.to_thread(self._ledger.close, keys)
             raise
         usages = [Usage.of(each.offer, began).charged(each.price_per_hour) for each in instances]
@@ -367,17 +354,3 @@ async def _stop(node: NodeHandle) -> None:
         await node.stop(_STOP_TIMEOUT_S)
     except Exception as error:
         _logger.warning("node %d did not end when asked, and is ended with its machine: %s", node.rank, error)
-
-
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` to its end even when the caller is cancelled meanwhile; the cancellation comes after it."""
-    task = asyncio.ensure_future(work)
-    interruption: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            interruption = error
-    if interruption is not None:
-        raise interruption from (None if task.cancelled() else task.exception())
-    return task.result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -82,7 +81,7 @@ async def test_on_demand_is_asked_for_once(stage: Stage) -> None:
 
 
 async def test_what_falls_back_to_on_demand_says_what_it_costs_instead(stage: Stage) -> None:
-    stage.provider.fail("launch", CapacityError("sold out"))
+    stage.provider.sold_out = {ON_SPOT}
     fleet = stage.fleet(spot="if-available")
     await fleet.start()
     await fleet.stop()
@@ -103,7 +102,7 @@ async def test_nothing_is_said_of_machines_that_are_what_was_asked_for(stage: St
 async def test_another_type_is_told_of_with_what_there_is_to_know_of_it(stage: Stage) -> None:
     noted = Offer(spec=OTHER.spec, spot=True, note="it has no disk")
     stage.provider = FakeProvider([ON_SPOT, noted])
-    stage.provider.fail("launch", CapacityError("sold out"))
+    stage.provider.sold_out = {ON_SPOT}
     fleet = stage.fleet(nodes=1)
     await fleet.start()
     await fleet.stop()
@@ -117,14 +116,7 @@ async def test_another_type_is_told_of_with_what_there_is_to_know_of_it(stage: S
 
 
 async def test_a_share_is_asked_for_again_and_never_bought_on_demand(stage: Stage) -> None:
-    class NoSpot(FakeProvider):
-        async def _launch(self, offer: Offer, order: Any) -> Any:
-            if offer.spot:
-                self._enter("launch")
-                raise CapacityError("sold out")
-            return await super()._launch(offer, order)
-
-    stage.provider = NoSpot([ON_DEMAND, ON_SPOT])
+    stage.provider.sold_out = {ON_SPOT}
     with pytest.raises(CapacityError, match=r"lower the share: spot=0\.5 asks for 1 of 2 nodes"):
         await stage.fleet(spot=0.5).start()
 

@@ -255,7 +255,7 @@ def test_half_a_launch_is_ended_and_blamed_on_the_provider(stage: Stage) -> None
 def test_an_offer_that_is_not_to_be_had_is_followed_by_the_next(stage: Stage) -> None:
     offers = [Offer(spec=InstanceSpec(name=name, cpu=2, memory_gib=4), price_per_hour=1.0) for name in ("a", "b")]
     stage.provider = FakeProvider(offers)
-    stage.provider.fail("launch", CapacityError("sold out"))
+    stage.provider.sold_out = {offers[0]}
     run(stage.fleet().start)
 
     assert {each.offer.spec.name for each in stage.provider.instances.values()} == {"b"}
@@ -263,7 +263,7 @@ def test_an_offer_that_is_not_to_be_had_is_followed_by_the_next(stage: Stage) ->
 
 
 def test_when_every_offer_is_refused_the_error_names_them(stage: Stage) -> None:
-    stage.provider.fail("launch", CapacityError("sold out"))
+    stage.provider.fail("create", CapacityError("sold out"), times=4)
 
     with pytest.raises(CapacityError, match=r"none of its offers available now \(fake\); last: sold out"):
         run(stage.fleet().start)

@@ -9,6 +9,7 @@ from pytest's ``--hypothesis-seed``, which its first lines show. ``long`` tries 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -31,15 +32,17 @@ from skyward.errors import (
     WorkerLostError,
 )
 from skyward.events import WorkerLost
-from skyward.providers.base import InstanceState, LaunchOrder
+from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.lifecycle import NodeState
+from skyward.request.instance import InstanceSpec
 from support.faults import Fate, Fault
 from support.pools import Call, SimulatedPool, Ticket, simulated_time
 from support.simulation import simulate
 from support.supervisors import SimulatedNode, Startup
 from support.workers import SimulatedWorker
 
+CENT = 0.01
 AWAY_S = 120.0
 """Longer than any link is down."""
 SETTLE_S = 3000.0
@@ -47,6 +50,18 @@ SETTLE_S = 3000.0
 POLL_S = 5.0
 END_S = 6000.0
 """How long it may take to close, or to give up opening: each answer that never comes costs an attempt of 420 s."""
+
+READY_S = 300.0
+"""Within which a sound machine comes up."""
+OFFERS = tuple(
+    Offer(
+        spec=InstanceSpec(name=name, cpu=2, memory_gib=4),
+        price_per_hour=price,
+        minimum_billed_s=60.0,
+        ready_within_s=READY_S,
+    )
+    for name, price in (("small", 1.0), ("large", 2.0))
+)
 
 # To make what fails smaller takes minutes: HYPOTHESIS_PROFILE=small does it, with the same plans.
 settings.register_profile("usual", max_examples=100, derandomize=True, phases=[Phase.explicit, Phase.generate])
@@ -86,6 +101,9 @@ class Plan:
     launches: Sequence[Fault] = ()
     describes: Sequence[Fault] = ()
     terminates: Sequence[Fault] = ()
+    creates: Sequence[Fault] = ()
+    finds: Sequence[Fault] = ()
+    destroys: Sequence[Fault] = ()
     fates: Sequence[Fate] = ()
     prepares: Sequence[Fault] = ()
     starts: Sequence[Fault] = ()
@@ -137,6 +155,9 @@ def plans(*, from_the_start: bool) -> st.SearchStrategy[Plan]:
         terminates=faults(
             raising(TRANSIENT, done=st.sampled_from((0, 1, None))), st.just(HANGS), st.just(Fault(done=0))
         ),
+        creates=faults(raising(REFUSALS), raising(UNCLEAR), raising(UNCLEAR, done=st.none())),
+        finds=faults(raising(TRANSIENT), st.just(HANGS)),
+        destroys=faults(raising(TRANSIENT), raising(TRANSIENT, done=st.none()), st.just(HANGS)),
         fates=st.lists(fates, max_size=6),
         prepares=phase,
         starts=phase,
@@ -148,9 +169,11 @@ def plans(*, from_the_start: bool) -> st.SearchStrategy[Plan]:
 
 fates = st.builds(
     Fate,
-    pending_s=st.sampled_from((0.0, 0.0, 5.0, 2000.0)),
+    pending_s=st.sampled_from((0.0, 0.0, 5.0, 2000.0, math.inf)),
     becomes=st.sampled_from((*[InstanceState.RUNNING] * 5, InstanceState.FAILED, InstanceState.GONE)),
     ending_s=st.sampled_from((0.0, 0.0, 20.0)),
+    unlisted_s=st.sampled_from((0.0, 3.0, 60.0)),
+    host=st.sampled_from((None, None, "rack 1", "rack 2")),
 )
 startups = st.one_of(
     st.builds(Startup, delay_s=st.sampled_from((0.0, 0.1, 5.0))),
@@ -189,7 +212,9 @@ steps = st.one_of(
         other=other,
         pause_s=pauses,
     ),
-    st.builds(Step, what=st.sampled_from(("time out", "vanish")), which=which, pause_s=pauses),
+    st.builds(
+        Step, what=st.sampled_from(("time out", "vanish", "preempt without notice")), which=which, pause_s=pauses
+    ),
     st.builds(Step, what=st.just("preempt"), which=which, other=other, pause_s=pauses),
 )
 
@@ -212,6 +237,7 @@ class Books:
             control_s=plan.control_s,
             on_order=self.check_order,
             on_begin=self.check_begin,
+            offers=OFFERS,
         )
         self._ledger = ledger
 
@@ -278,6 +304,27 @@ class Books:
                 assert instance.state is InstanceState.GONE, f"{instance} is left, and nobody says so"
                 assert instance.key not in entries, f"{instance} was confirmed gone, but is in the ledger"
         assert entries == dict.fromkeys(provider.unclear), "the ledger has to know of what may exist"
+
+    def check_bill(self) -> None:
+        """After the end: the final cost is the bill, but for seconds in which the client could not know better.
+
+        Those are counted in the vendor's favour: from the order until the machine was made, and from the machine's end
+        until it was confirmed.
+        """
+        provider, machines = self.pool.provider, self.pool.fleet._machines.all  # pyright: ignore[reportPrivateUsage]
+        assert sorted(each.instance.id for each in machines) == sorted(provider.told), "each machine counts once"
+        slack = 0.0
+        for machine in machines:
+            born_at, gone_at = provider.span(machine.instance.id)
+            usage = machine.usage
+            assert gone_at is not None
+            assert usage.ended_at is not None
+            assert usage.launched_at <= born_at <= gone_at <= usage.ended_at
+            late_s = born_at - usage.launched_at + usage.ended_at - gone_at
+            slack += (math.ceil(late_s) + 1) / 3600 * (usage.price_per_hour or 0.0) if late_s else 0.0
+        now = max((each.usage.ended_at or 0.0 for each in machines), default=0.0)
+        excess = self.pool.fleet.cost(now).final().total_cost - sum(map(provider.billed, provider.told))
+        assert -CENT / 2 < excess < slack + CENT / 2, f"billed is ${excess:.4f} less than the final cost says"
 
     def check_calls(self) -> None:
         """After the end: each call has one outcome, its own, for a reason."""
@@ -346,6 +393,9 @@ class Life:
             "launch": plan.launches,
             "describe": plan.describes,
             "terminate": plan.terminates,
+            "create": plan.creates,
+            "find": plan.finds,
+            "destroy": plan.destroys,
         }
         phases = {"prepare": plan.prepares, "start": plan.starts, "join": plan.joins, "stop": plan.stops}
         self.pool.provider.trouble(script, plan.fates)
@@ -399,6 +449,7 @@ class Life:
         self.pool.heal()
         await self.pool.fleet.stop()
         self.books.check_machines(None)
+        self.books.check_bill()
 
     def take(self, step: Step) -> None:
         pool = self.pool
@@ -450,6 +501,8 @@ class Life:
                 self.pool.preempt(node, (0.0, 2.0, 30.0, 120.0)[step.other])
             case "vanish":
                 self.pool.provider.lose(node.instance.id)
+            case "preempt without notice":
+                self.pool.provider.preempt(node.instance.id)
             case _:
                 raise AssertionError(step.what)
 

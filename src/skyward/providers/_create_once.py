@@ -1,0 +1,232 @@
+"""Launch of an order at a provider without client tokens: every create is sent once, and its outcome is settled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
+from skyward.errors import CapacityError, QuotaError, SkywardError, TerminationError, UnreachableError
+from skyward.providers.base import REFUSALS, Instance, LaunchOrder, Offer
+
+__all__ = ["MachineCalls", "create_once"]
+
+_AT_ONCE: Final = 8
+_LOOK_S: Final = 1.0
+_NAMED: Final = 3
+"""Number of machine types named in the error when no offer is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineCalls:
+    """Calls of a provider's API that concern one machine. Up to eight are under way at once.
+
+    Attributes:
+        create: requests one machine as an offer, tagged with a ledger key, and returns its record without waiting for
+            it. Must not repeat the request. Raises one of :data:`~skyward.providers.base.REFUSALS` if no machine was
+            made, and any other error if that is unknown.
+        find: returns the record of the machine tagged with a key, None if none is listed. Idempotent.
+        destroy: terminates a machine and returns once it is gone. Idempotent; ignores machines that are gone.
+    """
+
+    create: Callable[[Offer, str], Awaitable[Instance]]
+    find: Callable[[str], Awaitable[Instance | None]]
+    destroy: Callable[[str], Awaitable[None]]
+
+
+async def create_once(
+    provider: str,
+    calls: MachineCalls,
+    offers: Sequence[Offer],
+    order: LaunchOrder,
+    *,
+    listing_s: float = 30.0,
+    ending_s: float = 300.0,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Sequence[Instance]:
+    """Create every machine of an order, each as the best offer left, and return them in the order of the keys.
+
+    A refused offer is not tried again for this order. A machine whose create call has no clear outcome is looked up by
+    its key and adopted. After an error, or when cancelled, every machine of the order is destroyed and confirmed gone.
+
+    Args:
+        provider: the provider's name, for messages.
+        calls: its API.
+        offers: the offers, best first.
+        order: the order.
+        listing_s: longest time that a new machine is missing from the provider's lists.
+        ending_s: limit for the destruction of one machine.
+        clock: the time.
+
+    Raises:
+        CapacityError: the offers do not suffice.
+        QuotaError: the account's quotas allow none of them.
+        TerminationError: a machine of the order may be left; names its id, or its key if it is not listed.
+    """
+    work = _Order(provider, calls, offers, order, listing_s=listing_s, ending_s=ending_s, clock=clock)
+    try:
+        await work.create_all()
+    except BaseException as error:
+        await to_its_end(work.undo(error))
+        raise
+    return [work.made[key] for key in order.keys]
+
+
+class _Order:
+    """One order under way.
+
+    Attributes:
+        made: the order's machines, by key.
+    """
+
+    def __init__(
+        self,
+        provider: str,
+        calls: MachineCalls,
+        offers: Sequence[Offer],
+        order: LaunchOrder,
+        *,
+        listing_s: float,
+        ending_s: float,
+        clock: Clock,
+    ) -> None:
+        self.made: dict[str, Instance] = {}
+        self._provider = provider
+        self._calls = calls
+        self._offers = offers
+        self._order = order
+        self._listing_s = listing_s
+        self._ending_s = ending_s
+        self._clock = clock
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        too_dear = CapacityError("max_cost does not allow its price")
+        self._refused: dict[Offer, SkywardError] = {each: too_dear for each in offers if order.lasts_s(each) <= 0}
+        self._unsure: set[str] = set()
+        self._sought: set[str] = set()
+
+    async def create_all(self) -> None:
+        """Create every machine; the first error stops the others before their next call."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for key in self._order.keys:
+                    tasks.create_task(self._create_best(key))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from group.exceptions[0].__cause__
+
+    async def undo(self, error: BaseException) -> None:
+        """Destroy every machine of the order, found ones included.
+
+        Raises:
+            TerminationError: some may be left.
+        """
+        await asyncio.gather(*(self._find_lost(key) for key in sorted(self._unsure)))
+        outcomes = await asyncio.gather(*(self._destroy(each) for each in self.made.values()))
+        left = {each.id: why for each, why in zip(self.made.values(), outcomes, strict=True) if why}
+        if left or self._unsure:
+            raise self._left_error(left, error) from error
+
+    async def _create_best(self, key: str) -> None:
+        async with self._turns:
+            for offer in self._offers:
+                if offer in self._refused:
+                    continue
+                try:
+                    if (error := await to_its_end(self._send(key, offer))) is not None:
+                        await self._adopt(key, offer, error)
+                except (CapacityError, QuotaError) as error:
+                    self._refused.setdefault(offer, error)
+                else:
+                    return
+            raise self._none_left()
+
+    async def _send(self, key: str, offer: Offer) -> Exception | None:
+        """Send one create call; return an error that leaves its outcome open."""
+        self._unsure.add(key)
+        try:
+            self._book(key, offer, await self._calls.create(offer, key))
+        except REFUSALS:
+            self._unsure.discard(key)
+            raise
+        except Exception as error:
+            return error
+        return None
+
+    async def _adopt(self, key: str, offer: Offer, error: Exception) -> None:
+        found = await self._find(key, self._listing_s)
+        self._sought.add(key)
+        if found is None:
+            raise UnreachableError(f"{self._provider} gave no clear answer to a create call: {error!r}") from error
+        self._book(key, offer, found)
+
+    def _book(self, key: str, offer: Offer, instance: Instance) -> None:
+        self.made[key] = replace(instance, key=key, offer=offer)
+        self._unsure.discard(key)
+
+    async def _find(self, key: str, patience_s: float) -> Instance | None:
+        """Return the machine of a key; None if it is not listed within ``patience_s``, or the list not to be read."""
+
+        async def listed() -> Instance | NotYet:
+            try:
+                return await self._calls.find(key) or NotYet("not listed")
+            except Exception as error:
+                return NotYet(repr(error))
+
+        try:
+            return await wait_until(
+                listed, deadline_s=patience_s, interval_s=_LOOK_S, what=f"machine {key}", clock=self._clock
+            )
+        except UnreachableError:
+            return None
+
+    async def _find_lost(self, key: str) -> None:
+        """Look for the machine of a create call without a clear outcome; once, if it was looked for before."""
+        async with self._turns:
+            found = await self._find(key, 0.0 if key in self._sought else self._listing_s)
+        if found is not None:
+            self._book(key, found.offer, found)
+
+    async def _destroy(self, machine: Instance) -> str:
+        """Destroy a machine; return why it may be left, empty if it is gone."""
+
+        async def gone() -> bool | NotYet:
+            try:
+                await self._calls.destroy(machine.id)
+            except Exception as error:
+                return NotYet(repr(error))
+            return True
+
+        try:
+            async with self._turns:
+                await wait_until(
+                    gone, deadline_s=self._ending_s, interval_s=_LOOK_S, what=f"{machine.id} to end", clock=self._clock
+                )
+        except UnreachableError as error:
+            return str(error)
+        return ""
+
+    def _none_left(self) -> SkywardError:
+        *_, last = self._refused.values()
+        names = list(dict.fromkeys(offer.spec.name for offer in self._offers))
+        more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        kind = QuotaError if all(isinstance(each, QuotaError) for each in self._refused.values()) else CapacityError
+        error = kind(
+            f"{self._provider} has none of its offers available now ({', '.join(names[:_NAMED])}{more}); last: {last}"
+        )
+        error.__cause__ = last
+        return error
+
+    def _left_error(self, left: dict[str, str], error: BaseException) -> TerminationError:
+        parts = [f"{machine} does not end: {why}" for machine, why in left.items()]
+        if self._unsure:
+            parts.append(
+                f"machines with the ledger keys {', '.join(sorted(self._unsure))} may exist and are not listed"
+            )
+        return TerminationError(
+            f"{self._provider} launched an order of pool {self._order.pool_id} in part, and it could not be undone: "
+            f"{'; '.join(parts)}. They may cost money: run `skyward sweep` once this program has ended, or look for "
+            f"them in the provider's console. The launch failed with {type(error).__name__}: {error}",
+            instance_ids=sorted(left),
+            keys=sorted(self._unsure),
+        )

@@ -1,0 +1,270 @@
+"""Contract suite of every provider."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from skyward._concurrency.waiting import NotYet, wait_until
+from skyward.errors import CapacityError
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
+from skyward.providers.registry import Sweepable
+from skyward.request.request import parse_request
+
+__all__ = ["Promise", "ProviderContract"]
+
+Promise = Literal["lose_answer", "vendor_calls", "outlive_client", "reaches", "avoid"]
+"""Promise that only some providers can break: the names of hooks, and ``avoid`` for :attr:`LaunchOrder.avoid`."""
+
+_RUNNING_S = 30.0
+
+
+class ProviderContract:
+    """Contract suite of providers: subclass it as ``Test...`` and implement :meth:`make_provider` and the hooks.
+
+    Attributes:
+        request: arguments of a pool that the provider can satisfy.
+        polls: number of times that the machines are described in a row.
+        calls_per_look: largest number of calls to the vendor for one ``describe`` of any number of machines.
+        does_not_apply: promises that the provider cannot break, with the reason; their hooks are not called.
+    """
+
+    request: ClassVar[dict[str, Any]] = {"nodes": 2}
+    polls: ClassVar[int] = 100
+    calls_per_look: ClassVar[int] = 1
+    does_not_apply: ClassVar[Mapping[Promise, str]] = {}
+
+    def make_provider(self) -> Provider:
+        """Return the provider under test, with nothing launched."""
+        raise NotImplementedError
+
+    def lose_answer(self, provider: Provider) -> None:
+        """Let the next create call make its machine, and its answer get lost."""
+        raise NotImplementedError
+
+    def vendor_calls(self, provider: Provider) -> int:
+        """Return the number of calls to the vendor so far."""
+        raise NotImplementedError
+
+    async def outlive_client(self, provider: Provider, instances: Sequence[Instance]) -> None:
+        """Let the client die and the time-to-live of the machines pass, without their client."""
+        raise NotImplementedError
+
+    async def reaches(self, provider: Provider, one: Instance, other: Instance) -> bool:
+        """Try to reach a machine from another one, and return whether that works."""
+        raise NotImplementedError
+
+    def test_offers_create_nothing(self) -> None:
+        """Get the same offers twice for a request that can be satisfied."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            offers = await provider.offers(parse_request(**self.request))
+            again = await provider.offers(parse_request(**self.request))
+            assert offers
+            assert list(offers) == list(again)
+
+        _run(provider, scenario())
+
+    def test_launch_answers_every_key_with_an_instance_of_its_own(self) -> None:
+        """Launch one instance per ledger key, each with a different id."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            launched = await self._launch(provider)
+            assert sorted(each.key for each in launched) == ["key-0", "key-1"]
+            assert len({each.id for each in launched}) == len(launched)
+            await provider.terminate([each.id for each in launched])
+
+        _run(provider, scenario())
+
+    def test_describe_keeps_the_order_and_knows_what_is_not_there(self) -> None:
+        """Return instances in the requested order; an unknown id is gone, not an error."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            ids = [each.id for each in await self._launch(provider)]
+            seen = await provider.describe([ids[1], "never-was", ids[0]])
+            assert [each.id for each in seen] == [ids[1], "never-was", ids[0]]
+            assert seen[1].state is InstanceState.GONE
+            assert InstanceState.GONE not in (seen[0].state, seen[2].state)
+            await provider.terminate(ids)
+
+        _run(provider, scenario())
+
+    def test_terminated_instances_are_gone_and_the_others_are_not(self) -> None:
+        """Confirm that a terminated instance is gone, and that its neighbour is not."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            first, second = [each.id for each in await self._launch(provider)]
+            await provider.terminate([first])
+            seen = await provider.describe([first, second])
+            assert seen[0].state is InstanceState.GONE
+            assert seen[1].state is not InstanceState.GONE
+            await provider.terminate([second])
+
+        _run(provider, scenario())
+
+    def test_terminate_is_idempotent_and_silent_when_gone(self) -> None:
+        """Terminate twice, and an unknown id, without an error."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            ids = [each.id for each in await self._launch(provider)]
+            await provider.terminate(ids)
+            await provider.terminate([*ids, "never-was"])
+
+        _run(provider, scenario())
+
+    def test_close_ends_no_machine_and_may_be_repeated(self) -> None:
+        """Keep instances alive after the provider's sessions; terminate them in new ones."""
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            ids = [each.id for each in await self._launch(provider)]
+            await provider.close()
+            await provider.close()
+            assert all(each.state is not InstanceState.GONE for each in await provider.describe(ids))
+            await provider.terminate(ids)
+
+        _run(provider, scenario())
+
+    def test_what_can_be_listed_is_what_was_launched_and_has_not_ended(self) -> None:
+        """List a machine with its tag until it is gone, if the provider can list machines."""
+        provider = self.make_provider()
+        if not isinstance(provider, Sweepable):
+            return
+
+        async def scenario() -> None:
+            first, second = await self._launch(provider)
+            listed = {each.id: each.key for each in await provider.tagged()}
+            assert listed.items() >= {(first.id, first.key), (second.id, second.key)}
+            await provider.terminate([first.id])
+            assert {first.id, second.id} & {each.id for each in await provider.tagged()} == {second.id}
+            await provider.terminate([second.id])
+
+        _run(provider, scenario())
+
+    def test_a_create_without_an_answer_makes_one_machine_which_is_adopted(self) -> None:
+        """Launch an order in which the answer to one create call is lost: each key has one machine, a returned one."""
+        if "lose_answer" in self.does_not_apply:
+            return
+        provider = self.make_provider()
+        assert isinstance(provider, Sweepable), "a provider that rents machines can list them"
+
+        async def scenario() -> None:
+            self.lose_answer(provider)
+            launched = {each.id: each.key for each in await self._launch(provider)}
+            assert sorted(launched.values()) == ["key-0", "key-1"]
+            assert {each.id: each.key for each in await provider.tagged()} == launched
+            await provider.terminate([*launched])
+            assert not await provider.tagged()
+
+        _run(provider, scenario())
+
+    def test_polling_costs_few_calls_however_many_machines_there_are(self) -> None:
+        """Describe all machines many times, with at most :attr:`calls_per_look` calls to the vendor each time."""
+        if "vendor_calls" in self.does_not_apply:
+            return
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            ids = [each.id for each in await self._running(provider)]
+            before = self.vendor_calls(provider)
+            for _ in range(self.polls):
+                await provider.describe(ids)
+            assert self.vendor_calls(provider) - before <= self.polls * self.calls_per_look
+            await provider.terminate(ids)
+
+        _run(provider, scenario())
+
+    def test_a_machine_that_claims_to_end_itself_does(self) -> None:
+        """Let the client die: exactly the machines that claim it are gone. Machines that cost nothing claim it."""
+        if "outlive_client" in self.does_not_apply:
+            return
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            instances = await self._running(provider)
+            ids = [each.id for each in instances]
+            if all(each.offer.price_per_hour == 0 for each in instances):
+                assert all(each.ends_itself for each in instances)
+            else:
+                await self.outlive_client(provider, instances)
+                gone = [each.state is InstanceState.GONE for each in await provider.describe(ids)]
+                assert gone == [each.ends_itself for each in instances]
+            await provider.terminate(ids)
+
+        _run(provider, scenario())
+
+    def test_machines_of_one_network_reach_each_other_and_no_others(self) -> None:
+        """Try every pair of machines: those of the same network, which has a name, reach each other."""
+        if "reaches" in self.does_not_apply:
+            return
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            instances = await self._running(provider)
+            for one, other in itertools.permutations(instances, 2):
+                expected = one.network == other.network != ""
+                assert await self.reaches(provider, one, other) == expected, f"{one} to {other}"
+            await provider.terminate([each.id for each in instances])
+
+        _run(provider, scenario())
+
+    def test_an_avoided_host_gets_no_machine(self) -> None:
+        """Launch where a host is to be avoided: the machine is elsewhere, or there is no capacity."""
+        if "avoid" in self.does_not_apply:
+            return
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            (first,) = await self._running(provider, keys=("key-0",))
+            await provider.terminate([first.id])
+            assert first.host, "a machine whose host is not known cannot be avoided: say so in does_not_apply"
+            try:
+                (second,) = await self._running(provider, keys=("key-1",), avoid=frozenset({first.host}))
+            except CapacityError:
+                return
+            assert second.host != first.host
+            await provider.terminate([second.id])
+
+        _run(provider, scenario())
+
+    async def _launch(
+        self,
+        provider: Provider,
+        keys: tuple[str, ...] = ("key-0", "key-1"),
+        avoid: frozenset[str] = frozenset(),
+    ) -> Sequence[Instance]:
+        offers = await provider.offers(parse_request(**self.request))
+        return await provider.launch(offers, LaunchOrder(pool_id="contract", keys=keys, timeout_s=60.0, avoid=avoid))
+
+    async def _running(
+        self,
+        provider: Provider,
+        keys: tuple[str, ...] = ("key-0", "key-1"),
+        avoid: frozenset[str] = frozenset(),
+    ) -> Sequence[Instance]:
+        """Launch machines and return their records once all run."""
+        ids = [each.id for each in await self._launch(provider, keys, avoid)]
+
+        async def up() -> Sequence[Instance] | NotYet:
+            seen = await provider.describe(ids)
+            waiting = [each.state.value for each in seen if each.state is not InstanceState.RUNNING]
+            return NotYet(", ".join(waiting)) if waiting else seen
+
+        return await wait_until(up, deadline_s=_RUNNING_S, interval_s=0.01, what="machines to run")
+
+
+def _run(provider: Provider, scenario: Coroutine[Any, Any, None]) -> None:
+    async def closing() -> None:
+        try:
+            await scenario
+        finally:
+            await provider.close()
+
+    asyncio.run(closing())

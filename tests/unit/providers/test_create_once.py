@@ -1,0 +1,288 @@
+"""Whichever call of a launch without client tokens fails, and however: nothing is sent twice, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from skyward._concurrency.waiting import Clock
+from skyward.errors import AuthenticationError, CapacityError, QuotaError, TerminationError, UnreachableError
+from skyward.providers._create_once import MachineCalls, create_once
+from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
+from skyward.request.instance import InstanceSpec
+from support.clock import FakeClock
+from support.simulation import SimulatedClock, simulate
+
+Trouble = Literal["sold out", "forbidden", "unsent", "unanswered", "cancelled"]
+"""How a call goes wrong; "cancelled": its caller is cancelled while it is under way, and it has its effect."""
+
+TROUBLES: tuple[Trouble, ...] = ("sold out", "forbidden", "unsent", "unanswered", "cancelled")
+ERRORS = {
+    "sold out": CapacityError("sold out"),
+    "forbidden": AuthenticationError("forbidden"),
+    "unsent": UnreachableError("reset"),
+    "unanswered": RuntimeError("502"),
+}
+CHEAP, DEAR, DEAREST = (
+    Offer(spec=InstanceSpec(name=name, cpu=1, memory_gib=1), price_per_hour=price)
+    for name, price in (("cheap", 1.0), ("dear", 2.0), ("dearest", 3.0))
+)
+ORDER = LaunchOrder(pool_id="pool", keys=("k0", "k1", "k2"), timeout_s=600.0)
+
+
+class Vendor:
+    """Machines by id, each call as it came, and the trouble that befalls some of them, by number."""
+
+    def __init__(self, troubles: Mapping[int, Trouble], *, unlisted_looks: int = 0, stock: int = 99) -> None:
+        self.alive: dict[str, str] = {}
+        self.trace: list[str] = []
+        self.sent: list[tuple[str, Offer]] = []
+        self.launching: asyncio.Task[Outcome] | None = None
+        self._troubles = troubles
+        self._unlisted_looks = unlisted_looks
+        self._stock = dict.fromkeys((CHEAP, DEAR, DEAREST), stock)
+        self._numbers = itertools.count()
+
+    async def create(self, offer: Offer, key: str) -> Instance:
+        self.sent.append((key, offer))
+        with_effect = await self._call(f"create {key}")
+        if self._stock[offer] == 0:
+            raise CapacityError(f"{offer.spec.name} is sold out")
+        self._stock[offer] -= 1
+        instance_id = f"m{next(self._numbers)}"
+        self.alive[instance_id] = key
+        self._answer(with_effect)
+        return self._record(instance_id, offer)
+
+    async def find(self, key: str) -> Instance | None:
+        with_effect = await self._call(f"find {key}")
+        self._answer(with_effect)
+        self._unlisted_looks -= 1
+        if self._unlisted_looks >= 0:
+            return None
+        return next((self._record(each, CHEAP) for each, of in self.alive.items() if of == key), None)
+
+    async def destroy(self, instance_id: str) -> None:
+        with_effect = await self._call(f"destroy {instance_id}")
+        self.alive.pop(instance_id, None)
+        self._answer(with_effect)
+
+    async def _call(self, what: str) -> Exception | None:
+        """Raise the trouble without effect; return the one that comes after the effect."""
+        trouble = self._troubles.get(len(self.trace))
+        self.trace.append(what)
+        await asyncio.sleep(0)
+        if trouble == "cancelled":
+            assert self.launching is not None
+            self.launching.cancel()
+            await asyncio.sleep(0)
+            return None
+        if trouble == "unanswered":
+            return ERRORS[trouble]
+        if trouble is not None:
+            raise ERRORS[trouble]
+        return None
+
+    def _answer(self, error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+    def _record(self, instance_id: str, offer: Offer) -> Instance:
+        return Instance(id=instance_id, key=self.alive[instance_id], state=InstanceState.PENDING, offer=offer)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    machines: Sequence[Instance] = ()
+    error: BaseException | None = None
+
+
+async def launch(
+    vendor: Vendor,
+    offers: Sequence[Offer] = (CHEAP, DEAR),
+    order: LaunchOrder = ORDER,
+    clock: Clock | None = None,
+) -> Outcome:
+    calls = MachineCalls(create=vendor.create, find=vendor.find, destroy=vendor.destroy)
+
+    async def work() -> Outcome:
+        try:
+            machines = await create_once(
+                "vendor", calls, offers, order, listing_s=5.0, ending_s=5.0, clock=clock or FakeClock()
+            )
+        except BaseException as error:
+            return Outcome(error=error)
+        return Outcome(machines=machines)
+
+    vendor.launching = asyncio.ensure_future(work())
+    return await vendor.launching
+
+
+def check(vendor: Vendor, outcome: Outcome, story: object) -> None:
+    """All or none, nothing sent twice, and what may be left is named."""
+    assert max(Counter(vendor.sent).values()) == 1, f"{story}: sent twice: {vendor.sent}"
+    match outcome.error:
+        case None:
+            assert [each.key for each in outcome.machines] == list(ORDER.keys), story
+            assert {each.id: each.key for each in outcome.machines} == vendor.alive, story
+        case (TerminationError() as left) | asyncio.CancelledError(__cause__=TerminationError() as left):
+            named = {*left.instance_ids, *(each for each, key in vendor.alive.items() if key in left.keys)}
+            assert named >= vendor.alive.keys(), f"{story}: {vendor.alive} is left, and not named in {left}"
+        case _:
+            assert isinstance(outcome.error, (*REFUSALS, asyncio.CancelledError)), (story, outcome.error)
+            assert vendor.alive == {}, f"{story}: {vendor.alive} is left after {outcome.error!r}"
+
+
+async def calls_of_a_launch(*, last: int) -> range:
+    """Numbers of the calls of a launch at which nothing fails, and of so many calls that trouble may add."""
+    vendor = Vendor({})
+    outcome = await launch(vendor)
+    check(vendor, outcome, "healthy")
+    assert vendor.trace == [f"create {key}" for key in ORDER.keys]
+    return range(len(vendor.trace) + last)
+
+
+async def test_whichever_call_fails_all_machines_are_there_or_none() -> None:
+    for number, trouble in itertools.product(await calls_of_a_launch(last=0), TROUBLES):
+        for unlisted_looks in (0, 3):
+            vendor = Vendor({number: trouble}, unlisted_looks=unlisted_looks)
+            outcome = await launch(vendor)
+            story = (number, trouble, unlisted_looks, vendor.trace)
+            check(vendor, outcome, story)
+            match trouble:
+                case "sold out" | "unanswered":
+                    assert outcome.error is None, story
+                case "forbidden":
+                    assert isinstance(outcome.error, AuthenticationError), story
+                case "unsent":
+                    assert isinstance(outcome.error, TerminationError), story
+                    assert outcome.error.keys == (ORDER.keys[number],)
+                    assert vendor.alive == {}
+                case "cancelled":
+                    assert isinstance(outcome.error, asyncio.CancelledError), story
+                    assert vendor.alive == {}
+
+
+async def test_whichever_two_or_three_calls_fail_what_may_be_left_is_named() -> None:
+    numbers = await calls_of_a_launch(last=6)
+    for count in (2, 3):
+        for where in itertools.combinations(numbers, count):
+            for troubles in _some(itertools.product(TROUBLES, repeat=count), every=3 if count == 2 else 41):
+                vendor = Vendor(dict(zip(where, troubles, strict=True)), unlisted_looks=1)
+                outcome = await launch(vendor)
+                check(vendor, outcome, (where, troubles, vendor.trace))
+
+
+def _some(all_of: Iterator[tuple[Trouble, ...]], *, every: int) -> Iterator[tuple[Trouble, ...]]:
+    return itertools.islice(all_of, 0, None, every)
+
+
+async def test_each_machine_is_the_best_offer_left_and_what_was_refused_is_not_tried_again() -> None:
+    vendor = Vendor({}, stock=2)
+    order = LaunchOrder(pool_id="pool", keys=tuple(f"k{number}" for number in range(20)), timeout_s=600.0)
+    outcome = await launch(vendor, offers=(CHEAP, DEAR, DEAREST), order=order)
+
+    assert isinstance(outcome.error, CapacityError)
+    assert "none of its offers available now (cheap, dear, dearest); last: dearest is sold out" in str(outcome.error)
+    assert vendor.alive == {}
+
+    vendor = Vendor({}, stock=1)
+    outcome = await launch(vendor, offers=(CHEAP, DEAR, DEAREST))
+    assert [each.offer for each in outcome.machines] == [CHEAP, DEAR, DEAREST]
+    later = vendor.sent[len(ORDER.keys) :]
+    assert CHEAP not in [offer for _, offer in later]
+
+
+async def test_no_more_than_eight_creates_are_under_way_at_once() -> None:
+    under_way, most = 0, 0
+
+    class Counting(Vendor):
+        async def create(self, offer: Offer, key: str) -> Instance:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            try:
+                return await super().create(offer, key)
+            finally:
+                under_way -= 1
+
+    order = LaunchOrder(pool_id="pool", keys=tuple(f"k{number}" for number in range(20)), timeout_s=600.0)
+    outcome = await launch(Counting({}), order=order)
+
+    assert len(outcome.machines) == 20
+    assert most == 8
+
+
+async def test_what_max_cost_rules_out_is_not_sent() -> None:
+    order = LaunchOrder(
+        pool_id="pool", keys=ORDER.keys, timeout_s=600.0, allowance=lambda offer: 0.0 if offer == CHEAP else 60.0
+    )
+    vendor = Vendor({})
+    outcome = await launch(vendor, order=order)
+
+    assert [each.offer for each in outcome.machines] == [DEAR] * 3
+    assert {offer for _, offer in vendor.sent} == {DEAR}
+
+
+async def test_quotas_alone_are_an_error_of_quotas() -> None:
+    class Poor(Vendor):
+        async def create(self, offer: Offer, key: str) -> Instance:
+            raise QuotaError(f"no quota for {offer.spec.name}, {key}")
+
+    outcome = await launch(Poor({}))
+    assert isinstance(outcome.error, QuotaError)
+
+
+async def test_an_order_that_cannot_be_undone_says_which_machines_may_be_left() -> None:
+    class Stubborn(Vendor):
+        async def destroy(self, instance_id: str) -> None:
+            raise UnreachableError(f"{instance_id}: 503")
+
+    vendor = Stubborn({2: "unsent"})
+    outcome = await launch(vendor)
+
+    assert isinstance(outcome.error, TerminationError)
+    assert outcome.error.instance_ids == ("m0", "m1")
+    assert outcome.error.keys == ("k2",)
+    for part in ("m0 does not end", "503", "ledger keys k2", "skyward sweep", "failed with UnreachableError", "reset"):
+        assert part in str(outcome.error)
+
+
+async def test_a_program_that_is_interrupted_undoes_its_order_first() -> None:
+    class Interrupting(Vendor):
+        async def find(self, key: str) -> Instance | None:
+            raise UnreachableError("the list cannot be read")
+
+    vendor = Interrupting({0: "unanswered", 1: "cancelled"})
+    outcome = await launch(vendor)
+
+    assert isinstance(outcome.error, TerminationError)
+    assert outcome.error.keys == ("k0",)
+    assert list(vendor.alive.values()) == ["k0"]
+
+
+@pytest.mark.parametrize("verb", ["find", "destroy"])
+def test_a_call_that_hangs_keeps_nobody_for_ever(verb: str) -> None:
+    class Hanging(Vendor):
+        async def find(self, key: str) -> Instance | None:
+            if verb == "find":
+                await asyncio.Event().wait()
+            return await super().find(key)
+
+        async def destroy(self, instance_id: str) -> None:
+            if verb == "destroy":
+                await asyncio.Event().wait()
+            await super().destroy(instance_id)
+
+    vendor = Hanging({0: "unsent"})
+    outcome = simulate(lambda: launch(vendor, clock=SimulatedClock()))
+
+    assert isinstance(outcome.error, TerminationError)
+    assert outcome.error.keys == ("k0",)
+    assert outcome.error.instance_ids == (("m0", "m1") if verb == "destroy" else ())
