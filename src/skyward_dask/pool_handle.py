@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, cast
 
@@ -89,6 +90,14 @@ class BorrowedPool:
         """Leave the pool open."""
 
 
+class _ConnectedPool(ComputePool):
+    """Pool whose nodes reach each other, as Dask's workers have to; else it does not open, and no node is added."""
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        self._request = replace(self._request, one_network=True)
+
+
 class OwnedPool:
     """Pool that the cluster opens and closes."""
 
@@ -155,4 +164,4 @@ def make_pool_handle(pool: object, params: dict[str, Any]) -> PoolHandle:
         raise ConfigurationError(
             "provider is missing: name the source of the machines, such as provider=sky.Local(), or pass a pool"
         )
-    return OwnedPool(cast("OwnablePool", ComputePool(**params)))
+    return OwnedPool(cast("OwnablePool", _ConnectedPool(**params)))

@@ -30,6 +30,7 @@ class FleetStage:
         nodes: opens them.
         clock: the time.
         events: what was published, in order.
+        one_network: whether its nodes have to reach each other.
     """
 
     ledger: Ledger
@@ -37,6 +38,7 @@ class FleetStage:
     nodes: FakeNodes = field(default_factory=FakeNodes)
     clock: FakeClock = field(default_factory=FakeClock)
     events: list[SkywardEvent] = field(default_factory=list[SkywardEvent])
+    one_network: bool = False
 
     def fleet(self, **request: Any) -> Fleet:
         """A fleet of two nodes that is not started; ``request`` says otherwise, as ``ComputePool`` takes it."""
@@ -45,7 +47,7 @@ class FleetStage:
         asked: dict[str, Any] = {"nodes": 2} | request
         return Fleet(
             self.provider,
-            parse_request(**asked),
+            replace(parse_request(**asked), one_network=self.one_network),
             pool_id="pool",
             tls=TlsIdentity(ca="ca", cert="cert", key="key"),
             publish=self.events.append,

@@ -64,7 +64,7 @@ def node_ready(workers: int = 1, **fields: Any) -> NodeReady:
     return NodeReady(**(usual | fields))
 
 
-def node_instance(address: str = "127.0.0.1") -> Instance:
+def node_instance(address: str = "127.0.0.1", network: str = "here") -> Instance:
     """The running machine of such a node."""
     return Instance(
         id="i-1",
@@ -72,6 +72,7 @@ def node_instance(address: str = "127.0.0.1") -> Instance:
         state=InstanceState.RUNNING,
         offer=Offer(spec=InstanceSpec(name="fake", cpu=1, memory_gib=1)),
         access=LocalAccess(address=address, workdir="/nonexistent"),
+        network=network,
     )
 
 
@@ -81,7 +82,7 @@ class FakeNode(NodeHandle):
     Attributes:
         log: the phases gone through, in order.
         config: what it was started with; None before.
-        scheduler: what it was told to join; empty before. Every head has another one.
+        scheduler: what it was told to join; empty before. Every node has one of its own.
         total_nodes: how many nodes it was told there are meant to be.
         hardware: the size of its machine, which its supervisor reports; as bought unless its maker says otherwise.
     """
@@ -113,7 +114,7 @@ class FakeNode(NodeHandle):
         """See :meth:`NodeHandle.start`."""
         await self._enter("start")
         self.config = config
-        scheduler = f"tls://127.0.0.1:{9000 + self._predecessors}" if config.head else ""
+        scheduler = f"tls://127.0.0.1:{9000 + 1000 * self.rank + self._predecessors}"
         size = {"cpu_count": self.hardware.cpu, "memory_bytes": int(self.hardware.memory_gib * _GIB)}
         self._ready = node_ready(config.workers, scheduler=scheduler, **size)
         self.lanes = self._ready.lanes

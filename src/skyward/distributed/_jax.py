@@ -10,7 +10,7 @@ from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 from skyward.distributed._gang import Gang, decorator, environment, imported, own_rank, unused_port
-from skyward.distributed.runtime import FreshProcessNeeded, current_call, node_address
+from skyward.distributed.runtime import FreshProcessNeeded, bind_address, current_call
 
 __all__ = ["JaxFramework", "JaxSession", "jax"]
 
@@ -55,7 +55,7 @@ class JaxSession:
         if not self._alone and self._jax.distributed.is_initialized():
             raise FreshProcessNeeded("jax.distributed is already initialized in this process")
         self.gpus = ()
-        self.port = 0 if self._alone or own_rank() else unused_port(node_address())
+        self.port = 0 if self._alone or own_rank() else unused_port(bind_address())
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
@@ -64,7 +64,7 @@ class JaxSession:
             yield
             return
         _forget_devices()
-        _listen_at(gang.mine.address)
+        _listen_at(bind_address())
         coordinator = f"{gang.first.address}:{gang.first.port}"
         with environment(variables(gang)):
             yield from self._initialized(gang, coordinator)
@@ -74,7 +74,7 @@ class JaxSession:
             coordinator_address=coordinator,
             num_processes=gang.world,
             process_id=gang.rank,
-            coordinator_bind_address=coordinator,
+            coordinator_bind_address=f"{bind_address()}:{gang.first.port}",
             cluster_detection_method="deactivate",
             **self._patience(),
         )

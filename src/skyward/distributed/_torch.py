@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import psutil
 
 from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, environment, imported, own_rank
-from skyward.distributed.runtime import FreshProcessNeeded, node_address, visible_gpus
+from skyward.distributed.runtime import FreshProcessNeeded, bind_address, visible_gpus
 from skyward.errors import ConfigurationError
 
 __all__ = [
@@ -94,7 +94,7 @@ class TorchSession:
         self._backend = backend
         self._listener = None
         if own_rank() == 0:
-            self._listener = socket.create_server((node_address(), 0), backlog=1024)
+            self._listener = socket.create_server((bind_address(), 0), backlog=1024)
         self.port = self._listener.getsockname()[1] if self._listener else 0
         self.gpus = usable_gpus(self._torch)
 
@@ -109,7 +109,7 @@ class TorchSession:
                 "backend=None selects gloo there"
             )
         device = device_index(gang.mine.local_rank, self._torch.cuda.device_count() if self.gpus else 0)
-        with environment(variables(gang, device) | unless_set(_interface(gang.mine.address))):
+        with environment(variables(gang, device) | unless_set(_interface(bind_address()))):
             options: dict[str, Any] = {}
             if self.gpus:
                 self._torch.cuda.set_device(device)

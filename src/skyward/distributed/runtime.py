@@ -27,6 +27,7 @@ __all__ = [
     "DistributedSampler",
     "FreshProcessNeeded",
     "InstanceInfo",
+    "bind_address",
     "current_accelerator",
     "current_call",
     "enter_call",
@@ -54,7 +55,7 @@ class InstanceInfo:
         total_nodes: number of nodes of the pool; under ``@`` of the call.
         is_head: True on worker 0 of node 0.
         accelerators: names of the accelerators that this worker may use, one per device.
-        head_addr: address of node 0.
+        head_addr: address of node 0, if this node reaches it; else this node's own.
         head_port: a port of node 0 that was free when the call was sent, the same for all workers; 0 outside a call.
         job_id: the pool's id.
         worker: index of this worker on its node, 0-based.
@@ -165,9 +166,15 @@ def current_accelerator() -> str | None:
 
 
 def node_address() -> str:
-    """Return the address to which this node's ports are bound, for other nodes; loopback outside a pool."""
+    """Return the address at which other nodes reach this one; loopback outside a pool."""
     place = _place()
     return place["address"] if place else "127.0.0.1"
+
+
+def bind_address() -> str:
+    """Return the address of the interface to which this node's ports are bound; loopback outside a pool."""
+    place = _place()
+    return place["bind"] if place and place.get("bind") else node_address()
 
 
 def node_rank() -> int:

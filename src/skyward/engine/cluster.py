@@ -15,7 +15,7 @@ from skyward.engine.dispatch import Dispatch, WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.engine.membership import Membership
-from skyward.engine.slots import Slot
+from skyward.engine.slots import Slot, out_of_reach
 from skyward.errors import PoolStateError, SkywardError
 from skyward.events import Error
 from skyward.events.bus import EventBus
@@ -120,10 +120,13 @@ class Cluster:
 
     def cancel(self, calls: Iterable[LiveCall], *, kill: bool) -> None:
         """Drop queued calls; end running ones with their worker, or without ``kill`` ignore their results."""
+        self._end(calls, CancelledError("the call was cancelled"), kill=kill)
+
+    def _end(self, calls: Iterable[LiveCall], error: Exception, *, kill: bool) -> None:
         unfinished = [call for call in calls if self._calls.get(call.id) is call]
         actions = self._dispatch.cancel([call.id for call in unfinished], kill=kill)
         for call in unfinished:
-            self._acting.complete(call, RawOutcome(error=CancelledError("the call was cancelled")))
+            self._acting.complete(call, RawOutcome(error=error))
         self._acting.perform(actions)
 
     def drop(self, call: LiveCall) -> None:
@@ -248,6 +251,9 @@ class Cluster:
             return
         texts = call.gang.add_address(call.header.rank, item.text)
         if texts is None:
+            return
+        if apart := self.members.separation():  # a node was added or replaced since the submission
+            self._end(call.gang.calls, out_of_reach(call.parcel.label, apart), kill=True)
             return
         for slot, member in self._acting.held(call.gang.calls):
             slot.lane.push(GangAddresses(member.id, texts))

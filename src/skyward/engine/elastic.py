@@ -15,7 +15,8 @@ from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import SkywardEvent
 from skyward.provision.buying.price import charged_price
 from skyward.provision.fleet.fleet import Fleet
-from skyward.provision.fleet.lifecycle import HEAD, NodeState
+from skyward.provision.fleet.lifecycle import NodeState
+from skyward.provision.fleet.topology import HEAD, dask_out_of_reach
 from skyward.provision.fleet.upkeep import Upkeep
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
@@ -123,9 +124,15 @@ class Elastic:
         """Return the address and certificates of the present scheduler.
 
         Raises:
-            ConfigurationError: versions of Dask or Python differ between this process and the nodes.
-            PoolStateError: the head node is being replaced.
+            ConfigurationError: versions of Dask or Python differ between this process and the nodes, or nodes do not
+                reach each other.
+            PoolStateError: the head node is being replaced, or was given up.
         """
+        if apart := self._cluster.members.separation():
+            raise dask_out_of_reach(apart)
+        return await self._scheduler()
+
+    async def _scheduler(self) -> SchedulerInfo:
         self._head()  # raises at once while there is none
         there = [node for node in self._fleet.nodes if self._fleet.states[node.rank] is NodeState.READY]
         for difference in _differences(there):
@@ -133,7 +140,9 @@ class Elastic:
         self._dask_in_use = True
         security = await asyncio.to_thread(_security, self._tls)
         # Read after the import, which takes seconds: the head may have been replaced meanwhile.
-        own = self._head().ready.scheduler.removeprefix("tls://")
+        ready = self._head().ready
+        # The way leads over the machine itself, where the port is bound.
+        own = f"{ready.control.rpartition(':')[0]}:{ready.scheduler.rpartition(':')[2]}"
         address = await self.forward(own)
         return SchedulerInfo(f"tls://{address}", security, tunnelled=address != own)
 
@@ -145,6 +154,8 @@ class Elastic:
 
     def _head(self) -> NodeHandle:
         machine = self._fleet.machines.get(HEAD)
+        if HEAD not in self._upkeep.wanted:
+            raise PoolStateError("node 0, where the scheduler runs, is gone for good; pool.scale() brings another")
         if machine is None or machine.node is None or self._fleet.states[HEAD] is not NodeState.READY:
             raise PoolStateError("the head node, where the scheduler runs, is being replaced; try again in a moment")
         return machine.node
@@ -177,7 +188,7 @@ class Elastic:
                 _logger.warning("Dask's data on node %d could not be moved and is computed again: %s", rank, error)
 
     async def _retire_in_dask(self, rank: int) -> None:
-        info = await self.scheduler()
+        info = await self._scheduler()
         rpc = await asyncio.to_thread(_import_rpc)
         async with (
             asyncio.timeout(_RETIRE_S),

@@ -19,6 +19,7 @@ from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import CallBatch, OutcomeSink, RemoteFuture
 from skyward.engine.packing import Parcel
+from skyward.engine.slots import out_of_reach
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events import Callback, current_callbacks
 from skyward.events.courier import Courier
@@ -73,13 +74,13 @@ class Intake:
     def broadcast(self, parcel: Parcel) -> list[RemoteFuture]:
         """Queue one call on every worker, ordered by (node, worker)."""
         with self._cluster.members.lock:
-            targets = self._targets(gang=parcel.gang)
+            targets = self._targets(parcel)
             return self._enter_with_futures(_bound([self._with_future(parcel, target) for target in targets]))
 
     def broadcast_batch(self, parcel: Parcel) -> CallBatch:
         """Queue one call on every worker, for a caller that waits for all of them."""
         with self._cluster.members.lock:  # a leaving node must not look idle before it has these calls
-            targets = self._targets(gang=parcel.gang)
+            targets = self._targets(parcel)
             batch = CallBatch(len(targets))
             calls = [self._call(parcel, batch, target, i) for i, target in enumerate(targets)]
             return self._enter_batch(batch, _bound(calls))
@@ -133,10 +134,12 @@ class Intake:
                 f"use @, as in {lone.label}(...) @ pool"
             )
 
-    def _targets(self, *, gang: bool) -> list[_BroadcastTarget]:
+    def _targets(self, parcel: Parcel) -> list[_BroadcastTarget]:
         workers = self._cluster.members.places
         if not workers:
             raise PoolStateError("every node of the pool is gone")
+        if parcel.gang and (apart := self._cluster.members.separation()):
+            raise out_of_reach(parcel.label, apart)
         # One seed and one port for all ranks: they have to agree on both without a message between them.
         seed, port = random.getrandbits(32), self._cluster.members.call_port()
         counts = Counter(worker.node for worker in workers)
@@ -151,7 +154,7 @@ class Intake:
                     head_port=port,
                     nodes=len(counts),
                     local_rank=rank - firsts[worker.node],
-                    gang=gang,
+                    gang=parcel.gang,
                 ),
             )
             for rank, worker in enumerate(workers)

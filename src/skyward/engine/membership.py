@@ -7,6 +7,7 @@ import math
 import random
 import ssl
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
@@ -19,6 +20,7 @@ from skyward.engine.performing import Performer
 from skyward.engine.slots import AttachedNode, Slot
 from skyward.events import Error, WorkerReplaced
 from skyward.events.bus import EventBus
+from skyward.provision.fleet.topology import separation
 from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
 from skyward.wire.control import Message, WorkerExit, WorkerRunning, WorkerStale
 
@@ -64,7 +66,7 @@ class Membership:
         self.acting = Performer(dispatch, calls, self.slots.get)
         self._known: set[WorkerId] = set()  # had a process before: the next one is a replacement, not a first start
         self._leaving: frozenset[int] = frozenset()
-        self._exchange = Exchange()
+        self._exchanges: defaultdict[str, Exchange] = defaultdict(Exchange)
 
     def expect(self, ranks: Iterable[int]) -> None:
         """Announce nodes of these ranks, so that calls wait for their workers."""
@@ -108,9 +110,14 @@ class Membership:
     def attach(self, handle: NodeHandle, owner: LaneOwner) -> None:
         """Open lanes to the workers of a node."""
         self.expect((handle.rank,))  # workers of its predecessor may have been given up
-        node = AttachedNode(handle, self._exchange)
+        node = AttachedNode(handle, self._exchanges)
         for worker_id, address in zip(self._of(handle.rank), handle.lanes, strict=True):
             self.slots[worker_id] = Slot(Lane(worker_id, address, self._tls, owner), node)
+
+    def separation(self) -> str:
+        """Return on which networks the attached nodes are if some do not reach the others; else empty. Thread-safe."""
+        places, slots = self.places, tuple(self.slots.values())
+        return separation({slot.id.node: slot.node.handle.instance.network for slot in slots if slot.id in places})
 
     def call_port(self) -> int:
         """Return a port that a call may listen on, on the node of the first worker: free when that node started.
@@ -149,7 +156,8 @@ class Membership:
 
     def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
         """Remove a node that is gone; its calls run elsewhere, pinned ones on its replacement."""
-        self._exchange.leave(rank)
+        for exchange in self._exchanges.values():
+            exchange.leave(rank)
         for slot in self._slots_of(rank):
             slot.give_up(reason)
             self._leave(slot, reason)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -24,7 +25,7 @@ from skyward.wire.control import WorkerExit
 from skyward.wire.log_pieces import LineAssembler
 from skyward.wire.messages import CallHeader, ForgetFunctions, Payload, RunCalls, RunSpecialCall, StoreFunction
 
-__all__ = ["AttachedNode", "Slot", "given_up", "used_up"]
+__all__ = ["AttachedNode", "Slot", "given_up", "out_of_reach", "used_up"]
 
 # The nanny starts a worker again by itself; after this many failures in a row its pool gives it up.
 _FAILED_STARTS = 5
@@ -33,13 +34,19 @@ _PUT_ATTEMPTS, _PUT_PAUSE_S = 40, 0.5
 
 
 class AttachedNode:
-    """Node whose workers take calls."""
+    """Node whose workers take calls.
 
-    def __init__(self, handle: NodeHandle, exchange: Exchange) -> None:
+    Args:
+        handle: the node.
+        exchanges: the blobs of all nodes of a network, by its name; makes those of a new one.
+    """
+
+    def __init__(self, handle: NodeHandle, exchanges: defaultdict[str, Exchange]) -> None:
         self.handle = handle
         # To a node of this machine the client copies a file, which is cheaper than TLS between nodes (decision 011).
-        is_here = isinstance(handle.access, LocalAccess)
-        self.blobs = NodeBlobs(handle.ready, handle.transport) if is_here else exchange.join(handle)
+        network = "" if isinstance(handle.access, LocalAccess) else handle.instance.network
+        # By the network's name, never by trying: islands that bind to loopback have addresses in common.
+        self.blobs = exchanges[network].join(handle) if network else NodeBlobs(handle.ready, handle.transport)
         self.call_ports = itertools.cycle(handle.ready.call_ports)
 
 
@@ -268,6 +275,14 @@ def _as_one_of_a_gang(call: LiveCall) -> str:
     if header.world == 1:
         return f"{call.parcel.label}, which is not run again once it has begun,"
     return f"rank {header.rank} of the {header.world} that run {call.parcel.label} together, and were ended with it,"
+
+
+def out_of_reach(label: str, apart: str) -> ConfigurationError:
+    """Return the error of a call of a gang whose workers do not reach each other, on nodes that are ``apart`` so."""
+    return ConfigurationError(
+        f"{label} is decorated with skyward.distributed: its workers have to reach each other, but {apart}. "
+        "Ask for nodes=1, use a provider whose machines share a network, or call it without skyward.distributed"
+    )
 
 
 def used_up(call: LiveCall, why: str) -> ConfigurationError:

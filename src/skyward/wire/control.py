@@ -46,8 +46,9 @@ class Start:
     """Client to node: start the workers. Idempotent; running workers follow values that have changed.
 
     Attributes:
-        scheduler: ``tls://host:port`` of the scheduler with which the workers register.
-        head_addr: address of node 0, for :class:`~skyward.wire.node_config.WorkerPlace`.
+        scheduler: ``tls://host:port`` of the scheduler with which the workers register: another node's, or the node's
+            own (:attr:`~skyward.wire.node_config.NodeReady.scheduler`), which it then starts.
+        head_addr: address of the node of that scheduler, for :class:`~skyward.wire.node_config.WorkerPlace`.
         total_nodes: target size of the fleet, for the same.
     """
 

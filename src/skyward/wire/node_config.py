@@ -24,8 +24,10 @@ class NodeConfig:
         node: the node's rank, 0-based; it is reused by a replacement.
         total_nodes: the fleet's target size when the node was started.
         workers: number of worker processes on this node.
-        head: True if this node runs the scheduler (on an island every node does).
-        address: the address that every port of the node binds to.
+        head: True if this node's workers join its own scheduler, unless :class:`~skyward.wire.control.Start` names
+            another.
+        address: the address at which other nodes reach this one's ports.
+        bind: the address of an interface, to which every port of the node binds; empty for ``address``.
         workdir: the node's own folder: logs, worker directories.
         files: folder of the image's includes, which is the workers' current one and their first for imports; empty if
             there is none.
@@ -64,6 +66,7 @@ class NodeConfig:
     tls_ca: str = field(repr=False)
     tls_cert: str = field(repr=False)
     tls_key: str = field(repr=False)
+    bind: str = ""
     files: str = ""
     # The same defaults as in request/request.py: tests/unit/wire/test_limits.py compares them.
     timeout_s: float = 3600.0
@@ -82,6 +85,11 @@ class NodeConfig:
     least_memory_bytes: int = 0
     bought_cpu: int = 0
     bought_memory_bytes: int = 0
+
+    @property
+    def binds_to(self) -> str:
+        """The address to which every port of the node binds."""
+        return self.bind or self.address
 
     @property
     def identity(self) -> TlsIdentity:
@@ -105,9 +113,12 @@ class NodeConfig:
 class NodeReady:
     """Ports and facts of a node: the one line that its supervisor prints. The ports stay the same for the node's life.
 
+    The client reaches ``control`` and ``lanes`` through the node's transport: they name the address that the ports are
+    bound to. The others name the address at which other nodes reach this one.
+
     Attributes:
         control: ``host:port`` of the supervisor's control port (mutual TLS).
-        scheduler: ``tls://host:port`` of the node's scheduler; empty where it runs none.
+        scheduler: ``tls://host:port`` of the node's scheduler, which runs only if workers join it.
         workers: ``tls://host:port`` of each worker, by index.
         lanes: ``host:port`` of each worker's lane, by index.
         blobs: ``host:port`` at which other nodes of the pool get this one's large arguments (mutual TLS).
@@ -160,11 +171,12 @@ class WorkerPlace:
         total_nodes: the fleet's target size.
         worker: index of the worker on its node.
         workers_per_node: workers on each node.
-        head_addr: address of node 0.
-        address: the node's own.
+        head_addr: address of node 0, if this node reaches it; else this node's own.
+        address: the node's own, for other nodes.
         accelerators: names of this worker's accelerators, one for each device.
         memory_limit_bytes: the worker's share of the node's memory.
         node_accelerators: accelerators of the whole node.
+        bind: address of the interface that the node's ports are bound to; empty for ``address``.
     """
 
     pool_id: str
@@ -178,6 +190,7 @@ class WorkerPlace:
     accelerators: tuple[str, ...]
     memory_limit_bytes: int
     node_accelerators: int = 0
+    bind: str = ""
 
     def to_json(self) -> str:
         """Return the variable's text."""

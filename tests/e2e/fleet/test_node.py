@@ -432,12 +432,25 @@ async def test_node_that_is_not_the_head_starts_workers_when_told_the_scheduler(
         workdir=config.workdir + "b",
     )
     async with running(config) as head, running(other) as node:
-        assert node.ready.scheduler == ""
         await node.control.send(Start(scheduler=head.ready.scheduler, head_addr=config.address, total_nodes=1))
         await head.all_running()
         await node.all_running()
         async with dask_client(config, head.ready.scheduler) as client:
             await client.wait_for_workers(2 * WORKERS, timeout=DEADLINE_S)
+        assert not [process for process in node.processes() if process.name() == "sky-scheduler"]
+
+
+async def test_node_behind_nat_starts_its_own_scheduler_when_that_is_named_and_is_known_by_its_address(
+    config: NodeConfig,
+) -> None:
+    behind_nat = replace(config, head=False, bind="127.61.7.2")
+    async with running(behind_nat) as node:
+        await node.control.send(Start(scheduler=node.ready.scheduler, head_addr=config.address, total_nodes=1))
+        await node.all_running()
+        async with dask_client(config, node.ready.scheduler.replace(config.address, behind_nat.bind)) as client:
+            known = (await client.scheduler.identity(n_workers=-1))["workers"]
+        assert set(known) == set(node.ready.workers)
+        assert {worker["nanny"].rpartition(":")[0] for worker in known.values()} == {f"tls://{config.address}"}
 
 
 async def test_node_that_cannot_start_says_why(config: NodeConfig) -> None:

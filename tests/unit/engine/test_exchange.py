@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -52,10 +53,11 @@ class Transfer:
 class FakeNode:
     """A node with files, and the transport to it."""
 
-    def __init__(self, net: Net, rank: int) -> None:
+    def __init__(self, net: Net, rank: int, network: str = "a") -> None:
         self.rank = rank
+        self.instance = SimpleNamespace(network=network)
         self.linked = True
-        self.ready = Ready(blobs=f"10.0.0.{rank}:7")
+        self.ready = Ready(blobs=f"10.0.0.{rank}:7", call_ports=(1,))
         self.transport = self
         self.files: set[str] = set()
         self.cuts: set[int] = set()
@@ -63,6 +65,8 @@ class FakeNode:
         self._net = net
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
+        assert isinstance(data, memoryview)
+        self._net.sent_bytes += data.nbytes
         await self._net.carry(Transfer(self.rank, path))
         self.files.add(path)
 
@@ -95,6 +99,8 @@ class Net:
 
     def __init__(self) -> None:
         self.exchange = Exchange(look_again_s=0.01)
+        self.exchanges = defaultdict(lambda: Exchange(look_again_s=0.01))
+        self.sent_bytes = 0
         self.nodes: list[FakeNode] = []
         self.blobs: list[NodeBlobs] = []
         self.under_way: list[Transfer] = []
@@ -196,13 +202,26 @@ async def test_nodes_that_need_a_blob_at_once_get_it_from_the_one_it_was_sent_to
 async def test_only_nodes_elsewhere_get_blobs_from_each_other(net: Net, access: Access, uploads: list[int]) -> None:
     for rank in (0, 1):
         node = FakeNode(net, rank)
-        node.access, node.ready.call_ports = access, (1,)
+        node.access = access
         net.nodes.append(node)
-        net.blobs.append(AttachedNode(cast("NodeHandle", node), net.exchange).blobs)
+        net.blobs.append(AttachedNode(cast("NodeHandle", node), net.exchanges).blobs)
     for rank in (0, 1):
         await net.deliver_all(net.hold(blob_of(1), rank))
 
     assert net.uploads() == uploads
+
+
+async def test_a_blob_leaves_the_client_once_for_each_network_and_once_for_each_island(net: Net) -> None:
+    networks = ["a", "b", "a", "", "b", ""]
+    for rank, network in enumerate(networks):
+        node = FakeNode(net, rank, network)
+        net.nodes.append(node)
+        net.blobs.append(AttachedNode(cast("NodeHandle", node), net.exchanges).blobs)
+    await net.deliver_all(net.hold(blob_of(1), *range(len(networks))))
+
+    assert sorted(net.uploads()) == [0, 1, 3, 5]
+    assert net.sent_bytes == 4 * NBYTES
+    assert sorted(net.fetches()) == [(2, (0,)), (4, (1,))]
 
 
 async def test_a_node_that_needs_it_later_gets_it_from_another(net: Net) -> None:

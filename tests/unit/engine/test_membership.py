@@ -12,16 +12,18 @@ from blake3 import blake3
 
 import skyward.engine.membership
 from skyward.engine.blobs import Blob
-from skyward.engine.calls import LiveCall
+from skyward.engine.calls import CallGang, LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.functions import Recent
 from skyward.engine.futures import RawOutcome
+from skyward.engine.intake import Intake
+from skyward.engine.slots import out_of_reach
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.transport.access import LocalAccess
 from skyward.wire.control import WorkerExit
-from skyward.wire.messages import Kind, Outcome, RunCalls, ToWorker
+from skyward.wire.messages import CallHeader, CancelCalls, Kind, Outcome, RunCalls, ToWorker
 
 
 class HandLane:
@@ -68,6 +70,7 @@ class Stage:
         self.bus = SimpleNamespace(publish=lambda event, *_: self.events.append(event))
         self.cluster = Cluster(None, self.bus, workers_per_node=1)  # type: ignore[arg-type]
         self.members = self.cluster.members
+        self.networks = {0: "here", 1: "here"}
         self._folder = folder
 
     def handle(self, rank: int) -> Any:
@@ -89,7 +92,7 @@ class Stage:
             kill_worker=kill_worker,
             lanes=("127.0.0.1:1",),
             transport=HandTransport(),
-            instance=SimpleNamespace(id=f"i{rank}"),
+            instance=SimpleNamespace(id=f"i{rank}", network=self.networks[rank]),
             access=LocalAccess(address="127.0.0.1", workdir="/w"),
             linked=True,
         )
@@ -401,3 +404,44 @@ async def test_answers_for_calls_that_are_over_are_ignored(stage: Stage) -> None
 
     assert len(late.sink.outcomes) == 1
     assert set(stage.members.slots) == {WorkerId(0, 0)}
+
+
+def gang() -> list[Any]:
+    calls = [call(rank + 1, pinned=WorkerId(rank, 0)) for rank in (0, 1)]
+    for rank, each in enumerate(calls):
+        each.together, each.header = True, CallHeader(world=2, rank=rank, gang=True)
+    CallGang(calls)
+    return calls
+
+
+@pytest.mark.parametrize("networks", [{0: "a", 1: "b"}, {0: "", 1: ""}])
+async def test_a_gang_is_refused_where_its_workers_do_not_reach_each_other(
+    stage: Stage, networks: dict[int, str]
+) -> None:
+    stage.networks = networks
+    for rank in (0, 1):
+        await stage.attach(rank)
+    loop: Any = SimpleNamespace(loop=asyncio.get_running_loop(), is_current=True)
+    intake = Intake(stage.cluster, loop, subscribed=())
+    parcel: Any = SimpleNamespace(label="train", gang=True)
+
+    with pytest.raises(
+        ConfigurationError, match=r"train is decorated with .* (node 1 is|nodes 0, 1 are) on .* nodes=1"
+    ):
+        intake.broadcast(parcel)
+    intake.join()
+
+
+async def test_a_gang_one_of_whose_nodes_turns_out_to_be_elsewhere_fails_when_it_meets(stage: Stage) -> None:
+    stage.networks = {0: "a", 1: "b"}
+    await stage.attach(0)
+    calls = gang()
+    stage.cluster.enter(calls)
+    await stage.attach(1)
+    for rank, each in enumerate(calls):
+        stage.cluster.lane_items(stage.lane(rank), [[Kind.MEET, each.id, "text"]])
+
+    assert [str(each.sink.outcomes[0].error) for each in calls] == [
+        str(out_of_reach("f", stage.members.separation()))
+    ] * 2
+    assert any(item.call_ids == [1] for item in stage.lane(0).pushed if isinstance(item, CancelCalls))

@@ -48,6 +48,10 @@ class NodePlan:
         """Each worker's share of the node's memory."""
         return self.ready.memory_bytes // self.config.workers
 
+    def here(self, address: str) -> str:
+        """Return ``tls://host:port`` of one of this node's servers as its own processes reach it."""
+        return f"tls://{self.config.binds_to}:{address.rpartition(':')[2]}"
+
     @property
     def worker_folder(self) -> str:
         """Folder of the workers' own directories; it goes when the node ends."""
@@ -105,6 +109,7 @@ class NodePlan:
             accelerators=tuple(device.name for device in self.devices_of(worker)),
             memory_limit_bytes=self.memory_limit_bytes,
             node_accelerators=len(self.devices),
+            bind=config.bind,
         )
 
     def worker_env(self, worker: int, order: Start) -> dict[str, str]:

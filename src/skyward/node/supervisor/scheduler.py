@@ -1,4 +1,4 @@
-"""Program of a head node's scheduler process: Dask's scheduler, serving no web page unless asked for it."""
+"""Program of a node's scheduler process: Dask's scheduler, serving no web page unless asked for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ async def _serve(program: Program) -> None:
     config = program.plan.config
     dask_config.set({"distributed.scheduler.worker-ttl": None})
     scheduler = NodeScheduler(
-        host=config.address,
+        host=config.binds_to,
+        contact_address=program.plan.ready.scheduler,
         port=int(program.plan.ready.scheduler.rpartition(":")[2]),
         protocol="tls",
         security=PoolSecurity(config.identity),

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -95,7 +96,11 @@ class Supervisor:
         self._spare = spare
         self._zygote: Zygote | None = None
         self._nannies: Child | None = None
+        self._plan: NodePlan | None = None
         self._order: Start | None = None
+        self._leads = asyncio.Event()
+        if config.head:
+            self._leads.set()
         self._volumes = VolumeKeeper(config, lambda reason: self._server.broadcast(VolumeTrouble(reason=reason)))
         self._preemption = PreemptionWatcher(config.watch, tell=self._taken_back) if config.watch else None
         self._devices = NodeDevices(config)
@@ -104,7 +109,7 @@ class Supervisor:
         """Bring the node up, announce it, and return when everything of it has ended."""
         devices = await self._devices.prepare()
         try:
-            with claim_ports(self._config.address, port_count(self._config)) as ports:
+            with claim_ports(self._config.binds_to, port_count(self._config)) as ports:
                 await self._live(announce, devices, ports)
         finally:
             await self._devices.release()
@@ -112,7 +117,7 @@ class Supervisor:
     async def _live(
         self, announce: Callable[[NodeReady], None], devices: tuple[Device, ...], ports: tuple[int, ...]
     ) -> None:
-        address = self._config.address
+        address = self._config.binds_to
         port = await self._server.listen(address, self._identity)
         blob_port = await self._blobs.listen(address)
         plan = make_plan(self._config, control_port=port, blob_port=blob_port, ports=ports, devices=devices)
@@ -193,20 +198,18 @@ class Supervisor:
         return [keep(live, what=what, report=report) for what, live in self._loops(plan).items()]
 
     def _loops(self, plan: NodePlan) -> dict[str, Callable[[], Awaitable[None]]]:
-        programs = [_SCHEDULER, _NANNIES] if self._config.head else [_NANNIES]
+        self._plan = plan
+        programs = [_SCHEDULER, _NANNIES]
         self._zygote = zygote = Zygote(programs, plan, on_exit=self._on_zygote_exit, spare=self._spare)
+        scheduling = Child(_SCHEDULER, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_scheduler_exit)
         self._nannies = Child(_NANNIES, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_nannies_exit)
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "keeping the zygote": zygote.keep,
+            "keeping the scheduler": lambda: self._keep_scheduler(scheduling),
             "keeping the nannies": self._nannies.keep,
             "watching the lease": self._watch,
             "watching the GPUs": self._guard,
         }
-        if self._config.head:
-            scheduling = Child(
-                _SCHEDULER, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_scheduler_exit
-            )
-            loops["keeping the scheduler"] = scheduling.keep
         if self._config.collect_metrics:
             loops["measuring"] = self._measure
         if self._volumes.writable:
@@ -214,6 +217,11 @@ class Supervisor:
         if self._preemption is not None:
             loops["watching for preemption"] = self._preemption.run
         return loops
+
+    async def _keep_scheduler(self, scheduling: Child) -> None:
+        """Start the node's own scheduler once its workers are to join it; from then on it stays."""
+        await self._leads.wait()
+        await scheduling.keep()
 
     def _taken_back(self, news: Report) -> None:
         if isinstance(news, Preempting):
@@ -248,13 +256,20 @@ class Supervisor:
         return [*self._volumes.pids, *([pid] if pid is not None else [])]
 
     def _first_order(self, scheduler: str) -> Start:
-        """Return the order with which the head node's workers start before the client has sent one."""
+        """Return the order with which the workers of a node with ``head`` start before the client has sent one."""
         config = self._config
         return Start(scheduler=scheduler, head_addr=config.address, total_nodes=config.total_nodes)
 
     def _start_workers(self, order: Start) -> None:
-        if self._nannies is not None:
-            self._nannies.send(order)
+        """Have the workers join the scheduler of ``order``, once it runs if it is the node's own."""
+        if self._nannies is None or self._plan is None:
+            return
+        if order.scheduler == self._plan.ready.scheduler:
+            self._leads.set()
+            if self._scheduler is None:  # its report that it runs leads here again
+                return
+            order = replace(order, scheduler=self._plan.here(order.scheduler))
+        self._nannies.send(order)
 
     def _kill_worker(self, order: Kill) -> None:
         worker = self._workers.get(order.worker)

@@ -165,10 +165,10 @@ def make_plan(
     scheduler = taken.take(1)[0]
     workers, lanes, nannies = (taken.take(config.workers) for _ in range(3))
     ready = NodeReady(
-        control=f"{config.address}:{control_port}",
-        scheduler=f"tls://{config.address}:{scheduler}" if config.head else "",
+        control=f"{config.binds_to}:{control_port}",
+        scheduler=f"tls://{config.address}:{scheduler}",
         workers=tuple(f"tls://{config.address}:{port}" for port in workers),
-        lanes=tuple(f"{config.address}:{port}" for port in lanes),
+        lanes=tuple(f"{config.binds_to}:{port}" for port in lanes),
         blobs=f"{config.address}:{blob_port}",
         call_ports=taken.take(_CALL_PORTS),
         blob_dir=str(blob_dir),

@@ -93,9 +93,10 @@ class SlotNanny(Nanny):
             order.scheduler,
             nthreads=1,
             name=f"node{config.node}-worker{worker}",
-            host=config.address,
+            host=config.binds_to,
             port=plan.nanny_ports[worker],
             worker_port=int(self._worker_address.rpartition(":")[2]),
+            contact_address=self._worker_address,
             protocol="tls",
             security=PoolSecurity(config.identity),
             local_directory=plan.worker_folder,
@@ -104,6 +105,7 @@ class SlotNanny(Nanny):
             env=plan.worker_env(worker, order),
             worker_class=start_worker,
         )
+        self._address = f"tls://{config.address}:{plan.nanny_ports[worker]}"  # as told to the scheduler
         self.handlers["worker_stale"] = self._worker_stale
 
     async def start_unsafe(self) -> SlotNanny:
@@ -128,7 +130,7 @@ class SlotNanny(Nanny):
 
     async def _tell_worker(self) -> None:
         # To its own address, which is fixed: Dask has one only after the registration, which may need this message.
-        worker = cast("Any", self.rpc(self._worker_address))
+        worker = cast("Any", self.rpc(self._plan.here(self._worker_address)))
         with suppress(OSError):  # no process at the moment: the next one gets both from this nanny
             await worker.follow(scheduler=self.scheduler_addr, place=self.env["SKYWARD_WORKER"])
 

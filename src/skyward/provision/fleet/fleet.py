@@ -14,7 +14,6 @@ from skyward.providers.base import Provider
 from skyward.provision.buying.cost import CostReport
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.lifecycle import (
-    HEAD,
     Action,
     Add,
     Discard,
@@ -22,6 +21,7 @@ from skyward.provision.fleet.lifecycle import (
     Ended,
     EndNodes,
     Event,
+    HeadGivenUp,
     Join,
     Joined,
     Launch,
@@ -36,6 +36,7 @@ from skyward.provision.fleet.lifecycle import (
 )
 from skyward.provision.fleet.machines import Machine, Machines
 from skyward.provision.fleet.node_setup import OpenNode, Starter
+from skyward.provision.fleet.topology import HEAD, dask_out_of_reach, separation
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, open_node, unless_gone
 from skyward.request.request import PoolRequest
 from skyward.wire.control import Start
@@ -95,7 +96,6 @@ class Fleet:
         self._current: dict[int, Machine] = {}
         self._failures: dict[int, BaseException] = {}
         self._moved = asyncio.Event()
-        self._headless: Exception | None = None
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -188,11 +188,10 @@ class Fleet:
             if machine is not self._current.get(rank):
                 self._spawn(self._machines.end_at_last(machine))
 
-    def fail_joining(self, error: Exception) -> None:
-        """Fail with ``error`` every node that waits for a scheduler, until a head is launched again."""
-        self._headless = error
-        for rank in [rank for rank, state in self.states.items() if state is NodeState.JOINING]:
-            self._not_joined(rank, error)
+    def give_up_head(self) -> None:
+        """Have the workers of every node join its own scheduler, until there is a head again."""
+        self._handle(HeadGivenUp())
+        self._announce_to_all()
 
     def resize(self, size: int) -> None:
         """Set the intended number of nodes and announce it to the ready ones."""
@@ -249,8 +248,6 @@ class Fleet:
     # --- launching and starting -------------------------------------------------------------------------------------
 
     async def _launch(self, ranks: tuple[int, ...]) -> None:
-        if HEAD in ranks:
-            self._headless = None
         for action in self._handle(Add(ranks=ranks)):
             assert isinstance(action, Launch)
             self._current.update(await self._machines_for(action.ranks))
@@ -279,19 +276,27 @@ class Fleet:
         match action:
             case Prepare(rank=rank):
                 await self._starter.prepare(self._current[rank])
-                return Prepared(rank=rank)
+                self._refuse_apart()
+                return Prepared(rank=rank, network=self._current[rank].instance.network)
             case StartSupervisor(rank=rank):
-                await self._starter.start(self._current[rank], self._size)
+                is_head = self._lifecycle.head_of(rank) == rank
+                await self._starter.start(self._current[rank], self._size, head=is_head)
                 return Started(rank=rank)
             case Launch() | Join() | Discard() | EndNodes():
                 raise PoolStateError(f"{action} does not bring a node up")
             case _:
                 assert_never(action)
 
+    def _refuse_apart(self) -> None:
+        """Raise if the nodes have to reach each other and do not, as far as their machines run."""
+        running = {rank: each.instance.network for rank, each in self._current.items() if each.node is not None}
+        if self._request.one_network and (apart := separation(running)):
+            raise dask_out_of_reach(apart)
+
     async def _ready(self, rank: int) -> None:
-        """Wait until the node has received the scheduler's address, which needs a running head."""
+        """Wait until the node has received its scheduler's address; if that is the head's, the head has to run."""
         while self.states[rank] is NodeState.JOINING:
-            if (error := self._failures.pop(rank, None) or self._headless) is not None:
+            if (error := self._failures.pop(rank, None)) is not None:
                 raise error
             await self._moved.wait()
 
@@ -332,10 +337,13 @@ class Fleet:
 
     async def _announce(self, rank: int) -> bool:
         """Send scheduler and size to a node that lacks them; return False without a scheduler or without the node."""
-        head, node = self._node(HEAD), self._node(rank)
-        if head is None or node is None or self.states[HEAD] not in _UP:
+        leader = self._lifecycle.head_of(rank)
+        if leader is None or self.states[leader] not in _UP:
             return False
-        order = Start(scheduler=head.ready.scheduler, head_addr=head.access.address, total_nodes=self._size)
+        head, node = self._node(leader), self._node(rank)
+        if head is None or node is None:
+            return False
+        order = Start(scheduler=head.ready.scheduler, head_addr=head.address, total_nodes=self._size)
         machine = self._current[rank]
         if machine.announced != order:
             await node.join(scheduler=order.scheduler, head_addr=order.head_addr, total_nodes=order.total_nodes)

@@ -6,8 +6,8 @@
        any state but ENDING and GONE ─End→ ENDING ─Ended→ GONE ─Add→ LAUNCHING …
        any state but ENDING and GONE ─Lost→ GONE
 
-A node joins once both it and the head have started, since it needs the head's scheduler. A rank that is gone may be
-launched again, on another machine.
+A node that reaches the head (:mod:`skyward.provision.fleet.topology`) joins once both have started, since it needs the
+head's scheduler; any other node joins its own. A rank that is gone may be launched again, on another machine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from skyward.provision.fleet.topology import HEAD, joins
+
 __all__ = [
-    "HEAD",
     "Action",
     "Add",
     "Discard",
@@ -26,6 +27,7 @@ __all__ = [
     "EndNodes",
     "Ended",
     "Event",
+    "HeadGivenUp",
     "Join",
     "Joined",
     "Launch",
@@ -39,9 +41,6 @@ __all__ = [
     "Started",
 ]
 
-HEAD = 0
-"""Rank of the head node, where the scheduler runs."""
-
 
 class NodeState(enum.Enum):
     """State of a node; the module's docstring lists the events that change it."""
@@ -53,7 +52,7 @@ class NodeState(enum.Enum):
     STARTING = "starting"
     """Its supervisor is being started; its ports are not chosen yet."""
     JOINING = "joining"
-    """Its supervisor runs; its workers wait for, or connect to, the head's scheduler."""
+    """Its supervisor runs; its workers wait for, or connect to, their scheduler."""
     READY = "ready"
     """Its supervisor has the order to start its workers: the engine uses the node."""
     ENDING = "ending"
@@ -78,9 +77,10 @@ class Launched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The node was reached and has its environment."""
+    """The node was reached and has its environment; its machine is on this network, or on none if that is empty."""
 
     rank: int
+    network: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,11 @@ class Joined:
     """The node's supervisor has received the scheduler's address."""
 
     rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadGivenUp:
+    """The head is gone and will not be replaced: every node joins its own scheduler, until there is a head again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,7 @@ class Ended:
     ranks: tuple[int, ...]
 
 
-Event = Add | Launched | Prepared | Started | Joined | Lost | End | Ended
+Event = Add | Launched | Prepared | Started | Joined | HeadGivenUp | Lost | End | Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +149,7 @@ class StartSupervisor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Send the scheduler's address to the node's supervisor; answer with :class:`Joined`."""
+    """Send the scheduler's address to the node's supervisor, unless it has it; answer with :class:`Joined`."""
 
     rank: int
 
@@ -164,6 +169,7 @@ class EndNodes:
 
 
 Action = Launch | Prepare | StartSupervisor | Join | Discard | EndNodes
+_UP = (NodeState.JOINING, NodeState.READY)
 _ON_ITS_WAY_OUT = (NodeState.ENDING, NodeState.GONE)
 
 
@@ -172,6 +178,9 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self._states: dict[int, NodeState] = {}
+        self._networks: dict[int, str] = {}
+        # Outlives the head, so that nodes wait for the next one only where it was in reach.
+        self._head_network: str | None = None
         self._over = False
 
     @property
@@ -184,6 +193,10 @@ class Lifecycle:
         """True once the whole fleet has to end and takes no more nodes."""
         return self._over
 
+    def head_of(self, rank: int) -> int | None:
+        """Return the rank whose scheduler a prepared node joins; None until the head's network is known."""
+        return joins(rank, self._networks[rank], self._head_network)
+
     def handle(self, event: Event) -> Sequence[Action]:
         """Apply an event and return the actions that follow.
 
@@ -195,14 +208,17 @@ class Lifecycle:
             case Launched(ranks=ranks):
                 moved = self._move(ranks, NodeState.LAUNCHING, NodeState.PREPARING)
                 return tuple(Prepare(rank=rank) for rank in moved)
-            case Prepared(rank=rank):
-                moved = self._move((rank,), NodeState.PREPARING, NodeState.STARTING)
-                return tuple(StartSupervisor(rank=rank) for rank in moved)
+            case Prepared(rank=rank, network=network):
+                return self._prepared(rank, network)
             case Started(rank=rank):
-                return self._joins(self._move((rank,), NodeState.STARTING, NodeState.JOINING))
+                moved = self._move((rank,), NodeState.STARTING, NodeState.JOINING)
+                return self._joins(tuple(self._states) if HEAD in moved else moved)
             case Joined(rank=rank):
                 self._move((rank,), NodeState.JOINING, NodeState.READY)
                 return ()
+            case HeadGivenUp():
+                self._head_network = ""
+                return self._joins(tuple(self._states))
             case Lost(rank=rank):
                 return self._lose(rank)
             case End(ranks=ranks):
@@ -226,12 +242,21 @@ class Lifecycle:
         self._states.update(dict.fromkeys(new, NodeState.LAUNCHING))
         return (Launch(ranks=new),)
 
-    def _joins(self, started: Sequence[int]) -> Sequence[Action]:
-        if HEAD in started:
-            started = [rank for rank, state in self._states.items() if state is NodeState.JOINING]
-        elif self._states[HEAD] not in (NodeState.JOINING, NodeState.READY):
+    def _prepared(self, rank: int, network: str) -> Sequence[Action]:
+        if not self._move((rank,), NodeState.PREPARING, NodeState.STARTING):
             return ()
-        return tuple(Join(rank=rank) for rank in started)
+        self._networks[rank] = network
+        starting: Sequence[Action] = (StartSupervisor(rank=rank),)
+        if rank != HEAD:
+            return starting
+        self._head_network = network
+        return (*starting, *self._joins(tuple(self._states)))  # nodes that turn out not to reach it
+
+    def _joins(self, ranks: Sequence[int]) -> Sequence[Action]:
+        """Return the joining of those of the ranks that wait for it, and whose scheduler's node has started."""
+        waiting = [rank for rank in ranks if self._states[rank] is NodeState.JOINING]
+        heads = {rank: self.head_of(rank) for rank in waiting}
+        return tuple(Join(rank=rank) for rank, head in heads.items() if head is not None and self._states[head] in _UP)
 
     def _lose(self, rank: int) -> Sequence[Action]:
         if self._states[rank] in _ON_ITS_WAY_OUT:

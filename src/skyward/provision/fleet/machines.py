@@ -32,6 +32,7 @@ from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.price import PriceLimit, notes_on_bill
 from skyward.provision.buying.termination import end_instances
 from skyward.provision.buying.unfit import UnfitMachineError
+from skyward.provision.fleet.topology import connected
 from skyward.provision.preparing.delivery import Grants
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.request import PoolRequest
@@ -127,6 +128,7 @@ class Machines:
         await self.grants.check()
         offers = await self._provider.offers(self._request)
         has = [machine.instance.offer for machine in beside]
+        offers = connected(offers, self._request, nodes=len(ranks) + len(has))
         choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
         bought = [machine.instance for machine in self.all]
         batches = self._price_limit.among(choice.batches, bought, provider=self._provider.name)

@@ -24,7 +24,6 @@ from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.providers.registry import OWN
 from skyward.provision.buying.price import charged_price
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
-from skyward.provision.fleet.lifecycle import HEAD
 from skyward.provision.fleet.machines import Machine, Machines
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
 from skyward.request.instance import InstanceSpec
@@ -216,15 +215,18 @@ class Starter:
         for note in await node.provide(await self._machines.grants.to(node.access)):
             self._publish(Notice(f"node {node.rank}: {note}", instance_id))
 
-    async def start(self, machine: Machine, size: int) -> None:
-        """Start the supervisor of a prepared machine, in a fleet of ``size`` nodes."""
+    async def start(self, machine: Machine, size: int, *, head: bool) -> None:
+        """Start the supervisor of a prepared machine, in a fleet of ``size`` nodes.
+
+        With ``head`` the workers join the node's own scheduler at once, else the one that :class:`Start` will name.
+        """
         node = machine.node
         assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
         config = _config(node, self._request, size, self._pool_id, self._tls)
         own = self._provider.name in OWN
         bought = {} if own else _bought(node.instance.offer.spec)
-        config = replace(config, own_machine=own, **_share(node, self._request, size), **bought)
+        config = replace(config, head=head, own_machine=own, **_share(node, self._request, size), **bought)
         # A rented machine costs money from its launch on: the timeout counts from there.
         age_s = 0.0 if own else self._clock.elapsed() - machine.usage.launched_at
         await node.start(replace(config, timeout_s=self._machines.timeout_s(age_s=age_s)))
@@ -252,8 +254,9 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
         node=node.rank,
         total_nodes=size,
         workers=request.workers_per_node,
-        head=node.rank == HEAD,
-        address=node.access.address,
+        head=False,
+        address=node.address,
+        bind=node.bind,
         workdir=node.access.workdir,
         files=node.files if request.image.includes else "",
         env=dict(request.env),

@@ -13,7 +13,6 @@ from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import (
     AuthenticationError,
-    BootstrapError,
     BudgetError,
     CapacityError,
     ConfigurationError,
@@ -22,7 +21,7 @@ from skyward.errors import (
 )
 from skyward.events import Error, Notice, SkywardEvent
 from skyward.provision.fleet.fleet import Fleet
-from skyward.provision.fleet.lifecycle import HEAD
+from skyward.provision.fleet.topology import HEAD
 from skyward.provision.preparing.node_handle import NodeHandle, NodeLoss, unless_gone
 
 __all__ = ["FleetUser", "Upkeep"]
@@ -123,7 +122,7 @@ class Upkeep:
             raise PoolStateError("the pool is closed")
         if size > len(self._wanted) and (refusal := self._refusal()) is not None:
             return _raise(refusal)
-        if HEAD not in self._wanted:  # without the head, which was given up, no node gets a scheduler
+        if HEAD not in self._wanted:  # it was given up; nodes in its reach share its scheduler again
             self._grow(1)
         surplus = len(self._wanted) - size
         if surplus > 0:
@@ -242,8 +241,7 @@ class Upkeep:
         """Launch the next machine of a preempted rank; return the draining of the present one."""
         if rank not in self._wanted:
             return None
-        if rank == HEAD or HEAD in self._wanted:
-            self._fleet.begin_spare(rank)
+        self._fleet.begin_spare(rank)
         self._user.retire((rank,), comes_back=True)
         return self._drain(rank)
 
@@ -251,9 +249,6 @@ class Upkeep:
         """Return another node for a lost one, or None when it is hopeless, and the number of recent failures."""
         while failures < _ATTEMPTS:
             await self._clock.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures) if failures > 1 else 0)
-            if rank != HEAD and HEAD not in self._wanted:
-                self._report(f"node {rank} cannot be replaced", _no_scheduler(rank))
-                break
             try:
                 await self._fleet.launch((rank,))
                 node = await self._fleet.bring_up(rank)
@@ -275,7 +270,7 @@ class Upkeep:
         self._user.detach(rank, reason, for_good=True)
         self._fleet.resize(len(self._wanted))
         if rank == HEAD:
-            self._fleet.fail_joining(_no_scheduler(rank, reason))
+            self._fleet.give_up_head()
 
     def _report(self, what: str, error: Exception) -> None:
         if error is not self._reported:  # many nodes may fail with one error, which is reported once
@@ -350,10 +345,6 @@ async def _wait_lost(
 def _dispensable(wanted: AbstractSet[int], attached: AbstractSet[int], drop: Collection[int]) -> list[int]:
     """Order nodes by removal: those in ``drop``, those not attached yet, the highest ranks."""
     return sorted(wanted - {HEAD}, key=lambda rank: (rank not in drop, rank in attached, -rank))
-
-
-def _no_scheduler(rank: int, reason: str = "the head node was given up") -> BootstrapError:
-    return BootstrapError(f"there is no scheduler to join: {reason}", node=rank, step="server")
 
 
 def _unless_cancelled(error: Exception) -> None:

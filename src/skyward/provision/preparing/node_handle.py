@@ -139,6 +139,17 @@ class NodeHandle:
         return self._loss is None and self._control is not None and self._control.connected
 
     @property
+    def bind(self) -> str:
+        """Address to which its ports bind; empty for :attr:`address`."""
+        return self.access.bind if isinstance(self.access, SSHAccess) else ""
+
+    @property
+    def address(self) -> str:
+        """Address at which the nodes of its network reach it, itself included."""
+        # An island is reached by itself only, which behind NAT may not work at the machine's address for others.
+        return self.access.address if self.instance.network else self.bind or self.access.address
+
+    @property
     def files(self) -> str:
         """Folder of the image's files on the machine."""
         return f"{self.access.workdir}/files"

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -86,14 +87,17 @@ def test_every_port_of_a_plan_is_another_one(plan: NodePlan) -> None:
     assert len(set(ports)) == len(ports) == 3 + 3 + 3 + 32
 
 
-def test_node_without_a_scheduler_names_none(config: NodeConfig) -> None:
-    values = json.loads(config.to_json()) | {"head": False}
-    plan = make_plan(
-        NodeConfig.from_json(json.dumps(values)), control_port=4711, blob_port=4712, ports=range(4713, 4813)
-    )
+def test_the_client_dials_where_ports_are_bound_and_other_nodes_dial_the_address(config: NodeConfig) -> None:
+    behind_nat = replace(config, bind="10.1.2.3", head=False)
+    plan = make_plan(behind_nat, control_port=4711, blob_port=4712, ports=range(4713, 4813))
     Path(plan.ready.blob_dir).rmdir()
+    ready = plan.ready
 
-    assert plan.ready.scheduler == ""
+    assert {each.rpartition(":")[0] for each in (ready.control, *ready.lanes)} == {"10.1.2.3"}
+    assert {
+        each.rpartition(":")[0].removeprefix("tls://") for each in (ready.scheduler, *ready.workers, ready.blobs)
+    } == {ADDRESS}
+    assert plan.here(ready.scheduler) == ready.scheduler.replace(ADDRESS, "10.1.2.3")
 
 
 def test_free_ports_can_be_bound() -> None:

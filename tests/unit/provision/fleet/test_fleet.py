@@ -13,6 +13,7 @@ import stamina
 from skyward.errors import (
     BootstrapError,
     CapacityError,
+    ConfigurationError,
     QuotaError,
     RateLimitError,
     SkywardError,
@@ -74,6 +75,36 @@ def test_every_node_is_prepared_started_and_joined_to_the_heads_scheduler(stage:
     assert [node.rank for node in fleet.nodes] == [0, 1, 2, 3]
     assert set(map(tuple, stage.nodes.logs().values())) == {("prepare", "start", "join")}
     assert {node.scheduler for node in stage.nodes.opened} == {"tls://127.0.0.1:9000"}
+
+
+def test_nodes_that_reach_the_head_share_its_scheduler_and_each_other_one_has_its_own(stage: Stage) -> None:
+    stage.provider.networks = ("a", "b", "a", "")
+    run(stage.fleet().start)
+
+    own = [node.ready.scheduler for node in stage.nodes.opened]
+    assert [node.scheduler for node in stage.nodes.opened] == [own[0], own[1], own[0], own[3]]
+
+
+def test_where_all_offers_are_islands_nodes_that_have_to_reach_each_other_are_not_bought(stage: Stage) -> None:
+    stage.provider = FakeProvider([Offer(spec=InstanceSpec(name="fake", cpu=2, memory_gib=4), island=True)])
+    stage.one_network = True
+
+    with pytest.raises(
+        ConfigurationError, match=r"none of the machines on offer reaches another.*nodes=1.*ComputePool"
+    ):
+        run(stage.fleet().start)
+    assert stage.provider.instances == {}
+    run(stage.fleet(nodes=1).start)
+
+
+def test_machines_that_turn_out_not_to_reach_each_other_are_ended_before_one_starts(stage: Stage) -> None:
+    stage.provider.networks = ("a", "b")
+    stage.one_network = True
+
+    with pytest.raises(ConfigurationError, match="node 0 is on network 'a', nodes 1, 2, 3 are on network 'b'"):
+        run(stage.fleet().start)
+    assert stage.provider.alive == []
+    assert all("start" not in node.log for node in stage.nodes.opened)
 
 
 def test_a_node_is_configured_as_the_pool_asks(stage: Stage) -> None:

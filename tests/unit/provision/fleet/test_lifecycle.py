@@ -12,6 +12,7 @@ from skyward.provision.fleet.lifecycle import (
     Ended,
     EndNodes,
     Event,
+    HeadGivenUp,
     Join,
     Joined,
     Launch,
@@ -28,9 +29,9 @@ from skyward.provision.fleet.lifecycle import (
 UP: list[tuple[Event, list[Action], list[NodeState]]] = [
     (Add(ranks=(0, 1)), [Launch(ranks=(0, 1))], [NodeState.LAUNCHING] * 2),
     (Launched(ranks=(0, 1)), [Prepare(rank=0), Prepare(rank=1)], [NodeState.PREPARING] * 2),
-    (Prepared(rank=1), [StartSupervisor(rank=1)], [NodeState.PREPARING, NodeState.STARTING]),
+    (Prepared(rank=1, network="a"), [StartSupervisor(rank=1)], [NodeState.PREPARING, NodeState.STARTING]),
     (Started(rank=1), [], [NodeState.PREPARING, NodeState.JOINING]),
-    (Prepared(rank=0), [StartSupervisor(rank=0)], [NodeState.STARTING, NodeState.JOINING]),
+    (Prepared(rank=0, network="a"), [StartSupervisor(rank=0)], [NodeState.STARTING, NodeState.JOINING]),
     (Started(rank=0), [Join(rank=0), Join(rank=1)], [NodeState.JOINING] * 2),
     (Joined(rank=0), [], [NodeState.READY, NodeState.JOINING]),
     (Joined(rank=1), [], [NodeState.READY] * 2),
@@ -52,8 +53,8 @@ def test_a_node_that_starts_after_the_head_joins_at_once() -> None:
     for event in (
         Add(ranks=(0, 1)),
         Launched(ranks=(0, 1)),
-        Prepared(rank=0),
-        Prepared(rank=1),
+        Prepared(rank=0, network="a"),
+        Prepared(rank=1, network="a"),
         Started(rank=0),
         Joined(rank=0),
     ):
@@ -97,7 +98,7 @@ def test_an_end_that_failed_is_tried_again_and_one_that_worked_is_not() -> None:
 LATE: list[Event] = [
     Add(ranks=(0,)),
     Launched(ranks=(0,)),
-    Prepared(rank=0),
+    Prepared(rank=0, network="a"),
     Started(rank=0),
     Joined(rank=0),
     Lost(rank=0),
@@ -131,12 +132,81 @@ def test_a_lost_node_is_discarded_at_once_and_its_rank_may_be_launched_again() -
 
 def test_a_node_that_started_while_the_head_is_away_joins_with_the_next_head() -> None:
     lifecycle = up()
-    for event in (Lost(rank=0), Lost(rank=1), Add(ranks=(0, 1)), Launched(ranks=(0, 1)), Prepared(rank=1)):
+    for event in (Lost(rank=0), Lost(rank=1), Add(ranks=(0, 1)), Launched(ranks=(0, 1)), Prepared(rank=1, network="a")):
         lifecycle.handle(event)
 
     assert list(lifecycle.handle(Started(rank=1))) == []
-    lifecycle.handle(Prepared(rank=0))
+    lifecycle.handle(Prepared(rank=0, network="a"))
     assert list(lifecycle.handle(Started(rank=0))) == [Join(rank=0), Join(rank=1)]
+
+
+def prepared(*networks: str) -> Lifecycle:
+    """A fleet of nodes on these networks, of which the head is prepared last and none has started."""
+    lifecycle = Lifecycle()
+    ranks = tuple(range(len(networks)))
+    lifecycle.handle(Add(ranks=ranks))
+    lifecycle.handle(Launched(ranks=ranks))
+    for rank in reversed(ranks):
+        lifecycle.handle(Prepared(rank=rank, network=networks[rank]))
+    return lifecycle
+
+
+@pytest.mark.parametrize(
+    ("networks", "heads"),
+    [
+        (("a", "a", "a"), [0, 0, 0]),
+        (("a", "b", "b", "a", ""), [0, 1, 2, 0, 4]),
+        (("", "", "a"), [0, 1, 2]),
+        (("",), [0]),
+    ],
+)
+def test_a_node_joins_the_head_if_it_reaches_it_and_else_itself(networks: tuple[str, ...], heads: list[int]) -> None:
+    lifecycle = prepared(*networks)
+
+    assert [lifecycle.head_of(rank) for rank in range(len(networks))] == heads
+
+
+def test_a_node_of_its_own_does_not_wait_for_the_head() -> None:
+    lifecycle = prepared("a", "b", "", "a")
+
+    assert list(lifecycle.handle(Started(rank=1))) == [Join(rank=1)]
+    assert list(lifecycle.handle(Started(rank=2))) == [Join(rank=2)]
+    assert list(lifecycle.handle(Started(rank=3))) == []
+    for rank in (1, 2):
+        lifecycle.handle(Joined(rank=rank))
+    assert list(lifecycle.handle(Started(rank=0))) == [Join(rank=0), Join(rank=3)]
+
+
+def test_a_started_node_joins_itself_once_the_head_turns_out_to_be_elsewhere() -> None:
+    lifecycle = Lifecycle()
+    for event in (Add(ranks=(0, 1)), Launched(ranks=(0, 1)), Prepared(rank=1, network="b")):
+        lifecycle.handle(event)
+
+    assert lifecycle.head_of(1) is None
+    assert list(lifecycle.handle(Started(rank=1))) == []
+    assert list(lifecycle.handle(Prepared(rank=0, network="a"))) == [StartSupervisor(rank=0), Join(rank=1)]
+
+
+def test_the_next_head_may_be_on_another_network() -> None:
+    lifecycle = up()
+    for event in (Lost(rank=0), Add(ranks=(0,)), Launched(ranks=(0,))):
+        lifecycle.handle(event)
+
+    assert lifecycle.head_of(1) == 0
+    lifecycle.handle(Prepared(rank=0, network="b"))
+    assert lifecycle.head_of(1) == 1
+
+
+def test_without_a_head_every_node_joins_itself_until_there_is_one_again() -> None:
+    lifecycle = up()
+    for event in (Add(ranks=(2,)), Launched(ranks=(2,)), Prepared(rank=2, network="a"), Lost(rank=0), Started(rank=2)):
+        lifecycle.handle(event)
+
+    assert list(lifecycle.handle(HeadGivenUp())) == [Join(rank=2)]
+    assert lifecycle.head_of(1) == 1
+    for event in (Add(ranks=(0,)), Launched(ranks=(0,)), Prepared(rank=0, network="a")):
+        lifecycle.handle(event)
+    assert lifecycle.head_of(1) == 0
 
 
 def test_a_fleet_grows_while_others_work_and_only_those_named_end() -> None:

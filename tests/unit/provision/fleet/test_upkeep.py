@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import stamina
 
-from skyward.errors import AuthenticationError, CapacityError, PoolStateError, TerminationError, UnreachableError
+from skyward.errors import (
+    AuthenticationError,
+    CapacityError,
+    ConfigurationError,
+    PoolStateError,
+    TerminationError,
+    UnreachableError,
+)
 from skyward.events import Error
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
@@ -397,17 +404,43 @@ async def test_a_head_that_was_given_up_is_the_first_to_be_added_again(stage: St
         assert stage.ranks() == [0, 1]
 
 
-async def test_nodes_that_wait_for_a_head_that_is_given_up_fail_and_the_next_scale_brings_one(stage: Stage) -> None:
+async def test_without_a_head_nodes_have_schedulers_of_their_own_until_there_is_one_again(stage: Stage) -> None:
     async with stage.upkeep() as upkeep:
-        stage.nodes.hang(2, "start")
-        growing = asyncio.ensure_future(upkeep.scale(3, ()))
-        await stage.nodes.hanging.wait()
+        survivor = stage.nodes.opened[1]
         stage.provider.fail("launch", AuthenticationError("expired"))
         stage.lose(0)
-        await until(lambda: 0 not in upkeep.wanted)
-        growing.cancel()
-        await upkeep.scale(1, ())
-        await until(lambda: stage.ranks() == [0])
+        await until(lambda: survivor.scheduler == survivor.ready.scheduler)
+        assert upkeep.wanted == {1}
+        await upkeep.scale(2, ())
+        await until(lambda: survivor.scheduler == "tls://127.0.0.1:9001")
+
+
+async def test_nodes_that_do_not_reach_the_next_head_have_schedulers_of_their_own(stage: Stage) -> None:
+    stage.provider.networks = ("a", "a", "b")
+    async with stage.upkeep():
+        survivor = stage.nodes.opened[1]
+        assert survivor.scheduler == "tls://127.0.0.1:9000"
+        stage.lose(0)
+        await until(lambda: survivor.scheduler == survivor.ready.scheduler)
+
+
+async def test_a_node_of_its_own_is_replaced_while_there_is_no_head(stage: Stage) -> None:
+    stage.provider.networks = ("a", "")
+    async with stage.upkeep():
+        stage.nodes.hang(0, "prepare")
+        stage.lose(0)
+        await stage.nodes.hanging.wait()
+        stage.lose(1)
+        await until(lambda: stage.engine.of("attach") == [(0,), (1,), (1,)])
+
+
+async def test_where_nodes_have_to_reach_each_other_none_is_added_that_does_not(stage: Stage) -> None:
+    stage.provider.networks, stage.one_network = ("a", "a", "b"), True
+    async with stage.upkeep() as upkeep:
+        with pytest.raises(ConfigurationError, match="nodes 0, 1 are on network 'a', node 2 is on network 'b'"):
+            await upkeep.scale(3, ())
+        assert stage.ranks() == [0, 1]
+        assert "start" not in stage.nodes.opened[2].log
 
 
 async def test_what_can_never_be_added_is_not_bought_again_and_again(stage: Stage) -> None:

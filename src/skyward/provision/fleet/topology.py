@@ -1,0 +1,77 @@
+"""Reach between a fleet's nodes: the scheduler that each one joins, and whether all nodes reach each other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from skyward.errors import ConfigurationError
+from skyward.providers.base import Offer
+from skyward.request.request import PoolRequest
+
+__all__ = ["HEAD", "connected", "dask_out_of_reach", "joins", "separation"]
+
+_SEVERAL = 2
+
+HEAD = 0
+"""Rank of the head node, which runs the scheduler of all nodes that reach it."""
+
+
+def joins(rank: int, network: str, head_network: str | None) -> int | None:
+    """Return the rank of the node whose scheduler the workers of a node join: the head, or the node itself.
+
+    Args:
+        rank: the node's rank.
+        network: the node's network; empty for an island.
+        head_network: the head's network; empty if no other node reaches it, None while it is not known.
+
+    Returns:
+        The rank; None while it depends on the network of a head whose machine does not run yet.
+    """
+    if rank == HEAD or not network:
+        return rank
+    if head_network is None:
+        return None
+    return HEAD if network == head_network else rank
+
+
+def separation(networks: Mapping[int, str]) -> str:
+    """Return which nodes are on which network, in plain English; empty if all of them reach each other.
+
+    Args:
+        networks: network of each node by rank; empty for an island.
+    """
+    if len(networks) < _SEVERAL or ("" not in networks.values() and len(set(networks.values())) == 1):
+        return ""
+    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, network in sorted(networks.items()):
+        ranks[network].append(rank)
+    alone = ranks.pop("", [])
+    places = [f"{_nodes(members)} on network {name!r}" for name, members in ranks.items()]
+    return ", ".join([*places, f"{_nodes(alone)} on no network"] if alone else places)
+
+
+def connected(offers: Sequence[Offer], request: PoolRequest, *, nodes: int) -> Sequence[Offer]:
+    """Return the offers whose machines suit a fleet of so many nodes, in their order.
+
+    Raises:
+        ConfigurationError: the nodes have to reach each other, and those of no offer do.
+    """
+    if not request.one_network or nodes < _SEVERAL:
+        return offers
+    found = [offer for offer in offers if not offer.island]
+    if offers and not found:
+        raise dask_out_of_reach(f"none of the machines on offer reaches another, and {nodes} nodes are needed")
+    return found
+
+
+def dask_out_of_reach(apart: str) -> ConfigurationError:
+    """Return the error of a use of Dask on nodes that are ``apart`` so."""
+    return ConfigurationError(
+        f"Dask's workers have to reach each other, but {apart}. Ask for nodes=1, or use a provider whose machines share"
+        " a network; >>, @, executors and joblib need none: ComputePool without Dask works there"
+    )
+
+
+def _nodes(ranks: Sequence[int]) -> str:
+    return f"nodes {', '.join(map(str, ranks))} are" if len(ranks) > 1 else f"node {ranks[0]} is"
