@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,12 @@ import pytest
 import skyward as sky
 from skyward.errors import CapacityError, TerminationError
 from skyward.events import Notice, SkywardEvent
-from skyward.providers.base import Instance, LaunchOrder
+from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.provision.buying import opening_sweep
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.opening_sweep import OpeningSweep
 from skyward.provision.buying.owner import Owner
-from skyward.request.request import parse_request
+from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.provider import FakeProvider
 
 ALIVE = Owner.this_process()
@@ -155,3 +156,48 @@ def test_a_pool_sweeps_while_it_opens_and_waits_for_it_when_it_closes() -> None:
 
     assert alive == [kept]
     assert any("ended machines that programs had left at fake" in told for told in stage.notices())
+
+
+class Rented(sky.Local):
+    """This machine, as if it were rented, and could not end its bill."""
+
+    @property
+    def name(self) -> str:
+        return "rented"
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        return [replace(each, price_per_hour=1.0) for each in await super().offers(request)]
+
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        return [replace(each, ends_itself=False) for each in await super().launch(offers, order)]
+
+
+def test_an_open_pool_has_ended_a_dead_owners_machine_and_left_a_living_owners_alone() -> None:
+    provider, ledger, told = Rented(), Ledger.of_user(), queue.Queue[str]()
+
+    def leave(key: str, owner: Owner) -> str:
+        ledger.reserve({key: 0}, replace(PURCHASE, provider="rented"), owner=owner)
+        order = LaunchOrder(pool_id="old", keys=(key,), timeout_s=60.0)
+        (instance,) = asyncio.run(provider.launch(asyncio.run(provider.offers(parse_request())), order))
+        ledger.record([instance])
+        return instance.id
+
+    def listed() -> set[str]:
+        return {each.id for each in asyncio.run(provider.tagged())}
+
+    def hear(event: SkywardEvent) -> None:
+        if isinstance(event, Notice) and "when they died" in event.message:
+            told.put(event.message)
+
+    dead, alive = leave("dead", DEAD), leave("alive", ALIVE)
+    try:
+        with sky.ComputePool(provider=provider, display="quiet", on_event=hear) as pool:
+            assert dead in told.get(timeout=30)
+            assert pool.submit(len, "four").result(60) == 4
+            assert listed() >= {alive}
+            assert dead not in listed()
+    finally:
+        asyncio.run(provider.terminate([dead, alive]))
+        ledger.close(["dead", "alive"])
+
+    assert told.empty()
