@@ -35,6 +35,7 @@ from skyward.events import WorkerLost
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.lifecycle import NodeState
+from skyward.provision.fleet.topology import HEAD
 from skyward.request.instance import InstanceSpec
 from support.faults import Fate, Fault
 from support.pools import Call, SimulatedPool, Ticket, simulated_time
@@ -174,6 +175,7 @@ fates = st.builds(
     ending_s=st.sampled_from((0.0, 0.0, 20.0)),
     unlisted_s=st.sampled_from((0.0, 3.0, 60.0)),
     host=st.sampled_from((None, None, "rack 1", "rack 2")),
+    network=st.sampled_from((None, None, "elsewhere", "")),
 )
 startups = st.one_of(
     st.builds(Startup, delay_s=st.sampled_from((0.0, 0.1, 5.0))),
@@ -424,7 +426,9 @@ class Life:
             await asyncio.sleep(POLL_S)
         else:
             raise AssertionError(f"these calls never end: {waiting}, or this scaling: {self.scaling}")
+        pool.fleet.resize(pool.elastic.wanted)  # an announcement that a node did not get is repeated with the next one
         await asyncio.sleep(SETTLE_S)
+        self._check_schedulers()
         ready = [state for state in pool.fleet.states.values() if state is NodeState.READY]
         assert len(ready) == len(pool.fleet.nodes) == pool.elastic.wanted
         for node in pool.fleet.nodes:
@@ -433,6 +437,14 @@ class Life:
         pool.provider.refresh()
         left = set(pool.provider.alive) - {node.instance.id for node in pool.fleet.nodes} - pool.provider.untold
         assert not left, f"{left} were lost or given up, and are still there"
+
+    def _check_schedulers(self) -> None:
+        """Each node's workers join the head's scheduler if the node reaches the head, else the node's own."""
+        nodes = {node.rank: node for node in self.pool.nodes.simulated if node in self.pool.fleet.nodes}
+        network = nodes[HEAD].instance.network if HEAD in nodes else ""
+        for node in nodes.values():
+            leader = nodes[HEAD] if network and node.instance.network == network else node
+            assert node.scheduler == leader.ready.scheduler, f"node {node.rank} joined {node.scheduler}"
 
     async def close(self) -> None:
         self.books.closing = True

@@ -107,6 +107,8 @@ def test_a_node_that_is_lost_after_the_head_was_given_up_is_replaced_and_does_ca
         other.crash()
         await asyncio.sleep(30)
         assert pool.elastic.wanted == 1
+        with pytest.raises(PoolStateError, match="node 0, where the scheduler runs, is gone for good"):
+            await pool.elastic.scheduler()
         pool.submit(Call())
         await asyncio.sleep(10)
         assert pool.tickets[0].future.result(0) == 0

@@ -1,0 +1,66 @@
+"""Who joins whom, and who is apart, as tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skyward.errors import ConfigurationError
+from skyward.providers.base import Offer
+from skyward.provision.fleet.topology import connected, joins, separation
+from skyward.request.instance import InstanceSpec
+from skyward.request.request import parse_request
+
+NEAR = Offer(spec=InstanceSpec(name="near", cpu=2, memory_gib=4))
+ISLAND = replace(NEAR, island=True)
+
+
+@pytest.mark.parametrize(
+    ("rank", "network", "head_network", "joined"),
+    [
+        (0, "a", "a", 0),
+        (0, "", None, 0),
+        (1, "a", "a", 0),
+        (1, "a", "b", 1),
+        (1, "a", "", 1),
+        (1, "a", None, None),
+        (1, "", "", 1),
+        (1, "", None, 1),
+    ],
+)
+def test_a_node_joins_the_head_only_if_both_are_on_one_network(
+    rank: int, network: str, head_network: str | None, joined: int | None
+) -> None:
+    assert joins(rank, network, head_network) == joined
+
+
+@pytest.mark.parametrize(
+    ("networks", "said"),
+    [
+        ({}, ""),
+        ({3: ""}, ""),
+        ({0: "a", 1: "a"}, ""),
+        ({0: "a", 1: "b"}, "node 0 is on network 'a', node 1 is on network 'b'"),
+        ({0: "a", 1: "", 2: "a"}, "nodes 0, 2 are on network 'a', node 1 is on no network"),
+        ({1: "", 0: ""}, "nodes 0, 1 are on no network"),
+    ],
+)
+def test_nodes_that_do_not_reach_each_other_are_named_with_their_networks(networks: dict[int, str], said: str) -> None:
+    assert separation(networks) == said
+
+
+@pytest.mark.parametrize(
+    ("one_network", "nodes", "left"), [(True, 2, [NEAR]), (True, 1, [ISLAND, NEAR]), (False, 2, [ISLAND, NEAR])]
+)
+def test_islands_are_no_offer_for_several_nodes_that_have_to_reach_each_other(
+    one_network: bool, nodes: int, left: list[Offer]
+) -> None:
+    request = replace(parse_request(), one_network=one_network)
+
+    assert list(connected([ISLAND, NEAR], request, nodes=nodes)) == left
+
+
+def test_where_only_islands_are_on_offer_the_error_names_what_works() -> None:
+    with pytest.raises(ConfigurationError, match=r"2 nodes are needed.*nodes=1.*ComputePool without Dask"):
+        connected([ISLAND], replace(parse_request(), one_network=True), nodes=2)
