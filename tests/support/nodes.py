@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from skyward.providers.base import Instance, InstanceState, Offer
+from skyward.provision.preparing.machine_size import MachineSize
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, open_transport
 from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
@@ -17,8 +18,8 @@ from skyward.wire.node_config import NodeConfig, NodeReady
 
 __all__ = ["FakeNode", "FakeNodes", "Phase", "node_config", "node_instance", "node_ready"]
 
-Phase = Literal["prepare", "start", "join", "stop"]
-"""What a fake node can be told to fail at."""
+Phase = Literal["reach", "prepare", "start", "join", "stop"]
+"""What a fake node can be told to fail at; its log does not mention that it was reached."""
 
 _GIB = 1 << 30
 _NOBODY = TlsIdentity(ca="ca", cert="cert", key="key")
@@ -105,6 +106,14 @@ class FakeNode(NodeHandle):
         self.hardware = instance.offer.spec
         self._faults = faults
         self._predecessors = predecessors
+
+    async def reach(self, within_s: float) -> MachineSize | None:
+        """See :meth:`NodeHandle.reach`."""
+        match self._faults.get("reach"):
+            case BaseException() as error:
+                raise error
+            case _:
+                return MachineSize(cpu=self.hardware.cpu, memory_bytes=int(self.hardware.memory_gib * _GIB))
 
     async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
         """See :meth:`NodeHandle.prepare`."""

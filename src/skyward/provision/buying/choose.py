@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -129,11 +130,15 @@ def _batch(batch: Batch, *, kind: str, provider: str) -> Batch:
 
 
 def notes_on_purchase(asked: Offer, got: Sequence[Offer]) -> Sequence[str]:
-    """Return remarks on launched machines that differ from the best offer ``asked``, or have no known price."""
+    """Return remarks on launched machines that differ from the best offer ``asked``, or have no known price.
+
+    One order may be filled by several offers: each has remarks of its own, with the number of its machines.
+    """
     notes: list[str] = []
-    for offer in dict.fromkeys(got):
+    for offer, count in Counter(got).items():
+        share = f" for {count} of {_counted(len(got))}" if count < len(got) else ""
         if (offer.spec.name, offer.spot) != (asked.spec.name, asked.spot) or _is_dearer(offer, asked):
-            notes.append(f"asked for {describe_offer(asked)}, got {describe_offer(offer)}")
+            notes.append(f"asked for {describe_offer(asked)}, got {describe_offer(offer)}{share}")
             notes += [offer.note] if offer.note else []
         if offer.price_per_hour is None:
             notes.append(f"{describe_offer(offer)} counts as nothing: the pool's real cost is not known")

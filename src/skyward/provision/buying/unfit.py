@@ -97,20 +97,19 @@ class UnfitMachines:
         )
 
 
-def blamed(error: Exception, *, fresh: bool, within_s: float) -> UnfitMachineError | None:
+def blamed(error: Exception, *, fresh: bool) -> UnfitMachineError | None:
     """Return the error of a machine whose first contact failed with ``error``, or None if that is not its fault.
 
     Args:
         error: the error of the contact.
         fresh: True for a machine that was made for the pool and got its keys at its launch: then a refused login is the
             fault of its first boot. On other machines the credentials are wrong.
-        within_s: seconds from its launch that it had.
     """
     match error:
         case UnreachableError():
-            return UnfitMachineError(f"did not answer within {within_s:.0f} s of its launch: {error}")
+            return UnfitMachineError(f"did not answer ({error})")
         case AuthenticationError() if fresh:
-            return UnfitMachineError(f"admitted no login within {within_s:.0f} s of its launch: {error}")
+            return UnfitMachineError(f"admitted no login ({error})")
         case _:
             return None
 

@@ -13,6 +13,7 @@ from skyward.events import SkywardEvent
 from skyward.providers.base import Provider
 from skyward.provision.buying.cost import CostReport
 from skyward.provision.buying.ledger import Ledger
+from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.fleet.lifecycle import (
     Action,
     Add,
@@ -91,6 +92,7 @@ class Fleet:
             on_node_message=on_node_message,
             clock=clock,
             open_node=open_node,
+            discard=self._end_in_background,
         )
         self.unended = self._machines.unended
         self._current: dict[int, Machine] = {}
@@ -120,9 +122,9 @@ class Fleet:
     async def start(self) -> None:
         """Launch, prepare and start the requested number of nodes; all are ready when it returns.
 
-        On any failure or cancellation, terminate every machine and confirm it before the error is raised.
-        Machines that cannot be confirmed gone raise :class:`~skyward.errors.TerminationError`, with the first error in
-        a note.
+        Unfit machines are exchanged, as by :meth:`bring_up`. On any failure or cancellation, terminate every machine
+        and confirm it before the error is raised. Machines that cannot be confirmed gone raise
+        :class:`~skyward.errors.TerminationError`, with the first error in a note.
         """
         ranks = tuple(range(self._request.nodes))
         try:
@@ -144,12 +146,23 @@ class Fleet:
             raise
 
     async def bring_up(self, rank: int) -> NodeHandle:
-        """Make a ready node of a launched machine.
+        """Make a ready node of a launched machine, or of another one where it is unfit, three at most.
 
         On failure or cancellation, terminate the machine and confirm it before the error is raised.
         """
+        return await self._or_end(rank, self._come_up(rank))
+
+    async def bring_up_another(self, rank: int, error: UnfitMachineError) -> NodeHandle:
+        """Make a ready node of another machine, since that of a ready node turned out unfit; see :meth:`bring_up`."""
+        return await self._or_end(rank, self._come_up(rank, error))
+
+    def accept(self, rank: int) -> None:
+        """Forget the unfit machines of a rank whose node is in use: later ones are counted from one."""
+        self._machines.unfit.forget(rank)
+
+    async def _or_end(self, rank: int, coming_up: Coroutine[Any, Any, NodeHandle]) -> NodeHandle:
         try:
-            return await self._come_up(rank)
+            return await coming_up
         except BaseException as error:
             await _clean_up_after(error, self.end((rank,)))
             raise
@@ -186,7 +199,7 @@ class Fleet:
         left = await self._starter.settle((rank,))
         for machine in () if self._lifecycle.over else left:  # :meth:`stop` ends all machines itself
             if machine is not self._current.get(rank):
-                self._spawn(self._machines.end_at_last(machine))
+                self._end_in_background(machine)
 
     def give_up_head(self) -> None:
         """Have the workers of every node join its own scheduler, until there is a head again."""
@@ -211,7 +224,10 @@ class Fleet:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await self._end_machines([machine for machine in self._machines.all if not machine.ended])
+        try:
+            await self._machines.end([machine for machine in self._machines.all if not machine.ended])
+        finally:
+            self._current.clear()
 
     def _handle(self, event: Event) -> Sequence[Action]:
         """Return the actions that follow from ``event``, except those that run in the background."""
@@ -222,7 +238,7 @@ class Fleet:
                     self._spawn(self._join(rank))
                 case Discard(rank=rank):
                     if (machine := self._current.pop(rank, None)) is not None:
-                        self._spawn(self._machines.end_at_last(machine))
+                        self._end_in_background(machine)
                 case _:
                     actions.append(action)
         self._stir()
@@ -232,6 +248,9 @@ class Fleet:
         """Wake every waiter of :meth:`_ready` once."""
         self._moved.set()
         self._moved = asyncio.Event()
+
+    def _end_in_background(self, machine: Machine) -> None:
+        self._spawn(self._machines.end_at_last(machine))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in the background until :meth:`stop`. It reports its own errors."""
@@ -260,7 +279,30 @@ class Fleet:
             found |= {each.rank: each for each in await self._machines.launch(missing, beside=others)}
         return found
 
-    async def _come_up(self, rank: int) -> NodeHandle:
+    async def _come_up(self, rank: int, unfit: UnfitMachineError | None = None) -> NodeHandle:
+        """Make a ready node of the rank's machine, or of another one if it is, or turns out, ``unfit``."""
+        while True:
+            if unfit is not None:
+                await self._exchange(rank, unfit)
+            try:
+                return await self._come_up_on_its_machine(rank)
+            except UnfitMachineError as error:
+                unfit = error
+
+    async def _exchange(self, rank: int, error: UnfitMachineError) -> None:
+        """Put another machine into the place of an unfit one, which is ended in the background.
+
+        Raises :class:`~skyward.errors.CapacityError` after the last attempt, and the provider's errors.
+        """
+        machine = self._current[rank]
+        self._machines.reject(machine, error)
+        self._handle(Lost(rank=rank))
+        others = [each for each in self._current.values() if each.rank != rank]
+        for action in self._handle(Add(ranks=(rank,))):
+            assert isinstance(action, Launch)
+            self._current[rank] = await self._machines.instead_of(machine, beside=others)
+
+    async def _come_up_on_its_machine(self, rank: int) -> NodeHandle:
         self._failures.pop(rank, None)  # an earlier machine's
         actions = self._handle(Launched(ranks=(rank,)))
         while actions:
@@ -275,7 +317,7 @@ class Fleet:
     async def _perform(self, action: Action) -> Event:
         match action:
             case Prepare(rank=rank):
-                await self._starter.prepare(self._current[rank])
+                self._current[rank] = await self._starter.prepare(self._current[rank])
                 self._refuse_apart()
                 return Prepared(rank=rank, network=self._current[rank].instance.network)
             case StartSupervisor(rank=rank):
@@ -358,15 +400,11 @@ class Fleet:
 
     async def _end_nodes(self, ranks: Sequence[int]) -> None:
         await self._starter.settle(ranks)
-        await self._end_machines(self._machines.left(ranks))
-
-    async def _end_machines(self, machines: Sequence[Machine]) -> None:
         try:
-            await self._machines.end(machines)
+            await self._machines.end(self._machines.left(ranks))
         finally:
-            for machine in machines:
-                if self._current.get(machine.rank) is machine:  # even unconfirmed: it is no node any more
-                    del self._current[machine.rank]
+            for rank in ranks:  # even unconfirmed: it is no node any more
+                self._current.pop(rank, None)
 
 
 async def _clean_up_after(error: BaseException, ending: Coroutine[Any, Any, None]) -> None:

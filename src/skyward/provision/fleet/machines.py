@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, cast
 
 from skyward._concurrency.waiting import Clock, NotYet, to_its_end, wait_until
-from skyward.errors import CapacityError, LedgerError, SkywardError, TerminationError
+from skyward.errors import CapacityError, LedgerError, SkywardError, TerminationError, UnreachableError
 from skyward.events import (
     Error,
     InfraCreated,
     InfraCreating,
     InstanceLaunching,
+    InstancePreempted,
     InstanceStopping,
     Notice,
     ProviderName,
@@ -31,7 +34,8 @@ from skyward.provision.buying.cost import Usage
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.price import PriceLimit, notes_on_bill
 from skyward.provision.buying.termination import end_instances
-from skyward.provision.buying.unfit import UnfitMachineError
+from skyward.provision.buying.unfit import Attempt, UnfitMachineError, UnfitMachines
+from skyward.provision.fleet.looks import OVER, SharedLooks
 from skyward.provision.fleet.topology import connected
 from skyward.provision.preparing.delivery import Grants
 from skyward.provision.preparing.node_handle import NodeHandle
@@ -40,7 +44,9 @@ from skyward.wire.control import Start
 
 __all__ = ["Machine", "Machines"]
 
-_RUNNING_DEADLINE_S = 900.0
+_LOOK_S = 120.0
+"""Seconds after which a look that has not returned is taken for no answer: another one may return."""
+_END_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _AGAIN_S = 60.0
 _logger = logging.getLogger("skyward")
@@ -54,15 +60,21 @@ class Machine:
         rank: the rank it was launched for.
         instance: the provider's record of it.
         usage: its billed time.
+        ready_by: ``monotonic`` reading of the clock by which a sound machine admits a login.
         node: the handle of its node; None until it was reached.
         announced: the scheduler and the fleet's size as last sent to its node; None before the first time.
+        rejected: True once it was found unfit and has no rank any more: it is ended in the background.
+        end_tried: set after the first attempt to end it.
     """
 
     rank: int
     instance: Instance
     usage: Usage
+    ready_by: float = math.inf
     node: NodeHandle | None = None
     announced: Start | None = None
+    rejected: bool = False
+    end_tried: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def ended(self) -> bool:
@@ -80,6 +92,8 @@ class Machines:
     Attributes:
         all: every machine so far, including those of a launch that failed halfway.
         grants: their access to the pool's volumes.
+        looks: their present records.
+        unfit: those bought in vain.
     """
 
     def __init__(
@@ -94,6 +108,8 @@ class Machines:
     ) -> None:
         self.all: list[Machine] = []
         self.grants = Grants(provider, request)
+        self.looks = SharedLooks(provider, clock=clock)
+        self.unfit = UnfitMachines()
         self._provider = provider
         self._provider_name: ProviderName = cast("Any", provider.name)
         self._request = request
@@ -116,8 +132,8 @@ class Machines:
         return tuple(machine.instance.id for machine in self.all if not machine.ended)
 
     def left(self, ranks: Sequence[int]) -> list[Machine]:
-        """Return the machines of these ranks that are not confirmed gone."""
-        return [machine for machine in self.all if machine.rank in ranks and not machine.ended]
+        """Return the machines of these ranks that are not confirmed gone, except rejected ones."""
+        return [each for each in self.all if each.rank in ranks and not each.ended and not each.rejected]
 
     async def launch(self, ranks: Sequence[int], *, beside: Iterable[Machine] = ()) -> Sequence[Machine]:
         """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
@@ -173,20 +189,24 @@ class Machines:
         """Return once the machine runs and its address is known.
 
         Raises:
-            CapacityError: it ended instead.
-            UnfitMachineError: it is dearer than ``max_price_per_hour``.
-            UnreachableError: it does not run after a quarter of an hour.
+            UnfitMachineError: it ended instead, did not run in time, or is dearer than ``max_price_per_hour``.
         """
         self._check_price(machine)
         if machine.instance.state is InstanceState.RUNNING and machine.instance.access is not None:
             return
-        seen = await wait_until(
-            lambda: self._look(machine.instance.id),
-            deadline_s=_RUNNING_DEADLINE_S,
-            interval_s=1.0,
-            what=f"{self._provider.name} to run instance {machine.instance.id}",
-            clock=self._clock,
-        )
+        try:
+            seen = await wait_until(
+                lambda: self._look(machine.instance.id),
+                deadline_s=self.left_s(machine),
+                interval_s=1.0,
+                what=f"{self._provider.name} to run instance {machine.instance.id}",
+                clock=self._clock,
+            )
+        except UnreachableError as error:
+            limit_s = machine.instance.offer.ready_within_s
+            raise UnfitMachineError(f"did not run within {limit_s:g} s of its launch ({error})") from error
+        if isinstance(seen, Exception):
+            raise seen
         await self.observe(machine, seen)
         self._check_price(machine)
 
@@ -207,6 +227,48 @@ class Machines:
         for note in notes_on_bill(self._provider.name, instances):
             self._notice(note)
 
+    def left_s(self, machine: Machine) -> float:
+        """Return the seconds within which the machine must admit a login."""
+        return max(0.0, machine.ready_by - self._clock.monotonic())
+
+    def reject(self, machine: Machine, error: UnfitMachineError) -> None:
+        """Record that a machine cannot become a node; its host is avoided from now on.
+
+        The caller ends it in the background, and launches another with :meth:`instead_of`.
+
+        Raises:
+            CapacityError: no other may be bought for its rank, to which the machine still belongs; lists all attempts.
+        """
+        usage, instance = machine.usage, machine.instance
+        cost = None if usage.price_per_hour is None else usage.cost(self._clock.elapsed())
+        attempt = Attempt(instance=instance, reason=error.reason, cost=cost, preempted=error.preempted)
+        self.unfit.add(machine.rank, attempt)
+        outcome = self.unfit.outcome(machine.rank)
+        if error.preempted:
+            self._publish(InstancePreempted(instance.id, machine.rank, 0.0))
+        self._publish(Notice(f"{attempt}; {outcome or 'no other is bought'}", instance.id))
+        if not outcome:
+            exhausted = self.unfit.exhausted(machine.rank)
+            self.unfit.forget(machine.rank)
+            raise exhausted from error
+        machine.rejected = True
+
+    async def instead_of(self, machine: Machine, *, beside: Iterable[Machine]) -> Machine:
+        """Launch another machine for the rank of a rejected one, once that one's termination was requested.
+
+        Raises the provider's errors, with the earlier attempts for the rank in a note.
+        """
+        with suppress(TimeoutError):  # the order to terminate is sent by then, and a node need not wait for its effect
+            async with asyncio.timeout(_END_S):
+                await machine.end_tried.wait()
+        try:
+            (other,) = await self.launch([machine.rank], beside=beside)
+        except Exception as error:
+            for attempt in self.unfit.attempts(machine.rank):
+                error.add_note(f"before that: {attempt}")
+            raise
+        return other
+
     async def end(self, machines: Sequence[Machine]) -> None:
         """Stop the nodes on the machines, terminate the machines, confirm it.
 
@@ -221,6 +283,9 @@ class Machines:
         except TerminationError as error:
             await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
             raise
+        finally:
+            for machine in machines:
+                machine.end_tried.set()
         await self._note_ended(machines)
 
     async def end_at_last(self, machine: Machine, *, reported: bool = False) -> None:
@@ -249,14 +314,18 @@ class Machines:
         for machine in machines:  # after the ledger, so that a cancellation in between repeats both
             machine.end(now)
 
-    async def _look(self, instance_id: str) -> Instance | NotYet:
-        (seen,) = await self._provider.describe([instance_id])
-        if seen.state in (InstanceState.FAILED, InstanceState.GONE, InstanceState.STOPPING):
+    async def _look(self, instance_id: str) -> Instance | Exception | NotYet:
+        """Return a running machine, or the error that ends the wait; the deadline's error is another."""
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                seen = await self.looks.at(instance_id)
+        except TimeoutError:
+            return NotYet("no answer")
+        except Exception as error:
+            return error
+        if seen.state in OVER:
             why = seen.state.value + (f" ({seen.reason})" if seen.reason else "")
-            raise CapacityError(
-                f"{self._provider.name} could not run instance {instance_id}: it is {why}; "
-                "try again, or another machine, region or provider"
-            )
+            return UnfitMachineError(f"did not run: it is {why}", preempted=seen.preempted)
         if seen.state is InstanceState.RUNNING and seen.access is not None:
             return seen
         return NotYet(seen.state.value)
@@ -293,17 +362,14 @@ class Machines:
             timeout_s=shortest_s,
             allowance=lasts_s,
             one_network=self._request.one_network,
+            avoid=frozenset(self.unfit.hosts),
         )
         try:
             instances = await self._provider.launch(offers, order)
         except REFUSALS:
             await asyncio.to_thread(self._ledger.close, keys)
             raise
-        usages = [Usage.of(each.offer, began).charged(each.price_per_hour) for each in instances]
-        made = [
-            Machine(rank=keys[each.key], instance=each, usage=usage)
-            for each, usage in zip(instances, usages, strict=True)
-        ]
+        made = [self._machine(keys[each.key], each, began) for each in instances]
         self.all += made
         await asyncio.to_thread(self._ledger.record, instances)
         if len(instances) < len(keys):
@@ -312,6 +378,11 @@ class Machines:
                 "this is a fault of the provider's adapter, please report it"
             )
         return made
+
+    def _machine(self, rank: int, instance: Instance, began: float) -> Machine:
+        ready_by = self._clock.monotonic() + instance.offer.ready_within_s
+        usage = Usage.of(instance.offer, began).charged(instance.price_per_hour)
+        return Machine(rank=rank, instance=instance, usage=usage, ready_by=ready_by)
 
     def _launching(self, count: int, offer: Offer) -> InstanceLaunching:
         request = self._request

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, wait_until
+from skyward.errors import AuthenticationError, UnreachableError
 from skyward.events import (
     BootstrapCompleted,
     BootstrapProgress,
@@ -20,12 +21,14 @@ from skyward.events import (
     ProviderName,
     SkywardEvent,
 )
-from skyward.providers.base import Instance, InstanceState, Provider
+from skyward.providers.base import Instance, Provider
 from skyward.providers.registry import OWN
 from skyward.provision.buying.price import charged_price
+from skyward.provision.buying.unfit import UnfitMachineError, blamed
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
+from skyward.provision.fleet.looks import OVER, SharedLooks
 from skyward.provision.fleet.machines import Machine, Machines
-from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
+from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, NodeLoss, unless_gone
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 from skyward.transport.access import LocalAccess
@@ -37,7 +40,6 @@ __all__ = ["MachineStatus", "OpenNode", "Starter"]
 _GIB = 1 << 30
 _STATUS_EVERY_S = 5.0
 _STATUS_TIMEOUT_S = 20.0
-_OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
 _logger = logging.getLogger("skyward")
 
 OpenNode = Callable[[Instance, int, NodeListener], NodeHandle]
@@ -48,36 +50,37 @@ class MachineStatus:
     """Status of one machine at its provider, requested every five seconds at most.
 
     Args:
-        provider: the provider of the machine.
-        instance_id: its id there.
+        looks: looks at the fleet's machines.
+        instance: the machine.
+        provider: name of its provider.
         clock: the time between two requests.
     """
 
-    def __init__(self, provider: Provider, instance_id: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, looks: SharedLooks, instance: Instance, *, provider: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._looks = looks
+        self._instance = instance
         self._provider = provider
-        self._instance_id = instance_id
         self._clock = clock
         self._asked_at = -math.inf
 
-    async def __call__(self) -> str:
-        """Return why the machine is over or on its way out; empty if it is not, or without an answer.
+    async def __call__(self) -> NodeLoss | None:
+        """Return how the machine was lost; None if it was not, or without an answer.
 
         An error of the provider is no sign of the machine's end: taking it for one would buy a machine in vain.
         """
         if self._clock.monotonic() - self._asked_at < _STATUS_EVERY_S:
-            return ""
+            return None
         self._asked_at = self._clock.monotonic()
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT_S):
-                (seen,) = await self._provider.describe([self._instance_id])
+                seen = await self._looks.at(self._instance.id)
         except Exception as error:
-            _logger.debug("%s gives no status of %s: %r", self._provider.name, self._instance_id, error)
-            return ""
-        if seen.state not in _OVER:
-            return ""
-        return f"{self._provider.name} reports that it is {seen.state.value}" + (
-            f": {seen.reason}" if seen.reason else ""
-        )
+            _logger.debug("%s gives no status of %s: %r", self._provider, self._instance.id, error)
+            return None
+        if seen.state not in OVER:
+            return None
+        reason = f"{self._provider} reports that it is {seen.state.value}" + (f": {seen.reason}" if seen.reason else "")
+        return NodeLoss(reason=reason, preempted=seen.preempted, machine_over=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +90,12 @@ class _Spare:
     Attributes:
         earlier: number of machines that the fleet had had before it.
         launching: buys it.
-        preparing: prepares it.
+        preparing: prepares it, or another one if it is unfit; returns the prepared one.
     """
 
     earlier: int
     launching: asyncio.Task[Machine]
-    preparing: asyncio.Task[None]
+    preparing: asyncio.Task[Machine]
 
 
 class Starter:
@@ -108,6 +111,7 @@ class Starter:
         on_node_message: receives the reports of the nodes; must not block.
         clock: the time.
         open_node: makes the handle of a running machine.
+        discard: ends a machine in the background.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class Starter:
         on_node_message: NodeListener,
         clock: Clock,
         open_node: OpenNode,
+        discard: Callable[[Machine], None],
     ) -> None:
         self._provider = provider
         self._request = request
@@ -132,9 +137,11 @@ class Starter:
         self._on_node_message = on_node_message
         self._clock = clock
         self._open_node = open_node
+        self._discard = discard
+        self._rented = provider.name not in OWN
         self._admission = Admission(provider, pool_id, publish=publish, clock=clock)
         self._spares: dict[int, _Spare] = {}
-        self._begun: dict[Machine, asyncio.Task[None]] = {}
+        self._begun: dict[Machine, asyncio.Task[Machine]] = {}
 
     def begin_spare(self, rank: int, beside: Sequence[Machine]) -> None:
         """Launch and prepare a machine for ``rank`` in the background, next to those of the other ranks.
@@ -143,7 +150,7 @@ class Starter:
         """
         if rank not in self._spares:
             launching = asyncio.ensure_future(self._launch_spare(rank, beside))
-            preparing = asyncio.ensure_future(self._prepare_spare(launching))
+            preparing = asyncio.ensure_future(self._prepare_spare(launching, beside))
             self._spares[rank] = _Spare(len(self._machines.all), launching, preparing)
 
     async def take_spare(self, rank: int) -> Machine | None:
@@ -175,16 +182,22 @@ class Starter:
             machine
             for rank, spare in spares.items()
             for machine in self._machines.all[spare.earlier :]
-            if machine.rank == rank
+            if machine.rank == rank and not machine.rejected
         ]
 
-    async def prepare(self, machine: Machine) -> None:
-        """Wait until the machine runs, reach it, and give it its environment and volumes.
+    async def prepare(self, machine: Machine) -> Machine:
+        """Wait until the machine runs, reach it, give it its environment and volumes, and return it.
 
-        Where that began in advance, wait for it and raise its error.
+        Where that began in advance, wait for it, return the machine that came of it, and raise its error.
+
+        Raises:
+            UnfitMachineError: the machine cannot become a node, for a fault of its own.
         """
         begun = self._begun.pop(machine, None)
-        await (self._prepare(machine) if begun is None else begun)
+        if begun is not None:
+            return await begun
+        await self._prepare(machine)
+        return machine
 
     async def _launch_spare(self, rank: int, beside: Sequence[Machine]) -> Machine:
         try:
@@ -194,8 +207,17 @@ class Starter:
             raise
         return machine
 
-    async def _prepare_spare(self, launching: asyncio.Task[Machine]) -> None:
-        await self._prepare(await asyncio.shield(launching))
+    async def _prepare_spare(self, launching: asyncio.Task[Machine], beside: Sequence[Machine]) -> Machine:
+        machine = await asyncio.shield(launching)
+        while True:
+            try:
+                await self._prepare(machine)
+            except UnfitMachineError as error:
+                self._machines.reject(machine, error)
+                self._discard(machine)
+                machine = await self._machines.instead_of(machine, beside=beside)
+            else:
+                return machine
 
     async def _prepare(self, machine: Machine) -> None:
         await self._machines.running(machine)
@@ -203,11 +225,35 @@ class Starter:
         self._publish(_provisioned(instance, machine.rank, cast("Any", self._provider.name)))
         node = machine.node = self._open_node(instance, machine.rank, self._on_node_message)
         node.transport = AdmittedTransport(node.transport, self._admission)
-        node.machine_status = MachineStatus(self._provider, instance.id, clock=self._clock)
-        self._publish(BootstrapStarting(instance.id))
-        await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance.id, step)))
+        node.machine_status = MachineStatus(
+            self._machines.looks, instance, provider=self._provider.name, clock=self._clock
+        )
+        await self._unless_over(node, self._equip(machine, node))
+
+    async def _equip(self, machine: Machine, node: NodeHandle) -> None:
+        """Reach a running machine, judge its size, and give it its environment and volumes.
+
+        The first contact has to succeed within the offer's time. The environment has as long as its steps may take,
+        since a slow package index is not the machine's fault.
+        """
+        instance_id, fresh = node.instance.id, node.fresh
+        self._publish(BootstrapStarting(instance_id))
+        try:
+            size = await node.reach(self._machines.left_s(machine))
+            if size is not None and (shortfall := size.shortfall(node.instance.offer.spec)):
+                raise UnfitMachineError(shortfall)
+            fresh = False
+            await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance_id, step)))
+        except (AuthenticationError, UnreachableError) as error:
+            if (fault := blamed(error, fresh=fresh)) is None:
+                raise
+            raise fault from error
         if self._request.volumes:
             await self._provide(node)
+
+    async def _unless_over(self, node: NodeHandle, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for ``work`` on a node whose supervisor does not run yet, unless its provider ends its machine."""
+        await (unless_gone(node, work, loss=_reported_loss(node)) if self._rented else work)
 
     async def _provide(self, node: NodeHandle) -> None:
         instance_id = node.instance.id
@@ -229,8 +275,16 @@ class Starter:
         config = replace(config, head=head, own_machine=own, **_share(node, self._request, size), **bought)
         # A rented machine costs money from its launch on: the timeout counts from there.
         age_s = 0.0 if own else self._clock.elapsed() - machine.usage.launched_at
-        await node.start(replace(config, timeout_s=self._machines.timeout_s(age_s=age_s)))
+        config = replace(config, timeout_s=self._machines.timeout_s(age_s=age_s))
+        await self._unless_over(node, node.start(config))
         self._publish(BootstrapCompleted(node.instance.id))
+
+
+async def _reported_loss(node: NodeHandle) -> NodeLoss:
+    """Return the loss of a node's machine once its provider reports it."""
+    await SYSTEM_CLOCK.sleep(_STATUS_EVERY_S)  # it ran a moment ago
+    what = f"the machine of node {node.rank} to end"
+    return await wait_until(node.machine_status, deadline_s=math.inf, interval_s=1.0, what=what)
 
 
 def _provisioned(instance: Instance, rank: int, provider: ProviderName) -> InstanceProvisioned:

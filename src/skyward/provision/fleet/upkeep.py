@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
@@ -19,12 +19,15 @@ from skyward.errors import (
     PoolStateError,
     SkywardError,
 )
-from skyward.events import Error, Notice, SkywardEvent
+from skyward.events import Error, InstancePreempted, Notice, SkywardEvent
+from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.fleet.topology import HEAD
 from skyward.provision.preparing.node_handle import NodeHandle, NodeLoss, unless_gone
 
 __all__ = ["FleetUser", "Upkeep"]
+
+T = TypeVar("T")
 
 _ATTEMPTS = 5
 _FIRST_PAUSE_S = 1.0
@@ -105,9 +108,8 @@ class Upkeep:
         self._wanted = set(ranks)
         self._user.expect(ranks)
         await self._fleet.start()
-        nodes = self._fleet.nodes
-        await _all_or_none([asyncio.ensure_future(self._attach(node)) for node in nodes])
-        for node in nodes:
+        attaching = [asyncio.ensure_future(self._attach(node)) for node in self._fleet.nodes]
+        for node in await _all_or_none(attaching):
             self._up[node.rank] = up = asyncio.get_running_loop().create_future()
             up.set_result(None)
             self._keepers[node.rank] = asyncio.create_task(self._keep(node))
@@ -167,8 +169,7 @@ class Upkeep:
     async def _add(self, rank: int) -> None:
         try:
             await asyncio.shield(self._launching[rank])
-            node = await self._fleet.bring_up(rank)
-            await self._attach(node)
+            node = await self._attach(await self._fleet.bring_up(rank))
         except Exception as error:
             _unless_cancelled(error)
             self._failed_additions += 1
@@ -182,15 +183,22 @@ class Upkeep:
         _succeed(self._up[rank])
         await self._keep(node)
 
-    async def _attach(self, node: NodeHandle) -> None:
-        """Hand the node to its user, unless it dies meanwhile."""
-        try:
-            await unless_gone(node, self._user.attach(node))
-        except BaseException:
-            self._user.detach(node.rank, "its workers did not answer", for_good=False)
-            await self._fleet.end((node.rank,))
-            raise
-        self._attached.add(node.rank)
+    async def _attach(self, node: NodeHandle) -> NodeHandle:
+        """Hand the node to its user, unless it dies meanwhile; return it, or the next one if its machine is over."""
+        while True:
+            try:
+                await unless_gone(node, self._user.attach(node))
+            except UnfitMachineError as error:
+                self._user.detach(node.rank, str(error), for_good=False)
+                node = await self._fleet.bring_up_another(node.rank, error)
+            except BaseException:
+                self._user.detach(node.rank, "its workers did not answer", for_good=False)
+                await self._fleet.end((node.rank,))
+                raise
+            else:
+                self._fleet.accept(node.rank)
+                self._attached.add(node.rank)
+                return node
 
     # --- replacement of lost nodes ----------------------------------------------------------------------------------
 
@@ -214,7 +222,7 @@ class Upkeep:
             loss = await _wait_lost(node, lambda: self._empty(rank), clock=self._clock)
             self._attached.discard(rank)
             self._fleet.discard(rank)
-            reason = f"node {rank} {'is preempted' if loss.announced else 'is lost'}: {loss.reason}"
+            reason = f"node {rank} {'is preempted' if loss.preempted else 'is lost'}: {loss.reason}"
             if rank not in self._wanted:
                 self._user.detach(rank, reason, for_good=True)
                 return None, failures
@@ -222,11 +230,13 @@ class Upkeep:
                 self._publish(Error(reason, node.instance.id))
                 self._give_up(rank, reason)
                 return None, failures
-            kind = Notice if loss.announced else Error
+            if loss.preempted and not loss.announced:
+                self._publish(InstancePreempted(node.instance.id, rank, 0.0))
+            kind = Notice if loss.preempted else Error
             self._publish(kind(f"{reason}; another takes its place", node.instance.id))
             up = self._up[rank] = asyncio.get_running_loop().create_future()
             self._user.detach(rank, reason, for_good=False)
-            failures = 0 if self._clock.monotonic() - began > _SETTLED_S else failures + 1
+            failures = _recent_failures(failures, loss, lasted_s=self._clock.monotonic() - began)
             replacement, failures = await self._replace(rank, failures)
             if replacement is None:
                 self._give_up(rank, f"{reason}, and could not be replaced")
@@ -251,8 +261,7 @@ class Upkeep:
             await self._clock.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures) if failures > 1 else 0)
             try:
                 await self._fleet.launch((rank,))
-                node = await self._fleet.bring_up(rank)
-                await self._attach(node)
+                node = await self._attach(await self._fleet.bring_up(rank))
             except _HOPELESS as error:
                 _unless_cancelled(error)
                 self._report(f"node {rank} cannot be replaced", error)
@@ -260,7 +269,8 @@ class Upkeep:
             except Exception as error:
                 _unless_cancelled(error)
                 self._report(f"node {rank} could not be replaced", error)
-                failures += 1
+                # Unfit machines cost money, and there were several: no further ones without an order of the user.
+                failures = _ATTEMPTS if isinstance(error, CapacityError) and error.attempts else failures + 1
             else:
                 return node, failures
         return None, failures
@@ -334,12 +344,19 @@ async def _wait_lost(
         waiting += [asyncio.ensure_future(emptying), asyncio.ensure_future(clock.sleep(notice.result() + _GRACE_S))]
         await asyncio.wait({*waiting} - {notice}, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
-            return replace(gone.result(), announced=True)
-        return NodeLoss(reason="its provider takes its machine back", announced=True)
+            return replace(gone.result(), announced=True, preempted=True)
+        return NodeLoss(reason="its provider takes its machine back", announced=True, preempted=True)
     finally:
         for future in waiting:
             future.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _recent_failures(failures: int, loss: NodeLoss, *, lasted_s: float) -> int:
+    """Return the number of recent failures after a loss: a preemption is none, a node that lasted ends their series."""
+    if lasted_s > _SETTLED_S:
+        return 0
+    return failures if loss.preempted else failures + 1
 
 
 def _dispensable(wanted: AbstractSet[int], attached: AbstractSet[int], drop: Collection[int]) -> list[int]:
@@ -369,10 +386,10 @@ async def _raise(error: Exception) -> None:
     raise error
 
 
-async def _all_or_none(tasks: Sequence[asyncio.Future[None]]) -> None:
-    """Wait for all; when one fails, cancel the others and wait for their end before raising its error."""
+async def _all_or_none(tasks: Sequence[asyncio.Future[T]]) -> list[T]:
+    """Return all results; when one fails, cancel the others and wait for their end before raising its error."""
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

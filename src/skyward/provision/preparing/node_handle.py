@@ -6,17 +6,19 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
 from skyward.providers.base import Instance
+from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.preparing.bootstrap import Environment, bootstrap
 from skyward.provision.preparing.commands import let_in
 from skyward.provision.preparing.control_client import ControlClient
 from skyward.provision.preparing.delivery import deliver_includes, deliver_volumes
 from skyward.provision.preparing.local_environment import prepare_environment
+from skyward.provision.preparing.machine_size import MachineSize, measure_machine
 from skyward.provision.preparing.supervisor_start import start_supervisor
 from skyward.request.image import Image
 from skyward.request.volume import GrantedVolume
@@ -75,11 +77,15 @@ class NodeLoss:
         reason: the cause, for users.
         timed_out: True if its hard ``timeout`` is over: then no other node takes its place.
         announced: True if its provider had announced that it takes the machine back.
+        preempted: True if its provider took the machine back, announced or not.
+        machine_over: True if its provider reports the end of the machine.
     """
 
     reason: str
     timed_out: bool = False
     announced: bool = False
+    preempted: bool = False
+    machine_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +103,7 @@ class LinkUp:
 
 
 class NodeHandle:
-    """One node. Its methods are called in order: ``prepare``, ``start``, ``join``; ``stop`` at any time.
+    """One node. Its methods are called in order: ``reach``, ``prepare``, ``start``, ``join``; ``stop`` at any time.
 
     Attributes:
         instance: the provider's record of its machine.
@@ -106,7 +112,7 @@ class NodeHandle:
         transport: the transport to the machine.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
         volumes: the volumes available on it.
-        machine_status: returns from its provider why the machine is over; empty while it is not.
+        machine_status: requests from its provider how the machine was lost; returns None while it is not.
     """
 
     def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
@@ -122,12 +128,13 @@ class NodeHandle:
         self._control: ControlClient | None = None
         self._unlinked = asyncio.Event()
         self._loss: NodeLoss | None = None
+        self._attributed = False
         self._ending = False
         self._longest_absence_s = math.inf
         self._partitions_undone_s = 0.0
         self.lanes: tuple[str, ...] = ()
         self.volumes: tuple[GrantedVolume, ...] = ()
-        self.machine_status: Callable[[], Awaitable[str]] = _no_status
+        self.machine_status: Callable[[], Awaitable[NodeLoss | None]] = _no_status
         self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
         self._noticed = asyncio.Event()
         self._seconds_left = math.inf
@@ -161,6 +168,23 @@ class NodeHandle:
             raise PoolStateError(f"node {self.rank} has not started")
         return self._ready
 
+    @property
+    def fresh(self) -> bool:
+        """True if the machine was made for the pool: it may refuse logins until its first boot is over."""
+        return isinstance(self.access, SSHAccess) and self.access.boot_s > 0
+
+    async def reach(self, within_s: float) -> MachineSize | None:
+        """Wait until a fresh machine admits a login, and return its size; None if it is not to be measured.
+
+        Raises:
+            AuthenticationError: after ``within_s`` seconds, or its own limit, it still refused the login.
+            UnreachableError: it still did not answer.
+        """
+        if not isinstance(self.access, SSHAccess) or not self.fresh:
+            return None
+        await let_in(self.transport, within_s=max(1.0, min(self.access.boot_s, within_s)), node=self.rank)
+        return await measure_machine(self.transport)
+
     async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
         """Give the node its Python environment and files; ``progress`` receives each bootstrap step as it begins.
 
@@ -170,8 +194,7 @@ class NodeHandle:
             case LocalAccess():
                 python = await prepare_environment(image, self.transport, node=self.rank, progress=progress)
                 self._environment = Environment(python=python)
-            case SSHAccess(cache=cache, boot_s=boot_s):
-                await let_in(self.transport, within_s=boot_s, node=self.rank)
+            case SSHAccess(cache=cache):
                 self._environment = await bootstrap(
                     image, self.transport, cache=cache, node=self.rank, progress=progress
                 )
@@ -231,7 +254,7 @@ class NodeHandle:
             self._unlinked.clear()
             away = _Away(self, self._longest_absence_s)
             try:
-                reason = await wait_until(
+                verdict = await wait_until(
                     lambda away=away: self._judge(away),
                     deadline_s=math.inf,
                     interval_s=_JUDGE_S,
@@ -242,8 +265,13 @@ class NodeHandle:
                 raise
             finally:
                 away.is_over()
-            if reason and self._loss is None:
-                self._loss = NodeLoss(reason=reason)
+            if isinstance(verdict, NodeLoss) and self._loss is None:
+                self._loss = verdict
+        if self.instance.offer.spot and not (self._loss.timed_out or self._attributed or self._noticed.is_set()):
+            # A machine that is taken back without notice may still end its processes in order.
+            self._attributed = True
+            if (reported := await self.machine_status()) is not None:
+                self._loss = replace(self._loss, preempted=reported.preempted, machine_over=True)
         return self._loss
 
     async def wait_notice(self) -> float:
@@ -325,22 +353,23 @@ class NodeHandle:
         host, here = await self.transport.forward(host, int(port))
         return f"{host}:{here}"
 
-    async def _judge(self, away: _Away) -> str | None:
-        """Return the reason of the node's loss; empty if it is back; None while there is no verdict."""
+    async def _judge(self, away: _Away) -> NodeLoss | bool | None:
+        """Return the node's loss; True if it is back; None while there is no verdict."""
         if self._loss is not None or self._control is None or self._control.connected:
-            return ""
+            return True
         if away.too_long:
-            return f"it could not be reached for {away.seconds:.0f} s, after which it ends by itself"
+            return NodeLoss(reason=f"it could not be reached for {away.seconds:.0f} s, after which it ends by itself")
         check = [self._environment.python, "-c", _IS_THERE, str(self.ready.pid), self.instance.id]
         try:
             completed = await self.transport.run(check, timeout_s=_JUDGE_TIMEOUT_S)
         except (SkywardError, OSError) as error:  # includes a refusal by, or of, another machine at its address
             _logger.debug("no verdict on node %d, which may be gone: %s", self.rank, error)
             away.reason = str(error)
-            status = await self.machine_status()
-            return f"it cannot be reached, and {status}" if status else None
+            reported = await self.machine_status()
+            self._attributed = reported is not None
+            return reported and replace(reported, reason=f"it cannot be reached, and {reported.reason}")
         if completed.exit_code == SUPERVISOR_GONE:
-            return "its supervisor is gone"
+            return NodeLoss(reason="its supervisor is gone")
         if completed.exit_code:
             away.reason = f"the check for its supervisor fails on the machine: {completed.stderr.strip()[-200:]}"
             _logger.debug("node %d: %s", self.rank, away.reason)
@@ -399,29 +428,45 @@ class _Away:
             self._node.report(LinkDown(reason=self.reason))
 
 
-async def _no_status() -> str:
+async def _no_status() -> None:
     """Return nothing: no provider is asked."""
-    return ""
 
 
-async def unless_gone(node: NodeHandle, work: Coroutine[Any, Any, None]) -> None:
+async def unless_gone(
+    node: NodeHandle, work: Coroutine[Any, Any, None], *, loss: Coroutine[Any, Any, NodeLoss] | None = None
+) -> None:
     """Wait for ``work``, which needs the node.
 
+    Args:
+        node: the node.
+        work: ends with the node; if it fails, the machine's end counts as the reason.
+        loss: returns once the node is lost; None means :meth:`NodeHandle.wait_gone`.
+
     Raises:
-        BootstrapError: the node was lost meanwhile.
+        UnfitMachineError: its machine is over by its provider's report.
+        BootstrapError: the node was lost meanwhile for another reason.
     """
-    gone, working = asyncio.ensure_future(node.wait_gone()), asyncio.ensure_future(work)
+    gone, working = asyncio.ensure_future(loss or node.wait_gone()), asyncio.ensure_future(work)
     try:
         await asyncio.wait((gone, working), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise BootstrapError(
-                f"node {node.rank} ended while it started: {gone.result().reason}", node=node.rank, step="server"
-            )
+            raise _ended(node, gone.result())
+        failed = None if working.cancelled() else working.exception()
+        is_judged = failed is None or isinstance(failed, UnfitMachineError) or not isinstance(failed, Exception)
+        if not is_judged and (reported := await node.machine_status()) is not None:
+            raise _ended(node, reported) from failed
         working.result()
     finally:
         gone.cancel()
         working.cancel()
         await asyncio.gather(gone, working, return_exceptions=True)
+
+
+def _ended(node: NodeHandle, loss: NodeLoss) -> SkywardError:
+    """Return the error of a node that was lost while it started."""
+    if loss.machine_over:
+        return UnfitMachineError(f"ended while its node started: {loss.reason}", preempted=loss.preempted)
+    return BootstrapError(f"node {node.rank} ended while it started: {loss.reason}", node=node.rank, step="server")
 
 
 def open_transport(access: Access) -> Transport:

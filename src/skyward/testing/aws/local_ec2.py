@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.providers.aws.account import forget
 from skyward.providers.aws.provider import AWS
+from skyward.provision.preparing import machine_size
 from skyward.testing.aws.api_messages import AwsCall
 from skyward.testing.aws.api_server import ApiServer, AwsFault, Faults
 from skyward.testing.aws.ec2_market import Market
@@ -295,12 +296,15 @@ class LocalEC2:
 def use_ec2(ec2: LocalEC2, patch: pytest.MonkeyPatch, settings: Mapping[str, Any]) -> None:
     """Set this process's credentials for ``ec2``, and the class variables of ``sky.AWS`` to ``settings``.
 
-    Cached answers of an earlier instance at the same address are deleted.
+    Cached answers of an earlier instance at the same address are deleted. Its machines are as large as this one, and
+    never smaller than bought.
     """
     for name, value in ec2.environment.items():
         patch.setenv(name, value)
     for name, value in settings.items():
         patch.setattr(AWS, name, value)
+    for share in ("CORES_SHARE", "MEMORY_SHARE"):
+        patch.setattr(machine_size, share, 0.0)
     forget(ec2.endpoint_url)
 
 

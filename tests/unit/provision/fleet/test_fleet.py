@@ -312,12 +312,12 @@ def test_a_machine_that_fails_while_pending_is_not_polled_for_ever(stage: Stage)
     class Dying(FakeProvider):
         async def launch(self, *args: Any) -> Any:
             made = await super().launch(*args)
-            self.set_state(made[2].id, InstanceState.FAILED)
+            self.set_state(made[-1].id, InstanceState.FAILED)
             return made
 
     stage.provider = Dying(pending_looks=10_000)
-    with pytest.raises(CapacityError, match="could not run instance fake-2: it is failed"):
-        run(stage.fleet().start)
+    with pytest.raises(CapacityError, match=r"\(1\) machine fake-0 .* did not run: it is failed.*\(3\)"):
+        run(stage.fleet(nodes=1).start)
 
     assert stage.provider.alive == []
 

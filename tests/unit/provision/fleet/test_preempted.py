@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from skyward.engine.running import Spending
 from skyward.errors import BudgetError, CapacityError, WorkerLostError
-from skyward.events import Error, Notice, WorkerLost
+from skyward.events import Error, InstancePreempted, Notice, WorkerLost
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.preparing.node_handle import open_node
@@ -391,6 +392,39 @@ def test_a_machine_that_is_gone_without_notice_is_lost_by_its_providers_word(tmp
         assert error == (
             "node 1 is lost: it cannot be reached, and fake reports that it is gone; another takes its place"
         )
+
+    live(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_machines_that_are_taken_back_without_notice_are_replaced_at_once_however_many(
+    tmp_path: Path, orderly: bool
+) -> None:
+    """``orderly``: the node's processes are ended by the machine's own shutdown, and its supervisor reports that."""
+
+    async def scenario(stage: Stage) -> None:
+        provider, taken = stage.pool.provider, list[str]()
+        for number in range(8):
+            node = stage.node(1)
+            taken.append(node.instance.id)
+            provider.instances[taken[-1]] = replace(provider.instances[taken[-1]], preempted=True)
+            if orderly:
+                provider.set_state(taken[-1], InstanceState.STOPPING)
+                node.say_farewell("it received SIGTERM")
+            provider.lose(taken[-1])
+            lost_at = stage.now
+            await stage.until(lambda number=number: len(stage.orders) == 3 + number)
+            assert stage.now - lost_at < 10
+            await stage.until(lambda node=node: stage.node(1) is not node and stage.node(1).runs)
+            await asyncio.sleep(1)
+        events = stage.pool.events
+        assert [event for event in events if isinstance(event, InstancePreempted)] == [
+            InstancePreempted(each, 1, 0.0) for each in taken
+        ]
+        notices = [event.message for event in events if isinstance(event, Notice)]
+        assert [notice.partition(":")[0] for notice in notices] == ["node 1 is preempted"] * 8
+        assert [event for event in events if isinstance(event, Error)] == []
+        assert stage.pool.elastic.wanted == 2
 
     live(tmp_path, scenario)
 

@@ -16,6 +16,7 @@ import pytest
 from skyward.errors import HostKeyError, RateLimitError, UnreachableError
 from skyward.node.supervisor.lease import Lease
 from skyward.providers.base import InstanceState
+from skyward.provision.fleet.looks import SharedLooks
 from skyward.provision.fleet.node_setup import MachineStatus
 from skyward.provision.preparing import node_handle as nodes
 from skyward.provision.preparing.node_handle import NodeHandle
@@ -129,8 +130,12 @@ class Seller(FakeProvider):
 
 def asking(machine: Machine, provider: FakeProvider, clock: FakeClock) -> NodeHandle:
     node = unlinked_node(machine)
-    node.machine_status = MachineStatus(provider, "i-1", clock=clock)
+    node.machine_status = status_of(provider, clock)
     return node
+
+
+def status_of(provider: FakeProvider, clock: FakeClock) -> MachineStatus:
+    return MachineStatus(SharedLooks(provider, clock=clock), INSTANCE, provider=provider.name, clock=clock)
 
 
 class Passing(FakeClock):
@@ -199,9 +204,9 @@ async def test_a_provider_that_cannot_say_is_asked_again_and_believed_then() -> 
 
 async def test_a_provider_is_asked_no_oftener_than_every_five_seconds() -> None:
     provider, clock = Seller(InstanceState.RUNNING), FakeClock()
-    status = MachineStatus(provider, "i-1", clock=clock)
+    status = status_of(provider, clock)
     for _ in range(20):
-        assert await status() == ""
+        assert await status() is None
         clock.advance(1)
 
     assert provider.calls.count("describe") == 4

@@ -1,0 +1,349 @@
+"""A machine that cannot become a node is ended, its host avoided, and another bought: three for each rank."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stamina
+
+from skyward.errors import AuthenticationError, BootstrapError, CapacityError, UnreachableError
+from skyward.events import InstancePreempted, Notice
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.provision.buying.ledger import Ledger
+from skyward.provision.fleet.fleet import Fleet
+from skyward.provision.fleet.upkeep import Upkeep
+from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.request.instance import InstanceSpec
+from skyward.testing.provider import FakeProvider, Fate
+from skyward.wire.control import Ending
+from support.clock import FakeClock
+from support.fleets import FleetStage
+
+OFFER = Offer(
+    spec=InstanceSpec(name="big", cpu=4, memory_gib=8), region="here", price_per_hour=1.2, ready_within_s=300.0
+)
+SMALL = replace(OFFER.spec, cpu=2)
+NEVER_RUNS = Fate(pending_s=math.inf)
+OVER = (InstanceState.FAILED, InstanceState.GONE, InstanceState.STOPPING)
+
+
+class Seller(FakeProvider):
+    """Machines have fates by their number; orders are written down."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__([OFFER], clock=clock)
+        self.by_number: dict[int, Fate] = {}
+        self.preempts: set[int] = set()
+        self.orders: list[LaunchOrder] = []
+        self.alive_at_order: list[int] = []
+
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        self.orders.append(order)
+        self.alive_at_order.append(len(self.alive))
+        return await super().launch(offers, order)
+
+    def _next_fate(self, order: LaunchOrder) -> Fate:
+        return self.by_number.get(len(self.instances), Fate())
+
+    def _make(self, offer: Offer, key: str, order: LaunchOrder) -> Instance:
+        number = len(self.instances)
+        made = super()._make(offer, key, order)
+        if number in self.preempts:
+            made = self.instances[made.id] = replace(made, preempted=True)
+        return made
+
+
+@dataclass(kw_only=True)
+class Stage(FleetStage):
+    provider: Seller = field(init=False)  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __post_init__(self) -> None:
+        self.sell(Seller(self.clock))
+
+    def sell(self, provider: Seller) -> None:
+        self.provider = provider
+        self.nodes.hardware = lambda instance: self.provider.hardware(instance.id)
+
+    def fleet(self, **request: Any) -> Fleet:
+        return super().fleet(**{"timeout": 600} | request)
+
+    def notices(self) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, Notice) and event.instance_id]
+
+    def be_small(self, *numbers: int) -> None:
+        self.provider.by_number |= dict.fromkeys(numbers, Fate(hardware=SMALL))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(ledger=Ledger(tmp_path / "ledger.db"))
+
+
+@pytest.fixture(autouse=True)
+def no_backoff() -> Any:
+    with stamina.set_testing(True, attempts=3):
+        yield
+
+
+async def started_and_stopped(stage: Stage, **request: Any) -> list[str]:
+    """Ids of the machines that became nodes."""
+    fleet = stage.fleet(**request)
+    await fleet.start()
+    ids = [node.instance.id for node in fleet.nodes]
+    await fleet.stop()
+    assert stage.provider.alive == []
+    assert stage.ledger.open_entries() == ()
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("fate", "says"),
+    [
+        (NEVER_RUNS, "did not run within 300 s of its launch (.*pending); it cost about $0.10"),
+        (Fate(hardware=SMALL), "is smaller than bought: it has 2 of 4 cores, and 8.0 of 8 GiB of memory"),
+        *[(Fate(pending_s=0.1, becomes=state), f"did not run: it is {state.value}") for state in OVER],
+    ],
+)
+async def test_another_machine_is_bought_while_the_pool_opens(stage: Stage, fate: Fate, says: str) -> None:
+    stage.provider.by_number[1] = fate
+
+    assert await started_and_stopped(stage) == ["fake-0", "fake-2"]
+    (notice,) = stage.notices()
+    head, _, tail = says.partition(".*")
+    assert notice.startswith(f"machine fake-1 (big, here, host host-1) {head}")
+    assert tail in notice
+    assert notice.endswith("; another is bought (2 of 3)")
+    assert stage.provider.orders[-1].avoid == {"host-1"}
+
+
+async def test_the_bad_machine_is_ended_before_the_next_is_bought(stage: Stage) -> None:
+    stage.be_small(1, 2)
+
+    assert await started_and_stopped(stage) == ["fake-0", "fake-3"]
+    assert stage.provider.alive_at_order == [0, 1, 1]
+    assert [len(order.avoid) for order in stage.provider.orders] == [0, 1, 2]
+
+
+async def test_three_unfit_machines_end_the_opening_and_the_error_lists_them(stage: Stage) -> None:
+    stage.be_small(1, 2, 3)
+
+    with pytest.raises(CapacityError, match=r"node 1 has no sound machine.*\(1\) machine fake-1.*\(3\)") as raised:
+        await started_and_stopped(stage)
+
+    assert [attempt.split()[1] for attempt in raised.value.attempts] == ["fake-1", "fake-2", "fake-3"]
+    assert len(stage.provider.instances) == 4
+    assert stage.provider.alive == []
+    assert stage.ledger.open_entries() == ()
+    assert [notice.rpartition("; ")[2] for notice in stage.notices()] == [
+        "another is bought (2 of 3)",
+        "another is bought (3 of 3)",
+        "no other is bought",
+    ]
+
+
+async def test_a_refusal_to_sell_the_next_names_what_was_bought_before(stage: Stage) -> None:
+    stage.be_small(1)
+    fleet = stage.fleet()
+    await fleet.launch((0, 1))
+    stage.provider.sold_out = {OFFER}
+    with pytest.raises(CapacityError, match="sold out") as raised:
+        await asyncio.gather(fleet.bring_up(0), fleet.bring_up(1))
+    assert any("before that: machine fake-1" in note for note in raised.value.__notes__)
+    await fleet.stop()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BootstrapError("exit code 1", node=1, step="deps"), AuthenticationError("who are you?")],
+)
+async def test_what_is_not_the_machines_fault_buys_no_other(stage: Stage, error: Exception) -> None:
+    stage.nodes.fail(1, "prepare", error)
+
+    with pytest.raises(type(error)):
+        await started_and_stopped(stage)
+    assert len(stage.provider.instances) == 2
+
+
+async def test_a_machine_that_does_not_answer_is_unfit(stage: Stage) -> None:
+    stage.nodes.fail(1, "reach", UnreachableError("connection refused"))
+
+    with pytest.raises(CapacityError, match=r"machine fake-3 .* did not answer \(connection refused\)"):
+        await started_and_stopped(stage)
+    assert len(stage.provider.instances) == 4
+
+
+async def test_a_machine_that_ends_while_it_is_prepared_is_exchanged(stage: Stage) -> None:
+    """Whatever the failure of its preparation looked like."""
+    stage.nodes.fail(1, "prepare", BootstrapError("the link dropped", node=1, step="deps"))
+    prepared = stage.nodes
+
+    def open_node(instance: Instance, rank: int, on_message: Any) -> Any:
+        if instance.id == "fake-1":
+            stage.provider.set_state(instance.id, InstanceState.GONE)
+        elif rank == 1:
+            prepared.heal(1, "prepare")
+        return prepared(instance, rank, on_message)
+
+    fleet = stage.fleet()
+    fleet._starter._open_node = open_node
+    await fleet.start()
+    assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-2"]
+    await fleet.stop()
+
+
+async def test_preempted_machines_do_not_count(stage: Stage) -> None:
+    taken = range(1, 5)
+    stage.provider.preempts.update(taken)
+    stage.provider.by_number |= dict.fromkeys(taken, Fate(pending_s=0.1, becomes=InstanceState.GONE))
+
+    assert await started_and_stopped(stage) == ["fake-0", "fake-5"]
+    assert [event for event in stage.events if isinstance(event, InstancePreempted)] == [
+        InstancePreempted(f"fake-{each}", 1, 0.0) for each in taken
+    ]
+    assert all(order.avoid == frozenset() for order in stage.provider.orders)
+    assert {notice.rpartition("; ")[2] for notice in stage.notices()} == {"another is bought"}
+
+
+async def test_preempted_machines_are_not_bought_for_ever(stage: Stage) -> None:
+    stage.provider.preempts.update(range(1, 99))
+    stage.provider.by_number |= dict.fromkeys(range(1, 99), Fate(pending_s=0.1, becomes=InstanceState.GONE))
+
+    with pytest.raises(CapacityError, match="after 10"):
+        await started_and_stopped(stage)
+
+
+class Stubborn(Seller):
+    """Confirms no end, until it is told to."""
+
+    confirms = False
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        self.calls.append("terminate")
+        if self.confirms:
+            await super().terminate(instance_ids)
+
+
+async def test_a_bad_machine_that_is_not_confirmed_gone_keeps_nobody_waiting(stage: Stage) -> None:
+    stage.sell(Stubborn(stage.clock))
+    stage.be_small(1)
+    fleet = stage.fleet()
+    await fleet.start()
+    assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-2"]
+    assert set(stage.provider.alive) == {"fake-0", "fake-1", "fake-2"}
+    stage.provider.confirms = True  # type: ignore[attr-defined]
+    await fleet.stop()
+    assert stage.provider.alive == []
+
+
+# --- later ------------------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """Works with the nodes, and may refuse the first of some ranks."""
+
+    def __init__(self) -> None:
+        self.attached: list[str] = []
+        self.fails: dict[str, Callable[[], Exception]] = {}
+
+    def expect(self, ranks: Any) -> None: ...
+
+    def retire(self, ranks: Any, *, comes_back: bool = False) -> None: ...
+
+    async def attach(self, node: NodeHandle) -> None:
+        if node.instance.id in self.fails:
+            error = self.fails[node.instance.id]()
+            raise error
+        self.attached.append(node.instance.id)
+
+    async def drain(self, rank: int) -> None: ...
+
+    def detach(self, rank: int, reason: str, *, for_good: bool) -> None: ...
+
+
+@asynccontextmanager
+async def kept(stage: Stage, engine: Engine | None = None) -> AsyncGenerator[Upkeep]:
+    fleet = stage.fleet()
+    upkeep = Upkeep(fleet, engine or Engine(), publish=stage.events.append, clock=stage.clock)
+    try:
+        await upkeep.start(range(2))
+        yield upkeep
+    finally:
+        await upkeep.close()
+        await fleet.stop()
+    assert stage.provider.alive == []
+    assert stage.ledger.open_entries() == ()
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.001)
+
+
+async def test_a_replacement_that_is_unfit_is_exchanged_without_an_attempt_of_the_upkeep(stage: Stage) -> None:
+    engine = Engine()
+    async with kept(stage, engine):
+        stage.be_small(2, 3)
+        stage.nodes.opened[1]._receive(Ending(reason="struck by lightning", timed_out=False))
+        await until(lambda: len(engine.attached) == 3)
+        assert engine.attached[-1] == "fake-4"
+        assert [pause for pause in stage.clock.slept_s if pause > 1] == []
+
+
+async def test_a_rank_is_given_up_after_three_unfit_machines(stage: Stage) -> None:
+    async with kept(stage) as upkeep:
+        stage.be_small(*range(2, 99))
+        stage.nodes.opened[1]._receive(Ending(reason="struck by lightning", timed_out=False))
+        await until(lambda: upkeep.wanted == {0})
+        assert len(stage.provider.instances) == 2 + 3
+
+
+async def test_added_nodes_are_exchanged_too(stage: Stage) -> None:
+    async with kept(stage) as upkeep:
+        stage.be_small(2)
+        await upkeep.scale(3, ())
+        assert [each.instance.id for each in upkeep._fleet.nodes] == ["fake-0", "fake-1", "fake-3"]
+
+
+async def test_a_node_whose_machine_is_gone_before_its_workers_answer_is_exchanged(stage: Stage) -> None:
+    engine = Engine()
+
+    def vanish() -> Exception:
+        stage.provider.set_state("fake-1", InstanceState.GONE)
+        return BootstrapError("worker 0 did not answer", node=1, step="server")
+
+    engine.fails["fake-1"] = vanish
+    async with kept(stage, engine):
+        assert sorted(engine.attached) == ["fake-0", "fake-2"]
+
+
+async def test_workers_that_do_not_answer_on_a_machine_that_runs_are_not_its_fault(stage: Stage) -> None:
+    engine = Engine()
+    engine.fails["fake-1"] = lambda: BootstrapError("worker 0 did not answer", node=1, step="server")
+    with pytest.raises(BootstrapError):
+        async with kept(stage, engine):
+            pass
+    assert len(stage.provider.instances) == 2
+
+
+async def test_a_spare_that_is_unfit_is_exchanged_before_it_is_needed(stage: Stage) -> None:
+    fleet = stage.fleet()
+    await fleet.start()
+    stage.be_small(2)
+    fleet.begin_spare(1)
+    await until(lambda: "prepare" in stage.nodes.logs().get(1, ()) and len(stage.nodes.opened) == 4)
+    fleet.discard(1)
+    await fleet.launch((1,))
+    await fleet.bring_up(1)
+    assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-3"]
+    assert len(stage.provider.instances) == 4
+    await fleet.stop()
+    assert stage.provider.alive == []
+    assert stage.ledger.open_entries() == ()
