@@ -1,0 +1,234 @@
+"""Pools on hosts that do not reach each other: real islands, and a mix of two networks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import sklearn
+from joblib import parallel_config
+from sklearn.datasets import load_digits
+from sklearn.model_selection import GridSearchCV
+from sklearn.svm import SVC
+
+import skyward as sky
+from skyward.errors import ConfigurationError
+from skyward.events import Error, InstanceProvisioned, Notice, SkywardEvent
+from skyward.provision.preparing.bootstrap import bootstrap
+from skyward.request.request import parse_request
+from skyward.testing.hosts import SshHost, require_namespaces, require_sshd, share_cache, write_known_hosts
+from skyward.transport.ssh_transport import SshTransport
+from skyward_dask import SkywardCluster
+from support.chaos import ChaosProxy
+
+require_sshd()
+pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
+
+IMAGE = sky.Image(pip=[f"numpy=={np.__version__}", f"scikit-learn=={sklearn.__version__}"])
+PROMPT_S = 2.0
+"""How long a refusal may take, with what is asked of the hosts for it."""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Path:
+    """A cache with the environment of the image: islands reach no package index."""
+    folder = tmp_path_factory.mktemp("builder")
+    image = parse_request(image=IMAGE).image
+
+    async def build(host: SshHost) -> None:
+        transport = SshTransport(host.target())
+        try:
+            cache = str(host.home / ".cache/skyward")
+            await bootstrap(image, transport, cache=cache, node=0, progress=lambda _step: None)
+        finally:
+            await transport.close()
+
+    with SshHost(folder / "host", address="127.0.2.2", env={"PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}) as host:
+        share_cache(host.home, ssh_cache)
+        asyncio.run(build(host))
+    return ssh_cache
+
+
+class Sea:
+    """Hosts, each behind a proxy that counts bytes, and what it takes to log in through it."""
+
+    def __init__(self, stack: ExitStack, folder: Path, cache: Path) -> None:
+        self.hosts: list[SshHost] = []
+        self.proxies: list[ChaosProxy] = []
+        self._stack = stack
+        self._folder = folder
+        self._cache = cache
+
+    def add(self, *, island: str = "", neighbour: SshHost | None = None) -> SshHost:
+        number = len(self.hosts) + 2
+        folder = self._folder / f"host-{number}"
+        host = SshHost(folder, address=f"127.0.2.{number}", island=island, neighbour=neighbour)
+        share_cache(host.home, self._cache)
+        self.hosts.append(self._stack.enter_context(host))
+        proxy = ChaosProxy(f"127.0.3.{number}", (host.address, host.port))
+        self.proxies.append(self._stack.enter_context(proxy))
+        return host
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{proxy.address}:{proxy.port}" for proxy in self.proxies]
+
+    def bytes_up(self) -> int:
+        return sum(proxy.bytes_up for proxy in self.proxies)
+
+    def provider(self) -> sky.SSH:
+        behind = dict(zip([proxy.place for proxy in self.proxies], self.hosts, strict=True))
+        known = write_known_hosts(self._folder / "known_hosts", through=behind)
+        return sky.SSH(hosts=self.names, key_path=str(self.hosts[0].key_path), known_hosts=str(known))
+
+
+@sky.compute
+def place(number: int = 0) -> tuple[int, int, int]:
+    return number, sky.instance_info().node, os.getpid()
+
+
+@sky.compute
+def total(values: np.ndarray) -> float:
+    return float(values.sum())
+
+
+@sky.compute(retries=1)
+def die_once(path: str) -> int:
+    """Kills its worker the first time."""
+    if not os.path.exists(path):
+        open(path, "w", encoding="utf-8").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sky.instance_info().node
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def supervisor_of(pid: int) -> psutil.Process:
+    return next(each for each in psutil.Process(pid).parents() if "skyward.node.supervisor" in each.cmdline())
+
+
+def test_a_large_argument_leaves_the_client_once_for_each_network(tmp_path: Path, cache: Path) -> None:
+    """Two networks of two hosts, of which each is in the middle of the other one's names."""
+    require_namespaces()
+    with ExitStack() as stack:
+        sea = Sea(stack, tmp_path, cache)
+        sea.add()
+        first = sea.add(island="127.0.0.2")
+        sea.add()
+        sea.add(island="127.0.0.3", neighbour=first)
+        with sky.ComputePool(provider=sea.provider(), nodes=4, image=IMAGE, display="quiet") as pool:
+            array = np.ones(12_500_000)
+            before = sea.bytes_up()
+            totals = total(array) @ pool
+            sent = sea.bytes_up() - before
+            nodes = [node for _, node, _ in place() @ pool]
+
+    assert nodes == [0, 1, 2, 3]
+    assert totals == (12_500_000.0,) * 4
+    assert 2 * array.nbytes <= sent < 2.1 * array.nbytes
+
+
+# --- one pool on two islands, with a third in reserve; in this order --------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sea(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Sea]:
+    require_namespaces()
+    with ExitStack() as stack:
+        sea = Sea(stack, tmp_path_factory.mktemp("sea"), cache)
+        for _ in range(3):
+            sea.add(island="127.0.0.1")
+        yield sea
+
+
+@pytest.fixture(scope="module")
+def events() -> list[SkywardEvent]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def pool(sea: Sea, events: list[SkywardEvent]) -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(
+        provider=sea.provider(), nodes=2, image=IMAGE, display="quiet", on_event=events.append
+    ) as pool:
+        yield pool
+
+
+def test_calls_run_on_both_and_the_user_learns_that_they_are_islands(
+    pool: sky.ComputePool, sea: Sea, events: list[SkywardEvent]
+) -> None:
+    answers = sky.gather(*[place(number) for number in range(200)]) >> pool
+
+    assert [number for number, _, _ in answers] == list(range(200))
+    assert {node for _, node, _ in answers} == {0, 1}
+    assert [node for _, node, _ in place() @ pool] == [0, 1]
+    (note,) = [event.message for event in events if isinstance(event, Notice) and "reach" in event.message]
+    assert note == f"not all hosts reach each other: {', '.join(sea.names)} reach no other"
+
+
+def test_a_grid_search_and_an_executor_use_them(pool: sky.ComputePool) -> None:
+    images, labels = (values[:300] for values in load_digits(return_X_y=True))
+    search = GridSearchCV(SVC(), {"C": [1, 10], "gamma": [0.001, 0.01]}, cv=3)
+    expected = search.fit(images, labels).best_score_
+
+    with parallel_config("skyward", pool=pool):
+        assert search.fit(images, labels).best_score_ == expected
+    with pool.executor() as executor:
+        assert list(executor.map(square, range(50))) == [number * number for number in range(50)]
+
+
+def test_a_large_argument_comes_from_the_client(pool: sky.ComputePool, sea: Sea) -> None:
+    array = np.ones(12_500_000)
+    before = sea.bytes_up()
+
+    assert total(array) @ pool == (12_500_000.0,) * 2
+    assert 2 * array.nbytes <= sea.bytes_up() - before < 2.1 * array.nbytes
+
+
+def test_a_killed_worker_is_replaced(pool: sky.ComputePool, tmp_path: Path) -> None:
+    assert die_once(str(tmp_path / "died")) >> pool in (0, 1)
+    assert [node for _, node, _ in place() @ pool] == [0, 1]
+
+
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_lost_node_is_replaced_on_another_island(
+    pool: sky.ComputePool, events: list[SkywardEvent], lost: int
+) -> None:
+    pids = {node: pid for _, node, pid in place() @ pool}
+    node = supervisor_of(pids[lost])
+    for process in [node, *node.children(recursive=True)]:
+        process.kill()
+
+    after = {node: pid for _, node, pid in place() @ pool}
+
+    assert set(after) == {0, 1}
+    assert after[lost] != pids[lost]
+    assert after[1 - lost] == pids[1 - lost]
+    assert [event.node for event in events if isinstance(event, InstanceProvisioned)][-1] == lost
+    assert [event for event in events if isinstance(event, Error) and f"node {lost} is lost" in event.message]
+
+
+def test_a_gang_and_a_cluster_are_refused_at_once(pool: sky.ComputePool, sea: Sea) -> None:
+    @sky.compute
+    @sky.distributed.torch
+    def train() -> None:
+        raise AssertionError("it must not run")
+
+    began = time.monotonic()
+    with pytest.raises(ConfigurationError, match="network"):
+        train() @ pool
+    with pytest.raises(ConfigurationError, match="network"):
+        SkywardCluster(pool)
+    with pytest.raises(ConfigurationError, match="nodes=2 must reach each other, and no 2 of the hosts do"):
+        SkywardCluster(provider=sea.provider(), nodes=2, image=IMAGE, display="quiet")
+    assert time.monotonic() - began < PROMPT_S
