@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 _CONNECT_S = 4.0
 """Time for a host to connect to another: room for two lost packets, and the cost of a firewall that drops them."""
+_FEW = 5
+"""Largest number of hosts of which each pair is asked both ways at once, which saves five round trips. A connection
+opens four channels at a time: of more hosts, one that reaches none would wait for many in vain."""
 _VISITORS = 8
 """Unauthenticated connections to one SSH server at a time; it drops some of more than ten (MaxStartups)."""
 _logger = logging.getLogger("skyward")
@@ -69,7 +72,7 @@ class Networks:
         async def reach(one: Host, other: Host) -> bool:
             pair = frozenset((one.identity, other.identity))
             if pair not in self._refusals:
-                answer = await _refusal(other, one, turns) or await _refusal(one, other, turns)
+                answer = await _comparison(one, other, turns, at_once=len(hosts) <= _FEW)
                 self._refusals[pair] = answer
                 _logger.debug("%s and %s: %s", one.name, other.name, answer or "they reach each other")
             return not self._refusals[pair]
@@ -82,6 +85,14 @@ class Networks:
         """Forget what is known of a host that was away: it may come back elsewhere."""
         self._names.pop(host.identity, None)
         self._refusals = {pair: why for pair, why in self._refusals.items() if host.identity not in pair}
+
+
+async def _comparison(one: Host, other: Host, turns: Mapping[str, asyncio.Semaphore], *, at_once: bool) -> str:
+    """Return why the two do not reach each other in both directions; empty if they do."""
+    if at_once:
+        there, back = await asyncio.gather(_refusal(other, one, turns), _refusal(one, other, turns))
+        return there or back
+    return await _refusal(other, one, turns) or await _refusal(one, other, turns)
 
 
 async def _refusal(source: Host, target: Host, turns: Mapping[str, asyncio.Semaphore]) -> str:

@@ -8,6 +8,7 @@ import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -83,10 +84,10 @@ class Sea:
     def bytes_up(self) -> int:
         return sum(proxy.bytes_up for proxy in self.proxies)
 
-    def provider(self) -> sky.SSH:
+    def provider(self, **options: Any) -> sky.SSH:
         behind = dict(zip([proxy.place for proxy in self.proxies], self.hosts, strict=True))
         known = write_known_hosts(self._folder / "known_hosts", through=behind)
-        return sky.SSH(hosts=self.names, key_path=str(self.hosts[0].key_path), known_hosts=str(known))
+        return sky.SSH(hosts=self.names, key_path=str(self.hosts[0].key_path), known_hosts=str(known), **options)
 
 
 @sky.compute
@@ -135,6 +136,17 @@ def test_a_large_argument_leaves_the_client_once_for_each_network(tmp_path: Path
     assert nodes == [0, 1, 2, 3]
     assert totals == (12_500_000.0,) * 4
     assert 2 * array.nbytes <= sent < 2.1 * array.nbytes
+
+
+def test_hosts_that_reach_each_other_are_islands_on_request(tmp_path: Path, cache: Path) -> None:
+    with ExitStack() as stack:
+        sea = Sea(stack, tmp_path, cache)
+        for _ in range(2):
+            sea.add()
+        with sky.ComputePool(provider=sea.provider(network="none"), nodes=2, image=IMAGE, display="quiet") as pool:
+            check_calls(pool)
+            with pytest.raises(ConfigurationError, match="network"):
+                SkywardCluster(pool)
 
 
 def test_a_pool_on_two_islands_does_all_but_train_together(
