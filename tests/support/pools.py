@@ -147,6 +147,7 @@ class SimulatedPool:
         offers: what the provider has; machines of unknown price where nothing is said.
         spot: as ``ComputePool`` takes it.
         max_cost: likewise; whoever watches it is not part of this.
+        max_price_per_hour: likewise.
     """
 
     _ids = itertools.count()
@@ -165,6 +166,7 @@ class SimulatedPool:
         offers: Sequence[Offer] = _OFFERS,
         spot: SpotLike = "never",
         max_cost: float | None = None,
+        max_price_per_hour: float | None = None,
     ) -> None:
         self.pool_id = f"pool{next(self._ids)}"
         self.events: list[SkywardEvent] = []
@@ -177,7 +179,14 @@ class SimulatedPool:
         self.nodes.hardware = lambda instance: self.provider.hardware(instance.id)
         self.fleet = Fleet(
             self.provider,
-            parse_request(nodes=nodes, concurrency=workers, spot=spot, away=away_s, max_cost=max_cost),
+            parse_request(
+                nodes=nodes,
+                concurrency=workers,
+                spot=spot,
+                away=away_s,
+                max_cost=max_cost,
+                max_price_per_hour=max_price_per_hour,
+            ),
             pool_id=self.pool_id,
             tls=_TLS,
             publish=self.events.append,

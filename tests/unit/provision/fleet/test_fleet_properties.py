@@ -54,6 +54,7 @@ END_S = 6000.0
 
 READY_S = 300.0
 """Within which a sound machine comes up."""
+MAX_PRICE = 5.0
 OFFERS = tuple(
     Offer(
         spec=InstanceSpec(name=name, cpu=2, memory_gib=4),
@@ -176,6 +177,7 @@ fates = st.builds(
     unlisted_s=st.sampled_from((0.0, 3.0, 60.0)),
     host=st.sampled_from((None, None, "rack 1", "rack 2")),
     network=st.sampled_from((None, None, "elsewhere", "")),
+    price_per_hour=st.sampled_from((None, None, None, 1.001, 3.0, 50.0)),
 )
 startups = st.one_of(
     st.builds(Startup, delay_s=st.sampled_from((0.0, 0.1, 5.0))),
@@ -240,6 +242,7 @@ class Books:
             on_order=self.check_order,
             on_begin=self.check_begin,
             offers=OFFERS,
+            max_price_per_hour=MAX_PRICE,
         )
         self._ledger = ledger
 
