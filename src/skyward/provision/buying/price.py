@@ -45,8 +45,8 @@ class PriceLimit:
 
         Args:
             batches: the offers to choose from.
-            bought: machines so far. An offer that turned out dearer than the limit is left out, unless the machine's
-                host is known: that host is avoided instead.
+            bought: machines so far. Offers that turned out dearer than the limit come into question only where there
+                are no others, and if the machines' hosts are known, which are avoided.
             provider: name of the provider, for messages.
 
         Raises:
@@ -55,7 +55,10 @@ class PriceLimit:
         """
         if math.isinf(self.max_price_per_hour):
             return list(batches)
-        dearer = {_kind(each.offer): price for each in bought if (price := self._dearer(each)) is not None}
+        dearer: dict[Offer, list[Instance]] = {}
+        for each in bought:
+            if self.excess(each):
+                dearer.setdefault(_kind(each.offer), []).append(each)
         return [self._allowed(batch, dearer, provider) for batch in batches]
 
     def excess(self, instance: Instance) -> str:
@@ -65,20 +68,17 @@ class PriceLimit:
             return ""
         return f"costs {_dollars(price)}, more than max_price_per_hour={self.max_price_per_hour:g}"
 
-    def _dearer(self, instance: Instance) -> float | None:
-        price = instance.price_per_hour
-        return price if price is not None and not instance.host and not self.allows(price) else None
-
-    def _allowed(self, batch: Batch, dearer: dict[Offer, float], provider: str) -> Batch:
-        real = {offer: dearer.get(_kind(offer), offer.price_per_hour) for offer in batch.offers}
-        if offers := tuple(offer for offer, price in real.items() if self.allows(price)):
-            return replace(batch, offers=offers)
-        known = {offer: price for offer, price in real.items() if price is not None}
+    def _allowed(self, batch: Batch, dearer: dict[Offer, list[Instance]], provider: str) -> Batch:
+        within = [(offer, dearer.get(_kind(offer), [])) for offer in batch.offers if self.allows(offer.price_per_hour)]
+        offers = [offer for offer, failed in within if not failed]
+        if offers := offers or [offer for offer, failed in within if all(each.host for each in failed)]:
+            return replace(batch, offers=tuple(offers))
+        real = [_at_real_price(offer, dearer.get(_kind(offer), [])) for offer in batch.offers]
+        known = [offer for offer in real if offer.price_per_hour is not None]
         if not known:
             raise _no_price(batch.offers[0], provider)
-        best = min(known, key=lambda offer: known[offer])
-        where = f" in {best.region}" if best.region else ""
-        cheapest = describe_offer(replace(best, price_per_hour=known[best])) + where
+        best = min(known, key=lambda offer: offer.price_per_hour or 0.0)
+        cheapest = describe_offer(best) + (f" in {best.region}" if best.region else "")
         raise ConfigurationError(
             f"max_price_per_hour={self.max_price_per_hour:g} is below every offer of {provider} for this request; the "
             f"cheapest is {cheapest}: raise max_price_per_hour, or try another accelerator, machine, region, spot "
@@ -107,6 +107,11 @@ def notes_on_bill(provider: str, instances: Iterable[Instance]) -> Sequence[str]
                 f"`skyward sweep` ends them, or the next pool that opens with {provider} on this computer"
             )
     return list(dict.fromkeys(notes))
+
+
+def _at_real_price(offer: Offer, bought: Sequence[Instance]) -> Offer:
+    """Return the offer at the price that was charged for it last, if any was bought."""
+    return replace(offer, price_per_hour=charged_price(bought[-1])) if bought else offer
 
 
 def _kind(offer: Offer) -> Offer:

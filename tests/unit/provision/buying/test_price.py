@@ -78,7 +78,7 @@ def test_each_market_of_a_share_has_to_have_an_offer() -> None:
     [
         pytest.param(bought(CHEAP, 2.5), (DEAR,), id="the-offer-lies"),
         pytest.param(bought(replace(CHEAP, price_per_hour=0.9), 2.5), (DEAR,), id="offered-at-another-price"),
-        pytest.param(bought(CHEAP, 2.5, host="7"), (CHEAP, DEAR), id="the-host-is-avoided-instead"),
+        pytest.param(bought(CHEAP, 2.5, host="7"), (DEAR,), id="others-come-first"),
         pytest.param(bought(CHEAP, 1.9), (CHEAP, DEAR), id="dearer-and-within-the-limit"),
         pytest.param(bought(CHEAP), (CHEAP, DEAR), id="nothing-read-back"),
     ],
@@ -87,6 +87,12 @@ def test_an_offer_that_turned_out_dearer_is_not_taken_again(instance: Instance, 
     assert among(2.0, CHEAP, replace(DEAR, price_per_hour=1.9), bought=[instance]) == tuple(
         replace(each, price_per_hour=1.9) if each is DEAR else each for each in left
     )
+
+
+def test_it_is_taken_again_where_there_is_no_other_and_its_host_is_avoided() -> None:
+    assert among(2.0, CHEAP, bought=[bought(CHEAP, 2.5, host="7")]) == (CHEAP,)
+    with pytest.raises(ConfigurationError, match=r"the cheapest is cheap on demand \(\$2\.5 an hour\) in here"):
+        among(2.0, CHEAP, bought=[bought(CHEAP, 2.5, host="7"), bought(CHEAP, 2.5)])
 
 
 @pytest.mark.parametrize(
