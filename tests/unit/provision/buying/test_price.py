@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -244,6 +245,26 @@ async def test_a_machine_that_is_charged_more_than_the_limit_does_not_stay(stage
         await stage.fleet(nodes=1, spot="never", max_price_per_hour=2.0).start()
 
     assert stage.provider.alive == []
+    assert stage.ledger.open_entries() == ()
+
+
+@pytest.mark.parametrize("pending_looks", [0, 1])
+async def test_the_next_offer_is_taken_instead_of_a_machine_that_turned_out_dearer(
+    stage: Stage, pending_looks: int
+) -> None:
+    stage.provider = FakeProvider([CHEAP, replace(DEAR, price_per_hour=1.9)], pending_looks=pending_looks)
+    stage.provider.prices["cheap"] = 2.5
+    fleet = stage.fleet(spot="never", max_price_per_hour=2.0)
+    await fleet.start()
+    async with asyncio.timeout(10):
+        while len(stage.provider.alive) > 2:  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.001)
+    kept = [stage.provider.instances[each].offer.spec.name for each in stage.provider.alive]
+    await fleet.stop()
+
+    assert kept == ["dear", "dear"]
+    assert sorted(each.offer.spec.name for each in stage.provider.instances.values()) == ["cheap"] * 2 + ["dear"] * 2
+    assert sum("more than max_price_per_hour=2" in told for told in stage.notices()) == 2
     assert stage.ledger.open_entries() == ()
 
 
