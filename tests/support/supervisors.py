@@ -12,6 +12,7 @@ from skyward.errors import UnreachableError
 from skyward.providers.base import Instance
 from skyward.provision.preparing import node_handle as nodes
 from skyward.provision.preparing.control_client import ControlClient
+from skyward.provision.preparing.machine_size import MachineSize
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
 from skyward.transport.base import Completed
 from skyward.wire.control import (
@@ -316,6 +317,11 @@ class SimulatedNode(FakeNode):
     def standing(self) -> bool:
         """Whether it was told of a scheduler."""
         return isinstance(self._control, _Control) and self._control.standing is not None
+
+    async def reach(self, within_s: float) -> MachineSize | None:
+        """See :meth:`NodeHandle.reach`."""
+        await suffer(self._around.fault("reach"))
+        return await super().reach(within_s)
 
     async def start(self, config: NodeConfig) -> None:
         """See :meth:`NodeHandle.start`."""

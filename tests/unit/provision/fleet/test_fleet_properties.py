@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ END_S = 6000.0
 READY_S = 300.0
 """Within which a sound machine comes up."""
 MAX_PRICE = 5.0
+MACHINES = 3
+"""Most machines that are bought for a rank until it has a node."""
 OFFERS = tuple(
     Offer(
         spec=InstanceSpec(name=name, cpu=2, memory_gib=4),
@@ -107,6 +110,7 @@ class Plan:
     finds: Sequence[Fault] = ()
     destroys: Sequence[Fault] = ()
     fates: Sequence[Fate] = ()
+    reaches: Sequence[Fault] = ()
     prepares: Sequence[Fault] = ()
     starts: Sequence[Fault] = ()
     joins: Sequence[Fault] = ()
@@ -161,6 +165,7 @@ def plans(*, from_the_start: bool) -> st.SearchStrategy[Plan]:
         finds=faults(raising(TRANSIENT), st.just(HANGS)),
         destroys=faults(raising(TRANSIENT), raising(TRANSIENT, done=st.none()), st.just(HANGS)),
         fates=st.lists(fates, max_size=6),
+        reaches=faults(raising((UnreachableError("no route"),)), st.just(LATE)),
         prepares=phase,
         starts=phase,
         joins=phase,
@@ -178,6 +183,7 @@ fates = st.builds(
     host=st.sampled_from((None, None, "rack 1", "rack 2")),
     network=st.sampled_from((None, None, "elsewhere", "")),
     price_per_hour=st.sampled_from((None, None, None, 1.001, 3.0, 50.0)),
+    hardware=st.sampled_from((None, None, None, InstanceSpec(name="tiny", cpu=1, memory_gib=1))),
 )
 startups = st.one_of(
     st.builds(Startup, delay_s=st.sampled_from((0.0, 0.1, 5.0))),
@@ -231,7 +237,8 @@ class Books:
 
     def __init__(self, plan: Plan, ledger: Ledger) -> None:
         self.violations: list[str] = []
-        self.closing = self.closed = False
+        self.opened = self.closing = self.closed = False
+        self._while_opening: Counter[int] = Counter()
         self.pool = SimulatedPool(
             ledger,
             nodes=plan.nodes,
@@ -252,6 +259,8 @@ class Books:
             node.rank for node in self.pool.nodes.simulated if node.runs and not node.lost and "stop" not in node.log
         ]
         assert len(running) == len(set(running)), f"these ranks have nodes: {running}"
+        in_use = self._ranks_in_use()
+        assert len(in_use) == len(set(in_use)), f"these ranks have machines: {in_use}"
         assert not self.violations, self.violations
 
     def check_order(self, order: LaunchOrder) -> None:
@@ -263,6 +272,9 @@ class Books:
             self.violations.append(f"{order.keys} were ordered after the end")
         ranks, in_use = [_rank(key) for key in order.keys], self._ranks_in_use()
         wanted = self.pool.elastic.expected
+        self._while_opening.update([] if self.opened else ranks)
+        if any(count > MACHINES for count in self._while_opening.values()):
+            self.violations.append(f"{self._while_opening} machines were ordered for these ranks of a pool that opens")
         if not wanted.issuperset(ranks) or set(in_use) & set(ranks) or len(in_use) + len(ranks) > len(wanted):
             self.violations.append(f"{ranks} were ordered, there are {in_use}, there may be {wanted}")
 
@@ -379,6 +391,7 @@ class Life:
             self.begin_trouble()
         try:
             if await self.open():
+                self.books.opened = True
                 self.begin_trouble()
                 for step in self.plan.steps:
                     self.take(step)
@@ -402,7 +415,13 @@ class Life:
             "find": plan.finds,
             "destroy": plan.destroys,
         }
-        phases = {"prepare": plan.prepares, "start": plan.starts, "join": plan.joins, "stop": plan.stops}
+        phases = {
+            "reach": plan.reaches,
+            "prepare": plan.prepares,
+            "start": plan.starts,
+            "join": plan.joins,
+            "stop": plan.stops,
+        }
         self.pool.provider.trouble(script, plan.fates)
         self.pool.nodes.trouble(phases, startups=plan.startups)
 
