@@ -25,6 +25,8 @@ _CONNECT_S = 4.0
 _FEW = 5
 """Largest number of hosts of which each pair is asked both ways at once, which saves five round trips. A connection
 opens four channels at a time: of more hosts, one that reaches none would wait for many in vain."""
+_OTHER_PORT = 10_240
+"""One of the ports that nodes choose from, on which none listens: a host refuses it, a firewall drops the request."""
 _VISITORS = 8
 """Unauthenticated connections to one SSH server at a time; it drops some of more than ten (MaxStartups)."""
 _logger = logging.getLogger("skyward")
@@ -102,10 +104,18 @@ async def _refusal(source: Host, target: Host, turns: Mapping[str, asyncio.Semap
             shown = await transport.key_at(
                 target.address, target.port, kind=target.key.split()[0], timeout_s=_CONNECT_S
             )
+            open_to_all = shown != target.key or await transport.answers(
+                target.address, _OTHER_PORT, timeout_s=_CONNECT_S
+            )
     except SkywardError as error:
         return str(error)
     if shown != target.key:
         return f"{source.name} finds another machine at {target.address} port {target.port} than {target.name}"
+    if not open_to_all:
+        return (
+            f"{source.name} reaches the SSH server of {target.name}, and its port {_OTHER_PORT} does not answer: "
+            "a firewall in between must admit every port"
+        )
     return ""
 
 

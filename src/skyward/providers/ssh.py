@@ -95,7 +95,7 @@ class SSH:
         key_path: private key to log in with; by default the agent's, the configuration's, and the usual ones.
         known_hosts: file of host keys; by default yours and the system's. A host that is not in it is refused.
         network: ``"auto"`` asks the hosts once, when a pool opens, which of them reach each other. ``"none"`` asks
-            nothing and lets no node connect to another, for hosts whose firewall admits SSH only.
+            nothing, and lets no node connect to another.
 
     Raises:
         ConfigurationError: no host, a malformed one, one twice, a file that does not exist, or another ``network``.

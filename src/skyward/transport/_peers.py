@@ -1,4 +1,4 @@
-"""Host keys of SSH servers: the one shown on a connection, and those that other machines show to that machine."""
+"""Peers of a machine reached over SSH: their host keys, and whether they answer, as that machine finds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import paramiko
 
 from skyward.transport._paramiko import RSA_SIGNATURES, Client, end_handshake, hush, open_channel
 
-__all__ = ["key_at", "shown_key"]
+__all__ = ["answers", "key_at", "shown_key"]
 
 _HANDSHAKE_S = 10.0
 
@@ -48,3 +48,19 @@ def key_at(client: Client, host: str, port: int, *, kind: str, timeout_s: float)
         end_handshake(peer)
         peer.close()
         channel.close()
+
+
+def answers(client: Client, host: str, port: int, *, timeout_s: float) -> bool:
+    """Return False if the machine gets no answer from ``host:port`` in that time; a refusal is an answer. Blocks.
+
+    Raises:
+        Exception: the connection to the machine has ended.
+    """
+    try:
+        channel = open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s)
+    except paramiko.ChannelException:
+        return True
+    except paramiko.SSHException:  # its timeout
+        return False
+    channel.close()
+    return True

@@ -6,19 +6,21 @@ import asyncio
 import errno
 import os
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar, cast
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from skyward.errors import UnreachableError
 from skyward.transport._command import PUT_COMMAND, CommandExit, Execution, exit_code, put_arguments, script
-from skyward.transport._paramiko import RefusedSessionError
+from skyward.transport._paramiko import Client, RefusedSessionError
 from skyward.transport._ssh_connection import SSHConnection, SSHConnections
 from skyward.transport.access import SSHTarget
 from skyward.transport.base import Completed
 
 __all__ = ["SshTransport"]
+
+T = TypeVar("T")
 
 _CONNECTIONS: Final = SSHConnections()
 _TOKEN_BYTES = 16
@@ -130,13 +132,29 @@ class SshTransport:
         """
         from skyward.transport._peers import key_at  # imports paramiko
 
-        asked = self._acquired().perform(lambda client: key_at(client, host, port, kind=kind, timeout_s=timeout_s))
+        return await self._dialled(
+            lambda client: key_at(client, host, port, kind=kind, timeout_s=timeout_s), f"{host} port {port}"
+        )
+
+    async def answers(self, host: str, port: int, *, timeout_s: float) -> bool:
+        """Return False if the machine gets no answer from ``host:port`` in that time; a refusal is an answer.
+
+        Raises:
+            UnreachableError: the machine itself does not answer.
+        """
+        from skyward.transport._peers import answers  # imports paramiko
+
+        return await self._dialled(
+            lambda client: answers(client, host, port, timeout_s=timeout_s), f"{host} port {port}"
+        )
+
+    async def _dialled(self, dial: Callable[[Client], T], where: str) -> T:
         try:
-            return await asyncio.wrap_future(asked)
+            return await asyncio.wrap_future(self._acquired().perform(dial))
         except Exception as error:
             from skyward.transport._errors import translated
 
-            explained = translated(error, f"{self._target} does not reach {host} port {port}")
+            explained = translated(error, f"{self._target} does not reach {where}")
             if explained is error:
                 raise
             raise explained from error

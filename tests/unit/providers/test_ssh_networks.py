@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -242,6 +243,23 @@ async def test_hosts_that_may_not_connect_to_each_other_are_islands(mainland: li
     assert offer.island
     assert (finding.what, finding.state) == ("networks", "warn")
     assert f"{using.names[1]} does not reach 127.0.0.2 port {first.port}" in finding.fix
+
+
+async def test_hosts_between_which_a_firewall_admits_ssh_only_are_islands(
+    mainland: list[SshHost], tmp_path: Path
+) -> None:
+    address = (mainland[1].address, 10_240)
+    with socket.create_server(address, backlog=0), ExitStack() as stack:
+        for _ in range(2):  # a full queue drops further requests, as a firewall does
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        async with Using(tmp_path, *mainland) as using:
+            (offer,) = await using.ssh.offers(parse_request(nodes=2))
+            (finding,) = await using.ssh.check()
+
+    assert offer.island
+    assert "port 10240 does not answer: a firewall in between must admit every port" in finding.fix
 
 
 async def test_hosts_with_the_same_host_key_are_islands(mainland: list[SshHost], tmp_path: Path) -> None:
