@@ -15,7 +15,7 @@ class Lease:
     ``now`` is a ``monotonic`` reading: a machine that has slept has received nothing meanwhile, and must not take
     that for silence of its client. ``age_s`` is the node's age by ``elapsed`` readings: the cap counts time asleep too.
 
-    Three limits run: ``timeout_s`` from boot in any case; ``lease_s`` while no client is connected (its end of
+    Three limits run: ``timeout_s`` from its start in any case; ``lease_s`` while no client is connected (its end of
     the connection was closed, so it is gone); ``away_s`` while one is silent (asleep, or no network). A connection that
     is closed after it had been silent was closed by the network, not by the client: the client is away.
     """
