@@ -123,7 +123,16 @@ async def test_another_machine_is_bought_while_the_pool_opens(stage: Stage, fate
     assert stage.provider.orders[-1].avoid == {"host-1"}
 
 
+class Slow(Seller):
+    """Takes its time to end a machine."""
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        await asyncio.sleep(0.02)
+        await super().terminate(instance_ids)
+
+
 async def test_the_bad_machine_is_ended_before_the_next_is_bought(stage: Stage) -> None:
+    stage.sell(Slow(stage.clock))
     stage.be_small(1, 2)
 
     assert await started_and_stopped(stage) == ["fake-0", "fake-3"]
