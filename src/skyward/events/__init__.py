@@ -331,6 +331,9 @@ class InstancePreempted:
     """The provider takes a spot machine back: it ends in ``seconds_left``. Its calls continue until then.
 
     Calls that are unfinished then run elsewhere without using up a retry, and a replacement is launched.
+
+    Attributes:
+        seconds_left: seconds until its end; 0 if it has ended without notice.
     """
 
     instance_id: str

@@ -429,6 +429,28 @@ def test_machines_that_are_taken_back_without_notice_are_replaced_at_once_howeve
     live(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("preempted", [True, False])
+def test_a_machine_that_ends_while_its_preparation_hangs_is_exchanged_within_seconds(
+    tmp_path: Path, preempted: bool
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        provider = stage.pool.provider
+        stage.pool.nodes.trouble({"prepare": [Fault(hangs=True)]})
+        growing = asyncio.ensure_future(stage.pool.elastic.scale(3, ()))
+        await asyncio.sleep(60)
+        (provider.preempt if preempted else provider.lose)("fake-2")
+        async with asyncio.timeout(20):
+            await growing
+        assert [event.instance_id for event in stage.pool.events if isinstance(event, InstancePreempted)] == [
+            "fake-2"
+        ] * preempted
+        (notice,) = [event.message for event in stage.pool.events if isinstance(event, Notice)]
+        assert "ended while its node started: fake reports that it is gone" in notice
+        assert notice.endswith("another is bought" + ("" if preempted else " (2 of 3)"))
+
+    live(tmp_path, scenario)
+
+
 def test_one_of_four_is_taken_under_four_hundred_calls_and_the_cost_adds_up_to_the_second(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         began_at = stage.orders[0][0]
