@@ -11,7 +11,7 @@ import threading
 import tracemalloc
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from skyward.distributed.runtime import (
     CallContext,
     DistributedSampler,
     InstanceInfo,
+    bind_address,
     current_accelerator,
     current_call,
     enter_call,
     instance_info,
+    node_address,
     shard,
 )
 from skyward.errors import ConfigurationError, NotInPoolError
@@ -135,6 +137,9 @@ class TestPlace:
         monkeypatch.setenv("SKYWARD_WORKER", place.to_json())
 
         assert instance_info() == InstanceInfo(0, 1, True, ["T4"], "127.0.0.1", 0, "p", 0, 1)
+        assert (node_address(), bind_address()) == ("127.0.0.1", "127.0.0.1")
+        monkeypatch.setenv("SKYWARD_WORKER", replace(place, bind="10.1.2.3").to_json())
+        assert (node_address(), bind_address()) == ("127.0.0.1", "10.1.2.3")
 
     def test_a_program_that_a_call_starts_knows_its_place_but_not_the_call(
         self, monkeypatch: pytest.MonkeyPatch

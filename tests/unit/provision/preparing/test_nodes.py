@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from skyward.errors import BootstrapError, PoolStateError
 from skyward.providers.base import Instance, InstanceState
 from skyward.provision.preparing.node_handle import NodeHandle, open_node
 from skyward.request.image import Image
+from skyward.transport.access import SSHAccess, SSHTarget
 from skyward.transport.base import Completed
 from support.nodes import node_config, node_instance
 
@@ -64,6 +66,25 @@ def test_a_supervisor_that_does_not_announce_itself_is_an_error_with_what_it_sai
 
     assert (raised.value.step, raised.value.log_tail) == ("server", "Traceback: no module")
     assert raised.value.log_path == "/nonexistent/supervisor.log"
+
+
+@pytest.mark.parametrize(
+    ("network", "bind", "address"),
+    [
+        ("vpc", "", "203.0.113.7"),
+        ("vpc", "10.0.0.2", "203.0.113.7"),
+        ("", "10.0.0.2", "10.0.0.2"),
+        ("", "", "203.0.113.7"),
+    ],
+)
+def test_a_node_is_known_by_the_address_that_others_reach_and_an_island_by_the_one_it_binds_to(
+    network: str, bind: str, address: str
+) -> None:
+    access = SSHAccess(target=SSHTarget(host="h"), address="203.0.113.7", workdir="/w", bind=bind)
+    node = open_node(replace(RUNNING, access=access, network=network), 0, lambda node, message: None)
+    asyncio.run(node.transport.close())
+
+    assert (node.address, node.bind) == (address, bind)
 
 
 def test_secrets_travel_in_the_private_file_only() -> None:
