@@ -111,11 +111,13 @@ class LocalEC2:
 
         if self._api.moto is not None:
             raise PoolStateError("this LocalEC2 is already open")
-        _forget_everything()
+        with _no_default_images():
+            _forget_everything()
         if self._folder is not None and self._machines:
             share_cache(self._folder / "home", self._cache or self._folder / "cache")
         self._api.moto = DomainDispatcherApplication(create_backend_app)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_no_default_images())
             self._threads = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="local-ec2"))
             self._network = stack.enter_context(_network(self._block, self.ssh_port))
             self._front = stack.enter_context(_serving(self._api, "local-ec2-api"))
@@ -306,6 +308,19 @@ def use_ec2(ec2: LocalEC2, patch: pytest.MonkeyPatch, settings: Mapping[str, Any
     for share in ("CORES_SHARE", "MEMORY_SHARE"):
         patch.setattr(machine_size, share, 0.0)
     forget(ec2.endpoint_url)
+
+
+@contextlib.contextmanager
+def _no_default_images() -> Generator[None]:
+    """Keep moto from making its 1,301 images for each region: 0.3 s of processor time; no pool looks for them."""
+    name = "MOTO_EC2_LOAD_DEFAULT_AMIS"
+    before = os.environ.get(name)
+    os.environ[name] = before or "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
 
 
 @cache
