@@ -54,7 +54,7 @@ class FaultyProvider(FakeProvider):
         terminating: ids that it was asked to terminate.
         stubborn: ids of machines that it does not terminate for now; it says so by describing them.
         unclear: ledger keys that it was given, without saying what became of them.
-        told: ids of the machines that its launches told of.
+        told: ids of the machines that its launches told of, those that it undid included.
 
     Args:
         on_order: hears of every order before anything happens.
@@ -93,7 +93,8 @@ class FaultyProvider(FakeProvider):
         fault = self._next("launch")
         self.unclear.update(order.keys)
         try:
-            made = await super().launch(offers, replace(order, keys=order.keys[: fault.done]))
+            asked = replace(order, keys=order.keys[: fault.done], undone=lambda each: self._tell_undone(order, each))
+            made = await super().launch(offers, asked)
             await suffer(fault)
         except REFUSALS:
             self.unclear.difference_update(order.keys)
@@ -102,6 +103,11 @@ class FaultyProvider(FakeProvider):
         self.unclear.difference_update(instance.key for instance in said)
         self.told += [instance.id for instance in said]
         return [self._update(instance.id) for instance in said]
+
+    def _tell_undone(self, order: LaunchOrder, instance: Instance) -> None:
+        self.told.append(instance.id)
+        if order.undone is not None:
+            order.undone(instance)
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
         """See :meth:`Provider.describe`."""

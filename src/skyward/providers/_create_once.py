@@ -9,7 +9,7 @@ from typing import Final
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
 from skyward.errors import CapacityError, QuotaError, SkywardError, TerminationError, UnreachableError
-from skyward.providers.base import REFUSALS, Instance, LaunchOrder, Offer
+from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 
 __all__ = ["MachineCalls", "create_once"]
 
@@ -188,7 +188,7 @@ class _Order:
             self._book(key, found.offer, found)
 
     async def _destroy(self, machine: Instance) -> str:
-        """Destroy a machine; return why it may be left, empty if it is gone."""
+        """Destroy a machine and report that; return why it may be left, empty if it is gone."""
 
         async def gone() -> bool | NotYet:
             try:
@@ -204,6 +204,8 @@ class _Order:
                 )
         except UnreachableError as error:
             return str(error)
+        if self._order.undone is not None:
+            self._order.undone(replace(machine, state=InstanceState.GONE))
         return ""
 
     def _none_left(self) -> SkywardError:

@@ -79,6 +79,8 @@ class LaunchOrder:
             means ``timeout_s`` for every offer.
         avoid: hosts (:attr:`Instance.host`) whose machines have failed: none is to be bought there.
         one_network: True if the machines must reach each other and those that the pool has already.
+        undone: receives each machine that was created for the order and is confirmed gone again, because the order, or
+            a part of it, failed: it has cost money. None where nobody counts.
     """
 
     pool_id: str
@@ -87,6 +89,7 @@ class LaunchOrder:
     allowance: Callable[[Offer], float] | None = field(default=None, compare=False, repr=False)
     avoid: frozenset[str] = frozenset()
     one_network: bool = False
+    undone: Callable[[Instance], None] | None = field(default=None, compare=False, repr=False)
 
     def lasts_s(self, offer: Offer) -> float:
         """Return the hard cap on the life of machines bought as ``offer``; 0 if they must not be bought."""

@@ -19,7 +19,7 @@ from skyward.providers.aws.network import ensure_group
 from skyward.providers.aws.payloads import Candidate, MachineOrder, Subnet, fleet_call, machine_call, template_call
 from skyward.providers.aws.quotas import exceeded
 from skyward.providers.aws.teardown import end, undo
-from skyward.providers.base import LaunchOrder, Offer
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 
 __all__ = ["Launching", "Made", "Terms"]
 
@@ -110,6 +110,7 @@ class Launching:
                 unseen_s=self._terms.listing_s,
                 deadline_s=self._terms.deadline_s,
             )
+            self._report_undone()
             raise
         finally:
             account.launching[pool_id] -= 1
@@ -181,9 +182,16 @@ class Launching:
         if all(await _settled(one(key) for key in self._order.keys[1:])):
             return True
         await end(self._account, [each.id for each in self._made.values()], deadline_s=self._terms.deadline_s)
+        self._report_undone()
         self._made.clear()
         self._attempt += 1
         return False
+
+    def _report_undone(self) -> None:
+        """Report the machines made so far, which are gone again, to the order's owner."""
+        if self._order.undone is not None:
+            for each in self._made.values():
+                self._order.undone(Instance(id=each.id, key=each.key, state=InstanceState.GONE, offer=each.offer))
 
     async def _by_type(self, order: MachineOrder, candidate: Candidate) -> bool:
         """Launch the machine as ``candidate``; return False if that is refused."""

@@ -363,6 +363,7 @@ class Machines:
             allowance=lasts_s,
             one_network=self._request.one_network,
             avoid=frozenset(self.unfit.hosts),
+            undone=lambda each: _add_ended(self.all, self._machine(keys[each.key], each, began), self._clock),
         )
         try:
             instances = await self._provider.launch(offers, order)
@@ -415,6 +416,12 @@ class Machines:
             price_per_hour=offer.price_per_hour,
             ends_itself=self._provider.name in OWN,  # of others it is known once they are launched
         )
+
+
+def _add_ended(machines: list[Machine], machine: Machine, clock: Clock) -> None:
+    """Add a machine of a failed order, which is gone again: it has cost money."""
+    machine.end(clock.elapsed())
+    machines.append(machine)
 
 
 def _refused(error: CapacityError, batch: Batch) -> CapacityError:

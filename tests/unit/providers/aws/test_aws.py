@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -433,6 +434,17 @@ def test_the_next_kind_is_taken_for_want_of_capacity_only(ec2: LocalEC2) -> None
     launched = use(ec2, both)
     assert {(each.offer.spot, each.watch) for each in launched} == {(False, None)}
     assert {each.offer.price_per_hour for each in launched} == {0.526}
+
+
+def test_machines_of_an_order_that_cannot_be_filled_are_reported_as_ended(ec2: LocalEC2) -> None:
+    undone: list[Instance] = []
+    ec2.market.limits.append(Capacity(count=2))
+    with pytest.raises(CapacityError):
+        use(ec2, lambda provider: launch(provider, replace(ORDER, undone=undone.append)))
+
+    assert {each.id for each in undone} == {each["InstanceId"] for each in ec2.instances()} != set()
+    assert {each.state for each in undone} == {InstanceState.GONE}
+    assert not ec2.left()
 
 
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "InvalidParameterCombination"])
