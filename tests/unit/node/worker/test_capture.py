@@ -141,7 +141,7 @@ class TestTheWorkersOwnPart:
         expected = "of the process before\nno call\nhalf INFO: größer\na line\n"
         assert worker.path.read_text(encoding="utf-8") == expected
 
-    @pytest.mark.parametrize("seed", range(10))
+    @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 10))])
     def test_is_cut_out_wherever_it_lies(self, worker: Worker, seed: int) -> None:
         chance = random.Random(seed)
         captured = ""

@@ -131,7 +131,9 @@ async def test_whichever_call_is_forbidden_nothing_is_left(launcher: Launcher, h
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("fault", [UNSENT, UNANSWERED], ids=["unsent", "unanswered"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(UNSENT, marks=pytest.mark.full), UNANSWERED], ids=["unsent", "unanswered"]
+)
 async def test_whichever_call_is_interrupted_has_its_effect_once(
     launcher: Launcher, healthy: list[str], fault: AwsFault
 ) -> None:
