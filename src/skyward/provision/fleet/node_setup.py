@@ -47,7 +47,7 @@ OpenNode = Callable[[Instance, int, NodeListener], NodeHandle]
 
 
 class MachineStatus:
-    """Status of one machine at its provider, requested every five seconds at most.
+    """Status of one machine at its provider, requested every five seconds at most, or at once.
 
     Args:
         looks: looks at the fleet's machines.
@@ -63,12 +63,12 @@ class MachineStatus:
         self._clock = clock
         self._asked_at = -math.inf
 
-    async def __call__(self) -> NodeLoss | None:
+    async def __call__(self, *, at_once: bool = False) -> NodeLoss | None:
         """Return how the machine was lost; None if it was not, or without an answer.
 
         An error of the provider is no sign of the machine's end: taking it for one would buy a machine in vain.
         """
-        if self._clock.monotonic() - self._asked_at < _STATUS_EVERY_S:
+        if not at_once and self._clock.monotonic() - self._asked_at < _STATUS_EVERY_S:
             return None
         self._asked_at = self._clock.monotonic()
         try:

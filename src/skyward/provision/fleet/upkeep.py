@@ -70,9 +70,9 @@ class Upkeep:
     """Keeper of a started fleet's intended size, until it is closed. Not thread-safe: one event loop runs it.
 
     A lost node is replaced under its rank; the backoff grows while replacements fail or do not last. When a machine is
-    preempted, the next one is launched at once, while the node finishes its running calls. After five attempts, or at
-    once if the node's ``timeout`` is over, the fleet stays smaller. After five nodes in a row that could not be added,
-    further requests are refused for a minute or longer.
+    preempted, the next one is launched at once, while the node finishes its running calls; that is no attempt. After
+    five attempts or three unfit machines, or at once if the node's ``timeout`` is over, the fleet stays smaller. After
+    five nodes in a row that could not be added, further requests are refused for a minute or longer.
 
     Args:
         fleet: the nodes.

@@ -112,7 +112,8 @@ class NodeHandle:
         transport: the transport to the machine.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
         volumes: the volumes available on it.
-        machine_status: requests from its provider how the machine was lost; returns None while it is not.
+        machine_status: requests from its provider how the machine was lost; returns None while it is not, or if it was
+            requested a moment ago, except with ``at_once=True``.
     """
 
     def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
@@ -134,7 +135,7 @@ class NodeHandle:
         self._partitions_undone_s = 0.0
         self.lanes: tuple[str, ...] = ()
         self.volumes: tuple[GrantedVolume, ...] = ()
-        self.machine_status: Callable[[], Awaitable[NodeLoss | None]] = _no_status
+        self.machine_status: Callable[..., Awaitable[NodeLoss | None]] = _no_status
         self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
         self._noticed = asyncio.Event()
         self._seconds_left = math.inf
@@ -270,7 +271,7 @@ class NodeHandle:
         if self.instance.offer.spot and not (self._loss.timed_out or self._attributed or self._noticed.is_set()):
             # A machine that is taken back without notice may still end its processes in order.
             self._attributed = True
-            if (reported := await self.machine_status()) is not None:
+            if (reported := await self.machine_status(at_once=True)) is not None:
                 self._loss = replace(self._loss, preempted=reported.preempted, machine_over=True)
         return self._loss
 
@@ -428,7 +429,7 @@ class _Away:
             self._node.report(LinkDown(reason=self.reason))
 
 
-async def _no_status() -> None:
+async def _no_status(*, at_once: bool = False) -> None:
     """Return nothing: no provider is asked."""
 
 
@@ -453,7 +454,7 @@ async def unless_gone(
             raise _ended(node, gone.result())
         failed = None if working.cancelled() else working.exception()
         is_judged = failed is None or isinstance(failed, UnfitMachineError) or not isinstance(failed, Exception)
-        if not is_judged and (reported := await node.machine_status()) is not None:
+        if not is_judged and (reported := await node.machine_status(at_once=True)) is not None:
             raise _ended(node, reported) from failed
         working.result()
     finally:

@@ -207,6 +207,29 @@ async def test_a_machine_that_ends_while_it_is_prepared_is_exchanged(stage: Stag
     await fleet.stop()
 
 
+async def test_a_machine_that_was_seen_to_run_a_moment_before_its_preparation_failed_is_looked_at_again(
+    stage: Stage,
+) -> None:
+    fleet = stage.fleet()
+
+    def open_node(instance: Instance, rank: int, on_message: Any) -> Any:
+        node = stage.nodes(instance, rank, on_message)
+
+        async def prepare(*_: Any) -> None:
+            assert await node.machine_status() is None
+            stage.provider.set_state(instance.id, InstanceState.GONE)
+            raise BootstrapError("its processes got SIGTERM", node=rank, step="deps")
+
+        if instance.id == "fake-1":
+            node.prepare = prepare  # type: ignore[method-assign]
+        return node
+
+    fleet._starter._open_node = open_node
+    await fleet.start()
+    assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-2"]
+    await fleet.stop()
+
+
 async def test_preempted_machines_do_not_count(stage: Stage) -> None:
     taken = range(1, 5)
     stage.provider.preempts.update(taken)
