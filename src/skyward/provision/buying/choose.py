@@ -135,7 +135,8 @@ def notes_on_purchase(asked: Offer, got: Sequence[Offer]) -> Sequence[str]:
     One order may be filled by several offers: each has remarks of its own, with the number of its machines.
     """
     notes: list[str] = []
-    for offer, count in Counter(got).items():
+    rented = [offer for offer in got if offer.price_per_hour != 0]  # hosts of the user differ, and need no remark
+    for offer, count in Counter(rented).items():
         share = f" for {count} of {_counted(len(got))}" if count < len(got) else ""
         if (offer.spec.name, offer.spot) != (asked.spec.name, asked.spot) or _is_dearer(offer, asked):
             notes.append(f"asked for {describe_offer(asked)}, got {describe_offer(offer)}{share}")

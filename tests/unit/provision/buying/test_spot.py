@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +96,18 @@ async def test_nothing_is_said_of_machines_that_are_what_was_asked_for(stage: St
     await fleet.stop()
 
     assert stage.bought() == [ON_SPOT, ON_SPOT]
+    assert stage.notices() == []
+
+
+async def test_nothing_is_said_of_machines_that_cost_nothing(stage: Stage) -> None:
+    free = [replace(offer, spot=False, price_per_hour=0.0) for offer in (OTHER, ON_DEMAND)]
+    stage.provider = FakeProvider(free)
+    stage.provider.sold_out = {free[0]}
+    fleet = stage.fleet(spot="never")
+    await fleet.start()
+    await fleet.stop()
+
+    assert stage.bought() == [free[1], free[1]]
     assert stage.notices() == []
 
 
