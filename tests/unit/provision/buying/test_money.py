@@ -119,7 +119,8 @@ def test_providers_are_made_again_from_their_settings(tmp_path: Path) -> None:
     provider = SSH(hosts=["a", "me@b:22"], user="me", key_path=str(key))
     settings = provider_settings(provider)
 
-    assert settings == {"hosts": ["a", "me@b:22"], "user": "me", "key_path": str(key), "known_hosts": None}
+    named = {"hosts": ["a", "me@b:22"], "user": "me", "key_path": str(key)}
+    assert settings == named | {"known_hosts": None, "network": "auto"}
     assert make_provider("ssh", settings) == provider
     assert make_provider("local", provider_settings(Local())) == Local()
     assert isinstance(provider, Sweepable)
