@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -370,6 +370,9 @@ class Machines:
         except REFUSALS:
             await asyncio.to_thread(self._ledger.close, keys)
             raise
+        except TerminationError as error:
+            await self._take_over(error.instance_ids, keys, began)
+            raise
         made = [self._machine(keys[each.key], each, began) for each in instances]
         self.all += made
         await asyncio.to_thread(self._ledger.record, instances)
@@ -379,6 +382,18 @@ class Machines:
                 "this is a fault of the provider's adapter, please report it"
             )
         return made
+
+    async def _take_over(self, left: Sequence[str], keys: Mapping[str, int], began: float) -> None:
+        """Take over machines of an order that could not be undone: they count, and end with their rank's others."""
+        if not left:
+            return
+        try:
+            seen = await self._provider.describe(left)
+            ours = [each for each in seen if each.key in keys and each.state is not InstanceState.GONE]
+            self.all += [self._machine(keys[each.key], each, began) for each in ours]
+            await asyncio.to_thread(self._ledger.record, ours)
+        except Exception as error:  # the ledger has their keys: a sweep finds them
+            _logger.warning("%s gives no records of %s: %s", self._provider.name, ", ".join(left), error)
 
     def _machine(self, rank: int, instance: Instance, began: float) -> Machine:
         ready_by = self._clock.monotonic() + instance.offer.ready_within_s

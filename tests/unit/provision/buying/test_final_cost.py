@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skyward.errors import CapacityError, UnreachableError
+from skyward.errors import AuthenticationError, CapacityError, TerminationError, UnreachableError
 from skyward.events import CostFinal
 from skyward.providers.base import InstanceState, Offer
 from skyward.provision.buying.ledger import Ledger
@@ -86,3 +86,16 @@ def test_machines_of_an_order_that_was_undone_count_too(stage: Stage) -> None:
 
     assert len(stage.provider.instances) == 2 + 3
     assert final.total_cost == pytest.approx(stage.provider.bill()) == pytest.approx(5 * 60 / 3600 * 2.0)
+
+
+def test_a_machine_of_an_order_that_could_not_be_undone_is_ended_with_the_pool_and_counts(stage: Stage) -> None:
+    stage.provider.fail("create", AuthenticationError("expired"))
+    stage.provider.fail("destroy", UnreachableError("no answer"), times=10_000)
+    fleet = stage.fleet(nodes=2)
+    with pytest.raises(TerminationError, match="fake-0 does not end"):
+        simulate(fleet.start)
+
+    assert stage.provider.alive == []
+    assert "fake-0" not in {entry.instance_id for entry in stage.ledger.open_entries()}
+    assert fleet.cost(0.0).final().total_cost == pytest.approx(stage.provider.bill(), abs=0.01)
+    assert stage.provider.bill() > 0
