@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import stamina
@@ -65,8 +65,13 @@ async def fork_from(orders: socket.socket, module: str) -> AsyncGenerator[Fork]:
     reports, its_reports = map(keep_from_forks, socket.socketpair())
     with its_commands, its_reports, suppress(OSError):  # it has just ended: then the reports do, too
         socket.send_fds(orders, [b"!"], [its_commands.fileno(), its_reports.fileno()])
-    _, commands_writer = await asyncio.open_connection(sock=commands)
-    reports_reader, reports_writer = await asyncio.open_connection(sock=reports)
+    with ExitStack() as unconnected:  # a cancellation in between must leave no socket open
+        unconnected.enter_context(commands)
+        unconnected.enter_context(reports)
+        _, commands_writer = await asyncio.open_connection(sock=commands)
+        unconnected.callback(commands_writer.close)
+        reports_reader, reports_writer = await asyncio.open_connection(sock=reports)
+        unconnected.pop_all()
     try:
         commands_writer.write(f"{module}\n".encode())
         yield Fork(commands=commands_writer, reports=reports_reader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skyward.node.supervisor.children import Child, Zygote
+from skyward.node.supervisor.children import Child, Zygote, fork_from
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.survey import make_plan
 from skyward.wire.control import Message, Ping, Pong
@@ -169,3 +170,25 @@ async def test_a_zygote_that_cannot_import_says_why_and_is_tried_again(
         assert [await node.zygote_ended.get() for _ in range(2)] == ["exited with status 1"] * 2
         assert await node.ended.get() == "ended with the process that it was forked from"
     assert capfd.readouterr().err.count("expected by the test") >= 2
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_fork_whose_order_is_cancelled_leaves_no_socket_open(turns: int) -> None:
+    async def order(orders: socket.socket) -> None:
+        async with fork_from(orders, "module"):
+            await asyncio.Event().wait()
+
+    here, zygote = socket.socketpair()
+    with here, zygote:
+        before = set(os.listdir("/proc/self/fd"))
+        ordering = asyncio.create_task(order(here))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ordering.cancel()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await ordering
+        for _ in range(3):  # a transport closes its socket in the next turn of the loop
+            await asyncio.sleep(0)
+
+        assert cancelled.tb is not None, "its frames keep all that it has not closed"
+        assert len(set(os.listdir("/proc/self/fd"))) == len(before)
