@@ -23,7 +23,6 @@ from skyward.events import (
     InstancePreempted,
     InstanceStopping,
     Notice,
-    ProviderName,
     SkywardEvent,
 )
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
@@ -111,7 +110,6 @@ class Machines:
         self.looks = SharedLooks(provider, clock=clock)
         self.unfit = UnfitMachines()
         self._provider = provider
-        self._provider_name: ProviderName = cast("Any", provider.name)
         self._request = request
         self._pool_id = pool_id
         self._publish = publish
@@ -333,7 +331,7 @@ class Machines:
     async def _buy(self, batch: Batch, ranks: Sequence[int], lasts_s: Callable[[Offer], float]) -> Sequence[Machine]:
         """Launch machines of a batch, with the retries of its strategy."""
         asked = batch.offers[0]
-        self._publish(self._launching(len(ranks), asked))
+        self._publish(_launching(self._provider, self._request, asked, len(ranks)))
         for left in range(batch.retries, -1, -1):
             try:
                 launched = await to_its_end(self._create(batch.offers, ranks, lasts_s))
@@ -353,7 +351,7 @@ class Machines:
     ) -> Sequence[Machine]:
         """Launch machines of the first of ``offers`` that the provider can serve."""
         keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
-        await asyncio.to_thread(self._ledger.reserve, keys, self._purchase(offers[0]))
+        await asyncio.to_thread(self._ledger.reserve, keys, _purchase(self._pool_id, self._provider, offers[0]))
         began = self._clock.elapsed()
         shortest_s = max(1.0, min(map(lasts_s, offers)))
         order = LaunchOrder(
@@ -400,37 +398,38 @@ class Machines:
         usage = Usage.of(instance.offer, began).charged(instance.price_per_hour)
         return Machine(rank=rank, instance=instance, usage=usage, ready_by=ready_by)
 
-    def _launching(self, count: int, offer: Offer) -> InstanceLaunching:
-        request = self._request
-        return InstanceLaunching(
-            count,
-            offer.spec.name,
-            self._provider_name,
-            region=offer.region,
-            spot=offer.spot,
-            price_per_hour=offer.price_per_hour,
-            workers_per_node=request.workers_per_node,
-            cpu_per_worker=request.cpu,
-            memory_gib_per_worker=request.memory_gib,
-        )
-
     def _notice(self, message: str) -> None:
         """Publish a message unless it was published before."""
         if message and message not in self._noted:
             self._noted.add(message)
             self._publish(Notice(message))
 
-    def _purchase(self, offer: Offer) -> Purchase:
-        return Purchase(
-            pool_id=self._pool_id,
-            provider=self._provider.name,
-            settings=provider_settings(self._provider),
-            region=offer.region,
-            machine=offer.spec.name,
-            spot=offer.spot,
-            price_per_hour=offer.price_per_hour,
-            ends_itself=self._provider.name in OWN,  # of others it is known once they are launched
-        )
+
+def _launching(provider: Provider, request: PoolRequest, offer: Offer, count: int) -> InstanceLaunching:
+    return InstanceLaunching(
+        count,
+        offer.spec.name,
+        cast("Any", provider.name),
+        region=offer.region,
+        spot=offer.spot,
+        price_per_hour=offer.price_per_hour,
+        workers_per_node=request.workers_per_node,
+        cpu_per_worker=request.cpu,
+        memory_gib_per_worker=request.memory_gib,
+    )
+
+
+def _purchase(pool_id: str, provider: Provider, offer: Offer) -> Purchase:
+    return Purchase(
+        pool_id=pool_id,
+        provider=provider.name,
+        settings=provider_settings(provider),
+        region=offer.region,
+        machine=offer.spec.name,
+        spot=offer.spot,
+        price_per_hour=offer.price_per_hour,
+        ends_itself=provider.name in OWN,  # of others it is known once they are launched
+    )
 
 
 def _add_ended(machines: list[Machine], machine: Machine, clock: Clock) -> None:
