@@ -270,8 +270,9 @@ class NodeHandle:
                 self._loss = verdict
         if self.instance.offer.spot and not (self._loss.timed_out or self._attributed or self._noticed.is_set()):
             # A machine that is taken back without notice may still end its processes in order.
-            self._attributed = True
-            if (reported := await self.machine_status(at_once=True)) is not None:
+            reported = await self.machine_status(at_once=True)
+            self._attributed = True  # not before: after a cancelled request the next waiter repeats it
+            if reported is not None:
                 self._loss = replace(self._loss, preempted=reported.preempted, machine_over=True)
         return self._loss
 

@@ -202,6 +202,26 @@ async def test_a_provider_that_cannot_say_is_asked_again_and_believed_then() -> 
     assert provider.calls.count("describe") == 3
 
 
+async def test_a_preemption_is_seen_although_the_first_who_asked_was_cancelled() -> None:
+    node, asked = unlinked_node(Machine(GONE)), asyncio.Event()
+    node.instance = replace(INSTANCE, offer=replace(INSTANCE.offer, spot=True))
+
+    async def reported(*, at_once: bool = False) -> nodes.NodeLoss:
+        if not asked.is_set():
+            asked.set()
+            await asyncio.Event().wait()
+        return nodes.NodeLoss(reason="taken back", preempted=True, machine_over=at_once)
+
+    node.machine_status = reported
+    async with asyncio.timeout(10):
+        first = asyncio.ensure_future(node.wait_gone())
+        await asked.wait()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+        assert (await node.wait_gone()).preempted
+
+
 async def test_a_provider_is_asked_no_oftener_than_every_five_seconds() -> None:
     provider, clock = Seller(InstanceState.RUNNING), FakeClock()
     status = status_of(provider, clock)
