@@ -147,8 +147,9 @@ class Mirror:
             try:
                 for done in as_completed(jobs):
                     if (got := done.result()) is not None:
-                        self._mount_path.note(got.path, got.record)
                         os.replace(got.part, self._root / got.path)  # whole or not there: calls may list the folder
+                        # After it: a record of a file that a kill kept away would have the former one written back.
+                        self._mount_path.note(got.path, got.record)
             except BaseException:
                 # Otherwise the end of the `with` would fetch all the other files before the error is raised.
                 pool.shutdown(cancel_futures=True)

@@ -348,6 +348,26 @@ def test_a_cut_off_fetch_is_taken_up_where_it_ended(
     assert tree(folder) == {name: name.encode() for name in "abc"}
 
 
+def test_a_fetch_that_is_killed_at_a_changed_object_does_not_write_the_former_one_back(
+    store: FakeStore, node: Callable[..., Node]
+) -> None:
+    store.objects = {"a": b"former"}
+    node(read_only=False).fetch()
+    store.objects = {"a": b"present"}
+    if (pid := os.fork()) == 0:
+        rename = os.replace
+        os.replace = lambda old, new: os._exit(9) if Path(new).name == "a" else rename(old, new)
+        node(read_only=False).fetch()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+    again = node(read_only=False)
+    again.fetch()
+    again.release()
+
+    assert store.objects == {"a": b"present"}
+
+
 def test_too_little_room_is_said_before_anything_is_fetched(
     store: FakeStore, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
