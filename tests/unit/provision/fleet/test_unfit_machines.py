@@ -25,6 +25,7 @@ from skyward.testing.provider import FakeProvider, Fate
 from skyward.wire.control import Ending
 from support.clock import FakeClock
 from support.fleets import FleetStage
+from support.nodes import FakeNode
 
 OFFER = Offer(
     spec=InstanceSpec(name="big", cpu=4, memory_gib=8), region="here", price_per_hour=1.2, ready_within_s=300.0
@@ -172,7 +173,11 @@ async def test_a_refusal_to_sell_the_next_names_what_was_bought_before(stage: St
     "error",
     [BootstrapError("exit code 1", node=1, step="deps"), AuthenticationError("who are you?")],
 )
-async def test_what_is_not_the_machines_fault_buys_no_other(stage: Stage, error: Exception) -> None:
+@pytest.mark.parametrize("fresh", [True, False])
+async def test_what_is_not_the_machines_fault_buys_no_other(
+    stage: Stage, error: Exception, fresh: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeNode, "fresh", fresh)
     stage.nodes.fail(1, "prepare", error)
 
     with pytest.raises(type(error)):
@@ -186,6 +191,18 @@ async def test_a_machine_that_does_not_answer_is_unfit(stage: Stage) -> None:
     with pytest.raises(CapacityError, match=r"machine fake-3 .* did not answer \(connection refused\)"):
         await started_and_stopped(stage)
     assert len(stage.provider.instances) == 4
+
+
+@pytest.mark.parametrize(("fresh", "bought"), [(True, 4), (False, 2)])
+async def test_a_login_refused_to_the_end_is_the_fault_of_a_machine_made_for_the_pool_only(
+    stage: Stage, fresh: bool, bought: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeNode, "fresh", fresh)
+    stage.nodes.fail(1, "reach", AuthenticationError("who are you?"))
+
+    with pytest.raises(CapacityError if fresh else AuthenticationError, match="who are you"):
+        await started_and_stopped(stage)
+    assert len(stage.provider.instances) == bought
 
 
 async def test_a_machine_that_ends_while_it_is_prepared_is_exchanged(stage: Stage) -> None:
@@ -270,6 +287,27 @@ async def test_a_bad_machine_that_is_not_confirmed_gone_keeps_nobody_waiting(sta
     assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-2"]
     assert set(stage.provider.alive) == {"fake-0", "fake-1", "fake-2"}
     stage.provider.confirms = True  # type: ignore[attr-defined]
+    await fleet.stop()
+    assert stage.provider.alive == []
+
+
+async def test_a_bad_machine_that_does_not_end_keeps_nobody_waiting_when_its_rank_ends(stage: Stage) -> None:
+    stage.sell(Stubborn(stage.clock))
+    stage.be_small(1)
+    fleet = stage.fleet()
+    await fleet.start()
+    asked: list[Sequence[str]] = []
+    end_others = FakeProvider.terminate
+
+    async def terminate(instance_ids: Sequence[str]) -> None:
+        asked.append(instance_ids)
+        await end_others(stage.provider, [each for each in instance_ids if each != "fake-1"])
+
+    stage.provider.terminate = terminate  # type: ignore[method-assign]
+    await fleet.end((1,))
+    assert stage.provider.alive == ["fake-0", "fake-1"]
+    assert ["fake-2"] in asked
+    stage.provider.terminate = FakeProvider.terminate.__get__(stage.provider)  # type: ignore[method-assign]
     await fleet.stop()
     assert stage.provider.alive == []
 
