@@ -367,6 +367,16 @@ async def test_a_replacement_that_is_unfit_is_exchanged_without_an_attempt_of_th
         assert [pause for pause in stage.clock.slept_s if pause > 1] == []
 
 
+async def test_unfit_machines_are_counted_anew_for_each_replacement(stage: Stage) -> None:
+    engine = Engine()
+    async with kept(stage, engine):
+        stage.be_small(2, 3, 5, 6)
+        for nodes, sound in (3, "fake-4"), (4, "fake-7"):
+            stage.nodes.opened[-1 if nodes > 3 else 1]._receive(Ending(reason="struck by lightning", timed_out=False))
+            await until(lambda nodes=nodes: len(engine.attached) == nodes)  # type: ignore[misc]
+            assert engine.attached[-1] == sound
+
+
 async def test_a_rank_is_given_up_after_three_unfit_machines(stage: Stage) -> None:
     async with kept(stage) as upkeep:
         stage.be_small(*range(2, 99))
