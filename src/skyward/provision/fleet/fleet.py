@@ -93,6 +93,7 @@ class Fleet:
             clock=clock,
             open_node=open_node,
             discard=self._end_in_background,
+            check_reach=self._refuse_apart,
         )
         self.unended = self._machines.unended
         self._current: dict[int, Machine] = {}

@@ -112,6 +112,7 @@ class Starter:
         clock: the time.
         open_node: makes the handle of a running machine.
         discard: ends a machine in the background.
+        check_reach: raises if the machines that run have to reach each other and do not.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Starter:
         clock: Clock,
         open_node: OpenNode,
         discard: Callable[[Machine], None],
+        check_reach: Callable[[], None],
     ) -> None:
         self._provider = provider
         self._request = request
@@ -138,6 +140,7 @@ class Starter:
         self._clock = clock
         self._open_node = open_node
         self._discard = discard
+        self._check_reach = check_reach
         self._rented = provider.name not in OWN
         self._admission = Admission(provider, pool_id, publish=publish, clock=clock)
         self._spares: dict[int, _Spare] = {}
@@ -228,6 +231,7 @@ class Starter:
         node.machine_status = MachineStatus(
             self._machines.looks, instance, provider=self._provider.name, clock=self._clock
         )
+        self._check_reach()  # before the environment, which takes minutes
         await self._unless_over(node, self._equip(machine, node))
 
     async def _equip(self, machine: Machine, node: NodeHandle) -> None:

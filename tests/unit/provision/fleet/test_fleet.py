@@ -105,6 +105,7 @@ def test_machines_that_turn_out_not_to_reach_each_other_are_ended_before_one_sta
         run(stage.fleet().start)
     assert stage.provider.alive == []
     assert all("start" not in node.log for node in stage.nodes.opened)
+    assert any("prepare" not in node.log for node in stage.nodes.opened), "it is seen before they are prepared"
 
 
 def test_a_node_is_configured_as_the_pool_asks(stage: Stage) -> None:
