@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.errors import TerminationError
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.request import PoolRequest
 from skyward.testing.provider import FakeProvider, Fate, Verb
@@ -54,7 +55,8 @@ class FaultyProvider(FakeProvider):
         terminating: ids that it was asked to terminate.
         stubborn: ids of machines that it does not terminate for now; it says so by describing them.
         unclear: ledger keys that it was given, without saying what became of them.
-        told: ids of the machines that its launches told of, those that it undid included.
+        told: ids of the machines that its launches told of, those that it undid included, and of those that it could
+            not undo once they were described.
 
     Args:
         on_order: hears of every order before anything happens.
@@ -73,6 +75,7 @@ class FaultyProvider(FakeProvider):
         self.stubborn: set[str] = set()
         self.unclear: set[str] = set()
         self.told: list[str] = []
+        self._not_undone: set[str] = set()
         self._script: dict[Verb, deque[Fault]] = {}
         self._on_order = on_order
         self._on_gone = on_gone
@@ -99,6 +102,9 @@ class FaultyProvider(FakeProvider):
         except REFUSALS:
             self.unclear.difference_update(order.keys)
             raise
+        except TerminationError as error:
+            self._not_undone.update(error.instance_ids)
+            raise
         said = made[: fault.said]
         self.unclear.difference_update(instance.key for instance in said)
         self.told += [instance.id for instance in said]
@@ -112,7 +118,13 @@ class FaultyProvider(FakeProvider):
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
         """See :meth:`Provider.describe`."""
         await suffer(self._next("describe"))
-        return await super().describe(instance_ids)
+        seen = await super().describe(instance_ids)
+        for each in seen:
+            if each.id in self._not_undone and each.state is not InstanceState.GONE:
+                self._not_undone.discard(each.id)
+                self.unclear.discard(each.key)
+                self.told.append(each.id)
+        return seen
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
         """See :meth:`Provider.terminate`."""

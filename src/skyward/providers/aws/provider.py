@@ -82,7 +82,7 @@ class AWS:
     port: ClassVar[int | None] = 22
     """Port of sshd; None leaves it to the SSH configuration."""
     boot_s: ClassVar[float] = 300.0
-    """Deadline for the first login to a running machine."""
+    """Time for which a machine may refuse the first login, from its first answer on."""
 
     def __post_init__(self) -> None:
         flag("use_ssm", self.use_ssm)

@@ -386,7 +386,8 @@ class Machines:
         if not left:
             return
         try:
-            seen = await self._provider.describe(left)
+            async with asyncio.timeout(_LOOK_S):
+                seen = await self._provider.describe(left)
             ours = [each for each in seen if each.key in keys and each.state is not InstanceState.GONE]
             self.all += [self._machine(keys[each.key], each, began) for each in ours]
             await asyncio.to_thread(self._ledger.record, ours)

@@ -203,9 +203,13 @@ class Starter:
         return machine
 
     async def _launch_spare(self, rank: int, beside: Sequence[Machine]) -> Machine:
+        earlier = len(self._machines.all)
         try:
             (machine,) = await self._machines.launch([rank], beside=beside)
         except Exception as error:
+            for each in self._machines.all[earlier:]:  # of an order that could not be undone
+                if each.rank == rank and not each.ended:
+                    self._discard(each)
             self._publish(Error(f"no machine could be launched in advance for node {rank}: {error}"))
             raise
         return machine

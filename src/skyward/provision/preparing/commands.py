@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
@@ -56,25 +57,31 @@ async def persist(attempt: Callable[[float], Awaitable[T]], *, deadline_s: float
         ) from error
 
 
-async def let_in(transport: Transport, *, within_s: float, node: int) -> None:
+async def let_in(transport: Transport, *, within_s: float, node: int, refused_s: float = math.inf) -> None:
     """Wait until a new machine accepts our key; while it boots it may refuse keys and show another host key.
 
     Args:
         transport: the transport to it.
         within_s: seconds allowed; 0 skips the check.
         node: its rank, for the message.
+        refused_s: seconds allowed from its first refusal on.
 
     Raises:
-        AuthenticationError: at the deadline it still refused the key, or showed another host key.
+        AuthenticationError: at a deadline it still refused the key, or showed another host key.
         UnreachableError: at the deadline it still did not answer.
     """
     refusals: list[AuthenticationError] = []
+    refused_at = math.inf
 
     async def knock() -> bool | NotYet:
+        nonlocal refused_at
         refusals.clear()
         try:
             await transport.run(["true"], timeout_s=_ANSWER_S)
         except AuthenticationError as error:
+            refused_at = min(refused_at, now := SYSTEM_CLOCK.monotonic())
+            if now - refused_at >= refused_s:
+                raise type(error)(f"node {node} refused the login for {refused_s:g} s: {error}") from error
             refusals.append(error)
             return NotYet(str(error))
         except UnreachableError as error:

@@ -178,12 +178,12 @@ class NodeHandle:
         """Wait until a fresh machine admits a login, and return its size; None if it is not to be measured.
 
         Raises:
-            AuthenticationError: after ``within_s`` seconds, or its own limit, it still refused the login.
-            UnreachableError: it still did not answer.
+            AuthenticationError: it refused the login for longer than a boot may take, or after ``within_s`` seconds.
+            UnreachableError: after those it still did not answer.
         """
         if not isinstance(self.access, SSHAccess) or not self.fresh:
             return None
-        await let_in(self.transport, within_s=max(1.0, min(self.access.boot_s, within_s)), node=self.rank)
+        await let_in(self.transport, within_s=max(1.0, within_s), node=self.rank, refused_s=self.access.boot_s)
         return await measure_machine(self.transport)
 
     async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,12 @@ import pytest
 from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
 from skyward.provision.preparing import commands
 from skyward.provision.preparing.commands import let_in
+from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.transport.access import SSHAccess, SSHTarget
 from skyward.transport.base import Completed
+from support.nodes import node_instance
+from support.pools import simulated_time
+from support.simulation import simulate
 
 
 class Booting:
@@ -64,6 +70,26 @@ def test_who_refuses_us_to_the_end_is_told_as_that(kind: type[AuthenticationErro
     with pytest.raises(kind, match=r"node 3 did not let us in for 0.05 s: it is another") as told:
         asyncio.run(let_in(machine, within_s=0.05, node=3))
     assert type(told.value) is kind
+
+
+def test_who_refuses_us_for_longer_than_a_boot_takes_is_not_waited_for() -> None:
+    machine = Booting(UnreachableError("no answer"), *[AuthenticationError("no key")] * 10_000)
+    with pytest.raises(AuthenticationError, match=r"node 3 refused the login for 0.05 s: no key"):
+        asyncio.run(let_in(machine, within_s=600, node=3, refused_s=0.05))
+
+
+def test_silence_is_waited_for_as_long_as_the_offer_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    machine = Booting(*[UnreachableError("no answer")] * 30)
+    access = SSHAccess(target=SSHTarget(host="h"), address="192.0.2.1", workdir="/w", boot_s=300.0)
+    node = NodeHandle(
+        instance=replace(node_instance(), access=access), rank=0, transport=machine, on_message=lambda *_: None
+    )
+    with simulated_time():
+        simulate(lambda: node.reach(900.0))
+    assert machine.asked == 30 + 2
 
 
 def test_who_does_not_answer_to_the_end_cannot_be_reached() -> None:
