@@ -112,7 +112,7 @@ async def wait_until(
             return outcome
         remaining_s = deadline - clock.monotonic()
         if remaining_s <= 0:
-            raise UnreachableError(f"waited {deadline_s:g} s for {what}; last observed: {observed}")
+            raise UnreachableError(f"waited {round(deadline_s, 2):g} s for {what}; last observed: {observed}")
         await clock.sleep(min(pause_s, remaining_s))  # the last probe is made at the deadline, not before
         # Probes ask machines and providers, which must not be flooded during a long wait.
         pause_s = min(pause_s * _GROWTH, interval_s * _LONGEST_PAUSE)

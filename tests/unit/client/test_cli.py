@@ -223,6 +223,22 @@ def test_sweep_ends_what_dead_owners_left_and_spares_the_living(launch: Callable
     assert "spared   sky-2: its owner is alive\n0 ended, 0 were gone already, 0 left" in run("sweep").output
 
 
+def test_sweep_says_of_an_owner_that_ended_meanwhile_to_sweep_again(
+    launch: Callable[..., list[Instance]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch("a", owner=ALIVE)
+    lives = Owner.lives
+    asked: list[Owner] = []
+
+    def ended_after_the_first_look(self: Owner, here: Owner | None = None) -> bool | None:
+        asked.append(self)
+        return lives(self, here) and len(asked) == 1
+
+    monkeypatch.setattr(Owner, "lives", ended_after_the_first_look)
+
+    assert "spared   sky-1: its owner has ended meanwhile; sweep again\n" in run("sweep").output
+
+
 def test_sweep_lists_a_machine_without_an_entry_and_ends_it_with_unknown(ledger: Ledger) -> None:
     (stranger,) = asyncio.run(_launch(["stranger"], "sky-lost"))
 

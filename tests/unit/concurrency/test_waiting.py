@@ -62,6 +62,11 @@ def test_deadline_names_what_and_the_last_observation() -> None:
         wait(Probe(lambda n: NotYet(f"state PENDING {n}")), clock)
 
 
+def test_deadline_is_rounded_to_hundredths_of_a_second() -> None:
+    with pytest.raises(UnreachableError, match=r"waited 5.99 s for node 2"):
+        wait(Probe(lambda n: None), FakeClock(), deadline_s=5.99114)
+
+
 def test_observation_survives_a_probe_that_sees_nothing() -> None:
     with pytest.raises(UnreachableError, match="last observed: booting"):
         wait(Probe(lambda n: NotYet("booting") if n == 1 else None), FakeClock())

@@ -20,6 +20,13 @@ from skyward.provision.buying.sweep import Left, Sweep, SweepReport, Swept, Unkn
 
 __all__ = ["down", "known_pool", "ls", "sweep"]
 
+_SPARED = {
+    True: "is alive",
+    False: "has ended meanwhile; sweep again",
+    None: "is on another machine or in another container and may be alive; --all ends it",
+}
+"""States of the owner of a spared pool, by whether it lives at the end of the sweep."""
+
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Also machines that ended in the last month.")
@@ -124,11 +131,10 @@ def _show(report: SweepReport, say: Say) -> None:
     for each in report.unknown:
         what = "ended    " if each.ended else "LEFT     " if each.reason else "unknown  "
         say.line(f"{what}{each.provider} {each.instance_id} ({each.key}) {each.reason}".rstrip())
-    for reason in report.unasked:
+    for reason in dict.fromkeys(report.unasked):
         say.line(f"no search for unknown machines: {reason}")
     for pool, alive in dict.fromkeys((entry.purchase.pool_id, _alive(entry)) for entry in report.spared):
-        elsewhere = "is on another machine or in another container and may be alive; --all ends it"
-        say.line(f"spared   {pool}: its owner {'is alive' if alive else elsewhere}")
+        say.line(f"spared   {pool}: its owner {_SPARED[alive]}")
     say.line(f"{len(report.ended)} ended, {len(report.forgotten)} were gone already, {len(report.left)} left")
     if any(not each.ended and not each.reason for each in report.unknown):
         say.line("Unknown machines may belong to another computer; `skyward sweep --unknown` ends them.")

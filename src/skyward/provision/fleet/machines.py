@@ -197,7 +197,7 @@ class Machines:
                 lambda: self._look(machine.instance.id),
                 deadline_s=self.left_s(machine),
                 interval_s=1.0,
-                what=f"{self._provider.name} to run instance {machine.instance.id}",
+                what=f"{self._provider.name} to run it",
                 clock=self._clock,
             )
         except UnreachableError as error:
@@ -337,7 +337,7 @@ class Machines:
                 launched = await to_its_end(self._create(batch.offers, ranks, lasts_s))
             except CapacityError as error:
                 if not left:
-                    raise _refused(error, batch) from error
+                    raise _refused(error, batch, own=self._provider.name in OWN) from error
                 await self._clock.sleep(batch.interval_s)
             else:
                 for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
@@ -439,9 +439,10 @@ def _add_ended(machines: list[Machine], machine: Machine, clock: Clock) -> None:
     machines.append(machine)
 
 
-def _refused(error: CapacityError, batch: Batch) -> CapacityError:
+def _refused(error: CapacityError, batch: Batch, *, own: bool) -> CapacityError:
     tries = f"{batch.retries + 1} times in a row, {batch.interval_s:g} s apart, " if batch.retries else ""
-    return CapacityError(f"{tries}{error}; {batch.advice}")
+    advice = "" if own else f"; {batch.advice}"  # one's own hosts are no market, and their error names the next step
+    return CapacityError(f"{tries}{error}{advice}")
 
 
 async def _stop(node: NodeHandle) -> None:

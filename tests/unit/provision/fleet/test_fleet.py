@@ -301,6 +301,21 @@ def test_when_every_offer_is_refused_the_error_names_them(stage: Stage) -> None:
         run(stage.fleet().start)
 
 
+@pytest.mark.parametrize(("name", "market"), [("fake", True), ("ssh", False)])
+def test_a_refusal_of_ones_own_hosts_names_no_market(stage: Stage, name: str, *, market: bool) -> None:
+    class Named(FakeProvider):
+        @property
+        def name(self) -> str:
+            return name
+
+    stage.provider = Named()
+    stage.provider.fail("launch", CapacityError("name more hosts"))
+
+    with pytest.raises(CapacityError, match="name more hosts") as caught:
+        run(stage.fleet().start)
+    assert ("another accelerator" in str(caught.value)) is market
+
+
 def test_a_pending_machine_is_waited_for(stage: Stage) -> None:
     stage.provider.pending_looks = 3
     run(stage.fleet().start)
