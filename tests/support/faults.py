@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import TerminationError
@@ -96,7 +97,7 @@ class FaultyProvider(FakeProvider):
         fault = self._next("launch")
         self.unclear.update(order.keys)
         try:
-            asked = replace(order, keys=order.keys[: fault.done], undone=lambda each: self._tell_undone(order, each))
+            asked = replace(order, keys=order.keys[: fault.done], undone=partial(self._tell_undone, order))
             made = await super().launch(offers, asked)
             await suffer(fault)
         except REFUSALS:
