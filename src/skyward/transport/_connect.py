@@ -145,7 +145,7 @@ def _connect_once(
     else:
         dialled = dial_tcp(own.host, own.port, deadline=deadline, stopped=stopped)
     try:
-        return _log_in(dialled, own, known, deadline=deadline, gate=gate)
+        return _log_in(dialled, own, known, stopped, deadline=deadline, gate=gate)
     except SkywardError:
         raise
     except Exception as error:
@@ -155,7 +155,13 @@ def _connect_once(
 
 
 def _log_in(
-    dialled: Dialled, settings: Settings, known: KnownKeys, *, deadline: float, gate: threading.Lock
+    dialled: Dialled,
+    settings: Settings,
+    known: KnownKeys,
+    stopped: threading.Event,
+    *,
+    deadline: float,
+    gate: threading.Lock,
 ) -> SSHSession:
     """Agree on session keys, verify the machine's host key, and authenticate the user.
 
@@ -163,6 +169,7 @@ def _log_in(
         dialled: the connection; closed on failure.
         settings: user, keys and limits.
         known: the machine's keys on file.
+        stopped: ends the attempt when set, also while the machine is silent.
         deadline: time on the monotonic clock at which to give up.
         gate: see :class:`~skyward.transport._pump.Pump`.
 
@@ -172,6 +179,7 @@ def _log_in(
         Exception: the failure of the connection; paramiko's own exceptions.
     """
     sock = LiveSocket(dialled.socket, silence_s=settings.silence_s, gate=gate, on_close=dialled.hang_up)
+    sock.stopped = stopped
     client: Any = None
     try:
         step_s = max(1.0, min(_STEP_TIMEOUT_S, deadline - time.monotonic()))
@@ -182,6 +190,7 @@ def _log_in(
         # Only after the machine has proved its identity: another one must not learn which keys the user has.
         with identities(settings) as found:
             _authenticate(client, settings, found)
+        sock.stopped = None  # from here on, closing the session says goodbye to the machine
     except BaseException:
         if client is not None:
             end_handshake(client)

@@ -145,6 +145,7 @@ class LiveSocket:
         on_idle: requests an answer; called in the reading thread after each silent third of ``silence_s``. None means
             that silence is allowed.
         reason: the reason for which this side gave the connection up; empty if it did not.
+        stopped: ends reading within a tick when set; None means that only :meth:`close` does.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class LiveSocket:
         self._silence_s = silence_s
         self.on_idle: Callable[[], None] | None = None
         self.reason = ""
+        self.stopped: threading.Event | None = None
         self._socket = sock
         self._gate = gate or threading.Lock()
         self._gate_keeper = 0
@@ -186,7 +188,7 @@ class LiveSocket:
 
         Raises:
             TimeoutError: nothing came within a tick; call again.
-            ConnectionAbortedError: nothing came for ``silence_s``.
+            ConnectionAbortedError: nothing came for ``silence_s``, or until :attr:`stopped` was set.
             OSError: the connection is broken.
         """
         if not self._unread:
@@ -253,6 +255,9 @@ class LiveSocket:
         return received
 
     def _stay_silent(self) -> None:
+        if self.stopped is not None and self.stopped.is_set():
+            self.abort("the connection was closed before it was complete")
+            raise ConnectionAbortedError(errno.ECONNABORTED, self.reason)
         if self.on_idle is None:
             return
         # Ticks, not a clock: after the process was stopped, or its machine asleep, the peer has not been silent.

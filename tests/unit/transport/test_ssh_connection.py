@@ -3,13 +3,15 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, cast
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from skyward.errors import AuthenticationError, UnreachableError
-from skyward.transport._connect import SSHSession
+from skyward.transport._connect import SSHSession, connect
 from skyward.transport._paramiko import StaleConnectionError
 from skyward.transport._ssh_connection import Dial, FutureSemaphore, SSHConnections
 from skyward.transport.access import SSHTarget
@@ -227,3 +229,27 @@ def test_cancelled_wait_takes_nothing_of_the_semaphore() -> None:
     assert first.done()
     assert third.done()
     assert not semaphore.acquire().done()
+
+
+def test_an_attempt_at_a_machine_that_stays_silent_ends_when_it_is_stopped() -> None:
+    key = Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    stopped = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as machine, ThreadPoolExecutor(1) as threads:
+        port = machine.getsockname()[1]
+        target = SSHTarget(
+            host="127.0.0.1",
+            port=port,
+            user="me",
+            host_keys=(key,),
+            config_path="/dev/null",
+            patience_s=60,
+            silence_s=3,
+        )
+        attempt = threads.submit(connect, target, None, stopped, lambda _reason: None, threading.Lock())
+        connection, _ = machine.accept()
+        with connection:
+            stopped.set()
+            done = wait([attempt], DEADLINE_S).done
+
+    assert done
+    assert isinstance(attempt.exception(), UnreachableError)
