@@ -115,7 +115,7 @@ class Membership:
             self.slots[worker_id] = Slot(Lane(worker_id, address, self._tls, owner), node)
 
     def separation(self) -> str:
-        """Return on which networks the attached nodes are if some do not reach the others; else empty. Thread-safe."""
+        """Return which attached nodes reach each other if not all of them do; else empty. Thread-safe."""
         places, slots = self.places, tuple(self.slots.values())
         return separation({slot.id.node: slot.node.handle.instance.network for slot in slots if slot.id in places})
 

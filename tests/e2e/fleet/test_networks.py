@@ -115,8 +115,8 @@ def test_a_call_whose_worker_is_killed_runs_again(pool: sky.ComputePool, tmp_pat
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda pool: train() @ pool, r"train is decorated with .* nodes 0, 1 are on no network\. Ask for nodes=1"),
-        (lambda pool: pool.scheduler, "Dask's workers have to reach each other, but nodes 0, 1 are on no network"),
+        (lambda pool: train() @ pool, r"train is decorated with .* nodes 0, 1 reach no other\. Ask for nodes=1"),
+        (lambda pool: pool.scheduler, "Dask's workers have to reach each other, but nodes 0, 1 reach no other"),
         (lambda pool: pool.dask_client(), "Dask's workers have to reach each other"),
         (SkywardCluster, "Dask's workers have to reach each other"),
     ],

@@ -36,19 +36,26 @@ def joins(rank: int, network: str, head_network: str | None) -> int | None:
 
 
 def separation(networks: Mapping[int, str]) -> str:
-    """Return which nodes are on which network, in plain English; empty if all of them reach each other.
+    """Return which nodes reach each other, in plain English; empty if all of them do.
 
     Args:
         networks: network of each node by rank; empty for an island.
     """
     if len(networks) < _SEVERAL or ("" not in networks.values() and len(set(networks.values())) == 1):
         return ""
-    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    members: defaultdict[str, list[int]] = defaultdict(list)
     for rank, network in sorted(networks.items()):
-        ranks[network].append(rank)
-    alone = ranks.pop("", [])
-    places = [f"{_nodes(members)} on network {name!r}" for name, members in ranks.items()]
-    return ", ".join([*places, f"{_nodes(alone)} on no network"] if alone else places)
+        members[network].append(rank)
+    alone = members.pop("", [])
+    groups: list[str] = []
+    for ranks in members.values():
+        if len(ranks) < _SEVERAL:
+            alone += ranks
+        else:
+            groups.append(f"nodes {_listed(ranks)} reach each other")
+    if alone:
+        groups.append(f"nodes {_listed(alone)} reach no other" if alone[1:] else f"node {alone[0]} reaches no other")
+    return ", ".join(groups)
 
 
 def connected(offers: Sequence[Offer], request: PoolRequest, *, nodes: int) -> Sequence[Offer]:
@@ -73,5 +80,5 @@ def dask_out_of_reach(apart: str) -> ConfigurationError:
     )
 
 
-def _nodes(ranks: Sequence[int]) -> str:
-    return f"nodes {', '.join(map(str, ranks))} are" if len(ranks) > 1 else f"node {ranks[0]} is"
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))

@@ -41,9 +41,9 @@ def test_a_node_joins_the_head_only_if_both_are_on_one_network(
         ({}, ""),
         ({3: ""}, ""),
         ({0: "a", 1: "a"}, ""),
-        ({0: "a", 1: "b"}, "node 0 is on network 'a', node 1 is on network 'b'"),
-        ({0: "a", 1: "", 2: "a"}, "nodes 0, 2 are on network 'a', node 1 is on no network"),
-        ({1: "", 0: ""}, "nodes 0, 1 are on no network"),
+        ({0: "a", 1: "b"}, "nodes 0, 1 reach no other"),
+        ({0: "a", 1: "", 2: "a"}, "nodes 0, 2 reach each other, node 1 reaches no other"),
+        ({1: "", 0: ""}, "nodes 0, 1 reach no other"),
     ],
 )
 def test_nodes_that_do_not_reach_each_other_are_named_with_their_networks(networks: dict[int, str], said: str) -> None:

@@ -437,7 +437,7 @@ async def test_a_node_of_its_own_is_replaced_while_there_is_no_head(stage: Stage
 async def test_where_nodes_have_to_reach_each_other_none_is_added_that_does_not(stage: Stage) -> None:
     stage.provider.networks, stage.one_network = ("a", "a", "b"), True
     async with stage.upkeep() as upkeep:
-        with pytest.raises(ConfigurationError, match="nodes 0, 1 are on network 'a', node 2 is on network 'b'"):
+        with pytest.raises(ConfigurationError, match="nodes 0, 1 reach each other, node 2 reaches no other"):
             await upkeep.scale(3, ())
         assert stage.ranks() == [0, 1]
         assert "start" not in stage.nodes.opened[2].log
