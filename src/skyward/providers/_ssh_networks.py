@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _CONNECT_S = 4.0
 """Time for a host to connect to another: room for two lost packets, and the cost of a firewall that drops them."""
+_ATTEMPTS = 2
 _FEW = 5
 """Largest number of hosts of which each pair is asked both ways at once, which saves five round trips. A connection
 opens four channels at a time: of more hosts, one that reaches none would wait for many in vain."""
@@ -98,25 +99,38 @@ async def _comparison(one: Host, other: Host, turns: Mapping[str, asyncio.Semaph
 
 
 async def _refusal(source: Host, target: Host, turns: Mapping[str, asyncio.Semaphore]) -> str:
-    """Return why ``source`` does not reach ``target``; empty if it does."""
-    try:
-        async with turns[target.identity], reaching(source.target) as transport:
-            shown = await transport.key_at(
-                target.address, target.port, kind=target.key.split()[0], timeout_s=_CONNECT_S
-            )
-            open_to_all = shown != target.key or await transport.answers(
-                target.address, _OTHER_PORT, timeout_s=_CONNECT_S
-            )
-    except SkywardError as error:
-        return str(error)
-    if shown != target.key:
-        return f"{source.name} finds another machine at {target.address} port {target.port} than {target.name}"
-    if not open_to_all:
-        return (
+    """Return why ``source`` does not reach ``target``; empty if it does. Asks again where no answer came in time."""
+    why = ""
+    # A busy host may be slow once: on two cores with eight runnable processes a question took more than 4 s.
+    for _ in range(_ATTEMPTS):
+        try:
+            async with turns[target.identity]:
+                shown, open_to_all = await _ask(source, target)
+        except SkywardError as error:
+            why = str(error)
+            continue
+        if shown != target.key:
+            return f"{source.name} finds another machine at {target.address} port {target.port} than {target.name}"
+        if open_to_all:
+            return ""
+        why = (
             f"{source.name} reaches the SSH server of {target.name}, and its port {_OTHER_PORT} does not answer: "
             "a firewall in between must admit every port"
         )
-    return ""
+    return why
+
+
+async def _ask(source: Host, target: Host) -> tuple[str, bool]:
+    """Return the host key that ``source`` finds at the target's address, and True if the target answers on all ports.
+
+    Raises:
+        SkywardError: it finds none, or not in time.
+    """
+    async with reaching(source.target) as transport:
+        shown = await transport.key_at(target.address, target.port, kind=target.key.split()[0], timeout_s=_CONNECT_S)
+        if shown != target.key:
+            return shown, False
+        return shown, await transport.answers(target.address, _OTHER_PORT, timeout_s=_CONNECT_S)
 
 
 async def find_networks(hosts: Sequence[T], reach: Callable[[T, T], Awaitable[bool]]) -> list[list[T]]:
