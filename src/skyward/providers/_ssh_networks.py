@@ -85,7 +85,7 @@ class Networks:
         self._names = names_of([[host.identity for host in each] for each in found], known)
 
     def forget(self, host: Host) -> None:
-        """Forget what is known of a host that was away: it may come back elsewhere."""
+        """Drop all answers about a host that was away, since it may come back elsewhere."""
         self._names.pop(host.identity, None)
         self._refusals = {pair: why for pair, why in self._refusals.items() if host.identity not in pair}
 
@@ -101,7 +101,7 @@ async def _comparison(one: Host, other: Host, turns: Mapping[str, asyncio.Semaph
 async def _refusal(source: Host, target: Host, turns: Mapping[str, asyncio.Semaphore]) -> str:
     """Return why ``source`` does not reach ``target``; empty if it does. Asks again where no answer came in time."""
     why = ""
-    # A busy host may be slow once: on two cores with eight runnable processes a question took more than 4 s.
+    # One loaded test run reported a connected host as unconnected: a busy host may be slow once.
     for _ in range(_ATTEMPTS):
         try:
             async with turns[target.identity]:

@@ -44,7 +44,7 @@ class OpeningSweep:
             self._running = asyncio.ensure_future(self._run())
 
     async def settle(self) -> None:
-        """Wait for its end, half a minute at most; what is left then stays in the ledger for the next sweep."""
+        """Wait up to 30 s for the sweep to end, then cancel it; its remaining entries stay open for the next one."""
         if self._running is not None:
             await asyncio.wait((self._running,), timeout=_SETTLE_S)
             self._running.cancel()

@@ -1,4 +1,4 @@
-"""Looks at a fleet's machines: one call of the provider at a time for all who wait."""
+"""Shared status requests for a fleet's machines: one provider call serves all waiting callers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MEMORY_SHARE = 0.875
 """Least share of the offered memory. Firmware and kernel keep some: Karpenter, which plans for every machine type of a
 large cloud, subtracts 7.5 % by default (https://karpenter.sh/docs/reference/settings, VM_MEMORY_OVERHEAD_PERCENT)."""
 _KERNEL_GIB = 0.25
-"""Memory that a kernel may keep in addition, whatever the machine's size: a reservation for crash dumps, above all."""
+"""Additional memory that a kernel may reserve on a machine of any size, mostly for crash dumps."""
 _GIB = 1 << 30
 _KIB = 1 << 10
 _TIMEOUT_S = 60.0
