@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.support.nodes import node_config
 
 import skyward as sky
 from skyward._concurrency.waiting import wait_until
+from skyward.node.supervisor.template import fork_supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each node is a program of its own")
 
@@ -174,6 +179,24 @@ async def test_a_template_ends_with_its_client(tmp_path: Path) -> None:
         (template,) = templates(of=client.pid)
         client.send_signal(signal.SIGKILL)
     await until(lambda: not template.is_running(), "the template to end")
+
+
+async def test_a_start_that_is_cancelled_returns_once_its_processes_are_found_by_their_instance(tmp_path: Path) -> None:
+    in_pool(origin())  # the template has imported everything
+    instance = f"local-{uuid.uuid4().hex[:12]}"
+    config = node_config(instance_id=instance, workdir=str(tmp_path))
+    slow_to_read = {"LARGE": "x" * 20_000_000}
+    start = asyncio.create_task(fork_supervisor(config, slow_to_read))
+    await asyncio.sleep(0.05)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    found = {process for process in psutil.process_iter() if carries(process, instance)}
+    ends_s = time.monotonic() + 3
+    while time.monotonic() < ends_s:
+        assert {process for process in psutil.process_iter() if carries(process, instance)} <= found
+        await asyncio.sleep(0.05)
+    assert not any(process.is_running() for process in found)
 
 
 def test_a_template_has_ended_when_its_client_has_exited() -> None:

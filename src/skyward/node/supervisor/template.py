@@ -120,13 +120,19 @@ class _TemplateProcess:
 
     async def _reports(self, fork: Fork, volumes: str) -> list[str]:
         report, given = "", False
-        with suppress(OSError):
+        try:
             # Not by lines: a StreamReader's have at most 64 KiB, and the ports of 1,500 workers are more.
             while part := await fork.reports.read(1 << 16):
                 report += part.decode()
                 if not given and VOLUMES_REQUEST in report.splitlines():
                     fork.commands.write(f"{volumes}\n".encode())
                     given = True
+        except OSError:
+            pass
+        except asyncio.CancelledError:
+            if not given:
+                await _shown_or_ended(fork, report)
+            raise
         return report.splitlines()
 
     def _last_words(self) -> str:
@@ -149,6 +155,18 @@ class _TemplateProcess:
     def leave_to_parent(self) -> None:
         """In a forked child: the process is the parent's."""
         self._process.returncode = 0
+
+
+async def _shown_or_ended(fork: Fork, report: str) -> None:
+    """Wait until the supervisor that was ordered shows its instance's id, or has ended for want of its volumes.
+
+    Before that no process carries the id, so a provider that ends the instance now would find nothing to kill.
+    """
+    fork.commands.close()
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_END_S):
+            while VOLUMES_REQUEST not in report.splitlines() and (part := await fork.reports.read(1 << 16)):
+                report += part.decode()
 
 
 class _Templates:
