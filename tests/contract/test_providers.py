@@ -16,7 +16,7 @@ from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, Provider
 from skyward.providers.local import Local
-from skyward.providers.registry import PROVIDERS
+from skyward.providers.registry import BUILT_IN
 from skyward.providers.ssh import SSH
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
@@ -209,5 +209,5 @@ def test_every_provider_is_bound_and_what_does_not_apply_to_it_is_listed_with_a_
         "TestSSH": ["lose_answer"],
         "TestAWS": ["avoid"],
     }
-    assert {name.removeprefix("Test").lower() for name in found} >= PROVIDERS.keys()
+    assert {name.removeprefix("Test").lower() for name in found} >= BUILT_IN.keys()
     assert all(reason for suite in suites() for reason in suite.does_not_apply.values())

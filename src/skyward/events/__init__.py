@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 __all__ = [
     "BootstrapCompleted",
@@ -61,8 +61,8 @@ __all__ = [
 
 _logger = logging.getLogger("skyward")
 
-ProviderName: TypeAlias = Literal["aws", "digitalocean", "local", "runpod", "ssh", "vastai", "verda"]
-"""Names of the providers in events, ledger and documentation."""
+ProviderName: TypeAlias = str
+"""Name of a provider in events, ledger and documentation, such as ``"local"``; packages may add providers."""
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,10 @@ class Provider(Protocol):
     """Creation and termination of instances. Errors are Skyward's (:mod:`skyward.errors`).
 
     Implementations retry throttled and interrupted calls themselves; their callers decide about everything else.
+
+    An implementation is a dataclass of its settings, from which another process recreates it. Secrets are fields with
+    ``repr=False``, which no file holds. A class whose machines are the user's own has the attribute ``own_machines =
+    True``; without it they count as rented, by the hour, from their launch.
     """
 
     @property

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import platformdirs
 
@@ -65,6 +65,8 @@ class Local:
     mounted or installed system-wide. Each node has a folder below this user's state folder; when the node has ended
     only its logs are left there.
     """
+
+    own_machines: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

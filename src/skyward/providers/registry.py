@@ -1,19 +1,23 @@
-"""Providers by name, so that another process can recreate the one that launched a machine; optional capabilities."""
+"""Providers by name, so that another process can recreate the one that launched a machine; optional capabilities.
+
+Installed packages register more of them by entry points of the group ``skyward.providers``. Skyward's own names cannot
+be taken: their classes are listed here, so that they also work where Skyward itself is not installed as a package.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from skyward.errors import ConfigurationError
-from skyward.providers.base import Instance, Provider
+from skyward.providers._entry_points import load_registered, registered
+from skyward.providers.base import Instance, Provider, checked_provider
 
 __all__ = [
-    "OWN",
-    "PROVIDERS",
+    "BUILT_IN",
     "Admits",
     "Checkable",
     "Finding",
@@ -21,19 +25,21 @@ __all__ = [
     "Sweepable",
     "Tidies",
     "Zoned",
+    "is_rented",
     "make_provider",
+    "provider_names",
+    "provider_parameters",
     "provider_settings",
+    "provider_type",
+    "taken_names",
 ]
 
-PROVIDERS: Mapping[str, str] = {
+BUILT_IN: Mapping[str, str] = {
     "aws": "skyward.providers.aws.provider:AWS",
     "local": "skyward.providers.local:Local",
     "ssh": "skyward.providers.ssh:SSH",
 }
-"""Class of each provider, by its name in the ledger. A provider is a dataclass of its settings."""
-
-OWN = ("local", "ssh")
-"""Providers of machines that the user already has; the others rent machines."""
+"""Class of each of Skyward's own providers, by its name in the ledger. A provider is a dataclass of its settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,23 +129,76 @@ def provider_settings(provider: Provider) -> dict[str, Any]:
 
     A field that is not in the dataclass's ``repr`` is secret and left out.
     """
-    if not is_dataclass(provider):
-        return {}
-    values = {each.name: getattr(provider, each.name) for each in fields(provider) if each.init and each.repr}
+    parameters = provider_parameters(type(provider)).values()
+    values = {each.name: getattr(provider, each.name) for each in parameters if each.repr}
     return cast("dict[str, Any]", json.loads(json.dumps(values, default=str)))
+
+
+def provider_names() -> Sequence[str]:
+    """Return the names of all providers: Skyward's own, then those that installed packages register."""
+    return (*BUILT_IN, *(name for name in registered() if name not in BUILT_IN))
+
+
+def taken_names() -> Mapping[str, str]:
+    """Return the packages, by name, that register one of Skyward's own names for another class, which is ignored."""
+    return {
+        name: entry.value if entry.dist is None else entry.dist.name
+        for name, entries in registered().items()
+        for entry in entries
+        if name in BUILT_IN and entry.value != BUILT_IN[name]
+    }
+
+
+def provider_type(name: str) -> type[Provider]:
+    """Return the class of the provider of that name.
+
+    Raises:
+        ConfigurationError: there is none, or the package that registers it is broken.
+    """
+    if name in BUILT_IN:
+        module, _, kind = BUILT_IN[name].partition(":")
+        return cast("type[Provider]", getattr(importlib.import_module(module), kind))
+    entries = registered()
+    if name not in entries:
+        known = ", ".join(provider_names())
+        raise ConfigurationError(
+            f"this version of Skyward has no provider {name!r}; it has {known}. If a package of its own provides "
+            f"{name!r}, install that package"
+        )
+    return cast("type[Provider]", load_registered(name, entries[name]))
+
+
+def provider_parameters(kind: type[Provider]) -> Mapping[str, Field[Any]]:
+    """Return the parameters of a provider's class, which are a dataclass's fields; others have none.
+
+    A field that is not in the dataclass's ``repr`` is secret.
+    """
+    return {each.name: each for each in fields(kind) if each.init} if is_dataclass(kind) else {}
+
+
+def is_rented(provider: Provider | type[Provider]) -> bool:
+    """Return False if the provider's machines are the user's own, which its class states: ``own_machines = True``."""
+    return not getattr(provider, "own_machines", False)
 
 
 def make_provider(name: str, settings: Mapping[str, Any]) -> Provider:
     """Return the provider of that name with those settings.
 
     Raises:
-        ConfigurationError: there is none of that name, or it refuses the settings.
+        ConfigurationError: there is none of that name, its package is broken, or it refuses the settings.
     """
-    if name not in PROVIDERS:
-        known = ", ".join(PROVIDERS)
-        raise ConfigurationError(f"this version of Skyward has no provider {name!r}; it has {known}")
-    module, _, kind = PROVIDERS[name].partition(":")
+    kind = provider_type(name)
+    parameters = provider_parameters(kind)
+    for unknown in settings.keys() - parameters.keys():
+        known = ", ".join(parameters) or "none"
+        raise ConfigurationError(f"provider {name!r} has no parameter {unknown!r}; it has {known}")
     try:
-        return cast("Provider", getattr(importlib.import_module(module), kind)(**settings))
+        made = checked_provider(kind(**settings))
     except TypeError as error:
-        raise ConfigurationError(f"provider {name!r} refuses the settings {dict(settings)}: {error}") from error
+        raise ConfigurationError(f"provider {name!r} refuses its settings: {error}") from error
+    if made.name != name:
+        raise ConfigurationError(
+            f"the class {kind.__qualname__} is registered as provider {name!r}, but its name is {made.name!r}: its "
+            "package has to register it under its own name"
+        )
+    return made

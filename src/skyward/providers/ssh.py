@@ -106,6 +106,7 @@ class SSH:
     key_path: str | None = None
     known_hosts: str | None = None
     network: Literal["auto", "none"] = "auto"
+    own_machines: ClassVar[bool] = True
     patience_s: ClassVar[float] = 15.0
     """Time for which connecting to an unresponsive host is retried."""
 

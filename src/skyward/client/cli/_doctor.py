@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import logging
 import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import platformdirs
 
 from skyward.client.cli._answer import FAILED, Answer, Say, answers
 from skyward.client.cli._clean import size
-from skyward.client.cli._providers import RENTED, place_options, settings_of
+from skyward.client.cli._providers import PROVIDER, place_options, rented_providers, settings_of
 from skyward.client.display.words import plural
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
 from skyward.providers.base import Provider
-from skyward.providers.registry import OWN, PROVIDERS, Checkable, Finding, make_provider
+from skyward.providers.registry import BUILT_IN, Checkable, Finding, make_provider, provider_names, taken_names
 from skyward.providers.ssh import SSH
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.preparing.distribution import DISTRIBUTION
@@ -32,6 +33,7 @@ from skyward.request.request import parse_request
 __all__ = ["doctor"]
 
 _LITTLE_ROOM_BYTES = 2 << 30
+_logger = logging.getLogger("skyward")
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
@@ -40,7 +42,9 @@ _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 @click.option("--user", help="User name for the hosts.")
 @click.option("--key", "key_path", metavar="FILE", help="Private key for the hosts.")
 @click.option("--known-hosts", metavar="FILE", help="File of host keys.")
-@click.option("--provider", "providers", type=RENTED, multiple=True, help="Also check this provider; may be repeated.")
+@click.option(
+    "--provider", "providers", type=PROVIDER, multiple=True, help="Also check this provider; may be repeated."
+)
 @place_options
 @answers
 def doctor(
@@ -55,13 +59,14 @@ def doctor(
 ) -> Answer:
     """Check versions, folders, the ledger, keys and, on request, hosts and providers; print a fix for each problem."""
     findings = [finding for look in _LOOKS for finding in look()]
-    findings += [finding for name in providers for finding in _provider(name, settings_of(region, options))]
+    settings = settings_of(region, options)
+    findings += [finding for name in providers for finding in _provider(name, partial(settings.provider, name))]
     login = {"user": user, "key_path": key_path, "known_hosts": known_hosts}
     reached = {host: _host(host, **login) for host in hosts}
     findings += reached.values()
     sound = [host for host, finding in reached.items() if finding.state == "ok"]
     if len(sound) > 1:
-        findings += _provider("ssh", {"hosts": sound, **login})
+        findings += _provider("ssh", partial(SSH, hosts=sound, **login))
 
     def show(say: Say) -> None:
         for each in findings:
@@ -168,9 +173,10 @@ def _keys() -> Iterator[Finding]:
         yield Finding(what="ssh keys", state="warn", found=f"none of the usual names in {folder}", fix=fix)
 
 
-def _rented() -> Iterator[Finding]:
-    for name in PROVIDERS:
-        if name in OWN:
+def _installed() -> Iterator[Finding]:
+    rented = rented_providers()
+    for name in provider_names():
+        if name in BUILT_IN and name not in rented:
             continue
         try:
             make_provider(name, {})
@@ -181,18 +187,27 @@ def _rented() -> Iterator[Finding]:
             continue
         found = f"installed; `skyward doctor --provider {name}` checks it"
         yield Finding(what=f"provider {name}", state="ok", found=found)
+    for name, package in taken_names().items():
+        found = f"{package} registers it too, and is ignored: the name is that of one of Skyward's own providers"
+        yield Finding(what=f"provider {name}", state="warn", found=found, fix="ask its authors for another name")
 
 
-def _provider(name: str, settings: Mapping[str, Any]) -> Sequence[Finding]:
+def _provider(name: str, make: Callable[[], Provider]) -> Sequence[Finding]:
     try:
-        return asyncio.run(_check(make_provider(name, settings)))
+        return asyncio.run(_check(make()))
     except SkywardError as error:
         return [Finding(what=name, state="fail", found=str(error), fix="correct the settings")]
+    except Exception as error:
+        _logger.debug("the check of %s failed", name, exc_info=True)
+        found = f"its check failed: {type(error).__name__}: {error}"
+        return [Finding(what=name, state="fail", found=found, fix="report it to the authors of that provider")]
 
 
 async def _check(provider: Provider) -> Sequence[Finding]:
     try:
-        return await provider.check() if isinstance(provider, Checkable) else []
+        if isinstance(provider, Checkable):
+            return await provider.check()
+        return [Finding(what=provider.name, state="ok", found="installed; it has no checks of its own")]
     finally:
         await provider.close()
 
@@ -228,4 +243,4 @@ def _host_fix(error: Exception, name: str) -> str:
             return "correct the host, the key or the file named"
 
 
-_LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _programs, _folders, _ledger, _keys, _rented)
+_LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _programs, _folders, _ledger, _keys, _installed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,15 +11,17 @@ from typing import Any
 import click
 
 from skyward.client.cli._answer import FAILED, Answer, Say, answers
-from skyward.client.cli._providers import RENTED, place_options, settings_of
+from skyward.client.cli._providers import PROVIDER, ProviderOptions, place_options, rented_providers, settings_of
 from skyward.client.market import priced
 from skyward.errors import SkywardError
 from skyward.providers.base import Offer
-from skyward.providers.registry import Zoned, make_provider
+from skyward.providers.registry import Zoned
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest, parse_request
 
 __all__ = ["offers"]
+
+_logger = logging.getLogger("skyward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,9 @@ class _Row:
 @click.option("--memory", metavar="SIZE", help="Minimum main memory, such as 64GB.")
 @click.option("--machine", help="The provider's name of a machine type.")
 @click.option("--spot", is_flag=True, help="Only spot machines, which the provider may take back.")
-@click.option("--provider", "providers", type=RENTED, multiple=True, help="Query only this provider; may be repeated.")
+@click.option(
+    "--provider", "providers", type=PROVIDER, multiple=True, help="Query only this provider; may be repeated."
+)
 @place_options
 @answers
 def offers(
@@ -79,7 +84,9 @@ def offers(
         machine=machine,
         spot="always" if spot else "if-available",
     )
-    rows, errors = asyncio.run(_ask_all(providers or RENTED.choices, settings_of(region, options), request, spot=spot))
+    rows, errors = asyncio.run(
+        _ask_all(providers or rented_providers(), settings_of(region, options), request, spot=spot)
+    )
     rows = sorted(rows, key=lambda row: row.rank)
     for name, error in errors.items():
         click.echo(f"{name}: {error}", err=True)
@@ -96,7 +103,7 @@ def offers(
 
 
 async def _ask_all(
-    names: Sequence[str], settings: Mapping[str, Any], request: PoolRequest, *, spot: bool
+    names: Sequence[str], settings: ProviderOptions, request: PoolRequest, *, spot: bool
 ) -> tuple[list[_Row], dict[str, str]]:
     asked = await asyncio.gather(*(_ask(name, settings, request, spot=spot) for name in names), return_exceptions=True)
     rows: list[_Row] = []
@@ -105,6 +112,9 @@ async def _ask_all(
         match found:
             case SkywardError():
                 errors[name] = str(found)
+            case Exception():
+                _logger.debug("the offers of %s failed", name, exc_info=found)
+                errors[name] = f"it failed: {type(found).__name__}: {found}"
             case BaseException():
                 raise found
             case _:
@@ -112,8 +122,8 @@ async def _ask_all(
     return rows, errors
 
 
-async def _ask(name: str, settings: Mapping[str, Any], request: PoolRequest, *, spot: bool) -> list[_Row]:
-    provider = make_provider(name, settings)
+async def _ask(name: str, settings: ProviderOptions, request: PoolRequest, *, spot: bool) -> list[_Row]:
+    provider = settings.provider(name)
     try:
         found = [each for each in await provider.offers(request) if each.spot or not spot]
         types = list(dict.fromkeys(each.spec.name for each in found))

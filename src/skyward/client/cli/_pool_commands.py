@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from skyward.client.cli._answer import FAILED, Answer, Say, answers, moment, money
-from skyward.client.cli._providers import RENTED, place_options, settings_of
+from skyward.client.cli._providers import PROVIDER, place_options, settings_of
 from skyward.client.display.words import plural
-from skyward.providers.registry import make_provider, provider_settings
+from skyward.providers.registry import provider_settings
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.owner import Owner
 from skyward.provision.buying.sweep import Left, Sweep, SweepReport, Swept, Unknown
@@ -82,7 +82,9 @@ def down(*, pools: Sequence[str]) -> Answer:
 )
 @click.option("--unknown", is_flag=True, help="Also machines with Skyward's tag that are not in this ledger.")
 @click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Also search this host; may be repeated.")
-@click.option("--provider", "providers", type=RENTED, multiple=True, help="Also search this provider; may be repeated.")
+@click.option(
+    "--provider", "providers", type=PROVIDER, multiple=True, help="Also search this provider; may be repeated."
+)
 @place_options
 @answers
 def sweep(
@@ -98,7 +100,7 @@ def sweep(
     also: list[tuple[str, Mapping[str, Any]]] = [("local", {})]
     also += [("ssh", {"hosts": [host]}) for host in hosts]
     settings = settings_of(region, options)
-    also += [(name, provider_settings(make_provider(name, settings))) for name in providers]
+    also += [(name, provider_settings(settings.provider(name))) for name in providers]
     report = asyncio.run(Sweep(Ledger.of_user()).run(others=others, unknown=unknown, also=also))
     document = {
         "ended": _all_ended(report.ended),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from skyward.events import Notice, SkywardEvent
 from skyward.providers.base import Provider
-from skyward.providers.registry import OWN
+from skyward.providers.registry import is_rented
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.sweep import Sweep, SweepReport
 
@@ -40,7 +40,7 @@ class OpeningSweep:
 
     def begin(self) -> None:
         """Begin to sweep; does nothing for machines that the user already has."""
-        if self._provider.name not in OWN:
+        if is_rented(self._provider):
             self._running = asyncio.ensure_future(self._run())
 
     async def settle(self) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Instance, Offer
-from skyward.providers.registry import OWN
 from skyward.provision.buying.choose import Batch, describe_offer
 from skyward.request.request import PoolRequest
 
@@ -101,7 +100,7 @@ def notes_on_bill(provider: str, instances: Iterable[Instance]) -> Sequence[str]
                 f"{provider} charges {_dollars(charged)} for {name}, offered at {_dollars(offered)}: "
                 "that counts in costs and limits"
             )
-        if provider not in OWN and not instance.ends_itself and charged != 0:
+        if not instance.ends_itself and charged != 0:
             notes.append(
                 f"machines of {provider} cannot end their own bill: should this program die, they cost money until "
                 f"`skyward sweep` ends them, or the next pool that opens with {provider} on this computer"

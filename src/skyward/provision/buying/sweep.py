@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from skyward.provision.buying.termination import end_instances
 __all__ = ["Left", "MakeProvider", "Sweep", "SweepReport", "Swept", "Unknown"]
 
 _LONGEST_CREATE_S = 3600.0
+_logger = logging.getLogger("skyward")
 
 MakeProvider = Callable[[str, Mapping[str, Any]], Provider]
 """Maker of a provider from its name and settings; tests pass their own."""
@@ -176,8 +178,9 @@ class Sweep:
         """
         try:
             provider = self._provider(name, settings)
-        except SkywardError as error:
-            self._report.left += [Left(entry=entry, reason=str(error)) for entry in entries]
+        except Exception as error:
+            _logger.debug("no provider %s with the settings %s", name, settings, exc_info=True)
+            self._report.left += [Left(entry=entry, reason=_reason(error)) for entry in entries]
             return
         try:
             by_tag = unknown is not None or any(entry.instance_id is None for entry in entries)
@@ -203,8 +206,9 @@ class Sweep:
         try:
             instance_id = entry.instance_id or _id_by_tag(place, entry)
             was_there = bool(instance_id) and await _end_machine(place.provider, instance_id)
-        except (SkywardError, OSError) as error:
-            self._report.left.append(Left(entry=entry, reason=str(error)))
+        except Exception as error:
+            _logger.debug("machine %s is left", entry.key, exc_info=True)
+            self._report.left.append(Left(entry=entry, reason=_reason(error)))
             return
         await asyncio.to_thread(self._ledger.close, [entry.key])
         if was_there:
@@ -240,8 +244,9 @@ async def _ask(provider: Provider) -> _AskedProvider:
         try:
             tagged = {instance.key: instance for instance in await provider.tagged()}
             return _AskedProvider(provider=provider, tagged=tagged)
-        except (SkywardError, OSError) as error:
-            why_not = f"{provider.name}: {error}"
+        except Exception as error:
+            _logger.debug("%s cannot list its machines", provider.name, exc_info=True)
+            why_not = f"{provider.name}: {_reason(error)}"
     return _AskedProvider(provider=provider, tagged=None, why_not=why_not)
 
 
@@ -276,6 +281,12 @@ async def _treat(provider: Provider, stranger: Instance, *, end: bool) -> Unknow
         return found
     try:
         await _end_machine(provider, stranger.id)
-    except (SkywardError, OSError) as error:
-        return replace(found, reason=str(error))
+    except Exception as error:
+        _logger.debug("machine %s is left", stranger.id, exc_info=True)
+        return replace(found, reason=_reason(error))
     return replace(found, ended=True)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error as text; one that a provider should not raise, with its type."""
+    return str(error) if isinstance(error, SkywardError | OSError) else f"{type(error).__name__}: {error}"

@@ -26,7 +26,7 @@ from skyward.events import (
     SkywardEvent,
 )
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
-from skyward.providers.registry import OWN, provider_settings
+from skyward.providers.registry import is_rented, provider_settings
 from skyward.provision.buying.budget import Budget, expected_usages
 from skyward.provision.buying.choose import Batch, choose, notes_on_purchase
 from skyward.provision.buying.cost import Usage
@@ -337,7 +337,7 @@ class Machines:
                 launched = await to_its_end(self._create(batch.offers, ranks, lasts_s))
             except CapacityError as error:
                 if not left:
-                    raise _refused(error, batch, own=self._provider.name in OWN) from error
+                    raise _refused(error, batch, own=not is_rented(self._provider)) from error
                 await self._clock.sleep(batch.interval_s)
             else:
                 for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
@@ -429,7 +429,7 @@ def _purchase(pool_id: str, provider: Provider, offer: Offer) -> Purchase:
         machine=offer.spec.name,
         spot=offer.spot,
         price_per_hour=offer.price_per_hour,
-        ends_itself=provider.name in OWN,  # of others it is known once they are launched
+        ends_itself=not is_rented(provider),  # of others it is known once they are launched
     )
 
 

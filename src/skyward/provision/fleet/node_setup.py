@@ -22,7 +22,7 @@ from skyward.events import (
     SkywardEvent,
 )
 from skyward.providers.base import Instance, Provider
-from skyward.providers.registry import OWN
+from skyward.providers.registry import is_rented
 from skyward.provision.buying.price import charged_price
 from skyward.provision.buying.unfit import UnfitMachineError, blamed
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
@@ -141,7 +141,7 @@ class Starter:
         self._open_node = open_node
         self._discard = discard
         self._check_reach = check_reach
-        self._rented = provider.name not in OWN
+        self._rented = is_rented(provider)
         self._admission = Admission(provider, pool_id, publish=publish, clock=clock)
         self._spares: dict[int, _Spare] = {}
         self._begun: dict[Machine, asyncio.Task[Machine]] = {}
@@ -278,7 +278,7 @@ class Starter:
         assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
         config = _config(node, self._request, size, self._pool_id, self._tls)
-        own = self._provider.name in OWN
+        own = not self._rented
         bought = {} if own else _bought(node.instance.offer.spec)
         config = replace(config, head=head, own_machine=own, **_share(node, self._request, size), **bought)
         # A rented machine costs money from its launch on: the timeout counts from there.

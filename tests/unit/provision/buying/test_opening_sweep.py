@@ -161,6 +161,8 @@ def test_a_pool_sweeps_while_it_opens_and_waits_for_it_when_it_closes() -> None:
 class Rented(sky.Local):
     """This machine, as if it were rented, and could not end its bill."""
 
+    own_machines = False
+
     @property
     def name(self) -> str:
         return "rented"

@@ -130,7 +130,7 @@ def test_remarks_on_a_bill(instance: Instance, notes: int) -> None:
 
 
 def test_machines_of_ones_own_need_no_remark_on_their_bill() -> None:
-    assert notes_on_bill("ssh", [replace(bought(UNKNOWN), ends_itself=False)]) == []
+    assert notes_on_bill("ssh", [replace(bought(UNKNOWN), ends_itself=True)]) == []
 
 
 def test_both_prices_and_the_remedies_are_named() -> None:
