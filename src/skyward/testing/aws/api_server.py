@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from skyward.testing.aws.api_messages import ApiResponse, AwsCall, error, read_c
 from skyward.testing.aws.ec2_market import Market
 from skyward.testing.aws.instant_fleets import Fleets
 from skyward.testing.aws.region import Region
+from skyward.testing.loopback import Faults, drop_connection
 
-__all__ = ["ApiServer", "AwsFault", "Faults"]
+__all__ = ["ApiServer", "AwsFault"]
 
 _CAPACITY_CODES: Final = (b"<Code>InsufficientInstanceCapacity<", b"<Code>InsufficientCapacity<")
 _OK, _BAD_REQUEST, _SERVER_ERROR = 200, 400, 500
@@ -41,59 +41,6 @@ class AwsFault:
             raise ConfigurationError("a fault has either a code or a dropped connection")
 
 
-@dataclass(slots=True)
-class _Planned:
-    fault: AwsFault
-    action: str
-    after: int
-    times: int
-
-
-class Faults:
-    """Plan of failing calls. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._planned: list[_Planned] = []
-        self._lock = threading.Lock()
-
-    def add(self, fault: AwsFault, *, action: str = "", nth: int = 1, times: int = 1) -> None:
-        """Plan a fault: ``times`` calls fail, from the ``nth`` on, counted from now.
-
-        Args:
-            fault: the failure.
-            action: action of the calls that count and fail; empty means every call.
-            nth: 1 is the next one.
-            times: number of consecutive failures.
-
-        Raises:
-            ConfigurationError: a number is not positive.
-        """
-        if nth < 1 or times < 1:
-            raise ConfigurationError(f"nth and times count from 1, got {nth} and {times}")
-        with self._lock:
-            self._planned.append(_Planned(fault, action, nth - 1, times))
-
-    def clear(self) -> None:
-        """Remove every plan."""
-        with self._lock:
-            self._planned.clear()
-
-    def met(self, action: str) -> AwsFault | None:
-        """Count a call in every plan, and return the fault of the oldest plan that it triggers; None for none."""
-        with self._lock:
-            found: AwsFault | None = None
-            for planned in self._planned:
-                if planned.action not in ("", action):
-                    continue
-                if planned.after:
-                    planned.after -= 1
-                elif found is None:
-                    found = planned.fault
-                    planned.times -= 1
-            self._planned = [planned for planned in self._planned if planned.times]
-            return found
-
-
 class ApiServer:
     """WSGI application of the API. Calls take effect one at a time.
 
@@ -111,7 +58,13 @@ class ApiServer:
     """
 
     def __init__(
-        self, faults: Faults, market: Market, fleets: Fleets, region: Callable[[str], Region], *, client_address: str
+        self,
+        faults: Faults[AwsFault],
+        market: Market,
+        fleets: Fleets,
+        region: Callable[[str], Region],
+        *,
+        client_address: str,
     ) -> None:
         self.calls: list[AwsCall] = []
         self.lock = threading.RLock()
@@ -133,13 +86,13 @@ class ApiServer:
             self.calls.append(call)
             fault = self._faults.met(call.action)
             if fault is not None and fault.dropped == "before":
-                _drop(environ)
+                drop_connection(environ)
             if fault is not None and fault.code:
                 answer = error(call, fault.code, fault.message or "planned fault", fault.status)
             else:
                 answer = self._once(call, environ)
         if fault is not None and fault.dropped == "after":
-            _drop(environ)
+            drop_connection(environ)
         headers = [("Content-Type", answer.content_type), *answer.headers]
         if environ["REQUEST_METHOD"] != "HEAD":  # a response to HEAD keeps moto's Content-Length
             headers = [each for each in headers if each[0].lower() != "content-length"]
@@ -190,10 +143,3 @@ class ApiServer:
         others = [(name, value) for name, value in headers if name.lower() != "content-type"]
         content_type = headers.get("Content-Type", "text/xml")
         return ApiResponse(status=code, body=body, content_type=content_type, headers=tuple(others))
-
-
-def _drop(environ: Mapping[str, Any]) -> None:
-    """Close the client's connection without an answer."""
-    sock: socket.socket = environ["werkzeug.socket"]
-    sock.shutdown(socket.SHUT_RDWR)
-    raise ConnectionResetError("planned fault: no answer")

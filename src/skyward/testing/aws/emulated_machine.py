@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from skyward.errors import ConfigurationError
 from skyward.testing.hosts import SshHost, share_cache
+from skyward.testing.loopback import serve
 
 if TYPE_CHECKING:
     from werkzeug.serving import BaseWSGIServer
@@ -25,7 +26,6 @@ __all__ = [
     "Metadata",
     "UserData",
     "read_user_data",
-    "serve",
 ]
 
 METADATA_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
@@ -143,20 +143,6 @@ class Metadata:
 
 def _time(in_s: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=in_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def serve(application: Any, address: str, name: str, port: int = 0) -> tuple[BaseWSGIServer, threading.Thread]:
-    """Serve a WSGI application in threads of this process, without a log."""
-    from werkzeug.serving import WSGIRequestHandler, make_server
-
-    class Quiet(WSGIRequestHandler):
-        def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's name
-            """Log nothing: the application records its requests."""
-
-    server = make_server(address, port, application, threaded=True, request_handler=Quiet)
-    thread = threading.Thread(target=server.serve_forever, name=name, daemon=True, args=(0.05,))
-    thread.start()
-    return server, thread
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import pwd
-import socket
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -21,12 +20,13 @@ from skyward.providers.aws.account import forget
 from skyward.providers.aws.provider import AWS
 from skyward.provision.preparing import machine_size
 from skyward.testing.aws.api_messages import AwsCall
-from skyward.testing.aws.api_server import ApiServer, AwsFault, Faults
+from skyward.testing.aws.api_server import ApiServer, AwsFault
 from skyward.testing.aws.ec2_market import Market
-from skyward.testing.aws.emulated_machine import METADATA_VARIABLE, POWER_OFF_PATH, EmulatedMachine, UserData, serve
+from skyward.testing.aws.emulated_machine import METADATA_VARIABLE, POWER_OFF_PATH, EmulatedMachine, UserData
 from skyward.testing.aws.instant_fleets import Fleets
 from skyward.testing.aws.region import TAKEN_BACK, Looks, Region
 from skyward.testing.hosts import SshHost, share_cache
+from skyward.testing.loopback import Faults, reserve_network, serving
 
 if TYPE_CHECKING:
     import pytest  # for its users' annotation only: this module works without it
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["LocalEC2", "use_ec2"]
 
 _SSH_PORT: Final = 22022
-_NETWORKS: Final = 250
 _THREADS: Final = 8
 _POWER_OFF: Final = (
     f"import os, urllib.request; urllib.request.urlopen(os.environ[{METADATA_VARIABLE!r}] + {POWER_OFF_PATH!r}, b'')"
@@ -95,7 +94,7 @@ class LocalEC2:
         self._env = dict(env or {})
         self._minute_s = minute_s
         self._block = block
-        self._faults = Faults()
+        self._faults = Faults[AwsFault]()
         self._regions: dict[str, Region] = {}
         self._clients: dict[tuple[str, str], Any] = {}
         fleets = Fleets(lambda region: self.client("ec2", region))
@@ -119,9 +118,9 @@ class LocalEC2:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_no_default_images())
             self._threads = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="local-ec2"))
-            self._network = stack.enter_context(_network(self._block, self.ssh_port))
-            self._front = stack.enter_context(_serving(self._api, "local-ec2-api"))
-            self._back = stack.enter_context(_serving(self._api.moto, "local-ec2-moto"))
+            self._network = stack.enter_context(reserve_network(self._block, self.ssh_port))
+            self._front = stack.enter_context(serving(self._api, "local-ec2-api"))
+            self._back = stack.enter_context(serving(self._api.moto, "local-ec2-moto"))
             stack.callback(self._end_everything)
             self._stack = stack.pop_all()
         return self
@@ -342,28 +341,3 @@ def _forget_everything() -> None:
 
 def _is_alive(instance: Mapping[str, Any]) -> bool:
     return instance["State"]["Name"] != "terminated"
-
-
-@contextlib.contextmanager
-def _serving(application: Any, name: str) -> Generator[str]:
-    server, thread = serve(application, "127.0.0.1", name)
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@contextlib.contextmanager
-def _network(block: int, port: int) -> Generator[str]:
-    """Reserve a network of 254 addresses that no other test run uses, by binding a port at its first address."""
-    for number in range(_NETWORKS):
-        with socket.socket() as held:
-            try:
-                held.bind((f"127.{block}.{number}.1", port))
-            except OSError:
-                continue
-            yield f"127.{block}.{number}"
-            return
-    raise ConfigurationError(f"all networks of 127.{block}.0.0/16 are in use: end other test runs, or pass block=")

@@ -1,0 +1,1 @@
+"""Clouds of the tests: one stateful REST service per vendor, on one kit."""

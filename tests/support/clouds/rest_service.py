@@ -1,0 +1,374 @@
+"""REST service of a fake vendor: routes, authorization, faults, paces, a log of calls, and a bill of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from skyward.testing.loopback import Faults, drop_connection, serving
+
+__all__ = [
+    "FAULTS",
+    "Bill",
+    "Pace",
+    "RestAnswer",
+    "RestCall",
+    "RestFault",
+    "RestService",
+    "Tariff",
+]
+
+SPECS = Path(__file__).parents[4] / "shared/specs"
+"""Vendors' API descriptions; exchanges are not validated where they are missing."""
+
+_TOO_MANY, _NOT_FOUND = 429, 404
+
+
+@dataclass(slots=True, kw_only=True)
+class RestCall:
+    """One call of the service.
+
+    Attributes:
+        route: ``"GET /v2/droplets/{droplet_id}"``; empty where no route matches.
+        path: below the base path, e.g. ``"/v2/droplets/12"``.
+        parts: the path's parameters.
+        query: the query's parameters; of a repeated one, the last.
+        body: its JSON; None without one.
+        at: the service's time.
+        status: of the answer; 0 while or if there is none.
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: Any
+    at: float
+    route: str = ""
+    parts: Mapping[str, str] = field(default_factory=dict[str, str])
+    status: int = 0
+
+    @property
+    def token(self) -> str:
+        """The bearer token; empty for none."""
+        kind, _, token = self.headers.get("Authorization", "").partition(" ")
+        return token if kind.lower() == "bearer" else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestAnswer:
+    """Answer of a route: a text is sent as plain text, None as nothing, everything else as JSON."""
+
+    status: int = 200
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+Handler = Callable[[RestCall], RestAnswer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestFault:
+    """Failure of a call.
+
+    Attributes:
+        status: of the answer; 0 for a connection that ends without one.
+        after: whether the call takes effect first.
+        message: of the answer.
+    """
+
+    status: int = 0
+    after: bool = False
+    message: str = "planned fault"
+
+
+FAULTS: Mapping[str, RestFault] = {
+    "refused": RestFault(status=403),
+    "throttled": RestFault(status=429),
+    "failed after": RestFault(status=500, after=True),
+    "lost before": RestFault(),
+    "lost after": RestFault(after=True),
+}
+"""Every kind of failure, one example each: those of the sweep over all calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Limit of calls: ``calls`` within ``per_s`` seconds, of one route or of all; more are answered with 429.
+
+    Attributes:
+        route: as :attr:`RestCall.route`; empty for all together.
+        headers: of the refusals, e.g. ``Retry-After``; the argument is the seconds until the next call is admitted.
+    """
+
+    calls: int
+    per_s: float
+    route: str = ""
+    headers: Callable[[float], Mapping[str, str]] = lambda left_s: {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff:
+    """Price of a machine."""
+
+    usd_per_hour: float
+    minimum_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Billed:
+    tariff: Tariff
+    since: float
+    until: float | None = None
+
+
+class Bill:
+    """The vendor's bill, by the second and by the service's own clock.
+
+    Attributes:
+        peak: largest number of machines that were billed at one moment.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.peak = 0
+        self._clock = clock
+        self._billed: dict[str, _Billed] = {}
+
+    def begin(self, machine: str, tariff: Tariff) -> None:
+        """Bill a machine from now on."""
+        self._billed[machine] = _Billed(tariff, self._clock())
+        self.peak = max(self.peak, len(self.open))
+
+    def end(self, machine: str) -> None:
+        """Bill a machine up to now; again, it does nothing."""
+        entry = self._billed[machine]
+        entry.until = entry.until or self._clock()
+
+    @property
+    def open(self) -> Sequence[str]:
+        """Machines that cost money now."""
+        return [machine for machine, entry in self._billed.items() if entry.until is None]
+
+    def seconds(self) -> Mapping[str, int]:
+        """Return the billed seconds of each machine, begun ones included."""
+        return {
+            machine: math.ceil(max((entry.until or self._clock()) - entry.since, entry.tariff.minimum_s))
+            for machine, entry in self._billed.items()
+        }
+
+    def usd(self) -> float:
+        """Return the sum of everything so far."""
+        seconds = self.seconds()
+        return sum(entry.tariff.usd_per_hour * seconds[machine] / 3600 for machine, entry in self._billed.items())
+
+
+class RestService:
+    """A vendor's API on a loopback address. A context manager, which fails if an exchange broke the description.
+
+    Calls take effect one at a time, under :attr:`lock`.
+
+    Args:
+        name: of its threads.
+        errors: the vendor's form of an error: takes status and message.
+        description: file name of its API description in ``../shared/specs``; empty for none.
+        base_path: path of the API, in front of every route, e.g. ``"/v1"``.
+        authorize: returns the refusal of a call, None for an admitted one.
+        answer_headers: returns headers of every answer.
+        clock: the service's time.
+
+    Attributes:
+        calls: every call, in order, including failed ones.
+        faults: plan of failing calls, by :attr:`RestCall.route`.
+        paces: limits in force; none at first.
+        violations: exchanges that broke the description, with the reason. Empty it where that was meant.
+        bill: see :class:`Bill`.
+        lock: held while a call takes effect.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        errors: Callable[[int, str], RestAnswer],
+        description: str = "",
+        base_path: str = "",
+        authorize: Callable[[RestCall], RestAnswer | None] = lambda call: None,
+        answer_headers: Callable[[], Mapping[str, str]] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.calls: list[RestCall] = []
+        self.faults = Faults[RestFault]()
+        self.paces: list[Pace] = []
+        self.violations: list[str] = []
+        self.bill = Bill(clock)
+        self.lock = threading.RLock()
+        self.clock = clock
+        self._name = name
+        self._errors = errors
+        self._base_path = base_path
+        self._authorize = authorize
+        self._answer_headers = answer_headers
+        self._spec = load_description(SPECS / description, base_path) if description else None
+        self._routes: list[tuple[str, re.Pattern[str], Handler, bool]] = []
+        self._stack = contextlib.ExitStack()
+        self._url = ""
+
+    def __enter__(self) -> Self:
+        self._url = self._stack.enter_context(serving(self, self._name))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        if kind is None and self.violations:
+            raise AssertionError(f"{self._name}: exchanges against the description:\n" + "\n".join(self.violations))
+
+    @property
+    def url(self) -> str:
+        """URL of the API, base path included."""
+        return self._url + self._base_path
+
+    @property
+    def routes(self) -> Sequence[str]:
+        """Routes of the calls so far, in order."""
+        return [call.route for call in self.calls]
+
+    def route(self, route: str, handler: Handler, *, documented: bool = True) -> None:
+        """Answer calls of a route such as ``"GET /v2/droplets/{droplet_id}"``; the first that matches is taken.
+
+        Those that are not documented are neither validated nor authorized, nor do they count in any pace.
+        """
+        method, _, path = route.partition(" ")
+        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(path))
+        self._routes.append((route, re.compile(f"{method} {pattern}"), handler, documented))
+
+    def fail(self, fault: RestFault, *, route: str = "", nth: int = 1, times: int = 1) -> None:
+        """Let calls fail: the ``nth`` from now on, of one route or of all, and ``times - 1`` after it."""
+        self.faults.add(fault, action=route, nth=nth, times=times)
+
+    def count(self, route: str) -> int:
+        """Return the number of calls of a route so far."""
+        return self.routes.count(route)
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request: a WSGI application."""
+        from werkzeug.wrappers import Request, Response
+
+        request = Request(environ)
+        call = self._read(request)
+        handler, documented = self._find(call)
+        with self.lock:
+            self.calls.append(call)
+            answer = self._answer(call, handler) if documented else handler(call)
+            if answer is not None:
+                call.status = answer.status
+        if answer is None:
+            drop_connection(environ)
+            raise AssertionError
+        data, kind = _encoded(answer.body)
+        response = Response(data, answer.status, dict(answer.headers), content_type=kind)
+        if documented and self._spec is not None:
+            broken = _violation(self._spec, request, response)
+            self.violations += [f"{call.method} {call.path} {call.status}: {broken}"] if broken else []
+        return response(environ, start_response)
+
+    def _read(self, request: Any) -> RestCall:
+        data = request.get_data(cache=True)
+        return RestCall(
+            method=request.method,
+            path=request.path.removeprefix(self._base_path),
+            query=dict(request.args),
+            headers=dict(request.headers),
+            body=json.loads(data) if data else None,
+            at=self.clock(),
+        )
+
+    def _find(self, call: RestCall) -> tuple[Handler, bool]:
+        for route, pattern, handler, documented in self._routes:
+            if found := pattern.fullmatch(f"{call.method} {call.path}"):
+                call.route, call.parts = route, found.groupdict()
+                return handler, documented
+        return lambda call: self._errors(_NOT_FOUND, f"no route {call.method} {call.path}"), True
+
+    def _answer(self, call: RestCall, handler: Handler) -> RestAnswer | None:
+        """Answer a call; None means that its connection ends without an answer."""
+        fault = self.faults.met(call.route)
+        if fault is not None and not fault.after:
+            return self._errors(fault.status, fault.message) if fault.status else None
+        answer = self._over_pace(call) or self._authorize(call) or handler(call)
+        if fault is not None:
+            return self._errors(fault.status, fault.message) if fault.status else None
+        return RestAnswer(status=answer.status, body=answer.body, headers={**self._answer_headers(), **answer.headers})
+
+    def _over_pace(self, call: RestCall) -> RestAnswer | None:
+        for pace in self.paces:
+            if pace.route not in ("", call.route):
+                continue
+            recent = [
+                each.at
+                for each in self.calls
+                if each.at > call.at - pace.per_s and pace.route in ("", each.route) and each.route
+            ]
+            if len(recent) > pace.calls:
+                left_s = recent[-pace.calls] + pace.per_s - call.at
+                refusal = self._errors(_TOO_MANY, f"more than {pace.calls} calls in {pace.per_s:g} s")
+                return RestAnswer(status=refusal.status, body=refusal.body, headers=pace.headers(left_s))
+        return None
+
+
+def _encoded(body: Any) -> tuple[str, str]:
+    if isinstance(body, str):
+        return body, "text/plain; charset=utf-8"
+    return ("" if body is None else json.dumps(body)), "application/json; charset=utf-8"
+
+
+@cache
+def load_description(path: Path, base_path: str) -> Any:
+    """Return a vendor's API description for validation; None without the file, or without openapi-core."""
+    try:
+        from openapi_core import OpenAPI
+    except ImportError:
+        return None
+    if not path.exists():
+        return None
+    content = _repaired(json.loads(path.read_text(encoding="utf-8")))
+    return OpenAPI.from_dict(content | {"servers": [{"url": base_path or "/"}]})  # pyright: ignore[reportUnknownMemberType]
+
+
+def _repaired(node: Any) -> Any:
+    """Undo YAML's reading of the words ``off`` and ``on`` as truth values, in enumerations of texts."""
+    if isinstance(node, list):
+        return [_repaired(each) for each in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    content = {name: _repaired(each) for name, each in cast("dict[str, Any]", node).items()}
+    if content.get("type") == "string" and "enum" in content:
+        words: Mapping[Any, str] = {False: "off", True: "on"}
+        content["enum"] = [words[each] if isinstance(each, bool) else each for each in content["enum"]]
+    return content
+
+
+def _violation(spec: Any, request: Any, response: Any) -> str:
+    """Return how an exchange breaks the description; empty if it does not."""
+    from openapi_core.contrib.werkzeug import WerkzeugOpenAPIRequest, WerkzeugOpenAPIResponse
+    from openapi_core.exceptions import OpenAPIError
+
+    try:
+        spec.validate_request(WerkzeugOpenAPIRequest(request))
+        spec.validate_response(WerkzeugOpenAPIRequest(request), WerkzeugOpenAPIResponse(response))
+    except OpenAPIError as error:
+        cause = error.__cause__
+        details = [str(each) for each in getattr(cause, "schema_errors", ())]
+        return "; ".join([f"{type(error).__name__}: {error}", *([str(cause)] if cause else []), *details])[:2000]
+    return ""
