@@ -244,10 +244,18 @@ async def started_there(target: SSHTarget) -> tuple[str, int]:
 @pytest.mark.parametrize(("behaviour", "state"), [("terminate", "terminated"), ("stop", "stopped")])
 def test_a_machine_switches_itself_off_when_its_time_is_up(tmp_path: Path, behaviour: str, state: str) -> None:
     require_sshd()
-    with LocalEC2(tmp_path, machines=True, minute_s=0.01) as ec2:
+    with LocalEC2(tmp_path, machines=True) as ec2:
         api = client(ec2)
         data = cloud_config(*key_pair(), 30)
         instance_id = run(api, UserData=data, InstanceInitiatedShutdownBehavior=behaviour)
-        eventually(lambda: described(api, instance_id)["State"]["Name"] == state)
+
+        def off() -> bool:
+            ec2.elapse(30)
+            return described(api, instance_id)["State"]["Name"] == state
+
+        described(api, instance_id)
+        ec2.elapse(29)
+        assert described(api, instance_id)["State"]["Name"] in ("pending", "running")
+        eventually(off)
         reason = described(api, instance_id)["StateReason"]["Code"]
     assert reason == ("Client.InstanceInitiatedShutdown" if behaviour == "terminate" else "")

@@ -157,7 +157,6 @@ class EmulatedMachine:
         facts: constant answers of its metadata service, see :class:`Metadata`.
         env: additional environment of sessions.
         cache: folder of environments, shared by all machines.
-        minute_s: length of a minute of its shutdown timer.
         switched_off: called when the machine has shut itself down.
     """
 
@@ -168,7 +167,6 @@ class EmulatedMachine:
     facts: Mapping[str, str]
     env: Mapping[str, str]
     cache: Path
-    minute_s: float
     switched_off: Callable[[], None]
     metadata: Metadata = field(init=False)
     host: SshHost | None = None
@@ -186,13 +184,20 @@ class EmulatedMachine:
             if self._ended:
                 return
             if self.user_data.shutdown_min is not None:
-                self._timer = threading.Timer(self.user_data.shutdown_min * self.minute_s, self.switched_off)
+                self._timer = threading.Timer(60.0 * self.user_data.shutdown_min, self.switched_off)
                 self._timer.daemon = True
                 self._timer.start()
             service = serve(self.metadata, self.address, f"metadata-{self.address}")
             self._services.append(service)
             self.host = self._prepared(f"http://{self.address}:{service[0].server_port}")
             self.host.start()
+
+    def elapse(self, minutes: int) -> None:
+        """Shut it down if its timer is armed, and no longer than ``minutes``."""
+        with self._lock:
+            due = self._timer is not None and (self.user_data.shutdown_min or 0) <= minutes
+        if due:
+            self.switched_off()
 
     def _switch_off(self) -> None:
         """Shut it down from within, in a thread, so that the request is still answered."""

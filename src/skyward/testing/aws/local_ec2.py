@@ -58,7 +58,6 @@ class LocalEC2:
         looks: delays of state changes, in looks.
         cache: folder of environments, shared by all machines; None means a folder in ``folder``.
         env: additional environment of sessions on machines.
-        minute_s: length of a minute of their shutdown timers.
         block: addresses are ``127.<block>.x.y``.
 
     Attributes:
@@ -79,7 +78,6 @@ class LocalEC2:
         looks: Looks | None = None,
         cache: Path | None = None,
         env: Mapping[str, str] | None = None,
-        minute_s: float = 60.0,
         block: int = 72,
     ) -> None:
         if machines and folder is None:
@@ -92,7 +90,6 @@ class LocalEC2:
         self._looks = looks or Looks()
         self._cache = cache
         self._env = dict(env or {})
-        self._minute_s = minute_s
         self._block = block
         self._faults = Faults[AwsFault]()
         self._regions: dict[str, Region] = {}
@@ -192,6 +189,12 @@ class LocalEC2:
         timer.start()
         self._timers.append(timer)
 
+    def elapse(self, minutes: int) -> None:
+        """Let the shutdown timers of machines that have booted go off, where they are armed for at most ``minutes``."""
+        for region in self._regions.values():
+            for machine in region.machines():
+                machine.elapse(minutes)
+
     def hint(self, instance_id: str, region: str = "us-east-1") -> None:
         """Announce in an instance's metadata service that preemption has become more likely."""
         if (machine := self._region(region).machine(instance_id)) is not None:
@@ -275,7 +278,6 @@ class LocalEC2:
             facts=facts,
             env=self._env,
             cache=self._cache or self._folder / "cache",
-            minute_s=self._minute_s,
             switched_off=off,
         )
 

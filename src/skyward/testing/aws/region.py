@@ -99,6 +99,10 @@ class Region:
         """Return an instance's machine; None if it has none."""
         return self._tracked[instance_id].machine if instance_id in self._tracked else None
 
+    def machines(self) -> Sequence[EmulatedMachine]:
+        """Return the machines of all instances that have one."""
+        return [each.machine for each in self._tracked.values() if each.machine is not None]
+
     @property
     def launched(self) -> int:
         """Number of instances ever launched."""
