@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from skyward.errors import ConfigurationError
@@ -20,7 +21,9 @@ __all__ = [
     "BUILT_IN",
     "Admits",
     "Checkable",
+    "Entrusts",
     "Finding",
+    "MachineSecret",
     "Paced",
     "Sweepable",
     "Tidies",
@@ -102,6 +105,30 @@ class Admits(Protocol):
         Returns the address if it was not admitted before, else an empty text. Raises
         :class:`~skyward.errors.SkywardError` when the address or the rules cannot be read.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSecret:
+    """Secret by which a machine can end its own bill. It travels over SSH, and is in no first-boot order and no argv.
+
+    Attributes:
+        command: command on the machine that takes the secret from its standard input, in the user's home folder.
+        value: the secret.
+        renewed_s: time after which a newer one is delivered; infinite for never.
+    """
+
+    command: tuple[str, ...]
+    value: str = field(repr=False)
+    renewed_s: float = math.inf
+
+
+@runtime_checkable
+class Entrusts(Protocol):
+    """Provider whose machines need a secret to end their own bill."""
+
+    async def secret(self, instance: Instance) -> MachineSecret | None:
+        """Return the secret for a machine that admits logins, a newer one each time it is due; None for none."""
         ...
 
 

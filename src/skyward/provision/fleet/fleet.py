@@ -128,6 +128,7 @@ class Fleet:
         :class:`~skyward.errors.TerminationError`, with the first error in a note.
         """
         ranks = tuple(range(self._request.nodes))
+        self._spawn(self._starter.secrets.renew())
         try:
             await self._launch(ranks)
             await _all_or_the_first_error({rank: self._come_up(rank) for rank in ranks})

@@ -26,6 +26,7 @@ from skyward.providers.registry import is_rented
 from skyward.provision.buying.price import charged_price
 from skyward.provision.buying.unfit import UnfitMachineError, blamed
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
+from skyward.provision.fleet.entrusting import MachineSecrets
 from skyward.provision.fleet.looks import OVER, SharedLooks
 from skyward.provision.fleet.machines import Machine, Machines
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, NodeLoss, unless_gone
@@ -113,6 +114,9 @@ class Starter:
         open_node: makes the handle of a running machine.
         discard: ends a machine in the background.
         check_reach: raises if the machines that run have to reach each other and do not.
+
+    Attributes:
+        secrets: those that the machines get.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class Starter:
         self._check_reach = check_reach
         self._rented = is_rented(provider)
         self._admission = Admission(provider, pool_id, publish=publish, clock=clock)
+        self.secrets = MachineSecrets(provider, lambda: machines.all, clock=clock)
         self._spares: dict[int, _Spare] = {}
         self._begun: dict[Machine, asyncio.Task[Machine]] = {}
 
@@ -251,6 +256,7 @@ class Starter:
             if size is not None and (shortfall := size.shortfall(node.instance.offer.spec)):
                 raise UnfitMachineError(shortfall)
             fresh = False
+            await self.secrets.deliver(node)
             await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance_id, step)))
         except (AuthenticationError, UnreachableError) as error:
             if (fault := blamed(error, fresh=fresh)) is None:

@@ -1,0 +1,152 @@
+"""Machines get the secret by which they end their own bill over SSH, and newer ones in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.errors import CapacityError, UnreachableError
+from skyward.providers.base import Instance
+from skyward.providers.registry import Entrusts, MachineSecret
+from skyward.provision.buying.cost import Usage
+from skyward.provision.buying.ledger import Ledger
+from skyward.provision.buying.unfit import UnfitMachineError
+from skyward.provision.fleet.entrusting import MachineSecrets
+from skyward.provision.fleet.machines import Machine
+from skyward.testing.provider import FakeProvider
+from skyward.transport.base import Completed
+from support.clock import FakeClock
+from support.fleets import FleetStage
+from support.nodes import node_instance
+
+RENEWED_S = 1200.0
+
+
+class Entrusting(FakeProvider):
+    """Has a numbered secret for each delivery."""
+
+    def __init__(self, *command: str) -> None:
+        super().__init__()
+        self.given = 0
+        self.command = command
+
+    async def secret(self, instance: Instance) -> MachineSecret | None:
+        self.given += 1
+        return MachineSecret(command=self.command, value=f"secret-{self.given}", renewed_s=RENEWED_S)
+
+
+class Reached:
+    """A node whose machine notes what arrives on the standard input of commands."""
+
+    def __init__(self, clock: FakeClock, **outcome: Any) -> None:
+        self.instance, self.rank, self.transport = node_instance(), 0, self
+        self.clock = clock
+        self.outcome = outcome
+        self.arrived: list[tuple[float, bytes]] = []
+        self.failing = 0
+        self.moved = asyncio.Event()
+
+    async def run(self, argv: Any, *, stdin: bytes, timeout_s: float, env: Any = None) -> Completed:
+        assert b"secret" not in repr(argv).encode()
+        if self.failing:
+            self.failing -= 1
+            raise UnreachableError("no answer")
+        self.arrived.append((self.clock.elapsed(), stdin))
+        self.moved.set()
+        return replace(Completed(exit_code=0, stdout="", stderr=""), **self.outcome)
+
+
+def machine_of(node: Reached) -> Machine:
+    machine = Machine(rank=0, instance=node.instance, usage=Usage.of(node.instance.offer, 0.0))
+    machine.node = cast("Any", node)
+    return machine
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.db")
+
+
+async def renewed_until(secrets: MachineSecrets, node: Reached, count: int) -> None:
+    task = asyncio.ensure_future(secrets.renew())
+    while len(node.arrived) < count:
+        node.moved.clear()
+        await node.moved.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_newer_secrets_follow_before_the_former_ones_expire() -> None:
+    clock = FakeClock()
+    node = Reached(clock)
+    secrets = MachineSecrets(Entrusting("take"), lambda: [machine_of(node)], clock=clock)
+
+    await secrets.deliver(cast("Any", node))
+    await renewed_until(secrets, node, 3)
+
+    assert node.arrived == [(0.0, b"secret-1"), (RENEWED_S, b"secret-2"), (2 * RENEWED_S, b"secret-3")]
+
+
+async def test_delivery_to_a_machine_that_does_not_answer_is_repeated_every_minute() -> None:
+    clock = FakeClock()
+    node = Reached(clock)
+    secrets = MachineSecrets(Entrusting("take"), lambda: [machine_of(node)], clock=clock)
+    await secrets.deliver(cast("Any", node))
+
+    node.failing = 2
+    await renewed_until(secrets, node, 2)
+
+    assert [at for at, _ in node.arrived] == [0.0, RENEWED_S + 120]
+
+
+async def test_ended_machines_get_no_newer_secret() -> None:
+    clock = FakeClock()
+    node, other = Reached(clock), Reached(clock)
+    over = machine_of(node)
+    secrets = MachineSecrets(Entrusting("take"), lambda: [over, machine_of(other)], clock=clock)
+    await secrets.deliver(cast("Any", node))
+    over.end(0.0)
+
+    await renewed_until(secrets, other, 1)
+
+    assert len(node.arrived) == 1
+
+
+async def test_a_machine_that_does_not_take_its_secret_is_unfit_and_the_secret_is_in_no_message() -> None:
+    clock = FakeClock()
+    node = Reached(clock, exit_code=2, stderr="secret-1: not found")
+    secrets = MachineSecrets(Entrusting("take"), list, clock=clock)
+
+    with pytest.raises(UnfitMachineError, match="exit status 2") as raised:
+        await secrets.deliver(cast("Any", node))
+
+    assert "secret-1" not in str(raised.value)
+    assert "secret-1" not in repr(await Entrusting("take").secret(node.instance))
+
+
+async def test_a_fleet_delivers_each_machine_its_secret_before_the_environment(ledger: Ledger, tmp_path: Path) -> None:
+    provider = Entrusting("sh", "-c", f'cat >>"{tmp_path}/taken"; echo >>"{tmp_path}/taken"')
+    assert isinstance(provider, Entrusts)
+    stage = FleetStage(ledger=ledger, provider=provider, clock=cast("Any", SYSTEM_CLOCK))
+    fleet = stage.fleet()
+
+    await fleet.start()
+    await fleet.stop()
+
+    assert sorted((tmp_path / "taken").read_text(encoding="utf-8").split()) == ["secret-1", "secret-2"]
+
+
+async def test_a_machine_that_never_takes_its_secret_is_exchanged_until_none_is_sound(ledger: Ledger) -> None:
+    stage = FleetStage(ledger=ledger, provider=Entrusting("false"), clock=cast("Any", SYSTEM_CLOCK))
+
+    with pytest.raises(CapacityError, match="does not take the secret"):
+        await stage.fleet(nodes=1).start()
+
+    assert not stage.provider.alive
