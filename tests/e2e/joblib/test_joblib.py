@@ -13,9 +13,6 @@ import numpy as np
 import pytest
 from joblib import Parallel, delayed, parallel_config
 from joblib.parallel import BatchedCalls, get_active_backend
-from sklearn.datasets import load_digits
-from sklearn.model_selection import GridSearchCV
-from sklearn.svm import SVC
 
 import skyward as sky
 from skyward.errors import PoolStateError, RemoteTraceback, WorkerLostError
@@ -221,6 +218,10 @@ def test_joblib_pool_is_the_backend_while_it_is_open_and_its_one_worker_does_the
 
 
 def test_grid_search_finds_what_it_finds_here():
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.svm import SVC
+
     images, labels = (values[:400] for values in load_digits(return_X_y=True))
     search = GridSearchCV(SVC(), {"C": [1, 10], "gamma": [0.001, 0.01]}, cv=3)
     expected = search.fit(images, labels).best_score_

@@ -7,17 +7,14 @@ import os
 import signal
 import time
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-import sklearn
 from joblib import parallel_config
-from sklearn.datasets import load_digits
-from sklearn.model_selection import GridSearchCV
-from sklearn.svm import SVC
 
 import skyward as sky
 from skyward.errors import ConfigurationError
@@ -32,7 +29,7 @@ from support.chaos import ChaosProxy
 require_sshd()
 pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
 
-IMAGE = sky.Image(pip=[f"numpy=={np.__version__}", f"scikit-learn=={sklearn.__version__}"])
+IMAGE = sky.Image(pip=[f"numpy=={np.__version__}", f"scikit-learn=={version('scikit-learn')}"])
 PROMPT_S = 2.0
 """How long a refusal may take, with what is asked of the hosts for it."""
 
@@ -188,6 +185,10 @@ def check_calls(pool: sky.ComputePool) -> None:
 
 
 def check_front_ends(pool: sky.ComputePool) -> None:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.svm import SVC
+
     images, labels = (values[:300] for values in load_digits(return_X_y=True))
     search = GridSearchCV(SVC(), {"C": [1, 10], "gamma": [0.001, 0.01]}, cv=3)
     expected = search.fit(images, labels).best_score_

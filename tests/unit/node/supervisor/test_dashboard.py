@@ -16,9 +16,6 @@ from urllib.parse import urlsplit
 import dask
 import psutil
 import pytest
-from bokeh.protocol import Protocol
-from bokeh.protocol.receiver import Receiver
-from bokeh.util.token import get_token_payload
 from distributed import Client, Scheduler
 from distributed.core import rpc
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
@@ -244,6 +241,8 @@ async def test_one_pools_cookie_does_not_open_another(site: Site, identity: TlsI
 
 
 async def test_pages_never_hold_the_credentials(site: Site) -> None:
+    from bokeh.util.token import get_token_payload
+
     cookie = await site.cookie()
     page = await site.get("/status", headers={"Cookie": cookie, **site.basic()})
 
@@ -284,6 +283,8 @@ async def test_another_sites_page_is_refused_whatever_the_browser_sends_along(si
 @pytest.mark.parametrize("host", ["", "127.0.0.1:4711", "localhost:4711"])
 async def test_a_page_comes_to_life_through_its_websocket(site: Site, host: str) -> None:
     """With a Host of its own: the browser sees the near end of a forwarded port."""
+    from bokeh.protocol import Protocol
+
     host = host or site.address
     headers = {"Cookie": await site.cookie(), "Host": host, "Origin": f"http://{host}"}
     page = await site.get("/status", headers=headers)
@@ -312,6 +313,9 @@ class Sender:
 
 
 async def next_message(socket: WebSocketClientConnection) -> Any:
+    from bokeh.protocol import Protocol
+    from bokeh.protocol.receiver import Receiver
+
     receiver = Receiver(Protocol())
     while True:
         fragment = await asyncio.wait_for(socket.read_message(), 10)

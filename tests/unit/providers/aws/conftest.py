@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
-from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from skyward.providers.aws.machine_types import MachineType, parse_types
 from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
@@ -13,8 +13,15 @@ from skyward.testing.aws import LocalEC2, Looks, use_ec2
 
 
 @pytest.fixture(scope="session")
-def types() -> tuple[MachineType, ...]:
-    return parse_types(INSTANCE_TYPES.values())
+def type_rows() -> Mapping[str, Any]:
+    from moto.ec2.models.instance_types import INSTANCE_TYPES  # takes a second, in every process that collects tests
+
+    return INSTANCE_TYPES
+
+
+@pytest.fixture(scope="session")
+def types(type_rows: Mapping[str, Any]) -> tuple[MachineType, ...]:
+    return parse_types(type_rows.values())
 
 
 @pytest.fixture
