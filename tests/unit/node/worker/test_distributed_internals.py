@@ -15,8 +15,6 @@ import distributed.http.scheduler.info
 import distributed.utils
 import pytest
 from distributed import Client, Nanny, Scheduler, Security, Status, Worker
-from distributed.dashboard.core import BokehApplication
-from distributed.dashboard.scheduler import connect
 from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.adaptive_core import AdaptiveCore
 from distributed.deploy.cluster import Cluster
@@ -42,6 +40,9 @@ def test_http_server_attributes_are_touched_only_with_a_dashboard() -> None:
 
 
 def test_pages_look_for_their_server_where_we_put_it() -> None:
+    from distributed.dashboard.core import BokehApplication
+    from distributed.dashboard.scheduler import connect
+
     assert list(inspect.signature(connect).parameters) == ["application", "http_server", "scheduler", "prefix"]
     assert "server.http_server.port" in source_of(BokehApplication)
     assert "self.server.http_application.applications" in inspect.getsource(distributed.http.scheduler.info)
