@@ -132,7 +132,7 @@ async def test_a_machine_that_does_not_take_its_secret_is_unfit_and_the_secret_i
 
 
 async def test_a_fleet_delivers_each_machine_its_secret_before_the_environment(ledger: Ledger, tmp_path: Path) -> None:
-    provider = Entrusting("sh", "-c", f'cat >>"{tmp_path}/taken"; echo >>"{tmp_path}/taken"')
+    provider = Entrusting("sh", "-c", f'cat >"{tmp_path}/taken-$$"')
     assert isinstance(provider, Entrusts)
     stage = FleetStage(ledger=ledger, provider=provider, clock=cast("Any", SYSTEM_CLOCK))
     fleet = stage.fleet()
@@ -140,7 +140,7 @@ async def test_a_fleet_delivers_each_machine_its_secret_before_the_environment(l
     await fleet.start()
     await fleet.stop()
 
-    assert sorted((tmp_path / "taken").read_text(encoding="utf-8").split()) == ["secret-1", "secret-2"]
+    assert sorted(path.read_text(encoding="utf-8") for path in tmp_path.glob("taken-*")) == ["secret-1", "secret-2"]
 
 
 async def test_a_machine_that_never_takes_its_secret_is_exchanged_until_none_is_sound(ledger: Ledger) -> None:
