@@ -347,12 +347,13 @@ def load_description(path: Path, base_path: str) -> Any:
 
 
 def _repaired(node: Any) -> Any:
-    """Undo YAML's reading of the words ``off`` and ``on`` as truth values, in enumerations of texts."""
+    """Undo YAML's reading of ``off`` and ``on`` as truth values; drop ``readOnly``, which path parameters have too."""
     if isinstance(node, list):
         return [_repaired(each) for each in cast("list[Any]", node)]
     if not isinstance(node, dict):
         return node
-    content = {name: _repaired(each) for name, each in cast("dict[str, Any]", node).items()}
+    read = cast("dict[str, Any]", node).items()
+    content = {name: _repaired(each) for name, each in read if (name, each) != ("readOnly", True)}
     if content.get("type") == "string" and "enum" in content:
         words: Mapping[Any, str] = {False: "off", True: "on"}
         content["enum"] = [words[each] if isinstance(each, bool) else each for each in content["enum"]]
