@@ -12,7 +12,7 @@ import pytest
 
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import UnreachableError
-from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
+from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, Provider
 from skyward.providers.local import Local

@@ -158,8 +158,8 @@ class Provider(Protocol):
         Each machine is bought as the best offer that is still available for it; its record holds that offer. Either
         every machine of the order is requested, or none is left: a partial success is undone before this raises. A
         create call without a client token is sent once; when its outcome is unknown, the machine is looked up by its
-        key, and adopted or undone (``providers/_create_once.py``). Raises :class:`~skyward.errors.CapacityError` when
-        the offers do not suffice.
+        key, and adopted or undone (``providers/_common/create_once.py``). Raises
+        :class:`~skyward.errors.CapacityError` when the offers do not suffice.
         """
         ...
 

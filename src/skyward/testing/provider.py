@@ -13,7 +13,7 @@ from typing import Literal
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import CapacityError, TerminationError
-from skyward.providers._create_once import MachineCalls, create_once
+from skyward.providers._common.create_once import MachineCalls, create_once
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import skyward as sky
 from skyward.client.cli import main
-from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
+from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.registry import provider_settings

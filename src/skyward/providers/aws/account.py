@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import json
-import os
-import shutil
-import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, cast
-
-import platformdirs
+from typing import Any, Final
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.providers._common.answer_file import AnswerFile
 from skyward.providers.aws.api import Api, Json
 from skyward.providers.aws.boot import MachineImage, find_image
 from skyward.providers.aws.machine_types import MachineType, parse_types
@@ -26,7 +17,7 @@ from skyward.providers.aws.network import find_subnets
 from skyward.providers.aws.payloads import Record, Subnet, filters, parse_record
 from skyward.providers.base import Offer
 
-__all__ = ["Account", "AnswerFile", "LaunchedMachine", "forget", "in_parts"]
+__all__ = ["Account", "LaunchedMachine", "in_parts"]
 
 _WEEK_S: Final = 7 * 24 * 3600.0
 _MOST_VALUES: Final = 200
@@ -155,7 +146,7 @@ class Account:
     def kept(self, name: str, longest_s: float) -> AnswerFile:
         """Return the file that caches answers of this region under ``name``."""
         endpoint_url = self.api.credentials.endpoint_url
-        return AnswerFile(name=name, region=self.region, endpoint_url=endpoint_url, longest_s=longest_s)
+        return AnswerFile(vendor="aws", name=name, place=self.region, endpoint_url=endpoint_url, longest_s=longest_s)
 
 
 def in_parts(values: Iterable[str], most: int) -> list[list[str]]:
@@ -183,69 +174,3 @@ _OF_INTEREST: Final = (
 
 def _short(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in _OF_INTEREST if name in row}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFile:
-    """File on disk that caches answers of one endpoint in one region. A damaged or unwritable file counts as empty.
-
-    Attributes:
-        name: subject of the answers, such as ``"types"``.
-        region: the region.
-        endpoint_url: the endpoint; None is AWS.
-        longest_s: lifetime of an answer.
-    """
-
-    name: str
-    region: str
-    endpoint_url: str | None
-    longest_s: float
-
-    @property
-    def path(self) -> Path:
-        """Path of the file."""
-        return _folder(self.endpoint_url) / f"{self.name}-{self.region}.json"
-
-    def read(self) -> dict[str, Any]:
-        """Return the answers that have not expired, by name."""
-        now = time.time()
-        return {name: entry["value"] for name, entry in self._entries().items() if self._counts(entry, now)}
-
-    def add(self, values: dict[str, Any]) -> None:
-        """Add ``values`` and drop expired answers; other processes see the file before or after, nothing between."""
-        now = time.time()
-        entries = {name: entry for name, entry in self._entries().items() if self._counts(entry, now)}
-        entries |= {name: {"at": now, "value": value} for name, value in values.items()}
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, draft = tempfile.mkstemp(dir=self.path.parent)
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    json.dump(entries, file)
-                os.replace(draft, self.path)
-            except BaseException:
-                os.unlink(draft)
-                raise
-
-    def _counts(self, entry: Any, now: float) -> bool:
-        try:
-            return "value" in entry and 0 <= now - float(entry["at"]) < self.longest_s
-        except (KeyError, TypeError, ValueError):
-            return False
-
-    def _entries(self) -> dict[str, Any]:
-        try:
-            found: object = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-
-
-def forget(endpoint_url: str | None) -> None:
-    """Delete all cached answers of an endpoint; None is AWS."""
-    shutil.rmtree(_folder(endpoint_url), ignore_errors=True)
-
-
-def _folder(endpoint_url: str | None) -> Path:
-    endpoint = hashlib.blake2b(endpoint_url.encode(), digest_size=6).hexdigest() if endpoint_url else "aws"
-    return platformdirs.user_cache_path("skyward") / "aws" / endpoint

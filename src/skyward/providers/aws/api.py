@@ -15,9 +15,8 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_e
 
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, SkywardError, UnreachableError
+from skyward.providers._common.refusals import Refusal, RefusalKind
 from skyward.providers.aws.errors import (
-    Refusal,
-    RefusalKind,
     Where,
     explained,
     is_kind,

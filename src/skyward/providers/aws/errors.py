@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, cast
 
-from skyward.errors import (
-    AuthenticationError,
-    CapacityError,
-    ConfigurationError,
-    QuotaError,
-    RateLimitError,
-    SkywardError,
-    UnreachableError,
-)
+from skyward.errors import SkywardError
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
 
 __all__ = [
     "CODES",
-    "ERRORS",
-    "Refusal",
-    "RefusalKind",
+    "REFUSALS_OF_AWS",
     "Where",
     "explain",
     "explained",
@@ -34,91 +24,108 @@ __all__ = [
     "refusal",
 ]
 
-
-class RefusalKind(enum.Enum):
-    """Class of refusals, by the caller's next step."""
-
-    AUTH = "auth"
-    """The credentials are invalid or do not permit the call. Fatal."""
-    QUOTA = "quota"
-    """The account's limit is reached. Fatal for this type."""
-    CAPACITY = "capacity"
-    """No capacity now: another type or zone may have some."""
-    RATE = "rate"
-    """Too many requests: retry later."""
-    TRANSIENT = "transient"
-    """The outcome is unknown: retry with the same client token."""
-    MISSING = "missing"
-    """The resource does not exist: not yet, right after its creation, or not any more."""
-    EXISTS = "exists"
-    """The resource exists already; no error where it is only to be ensured."""
-    IN_USE = "in use"
-    """The resource is still in use: retry later."""
-    BAD_REQUEST = "bad request"
-    """The request itself is wrong. Fatal."""
-
-
-ERRORS: Final[Mapping[RefusalKind, type[SkywardError]]] = {
-    RefusalKind.AUTH: AuthenticationError,
-    RefusalKind.QUOTA: QuotaError,
-    RefusalKind.CAPACITY: CapacityError,
-    RefusalKind.RATE: RateLimitError,
-    RefusalKind.TRANSIENT: UnreachableError,
-    RefusalKind.MISSING: UnreachableError,
-    RefusalKind.EXISTS: ConfigurationError,
-    RefusalKind.IN_USE: UnreachableError,
-    RefusalKind.BAD_REQUEST: ConfigurationError,
+_LOG_IN = "Refresh them: `aws sso login{profile}`, or new keys in the environment or in ~/.aws/credentials"
+_FORBIDDEN: Final = "UnauthorizedOperation AccessDenied AccessDeniedException NotAuthorized"
+_AUTH: Final[Mapping[str, str]] = {
+    _FORBIDDEN: 'An administrator of the account must allow the action "{action}" for this identity '
+    "(docs/providers/aws.md)",
+    "ExpiredToken ExpiredTokenException TokenRetrievalError CredentialRetrievalError": _LOG_IN,
+    "SSOTokenLoadError UnauthorizedSSOTokenError": _LOG_IN,
+    "RequestExpired": "The credentials have expired, or this machine's clock is wrong. " + _LOG_IN,
+    "LoginRefreshRequired LoginTokenLoadError": "Log in again: `aws login{profile}`, or use a key in the environment",
+    "NoCredentialsError": "Provide credentials: `aws configure`, `aws sso login`, AWS(profile=...), "
+    "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
+    "PartialCredentialsError": "Set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "AuthFailure": "The key is wrong or disabled, or this region is not enabled for the account "
+    "(`aws account enable-region --region-name {region}`), or this machine's clock is wrong",
+    "InvalidClientTokenId UnrecognizedClientException": "The access key is wrong or deleted, or the region {region} is "
+    "not enabled for the account",
+    "SignatureDoesNotMatch": "The secret key does not belong to the access key, or this machine's clock is wrong",
+    "OptInRequired": "The account is not subscribed to this service or image: open it once in the console of {region}, "
+    "or enable the region (`aws account enable-region --region-name {region}`)",
+    "Blocked IncompleteSignature MissingAuthenticationToken MissingAuthenticationTokenException": "",
+    "InvalidSignatureException SubscriptionRequiredException": "",
 }
-"""Error raised to the caller."""
+"""Codes of refused credentials, with the advice; without one that of the class."""
 
-
-def _kinds(**codes: str) -> dict[str, RefusalKind]:
-    return {code: RefusalKind[kind] for kind, names in codes.items() for code in names.split()}
-
-
-CODES: Final[Mapping[str, RefusalKind]] = _kinds(
-    AUTH="""AuthFailure UnauthorizedOperation InvalidClientTokenId UnrecognizedClientException SignatureDoesNotMatch
-        ExpiredToken ExpiredTokenException RequestExpired OptInRequired AccessDenied AccessDeniedException Blocked
-        IncompleteSignature MissingAuthenticationToken MissingAuthenticationTokenException InvalidSignatureException
-        NotAuthorized SubscriptionRequiredException""",
-    QUOTA="""VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded VolumeLimitExceeded
-        AddressLimitExceeded PendingVerification SecurityGroupLimitExceeded RulesPerSecurityGroupLimitExceeded
-        MaxSpotFleetRequestCountExceeded InstanceCreditSpecification.NotSupported LaunchTemplateLimitExceeded""",
-    CAPACITY="""InsufficientInstanceCapacity InsufficientCapacity UnfulfillableCapacity InsufficientHostCapacity
-        InsufficientReservedInstanceCapacity InsufficientFleetCapacity SpotMaxPriceTooLow Unsupported
-        InsufficientFreeAddressesInSubnet InsufficientVolumeCapacity Server.InsufficientInstanceCapacity""",
-    RATE="""RequestLimitExceeded Throttling ThrottlingException ThrottledException EC2ThrottledException
-        TooManyRequestsException RequestThrottled RequestThrottledException SlowDown BandwidthLimitExceeded
-        PriorRequestNotComplete LimitExceededException""",
-    TRANSIENT="""InternalError InternalFailure InternalServerError ServiceUnavailable Unavailable RequestTimeout
-        RequestTimeoutException ServerInternal TransactionInProgressException ExpiredNextTokenException""",
-    MISSING="""InvalidInstanceID.NotFound InvalidInstanceID.Malformed InvalidGroup.NotFound InvalidGroupId.Malformed
-        InvalidKeyPair.NotFound InvalidLaunchTemplateId.NotFound InvalidLaunchTemplateName.NotFoundException
-        InvalidLaunchTemplateId.Malformed InvalidSubnetID.NotFound InvalidSubnetID.Malformed InvalidVpcID.NotFound
-        InvalidAMIID.NotFound InvalidAMIID.Malformed ParameterNotFound NoSuchResourceException TargetNotConnected
-        InvalidSpotInstanceRequestID.NotFound InvalidSecurityGroupID.NotFound""",
-    EXISTS="""InvalidGroup.Duplicate InvalidPermission.Duplicate InvalidKeyPair.Duplicate
-        InvalidLaunchTemplateName.AlreadyExistsException""",
-    IN_USE="DependencyViolation ResourceInUse IncorrectInstanceState IncorrectState InvalidGroup.InUse",
+REFUSALS_OF_AWS: Final = RefusalTable(
+    rows=(
+        *(RefusalRow(kind=RefusalKind.AUTH, codes=codes, advice=advice) for codes, advice in _AUTH.items()),
+        RefusalRow(
+            kind=RefusalKind.BAD_REQUEST,
+            codes="ProfileNotFound",
+            advice="`aws configure list-profiles` lists the profiles; AWS(profile=...) must be one of them",
+        ),
+        RefusalRow(
+            kind=RefusalKind.QUOTA,
+            codes="PendingVerification",
+            advice="AWS is still checking the account for this region: try again in some hours, or in another region",
+        ),
+        RefusalRow(
+            kind=RefusalKind.QUOTA,
+            codes="""VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded VolumeLimitExceeded
+                AddressLimitExceeded SecurityGroupLimitExceeded RulesPerSecurityGroupLimitExceeded
+                MaxSpotFleetRequestCountExceeded InstanceCreditSpecification.NotSupported
+                LaunchTemplateLimitExceeded""",
+        ),
+        RefusalRow(
+            kind=RefusalKind.CAPACITY,
+            codes="""InsufficientInstanceCapacity InsufficientCapacity UnfulfillableCapacity InsufficientHostCapacity
+                InsufficientReservedInstanceCapacity InsufficientFleetCapacity SpotMaxPriceTooLow Unsupported
+                InsufficientFreeAddressesInSubnet InsufficientVolumeCapacity Server.InsufficientInstanceCapacity""",
+        ),
+        RefusalRow(
+            kind=RefusalKind.RATE,
+            codes="""Throttl* RequestLimit* EC2ThrottledException TooManyRequestsException RequestThrottled
+                RequestThrottledException SlowDown BandwidthLimitExceeded PriorRequestNotComplete
+                LimitExceededException""",
+        ),
+        RefusalRow(
+            kind=RefusalKind.TRANSIENT,
+            codes="""InternalError InternalFailure InternalServerError ServiceUnavailable Unavailable RequestTimeout
+                RequestTimeoutException ServerInternal TransactionInProgressException ExpiredNextTokenException""",
+        ),
+        RefusalRow(
+            kind=RefusalKind.MISSING,
+            codes="TargetNotConnected",
+            advice="Its agent has not registered: the machine's role needs the policy AmazonSSMManagedInstanceCore, "
+            "and the machine a way to the internet or to Systems Manager's endpoints",
+        ),
+        RefusalRow(
+            kind=RefusalKind.MISSING,
+            codes="""InvalidInstanceID.* InvalidGroup.NotFound InvalidGroupId.Malformed InvalidKeyPair.NotFound
+                InvalidLaunchTemplateId.* InvalidLaunchTemplateName.NotFoundException InvalidSubnetID.*
+                InvalidVpcID.NotFound InvalidAMIID.* ParameterNotFound NoSuchResourceException
+                InvalidSpotInstanceRequestID.NotFound InvalidSecurityGroupID.NotFound""",
+        ),
+        RefusalRow(kind=RefusalKind.MISSING, codes="InvalidParameterValue", words="Invalid IAM Instance Profile"),
+        RefusalRow(
+            kind=RefusalKind.EXISTS,
+            codes="*.Duplicate InvalidLaunchTemplateName.AlreadyExistsException",
+        ),
+        RefusalRow(
+            kind=RefusalKind.IN_USE,
+            codes="DependencyViolation ResourceInUse IncorrectInstanceState IncorrectState InvalidGroup.InUse",
+        ),
+    ),
+    advice={
+        RefusalKind.AUTH: "Check the credentials: `aws sts get-caller-identity` shows whose they are",
+        RefusalKind.QUOTA: "See the account's limits, and request higher ones: "
+        "https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas",
+        RefusalKind.CAPACITY: "Another machine type, zone, region or spot strategy may have some",
+        RefusalKind.TRANSIENT: "Check this machine's network, then https://health.aws.amazon.com for the region",
+    },
 )
-"""Error codes of EC2, Pricing, Service Quotas and Systems Manager. An unknown one is judged by its HTTP status."""
+"""Errors of EC2, Pricing, Service Quotas, Systems Manager and botocore."""
 
-_FORBIDDEN: Final = (
-    *("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "NotAuthorized", "OptInRequired", "Blocked"),
-    "SubscriptionRequiredException",
-)
+CODES: Final = REFUSALS_OF_AWS.codes
+"""Class of each error code."""
+
+_VALID: Final = (*_FORBIDDEN.split(), "OptInRequired", "Blocked", "SubscriptionRequiredException")
 """Codes for valid credentials without the permission."""
 
 _UNSENT: Final = ("EndpointConnectionError", "ConnectTimeoutError")
 """Errors of calls that were never sent, for lack of a connection."""
-
-_MESSAGES: Final[Mapping[tuple[str, str], RefusalKind]] = {
-    ("InvalidParameterValue", "Invalid IAM Instance Profile"): RefusalKind.MISSING,
-}
-"""Codes whose meaning depends on the message."""
-
-_HTTP_SERVER_ERROR = 500
-_HTTP_TOO_MANY = 429
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,21 +146,6 @@ class Where:
 
     def __str__(self) -> str:
         return f"aws {self.region}: {self.service} {self.operation}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Classified error of AWS or botocore.
-
-    Attributes:
-        kind: its class.
-        code: AWS's error code, or the name of botocore's exception.
-        message: AWS's or botocore's text.
-    """
-
-    kind: RefusalKind
-    code: str
-    message: str
 
 
 @cache
@@ -208,7 +200,7 @@ def refusal(error: BaseException | None) -> Refusal | None:
     # ResponseParserError is an answer of a proxy or gateway instead of AWS: the call may have taken effect.
     known = {**meanings(), ResponseParserError: RefusalKind.TRANSIENT}
     kind = next((known[base] for base in type(error).__mro__ if base in known), None)
-    return None if kind is None else Refusal(kind=kind, code=type(error).__name__, message=str(error))
+    return None if kind is None else replace(judge(type(error).__name__, str(error)), kind=kind)
 
 
 def is_kind(error: BaseException, *kinds: RefusalKind) -> bool:
@@ -229,12 +221,12 @@ def is_lost(error: BaseException) -> bool:
 def is_stale(error: BaseException) -> bool:
     """Return whether ``error`` is a refusal of invalid or expired credentials, which newer ones may replace."""
     found = refusal(error)
-    return found is not None and found.kind is RefusalKind.AUTH and found.code not in _FORBIDDEN
+    return found is not None and found.kind is RefusalKind.AUTH and found.code not in _VALID
 
 
 def judge(code: str, message: str, *, status: int = 0) -> Refusal:
     """Classify an error code; ``status`` is the HTTP status of the answer, 0 for none."""
-    return Refusal(kind=_kind(code, message, status), code=code, message=message)
+    return REFUSALS_OF_AWS.judge(code, message, status=status)
 
 
 def explained(error: BaseException, where: Where) -> SkywardError | None:
@@ -245,68 +237,6 @@ def explained(error: BaseException, where: Where) -> SkywardError | None:
 
 def explain(found: Refusal, where: Where) -> SkywardError:
     """Return the error for a refusal."""
-    return ERRORS[found.kind](
-        f"{where} was refused: {found.code}: {found.message.rstrip('.')}. {_advice(found, where)}"
-    )
-
-
-def _kind(code: str, message: str, status: int) -> RefusalKind:
-    by_message = next((kind for (known, part), kind in _MESSAGES.items() if known == code and part in message), None)
-    if (kind := by_message or CODES.get(code)) is not None:
-        return kind
-    if code.startswith(("Throttl", "RequestLimit")) or status == _HTTP_TOO_MANY:
-        return RefusalKind.RATE
-    return RefusalKind.TRANSIENT if status >= _HTTP_SERVER_ERROR else RefusalKind.BAD_REQUEST
-
-
-_KIND_ADVICE: Final[Mapping[RefusalKind, str]] = {
-    RefusalKind.AUTH: "Check the credentials: `aws sts get-caller-identity` shows whose they are",
-    RefusalKind.QUOTA: "See the account's limits, and request higher ones: "
-    "https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas",
-    RefusalKind.CAPACITY: "Another machine type, zone, region or spot strategy may have some",
-    RefusalKind.RATE: "It was retried and refused each time; wait some minutes, or run fewer pools at once",
-    RefusalKind.TRANSIENT: "Check this machine's network, then https://health.aws.amazon.com for the region",
-    RefusalKind.MISSING: "It may have been deleted from outside Skyward; try again",
-    RefusalKind.EXISTS: "Something else of that name exists; remove it",
-    RefusalKind.IN_USE: "It is still in use; delete it later",
-    RefusalKind.BAD_REQUEST: "Correct the request; if Skyward made it up, please report this",
-}
-_LOG_IN = "Refresh them: `aws sso login{profile}`, or new keys in the environment or in ~/.aws/credentials"
-_ALLOW = 'An administrator of the account must allow the action "{action}" for this identity (docs/providers/aws.md)'
-_CODE_ADVICE: Final[Mapping[str, str]] = {
-    "NoCredentialsError": "Provide credentials: `aws configure`, `aws sso login`, AWS(profile=...), "
-    "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
-    "PartialCredentialsError": "Set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "ProfileNotFound": "`aws configure list-profiles` lists the profiles; AWS(profile=...) must be one of them",
-    "ExpiredToken": _LOG_IN,
-    "ExpiredTokenException": _LOG_IN,
-    "RequestExpired": "The credentials have expired, or this machine's clock is wrong. " + _LOG_IN,
-    "TokenRetrievalError": _LOG_IN,
-    "SSOTokenLoadError": _LOG_IN,
-    "UnauthorizedSSOTokenError": _LOG_IN,
-    "CredentialRetrievalError": _LOG_IN,
-    "LoginRefreshRequired": "Log in again: `aws login{profile}`",
-    "LoginTokenLoadError": "Log in again: `aws login{profile}`",
-    "UnauthorizedOperation": _ALLOW,
-    "AccessDenied": _ALLOW,
-    "AccessDeniedException": _ALLOW,
-    "NotAuthorized": _ALLOW,
-    "AuthFailure": "The key is wrong or disabled, or this region is not enabled for the account "
-    "(`aws account enable-region --region-name {region}`), or this machine's clock is wrong",
-    "InvalidClientTokenId": "The access key is wrong or deleted, or the region {region} is not enabled for the account",
-    "UnrecognizedClientException": "The access key is wrong or deleted, or the region {region} is not enabled for the "
-    "account",
-    "SignatureDoesNotMatch": "The secret key does not belong to the access key, or this machine's clock is wrong",
-    "OptInRequired": "The account is not subscribed to this service or image: open it once in the console of {region}, "
-    "or enable the region (`aws account enable-region --region-name {region}`)",
-    "TargetNotConnected": "Its agent has not registered: the machine's role needs the policy "
-    "AmazonSSMManagedInstanceCore, and the machine a way to the internet or to Systems Manager's endpoints",
-    "PendingVerification": "AWS is still checking the account for this region: try again in some hours, or in another "
-    "region",
-}
-
-
-def _advice(found: Refusal, where: Where) -> str:
-    text = _CODE_ADVICE.get(found.code, _KIND_ADVICE[found.kind])
     profile = f" --profile {where.profile}" if where.profile else ""
-    return text.format(region=where.region, profile=profile, action=f"{where.service}:{where.operation}")
+    action = f"{where.service}:{where.operation}"
+    return REFUSALS_OF_AWS.explain(found, str(where), region=where.region, profile=profile, action=action)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -11,9 +12,10 @@ from typing import Any, Final, TypeVar, cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import CapacityError, QuotaError, SkywardError
+from skyward.providers._common.ssh_keys import host_key
 from skyward.providers.aws.account import Account, LaunchedMachine
 from skyward.providers.aws.api import judged, lacks_profile, no_profile, patiently
-from skyward.providers.aws.boot import MachineImage, image_path, make_key_pair
+from skyward.providers.aws.boot import MachineImage, image_path
 from skyward.providers.aws.errors import Where, explain, is_lost
 from skyward.providers.aws.network import ensure_group
 from skyward.providers.aws.payloads import Candidate, MachineOrder, Subnet, fleet_call, machine_call, template_call
@@ -84,7 +86,6 @@ class Launching:
         self._order = order
         self._terms = terms
         self._group = ""
-        self._attempt = 0
         self._made: dict[str, Made] = {}
         self._refused: dict[Offer, SkywardError] = {}
         self._unsure: set[str] = set()
@@ -184,7 +185,6 @@ class Launching:
         await end(self._account, [each.id for each in self._made.values()], deadline_s=self._terms.deadline_s)
         self._report_undone()
         self._made.clear()
-        self._attempt += 1
         return False
 
     def _report_undone(self) -> None:
@@ -248,8 +248,8 @@ class Launching:
         return MachineOrder(
             pool_id=self._order.pool_id,
             key=key,
-            attempt=self._attempt,
-            host_key=make_key_pair(),
+            attempt=uuid.uuid4().hex,
+            host_key=host_key(key),
             user_key=self._terms.user_key,
             group=self._group,
             time_to_live_s=min(each.lasts_s for each in candidates),

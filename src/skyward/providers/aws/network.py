@@ -1,33 +1,19 @@
-"""Network of the machines: subnets, one security group per pool, and the client's address."""
+"""Network of the machines: subnets, one security group per pool."""
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import logging
-import os
-import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from skyward.errors import ConfigurationError, SkywardError, UnreachableError
+from skyward.providers._common.refusals import RefusalKind
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.errors import RefusalKind, is_kind
+from skyward.providers.aws.errors import is_kind
 from skyward.providers.aws.payloads import POOL_TAG, Subnet, filters, pool_tags, tag_specification
 
-__all__ = [
-    "CLIENT_CIDR_VARIABLE",
-    "admit_client",
-    "client_cidr",
-    "ensure_group",
-    "find_subnets",
-    "group_ids",
-]
+__all__ = ["admit_client", "ensure_group", "find_subnets", "group_ids"]
 
-CLIENT_CIDR_VARIABLE: Final = "SKYWARD_CLIENT_CIDR"
-"""Environment variable with the client's public address or network, such as ``203.0.113.7/32``."""
-
-_ASK_TIMEOUT_S: Final = 5.0
 _SSH_PORT: Final = 22
 _FROM_CLIENT: Final = "SSH from the client"
 _logger = logging.getLogger("skyward")
@@ -62,25 +48,6 @@ async def find_subnets(api: Api, subnet: str | None) -> tuple[Subnet, ...]:
             f"`aws ec2 create-default-subnet --region {region} --availability-zone {region}a`"
         )
     return _subnets(found)
-
-
-async def client_cidr(address_url: str) -> str:
-    """Return the client's network: from the environment, else its public address as reported by ``address_url``.
-
-    Raises:
-        ConfigurationError: the value is malformed, or the address is in neither place.
-    """
-    given = os.environ.get(CLIENT_CIDR_VARIABLE)
-    if given:
-        return _cidr(given, f"{CLIENT_CIDR_VARIABLE} in the environment")
-    try:
-        seen = await asyncio.to_thread(_ask, address_url)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"this machine's public address could not be read from {address_url}: {error}. Machines admit only that "
-            f"address over SSH: set {CLIENT_CIDR_VARIABLE}, e.g. to 203.0.113.7/32, or use AWS(use_ssm=True)"
-        ) from error
-    return _cidr(seen, f"the answer of {address_url}")
 
 
 async def ensure_group(api: Api, *, pool_id: str, vpc: str, ssh_from: str | None) -> str:
@@ -200,20 +167,3 @@ def _group_name(pool_id: str) -> str:
 def _subnets(rows: Sequence[Mapping[str, Any]]) -> tuple[Subnet, ...]:
     subnets = (Subnet(id=row["SubnetId"], zone=row["AvailabilityZone"], vpc=row["VpcId"]) for row in rows)
     return tuple(sorted(subnets, key=lambda subnet: subnet.zone))
-
-
-def _ask(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is not an HTTP URL")
-    with urllib.request.urlopen(url, timeout=_ASK_TIMEOUT_S) as answer:  # noqa: S310 - checked above
-        return str(answer.read(100).decode("ascii"))
-
-
-def _cidr(text: str, source: str) -> str:
-    try:
-        network = ipaddress.ip_network(text.strip(), strict=False)
-    except ValueError as error:
-        raise ConfigurationError(f"{source} must be an address or a network, got {text[:60]!r}") from error
-    if network.prefixlen == 0:
-        raise ConfigurationError(f"{source} is the whole internet, got {text[:60]!r}: name this machine's own address")
-    return str(network)

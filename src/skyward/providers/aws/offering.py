@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, assert_never, cast
 
 from skyward.errors import ConfigurationError, QuotaError, SkywardError
+from skyward.providers._common.refusals import RefusalKind
 from skyward.providers.aws.account import Account
-from skyward.providers.aws.errors import RefusalKind, is_kind
+from skyward.providers.aws.errors import is_kind
 from skyward.providers.aws.machine_types import MachineType, candidates, fewest_accelerators
 from skyward.providers.aws.payloads import MINIMUM_BILLED_S, Subnet
 from skyward.providers.aws.quotas import within_quotas

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from skyward.providers.aws.boot import KeyPair, MachineImage, user_data
+from skyward.providers._common.ssh_keys import KeyPair
+from skyward.providers.aws.boot import MachineImage, user_data
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.metadata import PreemptionWatch
 from skyward.transport.access import SSHAccess
 
 __all__ = [
-    "HOST_KEY_TAG",
     "KEY_TAG",
     "LIVE_STATES",
     "MINIMUM_BILLED_S",
@@ -42,8 +42,6 @@ POOL_TAG: Final = "skyward:pool"
 """Tag of everything created for a pool: the pool's id."""
 KEY_TAG: Final = "skyward:key"
 """Tag of a machine: its ledger key."""
-HOST_KEY_TAG: Final = "skyward:host-key"
-"""Tag of a machine: its public host key."""
 LIVE_STATES: Final = ("pending", "running", "stopping", "stopped", "shutting-down")
 """EC2's states of machines that are not gone."""
 
@@ -53,9 +51,9 @@ def pool_tags(pool_id: str) -> dict[str, str]:
     return {POOL_TAG: pool_id, "Name": f"skyward-{pool_id}"}
 
 
-def machine_tags(pool_id: str, key: str, host_key: str) -> dict[str, str]:
+def machine_tags(pool_id: str, key: str) -> dict[str, str]:
     """Return the tags of a machine, its disk and its network interface."""
-    return {**pool_tags(pool_id), KEY_TAG: key, HOST_KEY_TAG: host_key}
+    return {**pool_tags(pool_id), KEY_TAG: key}
 
 
 def tag_specification(kind: str, tags: Mapping[str, str]) -> dict[str, Any]:
@@ -108,7 +106,6 @@ class Record:
         id: ``"i-…"``.
         key: its ledger key; empty if it is not tagged.
         pool_id: its pool; empty if it is not tagged.
-        host_key: its public host key; empty if it is not tagged.
         state: EC2's name of its state.
         reason: EC2's reason for that state; empty for none.
         type: its machine type.
@@ -124,7 +121,6 @@ class Record:
     id: str
     key: str
     pool_id: str
-    host_key: str
     state: str
     reason: str
     type: str
@@ -171,7 +167,6 @@ def parse_record(row: Mapping[str, Any], region: str) -> Record:
         id=str(row["InstanceId"]),
         key=tags.get(KEY_TAG, ""),
         pool_id=tags.get(POOL_TAG, ""),
-        host_key=tags.get(HOST_KEY_TAG, ""),
         state=str(row.get("State", {}).get("Name", "pending")),
         reason=": ".join(str(reason[part]) for part in ("Code", "Message") if reason.get(part)),
         type=str(row.get("InstanceType", "")),
@@ -235,7 +230,7 @@ class MachineOrder:
     Attributes:
         pool_id: its pool.
         key: its ledger key.
-        attempt: number of earlier launches for the key; a retried call has the same number.
+        attempt: random text of this launch; a retried call has the same.
         host_key: its host key.
         user_key: the public key that it admits.
         group: its security group.
@@ -246,7 +241,7 @@ class MachineOrder:
 
     pool_id: str
     key: str
-    attempt: int
+    attempt: str
     host_key: KeyPair
     user_key: str
     group: str
@@ -257,7 +252,7 @@ class MachineOrder:
     @property
     def tags(self) -> dict[str, str]:
         """Tags of the machine."""
-        return machine_tags(self.pool_id, self.key, self.host_key.public)
+        return machine_tags(self.pool_id, self.key)
 
     @property
     def user_data(self) -> str:
@@ -266,7 +261,7 @@ class MachineOrder:
 
     def token(self, *what: str) -> str:
         """Return the client token of a call: equal for retries of the same call, different for any other call."""
-        text = json.dumps([self.key, self.attempt, self.host_key.public, *what])
+        text = json.dumps([self.key, self.attempt, *what])
         return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 

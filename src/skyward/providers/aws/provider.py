@@ -10,12 +10,13 @@ from typing import ClassVar, cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import ConfigurationError
+from skyward.providers._common.client_address import ADDRESS_URL, client_cidr
+from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import Api, Credentials, new_session
-from skyward.providers.aws.boot import user_key
 from skyward.providers.aws.launching import Launching, Terms
 from skyward.providers.aws.machine_types import closest
-from skyward.providers.aws.network import admit_client, client_cidr
+from skyward.providers.aws.network import admit_client
 from skyward.providers.aws.offering import Prices, find_offers
 from skyward.providers.aws.payloads import LIVE_STATES, POOL_TAG, SPOT_WATCH, Record, gone
 from skyward.providers.aws.quotas import check_account
@@ -71,7 +72,7 @@ class AWS:
     """Deadline for the termination of machines."""
     listing_s: ClassVar[float] = 10.0
     """Time after its launch during which a machine may be missing from EC2's lists."""
-    address_url: ClassVar[str] = "https://checkip.amazonaws.com"
+    address_url: ClassVar[str] = ADDRESS_URL
     """Web page that answers with the client's public address."""
     user: ClassVar[str | None] = "ubuntu"
     """User name to log in with, set by the images. None leaves it to the SSH configuration."""
@@ -131,7 +132,7 @@ class AWS:
         _, key = await asyncio.to_thread(user_key)
         terms = Terms(
             user_key=key.public,
-            ssh_from=None if self.use_ssm else await client_cidr(self.address_url),
+            ssh_from=None if self.use_ssm else await self._client(),
             instance_profile=self.instance_profile,
             deadline_s=self.termination_s,
             listing_s=self.listing_s,
@@ -168,7 +169,7 @@ class AWS:
         """
         if self.use_ssm:
             return ""
-        cidr = await client_cidr(self.address_url)
+        cidr = await self._client()
         async with self._account.locks[pool_id]:
             return cidr if await admit_client(self._account.api, pool_id, cidr) else ""
 
@@ -210,6 +211,9 @@ class AWS:
     def _account(self) -> Account:
         return cast("Account", self.__dict__["_known"])
 
+    async def _client(self) -> str:
+        return await client_cidr(self.address_url, otherwise="use AWS(use_ssm=True)")
+
     def _instance(self, record: Record) -> Instance:
         launched = self._account.launched.get(record.id)
         known = record.instance(None if launched is None else launched.offer, self._access)
@@ -233,7 +237,7 @@ class AWS:
             port=self.port,
             user=self.user,
             key_path=str(path),
-            host_keys=(record.host_key,) if record.host_key else (),
+            host_keys=(host_key(record.key).public,) if record.key else (),
             proxy=self._session(record.id) if self.use_ssm else (),
             patience_s=_SSH_PATIENCE_S,
         )

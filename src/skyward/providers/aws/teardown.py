@@ -9,8 +9,9 @@ from typing import Final
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import SkywardError, TerminationError, UnreachableError
+from skyward.providers._common.refusals import RefusalKind
 from skyward.providers.aws.account import Account, in_parts
-from skyward.providers.aws.errors import RefusalKind, is_kind
+from skyward.providers.aws.errors import is_kind
 from skyward.providers.aws.network import group_ids
 from skyward.providers.aws.payloads import KEY_TAG, LIVE_STATES, POOL_TAG, Record, filters
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.providers.aws.account import forget
+from skyward.providers._common.answer_file import forget
 from skyward.providers.aws.provider import AWS
 from skyward.provision.preparing import machine_size
 from skyward.testing.aws.api_messages import AwsCall
@@ -308,7 +308,7 @@ def use_ec2(ec2: LocalEC2, patch: pytest.MonkeyPatch, settings: Mapping[str, Any
         patch.setattr(AWS, name, value)
     for share in ("CORES_SHARE", "MEMORY_SHARE"):
         patch.setattr(machine_size, share, 0.0)
-    forget(ec2.endpoint_url)
+    forget("aws", ec2.endpoint_url)
 
 
 @contextlib.contextmanager

@@ -20,8 +20,8 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
-from skyward.providers.aws.boot import user_key
-from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
+from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
+from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.aws.payloads import SPOT_WATCH
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
@@ -253,7 +253,6 @@ def test_one_type_is_run_and_each_machine_is_its_own(ec2: LocalEC2) -> None:
     assert "CreateFleet" not in ec2.actions
     tags = [{tag["Key"]: tag["Value"] for tag in each["Tags"]} for each in described(ec2)]
     assert sorted(each["skyward:key"] for each in tags) == ["k0", "k1", "k2"]
-    assert len({each["skyward:host-key"] for each in tags}) == 3
     assert {(each["skyward:pool"], each["Name"]) for each in tags} == {("pool", "skyward-pool")}
 
 
@@ -273,7 +272,8 @@ def test_what_a_machine_is_told_makes_it_safe(ec2: LocalEC2) -> None:
     assert next(iter(config)) == "bootcmd"
     assert config["bootcmd"][0][:2] == ["sh", "-c"]
     assert config["bootcmd"][0][2].startswith("life=211\n")
-    assert config["ssh_keys"]["ed25519_public"] == tags["skyward:host-key"]
+    assert config["ssh_keys"]["ed25519_public"] == host_key("k").public
+    assert set(tags) == {"skyward:pool", "skyward:key", "Name"}
     assert config["ssh_authorized_keys"] == [user_key()[1].public]
     assert user_key()[1].private not in told
     assert row["MetadataOptions"]["HttpTokens"] == "required"
@@ -570,7 +570,7 @@ def test_a_running_machine_is_reached_by_its_own_key(ec2: LocalEC2) -> None:
     for before, now in zip(launched, seen, strict=True):
         access = now.access
         assert isinstance(access, SSHAccess)
-        assert access.target.host_keys == tuple(tags_of(rows[now.id], "skyward:host-key"))
+        assert access.target.host_keys == (host_key(now.key).public,)
         assert (access.target.user, access.target.port) == ("ubuntu", 22)
         assert access.target.key_path == str(user_key()[0])
         assert access.address == rows[now.id]["PrivateIpAddress"]

@@ -1,119 +1,24 @@
-"""Keys, files of answers, prices, addresses: the parts that need no EC2."""
+"""Orders for the first boot, prices, quotas, records: the parts that need no EC2."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyward.errors import AuthenticationError, ConfigurationError
-from skyward.providers.aws.account import AnswerFile, forget
-from skyward.providers.aws.boot import LARGEST_BYTES, KeyPair, make_key_pair, user_data, user_key
-from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE, client_cidr
+from skyward.errors import ConfigurationError
+from skyward.providers._common.ssh_keys import KeyPair
+from skyward.providers.aws.boot import LARGEST_BYTES, user_data
 from skyward.providers.aws.offering import parse_product, parse_spot_prices
 from skyward.providers.aws.payloads import parse_record
 from skyward.providers.aws.quotas import quota_of
 from skyward.providers.base import InstanceState
 
 
-@pytest.fixture
-def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    return tmp_path
-
-
-def test_the_users_key_is_made_once_by_however_many_and_is_private(data_home: Path) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        keys = {pair.public for _, pair in threads.map(lambda _: user_key(), range(16))}
-
-    path, pair = user_key()
-    assert keys == {pair.public}
-    assert path.is_relative_to(data_home)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert [each.name for each in path.parent.iterdir()] == ["id_ed25519"]
-
-
-def test_a_users_key_that_others_could_read_is_made_private_again(data_home: Path) -> None:
-    path, _ = user_key()
-    path.chmod(0o644)
-    user_key()
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_damaged_users_key_is_an_error_that_names_the_file(data_home: Path) -> None:
-    path, _ = user_key()
-    path.write_text("no key")
-    with pytest.raises(AuthenticationError, match=str(path)):
-        user_key()
-
-
-def test_private_keys_are_not_shown() -> None:
-    pair = make_key_pair()
-    assert pair.private not in repr(pair)
-    assert pair.public.startswith("ssh-ed25519 AAAA")
-
-
 def test_orders_that_are_too_long_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=f"{LARGEST_BYTES} bytes"):
         user_data(host_key=KeyPair(public="", private="x" * LARGEST_BYTES), user_key="", time_to_live_s=60)
-
-
-# --- answers on disk ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnswerFile:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return AnswerFile(name="spot", region="us-east-1", endpoint_url=None, longest_s=60)
-
-
-def test_what_was_kept_is_there_until_it_is_too_old(kept: AnswerFile) -> None:
-    kept.add({"a": 1.0})
-    kept.add({"b": {"zone": 2.0}})
-    assert kept.read() == {"a": 1.0, "b": {"zone": 2.0}}
-
-    entries = json.loads(kept.path.read_text())
-    entries["a"]["at"] = time.time() - 61
-    kept.path.write_text(json.dumps(entries))
-    assert kept.read() == {"b": {"zone": 2.0}}
-
-
-@pytest.mark.parametrize(
-    "damaged", ["", "{", "[]", '{"a": 3}', '{"a": {"at": "x", "value": 1}}', '{"a": {"value": 1}}']
-)
-def test_a_damaged_file_is_as_good_as_none(kept: AnswerFile, damaged: str) -> None:
-    kept.path.parent.mkdir(parents=True)
-    kept.path.write_text(damaged)
-    assert kept.read() == {}
-    kept.add({"b": 1})
-    assert kept.read() == {"b": 1}
-
-
-def test_a_file_that_cannot_be_written_is_no_error(kept: AnswerFile) -> None:
-    kept.path.parent.parent.mkdir(parents=True)
-    kept.path.parent.write_text("in the way")
-    kept.add({"a": 1})
-    assert kept.read() == {}
-
-
-def test_another_endpoints_answers_are_its_own(kept: AnswerFile) -> None:
-    other = AnswerFile(name="spot", region="us-east-1", endpoint_url="http://127.71.0.2:1", longest_s=60)
-    kept.add({"a": 1})
-    assert other.read() == {}
-
-
-def test_what_is_forgotten_is_that_endpoints_only(kept: AnswerFile) -> None:
-    other = AnswerFile(name="spot", region="us-east-1", endpoint_url="http://127.71.0.2:1", longest_s=60)
-    for each in (kept, other):
-        each.add({"a": 1})
-    forget(other.endpoint_url)
-    forget(other.endpoint_url)
-    assert (kept.read(), other.read()) == ({"a": 1}, {})
 
 
 # --- prices -------------------------------------------------------------------------------------------------------
@@ -173,28 +78,6 @@ def test_the_latest_spot_price_of_each_zone_counts() -> None:
 def test_a_type_counts_against_the_quota_of_its_family(name: str, spot: bool, code: str | None) -> None:
     quota = quota_of(name, spot=spot)
     assert (quota.code if quota else None) == code
-
-
-# --- addresses ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("told", "cidr"),
-    [
-        ("203.0.113.7", "203.0.113.7/32"),
-        ("203.0.113.7/24\n", "203.0.113.0/24"),
-        ("2001:db8::7", "2001:db8::7/128"),
-    ],
-)
-def test_the_client_may_say_where_it_comes_from(monkeypatch: pytest.MonkeyPatch, told: str, cidr: str) -> None:
-    monkeypatch.setenv(CLIENT_CIDR_VARIABLE, told)
-    assert asyncio.run(client_cidr("http://127.71.0.9:9")) == cidr
-
-
-def test_an_address_that_is_no_web_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CLIENT_CIDR_VARIABLE, raising=False)
-    with pytest.raises(ConfigurationError, match="is not an HTTP URL"):
-        asyncio.run(client_cidr("file:///etc/passwd"))
 
 
 # --- records ------------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ import pytest
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import AuthenticationError, ConfigurationError, TerminationError, UnreachableError
+from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.api import Api, Credentials
 from skyward.providers.aws.errors import is_lost
-from skyward.providers.aws.network import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import LaunchOrder
 from skyward.provision.buying.ledger import Ledger, Purchase

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from skyward.providers.aws.boot import KeyPair, user_data
+from skyward.providers._common.first_boot import cloud_config, time_to_live, time_to_live_unit
+from skyward.providers._common.ssh_keys import KeyPair
 
 FIRST_BOOT = 1_800_000_000
 LIFE_S = 3720
@@ -20,9 +22,14 @@ LIFE_S = 3720
 KEPT = "/var/lib/cloud/instance"
 
 
+def config(*, root: bool = False) -> dict[str, Any]:
+    keys = KeyPair(public="ssh-ed25519 AAAA", private="-----BEGIN")
+    text = cloud_config(host_key=keys, user_key="ssh-ed25519 BBBB", time_to_live_s=3600.0, root=root)
+    return cast("dict[str, Any]", json.loads(text.removeprefix("#cloud-config\n")))
+
+
 def script() -> str:
-    text = user_data(host_key=KeyPair(public="", private=""), user_key="", time_to_live_s=3600.0)
-    ((shell, option, command),) = json.loads(text.removeprefix("#cloud-config\n"))["bootcmd"]
+    ((shell, option, command),) = config()["bootcmd"]
     assert (shell, option) == ("sh", "-c")
     return str(command)
 
@@ -44,13 +51,20 @@ class Booting:
 
     def boot(self, now: int) -> list[str]:
         """What one boot arms, as the words of each call."""
+        (self.root / "calls").unlink(missing_ok=True)
+        self.run(script().replace(KEPT, str(self.root / "instance")), now)
+        return self.calls()
+
+    def calls(self) -> list[str]:
+        """The calls so far."""
         calls = self.root / "calls"
-        calls.unlink(missing_ok=True)
-        command = script().replace(KEPT, str(self.root / "instance"))
-        assert KEPT not in command
-        env = {"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}", "NOW": str(now), "CALLS": str(calls)}
-        subprocess.run(["sh", "-c", command], env=env, check=False, capture_output=True)
         return calls.read_text(encoding="utf-8").splitlines() if calls.exists() else []
+
+    def run(self, command: str, now: int) -> None:
+        """Run a script at that time."""
+        assert "/var/lib" not in command
+        env = {"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}", "NOW": str(now), "CALLS": str(self.root / "calls")}
+        subprocess.run(["sh", "-c", command], env=env, check=False, capture_output=True)
 
     def add(self, name: str, text: str) -> None:
         """Have a program of that name."""
@@ -116,10 +130,43 @@ def test_without_systemd_shutdown_itself_takes_the_minutes_that_are_left(machine
     assert machine.boot(FIRST_BOOT + 3601) == ["shutdown -h +2"]
 
 
-def test_shellcheck_finds_nothing() -> None:
+def test_a_script_of_the_first_boot_arms_the_same_end_at_every_boot(machine: Booting) -> None:
+    machine.add("systemctl", 'echo "systemctl $*" >>"$CALLS"')
+    own, unit = machine.root / "own", machine.root / "skyward-boot.service"
+    own.mkdir()
+    (own / "skyward-ends-at").write_text("1\n", encoding="utf-8")  # of the machine whose disk this was
+    places = {"/var/lib/skyward": str(own), "/etc/systemd/system/skyward-boot.service": str(unit)}
+    first = time_to_live_unit(3600.0)
+    for place, here in places.items():
+        first = first.replace(place, here)
+
+    machine.run(first, FIRST_BOOT)
+    assert machine.calls() == ["systemctl enable skyward-boot.service", *timer(LIFE_S)]
+
+    command = unit.read_text(encoding="utf-8").partition("ExecStart=/bin/sh ")[2].splitlines()[0]
+    machine.run(Path(command).read_text(encoding="utf-8"), FIRST_BOOT + 3000)
+    assert machine.calls()[2:] == timer(720)
+
+
+def test_another_end_than_the_switch_is_quoted(machine: Booting) -> None:
+    end = ("sh", "-c", "curl -X DELETE 'https://cloud.example/machines/1' || shutdown -h now")
+    machine.run(time_to_live(3600.0, end=end, folder=str(machine.root / "instance")), FIRST_BOOT)
+
+    assert machine.calls() == [timer(LIFE_S)[0].replace("shutdown -h now", " ".join(end))]
+
+
+def test_the_key_is_admitted_as_root_only_where_that_is_asked_for() -> None:
+    assert [config(root=root)["disable_root"] for root in (True, False)] == [False, True]
+    assert config()["ssh_authorized_keys"] == ["ssh-ed25519 BBBB"]
+    assert config()["ssh_keys"] == {"ed25519_private": "-----BEGIN", "ed25519_public": "ssh-ed25519 AAAA"}
+    assert next(iter(config())) == "bootcmd"  # armed before everything else
+
+
+@pytest.mark.parametrize("text", [script(), time_to_live_unit(60.0)])
+def test_shellcheck_finds_nothing(text: str) -> None:
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert shellcheck is not None
     arguments = [shellcheck, "--shell=sh", "--severity=style", "-"]
-    checked = subprocess.run(arguments, input=script(), capture_output=True, encoding="utf-8", check=False)
+    checked = subprocess.run(arguments, input=text, capture_output=True, encoding="utf-8", check=False)
 
     assert checked.stdout + checked.stderr == ""

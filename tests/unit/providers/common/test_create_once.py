@@ -13,7 +13,7 @@ import pytest
 
 from skyward._concurrency.waiting import Clock
 from skyward.errors import AuthenticationError, CapacityError, QuotaError, TerminationError, UnreachableError
-from skyward.providers._create_once import MachineCalls, create_once
+from skyward.providers._common.create_once import MachineCalls, create_once
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from support.clock import FakeClock
