@@ -1,0 +1,381 @@
+"""Client of a provider's REST API: in threads, paced, retried where that is safe, with Skyward's errors."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import random
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol, cast
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+import urllib3
+
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
+from skyward.errors import ConfigurationError, RateLimitError, SkywardError, UnreachableError
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind
+from skyward.providers.base import REFUSALS
+
+__all__ = ["Answer", "Authorize", "RestClient"]
+
+_CONNECT_TIMEOUT_S: Final = 10.0
+_READ_TIMEOUT_S: Final = 30.0
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 10.0
+_CONNECTIONS: Final = 16
+_SUCCESS: Final = range(200, 300)
+_UNAUTHORIZED: Final = 401
+_SHORTEST_TOKEN: Final = 8
+_LONGEST_TEXT: Final = 500
+_LONG: Final = 40
+"""Length from which a text in a request's body is removed from an answer that repeats it: it may be a key."""
+_REPEATED: Final = (RefusalKind.RATE, RefusalKind.TRANSIENT)
+_AN_ID: Final = re.compile(r"/(?![a-z]+\d(?:/|$))(?=[^/]*\d)[^/]+")
+"""A segment of a path with a digit, other than ``v2`` and the like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Answer to one request.
+
+    Attributes:
+        status: the HTTP status; 0 if no answer came.
+        body: the decoded JSON; a text if it is none; None if it is empty.
+        headers: the headers, by lower-case name.
+        lost: reason for which no answer came, or none that can be used; empty if one did. The request may have taken
+            effect.
+    """
+
+    status: int
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    lost: str = ""
+
+    def row(self) -> Mapping[str, Any]:
+        """Return the body if it is an object, else an empty one."""
+        return cast("Mapping[str, Any]", self.body) if isinstance(self.body, dict) else {}
+
+
+class Authorize(Protocol):
+    """Source of the headers that prove the caller's identity."""
+
+    async def __call__(self, *, stale: bool) -> Mapping[str, str]:
+        """Return the headers.
+
+        ``stale`` is True after they were refused as invalid, with status 401: if others are returned then, the call is
+        made once more, a create as well. May be called from several event loops at once.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: Any = None
+
+    @property
+    def route(self) -> str:
+        """``"GET /v2/things/*"``: the method, and the path without ids."""
+        return f"{self.method} {_AN_ID.sub('/*', self.path.removesuffix('/'))}"
+
+
+class RestClient:
+    """Calls of one REST API. May be used from several event loops at once; proxies of the environment are obeyed.
+
+    Calls that are throttled wait together: until the moment named by the answer's ``Retry-After`` or reset header, else
+    for a pause that grows. No message has a header, a query or a body of a request.
+
+    Args:
+        vendor: the provider's name, for messages.
+        base_url: the API's URL, without a slash at its end.
+        authorize: returns the headers that prove the caller's identity.
+        judge: classifies an answer that is no success.
+        explain: returns the error for a refusal of a call, given as ``"POST /v2/things"``.
+        pace: least seconds between two calls of a route, by route: ``"POST /v2/things/*"``, ids as asterisks.
+        reset_header: name of the header with the Unix time from which calls are accepted again; empty for none.
+        patience_s: throttled and interrupted calls are repeated for so long.
+        clock: the time.
+    """
+
+    def __init__(
+        self,
+        *,
+        vendor: str,
+        base_url: str,
+        authorize: Authorize,
+        judge: Callable[[Answer], Refusal],
+        explain: Callable[[Refusal, str], SkywardError],
+        pace: Mapping[str, float] | None = None,
+        reset_header: str = "",
+        patience_s: float = 60.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._vendor = vendor
+        self._base_url = base_url.removesuffix("/")
+        self._authorize = authorize
+        self._judge = judge
+        self._explain = explain
+        self._pace = dict(pace or {})
+        self._reset_header = reset_header.lower()
+        self._patience_s = patience_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_at: dict[str, float] = {}
+        self._blocked_until: dict[str, float] = {}
+        self._pool: urllib3.PoolManager | None = None
+
+    def __repr__(self) -> str:
+        return f"RestClient({self._vendor!r}, {self._base_url!r})"
+
+    async def read(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        """Return the answer to ``GET path``; throttled and interrupted calls are repeated."""
+        return await self._persist(_Request(method="GET", path=path, query=query or {}))
+
+    async def pages(self, path: str, key: str, query: Mapping[str, str] | None = None) -> list[Any]:
+        """Return the items named ``key`` of every page; a page names the next one in ``links.pages.next``."""
+        found: list[Any] = []
+        page = dict(query or {})
+        while True:
+            answer = await self._persist(_Request(method="GET", path=path, query=page))
+            found += answer.get(key) or ()
+            following = _next_page(answer)
+            if following is None or following == page:
+                return found
+            page = following
+
+    async def change(self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
+        """Make an idempotent call that changes something; throttled and interrupted calls are repeated.
+
+        A call under way is awaited even if the caller is cancelled.
+        """
+        return await self._persist(_Request(method=method, path=path, query=query or {}, body=body))
+
+    async def create(self, path: str, body: Any) -> Any:
+        """Send ``POST path`` once, when nobody waits for the provider's patience, and return the answer.
+
+        It is awaited even if the caller is cancelled. Raises one of :data:`~skyward.providers.base.REFUSALS` if the
+        provider refused it, and :class:`~skyward.errors.UnreachableError` if it may have taken effect.
+        """
+        request = _Request(method="POST", path=path, body=body)
+        await self._turn(request.route, self._patience_s)
+        try:
+            return await to_its_end(self._attempt(request, pauses=0))
+        except REFUSALS:
+            raise
+        except SkywardError as error:
+            if isinstance(error.__cause__, RefusedCall) and not is_kind(error, RefusalKind.TRANSIENT):
+                raise ConfigurationError(str(error)) from error.__cause__
+            raise
+
+    async def close(self) -> None:
+        """Close the connections. Later calls open others."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            await asyncio.to_thread(_close, pool)
+
+    async def _persist(self, request: _Request) -> Any:
+        """Return the answer to a request that may be repeated."""
+        refused: SkywardError | None = None
+        pauses = 0
+        deadline = self._clock.monotonic() + self._patience_s
+
+        async def attempt() -> tuple[Any] | NotYet:
+            nonlocal refused, pauses
+            await self._turn(request.route, deadline - self._clock.monotonic(), refused)
+            try:
+                work = self._attempt(request, pauses)
+                return (await (work if request.method == "GET" else to_its_end(work)),)
+            except SkywardError as error:
+                if not is_kind(error, *_REPEATED):
+                    raise
+                refused, pauses = error, pauses + 1
+                return NotYet(str(error))
+
+        try:
+            (answer,) = await wait_until(
+                attempt,
+                deadline_s=self._patience_s,
+                interval_s=_FIRST_PAUSE_S,
+                what=f"{self._vendor} to answer {request.route}",
+                clock=self._clock,
+            )
+        except UnreachableError:
+            if refused is None:
+                raise
+            raise refused from refused.__cause__
+        return answer
+
+    async def _turn(self, route: str, patience_s: float, refused: SkywardError | None = None) -> None:
+        """Return when a call of the route may be made.
+
+        Raises:
+            RateLimitError: the provider asks for more patience than there is.
+        """
+        pace_s = self._pace.get(route, 0.0)
+        with self._lock:
+            now = self._clock.monotonic()
+            at = max(now, self._next_at.get(route, now))
+            self._next_at[route] = at + pace_s
+        if at > now:
+            await self._clock.sleep(at - now)
+            patience_s -= at - now
+        while (left_s := self._blocked_until.get(route, 0.0) - self._clock.monotonic()) > 0:
+            if left_s > patience_s:
+                if refused is not None:
+                    raise refused from refused.__cause__
+                raise RateLimitError(
+                    f"{self._vendor} accepts no {route} for another {left_s:.0f} s: try again later, or run fewer "
+                    "pools at once"
+                )
+            await self._clock.sleep(left_s)
+            patience_s -= left_s
+
+    async def _attempt(self, request: _Request, pauses: int) -> Any:
+        """Make one attempt, and one more if the credentials were refused and there are others."""
+        headers = await self._authorize(stale=False)
+        answer = await asyncio.to_thread(self._send, request, headers)
+        if answer.status == _UNAUTHORIZED:
+            newer = await self._authorize(stale=True)
+            if newer != headers:
+                answer = await asyncio.to_thread(self._send, request, newer)
+                headers = newer
+        if not answer.lost and answer.status in _SUCCESS:
+            return answer.body
+        raise self._refused(request, _without_secrets(answer, request, headers), pauses)
+
+    def _refused(self, request: _Request, answer: Answer, pauses: int) -> SkywardError:
+        """Return the error for an answer that is no success; after a throttled call block the route for all callers."""
+        if answer.lost:
+            refusal = Refusal(kind=RefusalKind.TRANSIENT, code="no answer", message=answer.lost)
+        else:
+            refusal = self._judge(answer)
+        if refusal.kind is RefusalKind.RATE:
+            asked_s = _asked_pause_s(answer.headers, self._reset_header)
+            pause_s = min(_FIRST_PAUSE_S * 2**pauses, _LONGEST_PAUSE_S) if asked_s is None else asked_s
+            until = self._clock.monotonic() + pause_s + random.uniform(0, _FIRST_PAUSE_S)
+            with self._lock:
+                self._blocked_until[request.route] = max(until, self._blocked_until.get(request.route, until))
+        error = self._explain(refusal, f"{request.method} {request.path}")
+        error.__cause__ = RefusedCall(refusal)
+        return error
+
+    def _send(self, request: _Request, headers: Mapping[str, str]) -> Answer:
+        """Send one request, in a thread; errors of the connection are answers too."""
+        url = self._base_url + quote(request.path)
+        if request.query:
+            url += f"?{urlencode(request.query)}"
+        content = {} if request.body is None else {"Content-Type": "application/json"}
+        try:
+            answer = self._connections().request(
+                request.method,
+                url,
+                body=None if request.body is None else json.dumps(request.body).encode(),
+                headers={"Accept": "application/json", "User-Agent": "skyward", **content, **headers},
+                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_READ_TIMEOUT_S),
+                retries=False,
+                redirect=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            return Answer(status=0, lost=f"{type(error).__name__}: {_reason(error)}")
+        return _parsed(answer.status, answer.data, {name.lower(): value for name, value in answer.headers.items()})
+
+    def _connections(self) -> urllib3.PoolManager:
+        with self._lock:
+            if self._pool is None:
+                self._pool = _new_pool(self._base_url)
+            return self._pool
+
+
+def _new_pool(base_url: str) -> urllib3.PoolManager:
+    """Return a pool of connections to an API, through the proxy that the environment names for it."""
+    parts = urlsplit(base_url)
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or urllib.request.proxy_bypass(parts.hostname or ""):
+        return urllib3.PoolManager(maxsize=_CONNECTIONS)
+    login = urlsplit(proxy)
+    headers = None
+    if login.username:
+        headers = urllib3.make_headers(proxy_basic_auth=f"{unquote(login.username)}:{unquote(login.password or '')}")
+    return urllib3.ProxyManager(proxy, maxsize=_CONNECTIONS, proxy_headers=headers)
+
+
+def _close(pool: urllib3.PoolManager) -> None:
+    """Close every connection; :meth:`urllib3.PoolManager.clear` leaves that to the garbage collector."""
+    for key in pool.pools.keys():  # noqa: SIM118 - its iterator is refused, since threads share it
+        pool.pools[key].close()
+
+
+def _parsed(status: int, data: bytes, headers: Mapping[str, str]) -> Answer:
+    text = data.decode("utf-8", errors="replace").strip()
+    if status in _SUCCESS and text.startswith("<"):
+        return Answer(status=status, lost="an answer in HTML, of a proxy or a gateway on the way")
+    try:
+        return Answer(status=status, body=json.loads(text) if text else None, headers=headers)
+    except ValueError:
+        return Answer(status=status, body=text, headers=headers)
+
+
+def _next_page(answer: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the query of the page after this one; None at the last one."""
+    links: Mapping[str, Any] = answer.get("links") or {}
+    pages: Mapping[str, str] = links.get("pages") or {}
+    following = pages.get("next")
+    return dict(parse_qsl(urlsplit(following).query)) if following else None
+
+
+def _asked_pause_s(headers: Mapping[str, str], reset_header: str) -> float | None:
+    """Return the seconds for which an answer asks for patience; None if it names none."""
+    try:
+        if after := headers.get("retry-after", ""):
+            if after.strip().isdigit():
+                return float(after)
+            return max(0.0, email.utils.parsedate_to_datetime(after).timestamp() - time.time())
+        if reset := headers.get(reset_header, ""):
+            return max(0.0, float(reset) - time.time())
+    except ValueError:
+        return None
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """Return the text of the error below urllib3's own, which repeat the URL and its query."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    return str(error) or type(error).__name__
+
+
+def _without_secrets(answer: Answer, request: _Request, headers: Mapping[str, str]) -> Answer:
+    """Return an answer in which no header and no long text of the request is repeated, and no text is long."""
+    hidden = {part for value in headers.values() for part in value.split() if len(part) >= _SHORTEST_TOKEN}
+    hidden |= {text for text in _texts(request.body) if len(text) >= _LONG}
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, str):
+            for secret in hidden:
+                value = value.replace(secret, "***").replace(json.dumps(secret)[1:-1], "***")
+            return value[:_LONGEST_TEXT]
+        if isinstance(value, dict):
+            return {name: cleaned(each) for name, each in cast("dict[str, Any]", value).items()}
+        return [cleaned(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+
+    return replace(answer, body=cleaned(answer.body))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        parts = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
+        for each in parts:
+            yield from _texts(each)

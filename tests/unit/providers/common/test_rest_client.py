@@ -1,0 +1,360 @@
+"""Calls of a REST API against a server on the loopback interface that answers from a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from skyward.errors import (
+    AuthenticationError,
+    CapacityError,
+    ConfigurationError,
+    RateLimitError,
+    SkywardError,
+    UnreachableError,
+)
+from skyward.providers._common.refusals import Refusal, RefusalKind, is_kind
+from skyward.providers._common.rest_client import Answer, RestClient
+from support.clock import FakeClock
+
+TOKEN = "secret-token-of-the-user"
+
+KINDS = {401: RefusalKind.AUTH, 404: RefusalKind.MISSING, 422: RefusalKind.CAPACITY, 429: RefusalKind.RATE}
+ERRORS: Mapping[RefusalKind, type[SkywardError]] = {
+    RefusalKind.AUTH: AuthenticationError,
+    RefusalKind.CAPACITY: CapacityError,
+    RefusalKind.MISSING: UnreachableError,
+    RefusalKind.RATE: RateLimitError,
+    RefusalKind.TRANSIENT: UnreachableError,
+}
+
+
+@dataclass(frozen=True)
+class Say:
+    """One scripted answer; status 0 closes the connection without one."""
+
+    status: int = 200
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    held: threading.Event | None = None
+
+
+@dataclass
+class Seen:
+    method: str
+    path: str
+    body: Any
+    headers: Mapping[str, str]
+
+
+class Service:
+    """Server with a script of answers; beyond its end it answers an empty object."""
+
+    def __init__(self) -> None:
+        self.script: list[Say] = []
+        self.seen: list[Seen] = []
+        self.arrived = threading.Event()
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        content = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        self.seen.append(Seen(handler.command, handler.path, json.loads(content or b"null"), headers))
+        said = self.script.pop(0) if self.script else Say(body={})
+        self.arrived.set()
+        if said.held is not None:
+            said.held.wait(30)
+        if said.status == 0:
+            handler.close_connection = True
+            return
+        data = said.body.encode() if isinstance(said.body, str) else json.dumps(said.body).encode()
+        handler.send_response(said.status)
+        for name, value in {"Content-Length": str(len(data)), **said.headers}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(data)
+
+
+@contextmanager
+def served(service: Service) -> Generator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("do_"):
+                return lambda: service.answer(self)
+            raise AttributeError(name)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = False
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def url(service: Service) -> Iterator[str]:
+    with served(service) as url:
+        yield url
+
+
+class Client:
+    """The client under test, and its credentials."""
+
+    def __init__(self, url: str, clock: FakeClock, **options: Any) -> None:
+        self.tokens = [TOKEN]
+        self.rest = RestClient(
+            vendor="cloud",
+            base_url=url,
+            authorize=self._authorize,
+            judge=judge,
+            explain=lambda found, call: ERRORS[found.kind](f"cloud {call}: {found.code}: {found.message}"),
+            clock=clock,
+            **options,
+        )
+
+    async def _authorize(self, *, stale: bool) -> Mapping[str, str]:
+        if stale and len(self.tokens) > 1:
+            self.tokens.pop(0)
+        return {"Authorization": f"Bearer {self.tokens[0]}"}
+
+
+def judge(answer: Answer) -> Refusal:
+    kind = KINDS.get(answer.status, RefusalKind.TRANSIENT if answer.status >= 500 else RefusalKind.BAD_REQUEST)
+    return Refusal(kind=kind, code=str(answer.row().get("id", answer.status)), message=str(answer.body))
+
+
+@contextmanager
+def closing(client: Client) -> Generator[RestClient]:
+    try:
+        yield client.rest
+    finally:
+        asyncio.run(client.rest.close())
+
+
+@pytest.fixture
+def client(url: str, clock: FakeClock) -> Iterator[RestClient]:
+    with closing(Client(url, clock)) as rest:
+        yield rest
+
+
+def test_a_read_sends_its_query_and_the_credentials(client: RestClient, service: Service) -> None:
+    service.script = [Say(body={"thing": 1})]
+
+    answer = asyncio.run(client.read("/v2/things", {"name": "a b&c"}))
+
+    assert answer == {"thing": 1}
+    assert [(each.method, each.path) for each in service.seen] == [("GET", "/v2/things?name=a+b%26c")]
+    assert service.seen[0].headers["authorization"] == f"Bearer {TOKEN}"
+
+
+@pytest.mark.parametrize("fault", [Say(status=500), Say(status=0), Say(status=429), Say(body="<html>log in</html>")])
+def test_interrupted_and_throttled_calls_are_repeated(client: RestClient, service: Service, fault: Say) -> None:
+    service.script = [fault, fault, Say(body={"thing": 1}), fault, Say(status=204, body="")]
+
+    assert asyncio.run(client.read("/v2/things")) == {"thing": 1}
+    assert asyncio.run(client.change("DELETE", "/v2/things/7")) is None
+    assert [each.method for each in service.seen] == ["GET"] * 3 + ["DELETE"] * 2
+
+
+def test_a_refusal_for_good_is_not_repeated(client: RestClient, service: Service) -> None:
+    service.script = [Say(status=404, body={"id": "not_found"})]
+
+    with pytest.raises(UnreachableError, match="cloud GET /v2/things/7: not_found") as caught:
+        asyncio.run(client.read("/v2/things/7"))
+
+    assert is_kind(caught.value, RefusalKind.MISSING)
+    assert not is_kind(caught.value, RefusalKind.AUTH)
+    assert len(service.seen) == 1
+
+
+def test_a_call_that_is_refused_to_the_end_raises_the_last_refusal(
+    client: RestClient, service: Service, clock: FakeClock
+) -> None:
+    service.script = [Say(status=500, body={"id": "broken"})] * 100
+
+    with pytest.raises(UnreachableError, match="broken"):
+        asyncio.run(client.read("/v2/things"))
+
+    assert 60 <= clock.monotonic() < 75
+
+
+@pytest.mark.parametrize("headers", [{"Retry-After": "7"}, {"ratelimit-reset": "{in_7_s}"}])
+def test_the_named_pause_is_obeyed_by_every_caller_of_the_route(
+    url: str, service: Service, headers: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)
+    named = {name: value.format(in_7_s=1_800_000_007) for name, value in headers.items()}
+    service.script = [Say(status=429, headers=named)]
+    clock = FakeClock()
+
+    async def both(rest: RestClient) -> float:
+        with pytest.raises(RateLimitError):
+            await rest.create("/v2/things", {})
+        await rest.read("/v2/things")  # another route
+        other = clock.monotonic()
+        await rest.change("POST", "/v2/things", {})
+        return other
+
+    with closing(Client(url, clock, reset_header="RateLimit-Reset")) as rest:
+        assert asyncio.run(both(rest)) == 0
+    assert 7 <= clock.monotonic() < 8
+    assert [each.method for each in service.seen] == ["POST", "GET", "POST"]
+
+
+def test_more_patience_than_there_is_is_an_error_at_once(
+    client: RestClient, service: Service, clock: FakeClock
+) -> None:
+    service.script = [Say(status=429, headers={"Retry-After": "3000"})]
+
+    for _ in range(2):
+        with pytest.raises(RateLimitError):
+            asyncio.run(client.read("/v2/things"))
+    with pytest.raises(RateLimitError, match=r"accepts no GET /v2/things for another 3000 s"):
+        asyncio.run(client.read("/v2/things"))
+
+    assert len(service.seen) == 1
+    assert clock.monotonic() < 5
+
+
+def test_a_route_keeps_its_pace_without_regard_to_ids(url: str, service: Service, clock: FakeClock) -> None:
+    async def some(rest: RestClient) -> None:
+        await rest.read("/v2/keys/ab:cd:12")
+        await rest.read("/v2/keys/12:ab:cd")
+        await rest.read("/v2/keys")
+        await rest.read("/v2/keys/0b6e5a6c-d34c-4a6e")
+
+    with closing(Client(url, clock, pace={"GET /v2/keys/*": 6.0})) as rest:
+        asyncio.run(some(rest))
+
+    assert clock.slept_s == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("fault", [Say(status=500), Say(status=0), Say(body="<html>"), Say(status=429)])
+def test_a_create_is_sent_once(client: RestClient, service: Service, fault: Say) -> None:
+    service.script = [fault]
+
+    with pytest.raises(RateLimitError if fault.status == 429 else UnreachableError):
+        asyncio.run(client.create("/v2/things", {"name": "a"}))
+
+    assert [each.body for each in service.seen] == [{"name": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(422, CapacityError), (404, ConfigurationError), (401, AuthenticationError)]
+)
+def test_a_refused_create_raises_an_error_that_leaves_nothing(
+    client: RestClient, service: Service, status: int, error: type[SkywardError]
+) -> None:
+    service.script = [Say(status=status)] * 2
+
+    with pytest.raises(error) as caught:
+        asyncio.run(client.create("/v2/things", {}))
+
+    assert is_kind(caught.value, KINDS[status])
+
+
+@pytest.mark.parametrize("verb", ["create", "change"])
+def test_a_cancelled_change_is_awaited(client: RestClient, service: Service, verb: str) -> None:
+    held = threading.Event()
+    service.script = [Say(held=held)]
+
+    async def interrupted() -> bool:
+        call = client.create("/v2/things", {}) if verb == "create" else client.change("PUT", "/v2/things/1", {})
+        task = asyncio.create_task(call)
+        await asyncio.to_thread(service.arrived.wait, 30)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=0.2)
+        held.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return bool(done)
+
+    assert asyncio.run(interrupted()) is False
+
+
+def test_refused_credentials_are_renewed_once(url: str, service: Service, clock: FakeClock) -> None:
+    service.script = [Say(status=401), Say(body={"made": 1})]
+    client = Client(url, clock)
+    client.tokens = ["stale-token", "fresh-token"]
+
+    with closing(client) as rest:
+        assert asyncio.run(rest.create("/v2/things", {})) == {"made": 1}
+
+    assert [each.headers["authorization"] for each in service.seen] == ["Bearer stale-token", "Bearer fresh-token"]
+
+
+def test_every_page_is_read(client: RestClient, service: Service) -> None:
+    following = {"pages": {"next": "https://elsewhere.example/v2/things?page=2&per_page=2"}}
+    service.script = [Say(body={"things": [1, 2], "links": following}), Say(body={"things": [3], "links": {}})]
+
+    assert asyncio.run(client.pages("/v2/things", "things", {"per_page": "2"})) == [1, 2, 3]
+    assert [each.path for each in service.seen] == ["/v2/things?per_page=2", "/v2/things?page=2&per_page=2"]
+
+
+def test_no_secret_is_repeated_in_a_message(client: RestClient, service: Service) -> None:
+    private = "-----BEGIN PRIVATE KEY-----\n" + "x" * 60
+    service.script = [
+        Say(status=422, body={"id": "no", "message": f"{TOKEN} may not send {private}", "sent": [private]})
+    ]
+
+    with pytest.raises(CapacityError) as caught:
+        asyncio.run(client.create("/v2/things", {"nested": [{"user_data": private}]}))
+
+    shown = f"{caught.value} {caught.value.__cause__!r} {client!r}"
+    assert TOKEN not in shown
+    assert "x" * 60 not in shown
+    assert "*** may not send ***" in shown
+
+
+def test_a_lost_answer_says_why_and_nothing_of_the_query(client: RestClient, service: Service) -> None:
+    service.script = [Say(status=0)] * 100
+
+    with pytest.raises(UnreachableError) as caught:
+        asyncio.run(client.read("/v2/things", {"search": "private"}))
+
+    assert "closed connection" in str(caught.value)
+    assert "private" not in str(caught.value)
+
+
+def test_proxies_of_the_environment_are_used(
+    url: str, service: Service, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", url.replace("http://", "http://user:pass@"))
+    monkeypatch.setenv("no_proxy", "")
+    service.script = [Say(body={"by": "proxy"})]
+
+    with closing(Client("http://api.cloud.example", clock)) as rest:
+        assert asyncio.run(rest.read("/v2/things")) == {"by": "proxy"}
+
+    assert service.seen[0].path == "http://api.cloud.example/v2/things"
+    assert service.seen[0].headers["proxy-authorization"].startswith("Basic ")
+
+
+def test_one_client_serves_several_event_loops(client: RestClient) -> None:
+    assert [asyncio.run(client.read("/v2/things")) for _ in range(2)] == [{}, {}]
