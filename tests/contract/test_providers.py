@@ -35,6 +35,7 @@ POLLS = 10
 class TestFakeProvider(ProviderContract):
     """Two machines on one network, each on a host of its own."""
 
+    does_not_apply: Mapping[Promise, str] = {"made_again": "it exists in one process only, and no sweep looks for it"}
     networks: tuple[str, ...] = ("fake",)
     ends_itself = True
 
@@ -202,9 +203,9 @@ def test_every_provider_is_bound_and_what_does_not_apply_to_it_is_listed_with_a_
     }
 
     assert found == {
-        "TestFakeProvider": [],
-        "TestFakeIslands": [],
-        "TestFakeNetworks": [],
+        "TestFakeProvider": ["made_again"],
+        "TestFakeIslands": ["made_again"],
+        "TestFakeNetworks": ["made_again"],
         "TestLocal": ["avoid", "lose_answer", "vendor_calls"],
         "TestSSH": ["lose_answer"],
         "TestAWS": ["avoid"],

@@ -244,7 +244,7 @@ def documented(name: str) -> bool:
     return re.search(rf"\b{re.escape(name)}\b", DOCS) is not None
 
 
-@pytest.mark.parametrize("module", ["skyward", "skyward.errors", "skyward_dask", "skyward_joblib"])
+@pytest.mark.parametrize("module", ["skyward", "skyward.errors", "skyward.providers", "skyward_dask", "skyward_joblib"])
 def test_every_public_name_appears_in_the_docs(module: str) -> None:
     names = getattr(importlib.import_module(module), "__all__", [])
 

@@ -1,10 +1,77 @@
-"""Providers of machines, and stores of volumes."""
+"""Providers of machines, and stores of volumes; the names that a provider in a package of its own may import.
+
+Every public name here keeps its meaning between releases. The modules below this package are Skyward's own.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["STORES"]
+if TYPE_CHECKING:
+    from skyward.providers._common.create_once import MachineCalls, create_once
+    from skyward.providers._common.first_boot import cloud_config
+    from skyward.providers._common.ssh_keys import KeyPair, host_key, user_key
+    from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
+    from skyward.providers.local import INSTANCE_VARIABLE
+    from skyward.providers.registry import Admits, Checkable, Finding, Paced, Sweepable, Tidies, Zoned
+    from skyward.request.instance import InstanceSpec
+    from skyward.request.metadata import PreemptionWatch
+    from skyward.request.request import PoolRequest
+    from skyward.transport.access import Access, LocalAccess, SSHAccess, SSHTarget
+
+__all__ = [
+    "INSTANCE_VARIABLE",
+    "REFUSALS",
+    "Access",
+    "Admits",
+    "Checkable",
+    "Finding",
+    "Instance",
+    "InstanceSpec",
+    "InstanceState",
+    "KeyPair",
+    "LaunchOrder",
+    "LocalAccess",
+    "MachineCalls",
+    "Offer",
+    "Paced",
+    "PoolRequest",
+    "PreemptionWatch",
+    "Provider",
+    "SSHAccess",
+    "SSHTarget",
+    "Sweepable",
+    "Tidies",
+    "Zoned",
+    "cloud_config",
+    "create_once",
+    "host_key",
+    "user_key",
+]
 
 STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.aws.s3"}
 """Module that implements each kind of volume, by the name of its class."""
+
+# Loaded on first use: nodes import this package for their volumes, and need none of these.
+_HOMES: Mapping[str, tuple[str, ...]] = {
+    "skyward.providers._common.create_once": ("MachineCalls", "create_once"),
+    "skyward.providers._common.first_boot": ("cloud_config",),
+    "skyward.providers._common.ssh_keys": ("KeyPair", "host_key", "user_key"),
+    "skyward.providers.base": ("REFUSALS", "Instance", "InstanceState", "LaunchOrder", "Offer", "Provider"),
+    "skyward.providers.local": ("INSTANCE_VARIABLE",),
+    "skyward.providers.registry": ("Admits", "Checkable", "Finding", "Paced", "Sweepable", "Tidies", "Zoned"),
+    "skyward.request.instance": ("InstanceSpec",),
+    "skyward.request.metadata": ("PreemptionWatch",),
+    "skyward.request.request": ("PoolRequest",),
+    "skyward.transport.access": ("Access", "LocalAccess", "SSHAccess", "SSHTarget"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(home), name)
+            return value
+    raise AttributeError(f"module 'skyward.providers' has no attribute {name!r}")

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, Literal
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import CapacityError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
-from skyward.providers.registry import Sweepable
+from skyward.providers.registry import Sweepable, make_provider, provider_settings
 from skyward.request.request import parse_request
 
 __all__ = ["Promise", "ProviderContract"]
 
-Promise = Literal["lose_answer", "vendor_calls", "outlive_client", "reaches", "avoid"]
-"""Promise that only some providers can break: the names of hooks, and ``avoid`` for :attr:`LaunchOrder.avoid`."""
+Promise = Literal["lose_answer", "vendor_calls", "outlive_client", "reaches", "avoid", "made_again"]
+"""Promise that only some providers can break: the names of hooks, ``avoid`` for :attr:`LaunchOrder.avoid`, and
+``made_again`` for providers that no name registers."""
 
 _RUNNING_S = 30.0
 
@@ -55,6 +56,19 @@ class ProviderContract:
     async def reaches(self, provider: Provider, one: Instance, other: Instance) -> bool:
         """Try to reach a machine from another one, and return whether that works."""
         raise NotImplementedError
+
+    def test_another_process_makes_the_provider_again_from_its_name_and_settings(self) -> None:
+        """Make the provider as a sweep does, from the ledger: by name, with the settings that are no secrets."""
+        if "made_again" in self.does_not_apply:
+            return
+        provider = self.make_provider()
+
+        async def scenario() -> None:
+            settings = provider_settings(provider)
+            again = make_provider(provider.name, settings)
+            assert (again.name, provider_settings(again)) == (provider.name, settings)
+
+        _run(provider, scenario())
 
     def test_offers_create_nothing(self) -> None:
         """Get the same offers twice for a request that can be satisfied."""
