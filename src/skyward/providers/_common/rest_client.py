@@ -22,7 +22,7 @@ from skyward.errors import ConfigurationError, RateLimitError, SkywardError, Unr
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind
 from skyward.providers.base import REFUSALS
 
-__all__ = ["Answer", "Authorize", "RestClient"]
+__all__ = ["ApiAnswer", "Authorize", "RestClient"]
 
 _CONNECT_TIMEOUT_S: Final = 10.0
 _READ_TIMEOUT_S: Final = 30.0
@@ -41,7 +41,7 @@ _AN_ID: Final = re.compile(r"/(?![a-z]+\d(?:/|$))(?=[^/]*\d)[^/]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ApiAnswer:
     """Answer to one request.
 
     Attributes:
@@ -111,7 +111,7 @@ class RestClient:
         vendor: str,
         base_url: str,
         authorize: Authorize,
-        judge: Callable[[Answer], Refusal],
+        judge: Callable[[ApiAnswer], Refusal],
         explain: Callable[[Refusal, str], SkywardError],
         pace: Mapping[str, float] | None = None,
         reset_header: str = "",
@@ -252,7 +252,7 @@ class RestClient:
             return answer.body
         raise self._refused(request, _without_secrets(answer, request, headers), pauses)
 
-    def _refused(self, request: _Request, answer: Answer, pauses: int) -> SkywardError:
+    def _refused(self, request: _Request, answer: ApiAnswer, pauses: int) -> SkywardError:
         """Return the error for an answer that is no success; after a throttled call block the route for all callers."""
         if answer.lost:
             refusal = Refusal(kind=RefusalKind.TRANSIENT, code="no answer", message=answer.lost)
@@ -268,7 +268,7 @@ class RestClient:
         error.__cause__ = RefusedCall(refusal)
         return error
 
-    def _send(self, request: _Request, headers: Mapping[str, str]) -> Answer:
+    def _send(self, request: _Request, headers: Mapping[str, str]) -> ApiAnswer:
         """Send one request, in a thread; errors of the connection are answers too."""
         url = self._base_url + quote(request.path)
         if request.query:
@@ -285,7 +285,7 @@ class RestClient:
                 redirect=False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            return Answer(status=0, lost=f"{type(error).__name__}: {_reason(error)}")
+            return ApiAnswer(status=0, lost=f"{type(error).__name__}: {_reason(error)}")
         return _parsed(answer.status, answer.data, {name.lower(): value for name, value in answer.headers.items()})
 
     def _connections(self) -> urllib3.PoolManager:
@@ -315,14 +315,14 @@ def _close(pool: urllib3.PoolManager) -> None:
         pool.pools[key].close()
 
 
-def _parsed(status: int, data: bytes, headers: Mapping[str, str]) -> Answer:
+def _parsed(status: int, data: bytes, headers: Mapping[str, str]) -> ApiAnswer:
     text = data.decode("utf-8", errors="replace").strip()
     if status in _SUCCESS and text.startswith("<"):
-        return Answer(status=status, lost="an answer in HTML, of a proxy or a gateway on the way")
+        return ApiAnswer(status=status, lost="an answer in HTML, of a proxy or a gateway on the way")
     try:
-        return Answer(status=status, body=json.loads(text) if text else None, headers=headers)
+        return ApiAnswer(status=status, body=json.loads(text) if text else None, headers=headers)
     except ValueError:
-        return Answer(status=status, body=text, headers=headers)
+        return ApiAnswer(status=status, body=text, headers=headers)
 
 
 def _next_page(answer: Mapping[str, Any]) -> dict[str, str] | None:
@@ -354,7 +354,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _without_secrets(answer: Answer, request: _Request, headers: Mapping[str, str]) -> Answer:
+def _without_secrets(answer: ApiAnswer, request: _Request, headers: Mapping[str, str]) -> ApiAnswer:
     """Return an answer in which no header and no long text of the request is repeated, and no text is long."""
     hidden = {part for value in headers.values() for part in value.split() if len(part) >= _SHORTEST_TOKEN}
     hidden |= {text for text in _texts(request.body) if len(text) >= _LONG}

@@ -22,7 +22,7 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.providers._common.refusals import Refusal, RefusalKind, is_kind
-from skyward.providers._common.rest_client import Answer, RestClient
+from skyward.providers._common.rest_client import ApiAnswer, RestClient
 from support.clock import FakeClock
 
 TOKEN = "secret-token-of-the-user"
@@ -144,7 +144,7 @@ class Client:
         return {"Authorization": f"Bearer {self.tokens[0]}"}
 
 
-def judge(answer: Answer) -> Refusal:
+def judge(answer: ApiAnswer) -> Refusal:
     kind = KINDS.get(answer.status, RefusalKind.TRANSIENT if answer.status >= 500 else RefusalKind.BAD_REQUEST)
     return Refusal(kind=kind, code=str(answer.row().get("id", answer.status)), message=str(answer.body))
 
