@@ -158,7 +158,15 @@ class BootedMachine:
             if self._ended:
                 return
             orders = read_orders(self.orders)
-            for place in ("etc/ssh", "root", "run", "usr/local/bin", "var/lib/cloud/instance", "var/log"):
+            for place in (
+                "etc/ssh",
+                "etc/systemd/system",
+                "root",
+                "run",
+                "usr/local/bin",
+                "var/lib/cloud/instance",
+                "var/log",
+            ):
                 (self.own_root / place).mkdir(parents=True)
             os.mkfifo(self._orders_path, 0o600)
             self._reader = threading.Thread(target=self._obey, name=f"machine-{self.address}", daemon=True)
@@ -197,6 +205,14 @@ class BootedMachine:
         """Power it off, as it does itself: every process ends, and the vendor is not asked."""
         self.end()
         self.powered_off()
+
+    def elapse(self) -> None:
+        """Let the time of its timers pass: each does now what it was set for."""
+        with self._lock:
+            waiting = [timer for timer in self._timers if not timer.finished.is_set()]
+        for timer in waiting:
+            timer.cancel()
+            timer.function()
 
     @property
     def _orders_path(self) -> Path:
@@ -433,6 +449,13 @@ class MachineRoom:
     def machine(self, machine: str) -> BootedMachine:
         """Return a machine; raises KeyError if it was never there."""
         return self._machines[machine]
+
+    def elapse(self) -> None:
+        """Let the time of every timer on every machine pass, once each has booted."""
+        for boot in list(self._boots.values()):
+            boot.exception(_COMMAND_S)
+        for machine in list(self._machines.values()):
+            machine.elapse()
 
     def settle(self) -> None:
         """Wait for machines that are ending."""
