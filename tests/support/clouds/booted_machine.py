@@ -207,7 +207,7 @@ class BootedMachine:
         self.powered_off()
 
     def elapse(self) -> None:
-        """Let the time of its timers pass: each does now what it was set for."""
+        """Let the time of its timers pass: each begins now what it was set for."""
         with self._lock:
             waiting = [timer for timer in self._timers if not timer.finished.is_set()]
         for timer in waiting:
@@ -451,7 +451,7 @@ class MachineRoom:
         return self._machines[machine]
 
     def elapse(self) -> None:
-        """Let the time of every timer on every machine pass, once each has booted."""
+        """Let the time of every timer on every machine pass, once each has booted; their effects follow."""
         for boot in list(self._boots.values()):
             boot.exception(_COMMAND_S)
         for machine in list(self._machines.values()):
