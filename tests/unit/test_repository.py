@@ -23,6 +23,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 FILES = sorted(SOURCE.rglob("*.py"))
+TEXTS = sorted(path for path in SOURCE.rglob("*") if path.suffix in {".py", ".sh", ".toml", ".yaml"})
 EXAMPLES = [ROOT / "examples" / name for name in ("demo.py", "demo_ssh.py")]
 EXAMPLES_TESTS = ("dask/test_dask_examples.py", "machines/test_aws_examples.py")
 """Where the others have tests that read what they print."""
@@ -37,8 +38,8 @@ TOO_LARGE = {
 
 VENDORS = {
     "aws": ("AWS", "EC2", "boto3", "botocore"),
-    "digitalocean": ("DigitalOcean", "droplet"),
-    "verda": ("Verda",),
+    "digitalocean": ("DigitalOcean", "digital ocean", "droplet", "doctl"),
+    "verda": ("Verda", "DataCrunch"),
     "vastai": ("VastAI", "vast.ai"),
     "runpod": ("RunPod",),
 }
@@ -49,7 +50,6 @@ NAMED_BY_THE_API = {
     "skyward/providers/__init__.py",  # likewise, and where they lie
     "skyward/providers/registry.py",  # which class each name means
     "skyward/accelerators.py",  # chips that bear their maker's name
-    "skyward/events/__init__.py",  # ProviderName
     "skyward/request",  # Accelerator.AWS, S3Volume
 }
 """Where the specification itself puts a vendor's name."""
@@ -123,6 +123,31 @@ def test_functions_classes_and_files_stay_within_their_sizes() -> None:
     assert len(TOO_LARGE) <= 4
 
 
+PROVIDER_LIMITS = {"source": 420, "tests": 500}
+"""In code lines, for all files of a provider's. AWS has stores, networks and Session Manager besides."""
+
+
+def test_a_provider_stays_small_and_leaves_to_the_kit_what_is_not_its_own(subtests: pytest.Subtests) -> None:
+    for vendor in VENDORS.keys() - {"aws"}:
+        with subtests.test(vendor=vendor):
+            places = {
+                "source": [
+                    *SOURCE.glob(f"skyward/providers/{vendor}.py"),
+                    *SOURCE.glob(f"skyward/providers/{vendor}/*.py"),
+                ],
+                "tests": [
+                    *(ROOT / "tests/unit/providers").rglob(f"*{vendor}*.py"),
+                    *(ROOT / f"tests/unit/providers/{vendor}").glob("*.py"),
+                ],
+            }
+            sizes = {
+                what: sum(code_lines(path.read_text(encoding="utf-8")) for path in set(paths))
+                for what, paths in places.items()
+            }
+
+            assert {what: size for what, size in sizes.items() if size > PROVIDER_LIMITS[what]} == {}
+
+
 ENTRIES = {"skyward/engine": 20}
 """Folders that may show more than 16 entries."""
 SHARED_NAMES = {"__init__", "__main__", "base", "provider", "errors"}
@@ -194,6 +219,13 @@ def test_no_submodule_bears_the_name_of_a_public_object() -> None:
     assert taken & set(skyward.__all__) - allowed == set()
 
 
+def test_every_vendor_has_its_words_listed() -> None:
+    registry = importlib.import_module("skyward.providers.registry")
+    rented = [name for name in registry.BUILT_IN if registry.is_rented(registry.provider_type(name))]
+
+    assert [name for name in rented if name not in VENDORS] == []
+
+
 def test_a_vendor_is_named_in_its_provider_only(subtests: pytest.Subtests) -> None:
     for vendor, named in VENDORS.items():
         with subtests.test(vendor=vendor):
@@ -203,7 +235,7 @@ def test_a_vendor_is_named_in_its_provider_only(subtests: pytest.Subtests) -> No
 
             found = [
                 relative(path)
-                for path in FILES
+                for path in TEXTS
                 if not relative(path).startswith((*own, *NAMED_BY_THE_API))
                 and words.search(path.read_text(encoding="utf-8"))
             ]
