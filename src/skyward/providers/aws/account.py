@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.providers._common.answer_file import AnswerFile
+from skyward.providers._common.machine_catalogue import MachineType
 from skyward.providers.aws.api import Api, Json
 from skyward.providers.aws.boot import MachineImage, find_image
-from skyward.providers.aws.machine_types import MachineType, parse_types
+from skyward.providers.aws.machine_types import parse_types
 from skyward.providers.aws.network import find_subnets
 from skyward.providers.aws.payloads import Record, Subnet, filters, parse_record
 from skyward.providers.base import Offer

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers._common.first_boot import cloud_config
+from skyward.providers._common.machine_catalogue import X86, MachineType
 from skyward.providers._common.refusals import RefusalKind
 from skyward.providers._common.ssh_keys import KeyPair
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.errors import is_kind
-from skyward.providers.aws.machine_types import X86, MachineType
 from skyward.request.accelerators import Vendor, find_model
 
 __all__ = ["LARGEST_BYTES", "MachineImage", "find_image", "image_path", "user_data"]

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, assert_never, cast
 
 from skyward.errors import ConfigurationError, QuotaError, SkywardError
+from skyward.providers._common.machine_catalogue import MachineType, fewest_accelerators
+from skyward.providers._common.offer_list import cheapest_offers
 from skyward.providers._common.refusals import RefusalKind
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.errors import is_kind
-from skyward.providers.aws.machine_types import MachineType, candidates, fewest_accelerators
+from skyward.providers.aws.machine_types import candidates
 from skyward.providers.aws.payloads import MINIMUM_BILLED_S, Subnet
 from skyward.providers.aws.quotas import within_quotas
 from skyward.providers.base import Offer
@@ -25,7 +27,6 @@ __all__ = ["PriceTable", "Prices", "find_offers", "make_offers", "parse_product"
 _LOOKED_AT: Final = 60
 """Number of types whose zones are requested, the smallest first."""
 _PRICED: Final = 20
-_OFFERED: Final = 10
 _UNKNOWN: Final = "prices {0} are unknown: the account may not query them ({1}), or AWS lists none"
 _UNKNOWN_ON_SPOT: Final = _UNKNOWN.format("on spot", "ec2:DescribeSpotPriceHistory")
 _UNKNOWN_ON_DEMAND: Final = _UNKNOWN.format("on demand", "pricing:GetProducts")
@@ -55,11 +56,9 @@ def make_offers(
     note: str = "",
 ) -> Sequence[Offer]:
     """Return offers of the ten cheapest types on spot, and of the ten cheapest on demand (pure)."""
-    offers: list[Offer] = []
-    for kind, types in ((True, spot), (False, on_demand)):
-        ranked = sorted(types, key=lambda each, kind=kind: _rank(each, _price(each, prices, spot=kind)))
-        offers += [_offer(each, prices, request, region, spot=kind, note=note) for each in ranked[:_OFFERED]]
-    return offers
+    markets = [(each, True) for each in spot] + [(each, False) for each in on_demand]
+    offers = [_offer(each, prices, region, spot=kind, note=note) for each, kind in markets]
+    return cheapest_offers(offers, request, vendor="EC2")
 
 
 async def _allowed(
@@ -99,41 +98,20 @@ def _needed(strategy: SpotStrategy) -> Sequence[bool]:
             assert_never(strategy)
 
 
-def _offer(
-    machine: MachineType, prices: PriceTable, request: PoolRequest, region: str, *, spot: bool, note: str
-) -> Offer:
-    price = _price(machine, prices, spot=spot)
+def _offer(machine: MachineType, prices: PriceTable, region: str, *, spot: bool, note: str) -> Offer:
+    """Return the offer of a type; its price on spot is that of the cheapest zone."""
+    on_demand = prices.on_demand.get(machine.name)
+    price = min(prices.spot.get(machine.name, {}).values(), default=None) if spot else on_demand
     unknown = _UNKNOWN_ON_SPOT if spot else _UNKNOWN_ON_DEMAND
-    notes = (_note(machine, price, request), note, unknown if price is None else "")
     return Offer(
         spec=machine.spec,
         region=region,
         spot=spot,
         price_per_hour=price,
-        on_demand_price_per_hour=prices.on_demand.get(machine.name),
+        on_demand_price_per_hour=on_demand,
         minimum_billed_s=MINIMUM_BILLED_S,
-        note="; ".join(filter(None, notes)),
+        note="; ".join(filter(None, (note, unknown if price is None else ""))),
     )
-
-
-def _price(machine: MachineType, prices: PriceTable, *, spot: bool) -> float | None:
-    """Return USD an hour; on spot that of the cheapest zone. None is unknown."""
-    if not spot:
-        return prices.on_demand.get(machine.name)
-    return min(prices.spot.get(machine.name, {}).values(), default=None)
-
-
-def _rank(machine: MachineType, price: float | None) -> tuple[float, float, float]:
-    return float("inf") if price is None else price, machine.spec.cpu, machine.spec.memory_gib
-
-
-def _note(machine: MachineType, price: float | None, request: PoolRequest) -> str:
-    wanted, spec = request.accelerator, machine.spec
-    cost = "price unknown" if price is None else f"${price:,.2f}/h"
-    if request.machine is None and wanted is not None and spec.accelerator_count > wanted.count:
-        number = "single" if wanted.count == 1 else str(wanted.count)
-        return f"no {number} {wanted.name} on EC2: {spec.name} has {spec.accelerator_count}, {cost}"
-    return ""
 
 
 def _not_here(

@@ -95,7 +95,6 @@ _STATES: Final[Mapping[str, InstanceState]] = {
     "stopped": InstanceState.FAILED,
     "terminated": InstanceState.GONE,
 }
-_DOOMED: Final = ("shutting-down", "terminated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +130,6 @@ class Record:
     public_address: str | None
     private_address: str | None
     group: str
-
-    @property
-    def ending(self) -> bool:
-        """True once it is being terminated, or is."""
-        return self.state in _DOOMED
 
     def instance(self, offer: Offer | None, access: Callable[[Record], SSHAccess | None]) -> Instance:
         """Return Skyward's record; ``offer`` is the one it was launched as, None if this process did not launch it."""

@@ -11,11 +11,11 @@ from typing import ClassVar, cast
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import ConfigurationError
 from skyward.providers._common.client_address import ADDRESS_URL, client_cidr
+from skyward.providers._common.machine_catalogue import closest
 from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import Api, Credentials, new_session
 from skyward.providers.aws.launching import Launching, Terms
-from skyward.providers.aws.machine_types import closest
 from skyward.providers.aws.network import admit_client
 from skyward.providers.aws.offering import Prices, find_offers
 from skyward.providers.aws.payloads import LIVE_STATES, POOL_TAG, SPOT_WATCH, Record, gone

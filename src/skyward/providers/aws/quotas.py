@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from skyward.errors import QuotaError, SkywardError
+from skyward.providers._common.machine_catalogue import MachineType
 from skyward.providers._common.refusals import RefusalKind
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.boot import image_path
 from skyward.providers.aws.errors import refusal
-from skyward.providers.aws.machine_types import MachineType
 from skyward.providers.aws.ssm import PLUGIN, require_plugin
 from skyward.providers.base import Offer
 from skyward.providers.registry import Finding

@@ -10,10 +10,12 @@ from typing import Final
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import SkywardError, TerminationError, UnreachableError
 from skyward.providers._common.refusals import RefusalKind
+from skyward.providers._common.until_gone import Asked, EndingCalls, until_gone
 from skyward.providers.aws.account import Account, in_parts
 from skyward.providers.aws.errors import is_kind
 from skyward.providers.aws.network import group_ids
-from skyward.providers.aws.payloads import KEY_TAG, LIVE_STATES, POOL_TAG, Record, filters
+from skyward.providers.aws.payloads import KEY_TAG, LIVE_STATES, POOL_TAG, filters
+from skyward.providers.base import InstanceState
 
 __all__ = ["UNSEEN_S", "end", "remove_by_products", "undo"]
 
@@ -24,8 +26,7 @@ _MOST_IDS: Final = 1000
 _LOOK_S: Final = 0.25
 _AGAIN_S: Final = 0.2
 _BY_PRODUCTS_S: Final = 60.0
-_STRIKES: Final = 3
-"""Number of consecutive refusals for lack of permission, or as invalid, before the error is raised."""
+_DOOMED: Final = {"shutting-down": InstanceState.STOPPING, "terminated": InstanceState.GONE}
 _logger = logging.getLogger("skyward")
 
 
@@ -36,81 +37,31 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
         TerminationError: some are not gone at the deadline, or termination is refused three times in a row; names
             them and the reason.
     """
-    ending = _Ending(account, instance_ids)
-    try:
-        await wait_until(ending.ended, deadline_s=deadline_s, interval_s=_LOOK_S, what="machines to be gone")
-    except (SkywardError, OSError) as error:
-        why = "; ".join(dict.fromkeys(map(str, ending.refused.values()))) or str(error)
-        raise TerminationError(
-            f"aws {account.region} does not confirm that these machines are gone: {', '.join(ending.left)}: {why}",
-            instance_ids=ending.left,
-        ) from error
+    pools = {account.launched[each].pool_id for each in instance_ids if each in account.launched}
+
+    async def look(left: Sequence[str]) -> Mapping[str, InstanceState]:
+        records = await account.records({"instance-id": left})
+        pools.update(record.pool_id for record in records if record.pool_id)
+        return {record.id: _DOOMED.get(record.state, InstanceState.RUNNING) for record in records}
+
+    async def ask(left: Sequence[str]) -> Asked:
+        answers = await _terminate(account, left)
+        unknown = {each for each, error in answers.items() if is_kind(error, RefusalKind.MISSING)}
+        return Asked(refused={each: answers[each] for each in answers.keys() - unknown}, unknown=unknown)
+
+    await until_gone(
+        f"aws {account.region}",
+        EndingCalls(look=look, ask=ask, age_s=account.age_s),
+        instance_ids,
+        deadline_s=deadline_s,
+        unlisted_s=UNSEEN_S,
+        lists_gone=True,
+        look_s=_LOOK_S,
+    )
     for instance_id in instance_ids:
         account.launched.pop(instance_id, None)
-    for pool_id in sorted(ending.pools):
+    for pool_id in sorted(pools):
         await remove_by_products(account, pool_id)
-
-
-class _Ending:
-    """Machines under termination.
-
-    Attributes:
-        left: ids of those that are not gone.
-        pools: ids of their pools.
-        refused: errors of refused terminations, by machine id.
-    """
-
-    def __init__(self, account: Account, instance_ids: Sequence[str]) -> None:
-        self.left = list(instance_ids)
-        self.pools = {account.launched[each].pool_id for each in instance_ids if each in account.launched}
-        self.refused: dict[str, SkywardError] = {}
-        self._account = account
-        self._asked: set[str] = set()
-        self._taken_at: dict[str, float] = {}
-        self._strikes = 0
-
-    async def ended(self) -> bool | NotYet:
-        """Look once, request termination of machines not yet terminating, and return True when all are gone."""
-        try:
-            found = {record.id: record for record in await self._account.records({"instance-id": self.left})}
-        except SkywardError as error:
-            return self._struck(error)
-        self.pools.update(record.pool_id for record in found.values() if record.pool_id)
-        self.left = [each for each in self.left if self._may_live(each, found.get(each))]
-        doomed = [
-            each for each in self.left if (each not in self._taken_at if each not in found else not found[each].ending)
-        ]
-        await self._terminate(doomed, found)
-        for error in self.refused.values():
-            return self._struck(error)
-        self._strikes = 0
-        return NotYet(f"{len(self.left)} are not gone") if self.left else True
-
-    def _may_live(self, instance_id: str, record: Record | None) -> bool:
-        """Return whether the machine may exist.
-
-        EC2 may have created a machine and not list it yet. Its answer to a termination request shows that.
-        """
-        if record is not None:
-            return record.state != "terminated"
-        if instance_id not in self._asked or self._account.age_s(instance_id) < UNSEEN_S:
-            return True
-        taken_at = self._taken_at.get(instance_id)
-        return taken_at is not None and SYSTEM_CLOCK.monotonic() - taken_at < UNSEEN_S
-
-    async def _terminate(self, instance_ids: Sequence[str], found: Mapping[str, Record]) -> None:
-        answers = await _terminate(self._account, instance_ids)
-        self.refused = {each: error for each, error in answers.items() if not is_kind(error, RefusalKind.MISSING)}
-        self._asked.update(set(instance_ids) - set(self.refused))
-        for each in instance_ids:
-            if each not in found and each not in answers:
-                self._taken_at.setdefault(each, SYSTEM_CLOCK.monotonic())
-
-    def _struck(self, error: SkywardError) -> NotYet:
-        self._strikes += 1
-        if self._strikes >= _STRIKES and is_kind(error, RefusalKind.AUTH, RefusalKind.BAD_REQUEST):
-            raise error
-        return NotYet(str(error))
 
 
 async def undo(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
-from skyward.providers.aws.machine_types import MachineType, parse_types
+from skyward.providers._common.machine_catalogue import MachineType
+from skyward.providers.aws.machine_types import parse_types
 from skyward.testing.aws import LocalEC2, Looks, use_ec2
 
 

@@ -1,0 +1,281 @@
+"""Machine types of a vendor in one place, and the types that satisfy a request (pure)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from skyward.errors import ConfigurationError
+from skyward.request.accelerators import Accelerator, find_variant, fold_name
+from skyward.request.instance import InstanceSpec, InstanceWish
+from skyward.request.request import PoolRequest
+
+__all__ = [
+    "X86",
+    "Catalogue",
+    "MachineType",
+    "SoldAs",
+    "closest",
+    "fewest_accelerators",
+    "sold_accelerators",
+    "sold_as",
+]
+
+X86: Final = "x86_64"
+_LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
+"""Smallest machine for a request that gives no size."""
+_TOLERANCE: Final = 0.07
+"""Share of an accelerator's memory by which a reported size may differ from the nominal one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineType:
+    """Machine type of a vendor.
+
+    Attributes:
+        spec: name, cores, memory, accelerators as sold; the memory is that of each accelerator.
+        architecture: ``"x86_64"`` or ``"arm64"``.
+        spot: True if it is sold on spot.
+        on_demand: True if it is sold on demand.
+        current: True if it is of a current generation.
+        whole: True for a virtual machine with whole accelerators and constant speed; others are chosen by name only.
+        general: True for general computing: chosen for a request without an accelerator.
+    """
+
+    spec: InstanceSpec
+    architecture: str = X86
+    spot: bool = True
+    on_demand: bool = True
+    current: bool = True
+    whole: bool = True
+    general: bool = True
+
+    @property
+    def name(self) -> str:
+        """``"p5.48xlarge"``."""
+        return self.spec.name
+
+    @property
+    def family(self) -> str:
+        """The name up to its first dot: ``"p5"``."""
+        return self.name.partition(".")[0]
+
+    @property
+    def size(self) -> tuple[float | str, ...]:
+        """Sort key: the smallest first."""
+        spec = self.spec
+        return spec.accelerator_count, spec.cpu, spec.memory_gib, spec.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoldAs:
+    """Accelerator by its name in Skyward's catalogue.
+
+    Attributes:
+        name: ``"A100-80GB"``; the vendor's name if the catalogue has none for it.
+        memory_gib: nominal memory of one.
+    """
+
+    name: str
+    memory_gib: float
+
+
+def sold_as(*names: str, reported_gib: float) -> SoldAs:
+    """Return the accelerator of one of these names; the first name that the catalogue has counts.
+
+    Args:
+        *names: the vendor's names, such as ``"NVIDIA A100"``; at least one.
+        reported_gib: memory of one accelerator as the vendor states it; 0 if it states none. Usable memory, which is
+            less than the nominal memory, is recognised.
+    """
+    variant = next((found for name in names if (found := find_variant(name)) is not None), None)
+    if variant is None:
+        return SoldAs(name=names[0], memory_gib=reported_gib)
+    model = variant.model
+    if variant.form_factor is not None:
+        return SoldAs(name=f"{model.name}-{variant.form_factor}", memory_gib=variant.memory_gib)
+    if len(model.memory_gib) == 1:
+        nominal = model.memory_gib[0]
+        near = not reported_gib or abs(nominal - reported_gib) <= _TOLERANCE * nominal
+        return SoldAs(name=model.name, memory_gib=nominal if near else reported_gib)
+    memory_gib = min(model.memory_gib, key=lambda sold: abs(sold - (reported_gib or variant.memory_gib)))
+    return SoldAs(name=f"{model.name}-{memory_gib:g}GB", memory_gib=memory_gib)
+
+
+def sold_accelerators(places: Mapping[MachineType, Sequence[str]]) -> Mapping[str, str]:
+    """Return the accelerators that a vendor has anywhere, with the smallest machine and its places, for messages.
+
+    Args:
+        places: the places that have each machine type.
+    """
+    smallest = sorted(places, key=lambda each: each.size, reverse=True)
+    found = {each.spec.accelerator: f"{each.name} in {', '.join(places[each])}" for each in smallest if places[each]}
+    return {name: text for name, text in found.items() if name is not None and find_variant(name) is not None}
+
+
+def fewest_accelerators(types: Sequence[MachineType]) -> tuple[MachineType, ...]:
+    """Return the types with the fewest accelerators, so that a request for one does not pay for eight."""
+    fewest = min((each.spec.accelerator_count for each in types), default=0)
+    return tuple(each for each in types if each.spec.accelerator_count == fewest)
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """Return up to three names similar to ``name``, for a message."""
+    return ", ".join(difflib.get_close_matches(name, list(names), n=3, cutoff=0.3)) or "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """Machine types of a vendor in one place, and the words for messages about them.
+
+    Attributes:
+        vendor: the vendor's name.
+        types: the machine types of the place.
+        place: name of the place; empty for a vendor's whole offer.
+        kind: the vendor's word for a place.
+        accelerators: every accelerator that the vendor has in any place, by its name in Skyward's catalogue, with the
+            machines that have it: ``{"A100-40GB": "p4d"}``.
+        places: places that have a machine type, by the name of one that this place may lack.
+        remedy: next step where another place has it: ``"try Cloud(region=...)"``.
+    """
+
+    vendor: str
+    types: Sequence[MachineType]
+    place: str = ""
+    kind: str = "region"
+    accelerators: Mapping[str, str] = field(default_factory=dict[str, str])
+    places: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    remedy: str = "request another region"
+
+    def candidates(self, request: PoolRequest) -> tuple[MachineType, ...]:
+        """Return the types that satisfy a request, the smallest first.
+
+        Raises:
+            ConfigurationError: there is none; names the nearest, and the places that have it.
+        """
+        if request.machine is not None:
+            return (self._named(request.machine),)
+        fitting = [each for each in self.types if not request.wish.shortfall(each.spec) and each.whole]
+        if request.accelerator is None:
+            x86 = [each for each in fitting if self._is_plain(each) and each.architecture == X86]
+            fitting = [each for each in x86 if not _LEAST.shortfall(each.spec)]
+            fitting = [each for each in fitting if each.current] or fitting
+        elif any(each.architecture == X86 for each in fitting):
+            fitting = [each for each in fitting if each.architecture == X86]
+        if not fitting:
+            raise ConfigurationError(self._none(request))
+        return tuple(sorted(fitting, key=lambda each: each.size))
+
+    @property
+    def _here(self) -> str:
+        return f" in {self.place}" if self.place else ""
+
+    def _is_plain(self, machine: MachineType) -> bool:
+        return machine.spec.accelerator is None and machine.whole and machine.general
+
+    def _named(self, name: str) -> MachineType:
+        found = next((each for each in self.types if each.name == name), None)
+        if found is not None:
+            return found
+        if places := self.places.get(name):
+            raise ConfigurationError(
+                f"machine={name!r}: {self.vendor} has it in {', '.join(places)}, but not{self._here}: {self.remedy}"
+            )
+        near = closest(name, (each.name for each in self.types))
+        raise ConfigurationError(
+            f"machine={name!r}: {self.vendor} has no such machine type{self._here}; closest: {near}"
+        )
+
+    def _none(self, request: PoolRequest) -> str:
+        """Return the message for a request that no type satisfies."""
+        wanted = request.accelerator
+        if wanted is None:
+            plain = [each for each in self.types if self._is_plain(each)]
+            nearest = sorted(plain, key=lambda each: (request.wish.shortfall(each.spec), -each.spec.cpu, each.name))[:3]
+            listed = "; ".join(str(each.spec) for each in nearest) or "none"
+            return f"{self.vendor} has no machine type with {request.wish}{self._here}; nearest: {listed}"
+        alone = InstanceWish(accelerator=wanted)
+        if largest := [each for each in self.types if not alone.shortfall(each.spec) and each.whole]:
+            most = max(largest, key=lambda each: each.size)
+            return (
+                f"{self.vendor}'s machines with {wanted}{self._here} have less than {request.wish}; the largest is "
+                f"{most.spec}"
+            )
+        same = [each for each in self.types if each.whole and _is_model(each.spec.accelerator, wanted)]
+        return self._other_variant(same, wanted) if same else self._other_model(wanted)
+
+    def _other_variant(self, same: Sequence[MachineType], wanted: Accelerator) -> str:
+        """Return the message where the place has the model, but fewer of it, or another form or memory."""
+        if fitting := [each for each in same if _is_variant(each.spec, wanted)]:
+            most = max(fitting, key=lambda each: each.size)
+            return (
+                f"{self.vendor} has at most {most.spec.accelerator_count} {wanted.label} on a machine{self._here} "
+                f"({most.name}), not {wanted.count}: request more nodes instead"
+            )
+        kinds = ", ".join(dict.fromkeys(f"{each.spec.accelerator} ({each.name})" for each in same))
+        if not self.place:
+            return f"{self.vendor} has no {_described(wanted)}, but {kinds}: request that"
+        if any(_is_sold_as(name, wanted) for name in self.accelerators):
+            return (
+                f"{self.vendor} has no {_described(wanted)}{self._here}, but {kinds}: request that, or another "
+                f"{self.kind}"
+            )
+        return f"{self.vendor} has no {_described(wanted)} in any {self.kind}; {self.place} has {kinds}: request that"
+
+    def _other_model(self, wanted: Accelerator) -> str:
+        """Return the message where the place has nothing of that model."""
+        elsewhere = [name for name in self.accelerators if _is_model(name, wanted)]
+        if fitting := [name for name in elsewhere if _is_sold_as(name, wanted)]:
+            return (
+                f"accelerator {wanted.label}: {self.vendor} has {self._listed(fitting[:1])} in other {self.kind}s, but "
+                f"not{self._here}: {self.remedy}"
+            )
+        if elsewhere:
+            return (
+                f"{self.vendor} has no {_described(wanted)} in any {self.kind}, but {self._listed(elsewhere)}: "
+                "request that"
+            )
+        nearest = self._listed(_nearest(wanted, self.accelerators)) or "none"
+        return (
+            f"accelerator {wanted.label}: {self.vendor} has none of these ({wanted.vendor.value}, "
+            f"{wanted.memory_gib:g} GiB) in any {self.kind}; nearest: {nearest}. Or use another provider"
+        )
+
+    def _listed(self, names: Iterable[str]) -> str:
+        return ", ".join(f"{name} ({self.accelerators[name]})" for name in names)
+
+
+def _is_model(name: str | None, wanted: Accelerator) -> bool:
+    variant = find_variant(name or "")
+    return variant is not None and fold_name(variant.model.name) == fold_name(wanted.name)
+
+
+def _is_variant(spec: InstanceSpec, wanted: Accelerator) -> bool:
+    return not InstanceWish(accelerator=wanted).shortfall(replace(spec, accelerator_count=wanted.count))
+
+
+def _is_sold_as(name: str, wanted: Accelerator) -> bool:
+    variant = find_variant(name)
+    if variant is None or not _is_model(name, wanted):
+        return False
+    return wanted.form_factor in (None, variant.form_factor) and wanted.memory_gib == variant.memory_gib
+
+
+def _described(wanted: Accelerator) -> str:
+    form = f"-{wanted.form_factor}" if wanted.form_factor else ""
+    return f"{wanted.name}{form} with {wanted.memory_gib:g} GiB"
+
+
+def _nearest(wanted: Accelerator, names: Iterable[str]) -> Sequence[str]:
+    """Return the three accelerators nearest by name, then by memory."""
+    folded = [fold_name(name) for name in names]
+    named = difflib.get_close_matches(fold_name(wanted.name), folded, n=1, cutoff=0.7)
+
+    def distance(name: str) -> tuple[bool, float]:
+        variant = find_variant(name)
+        memory_gib = variant.memory_gib if variant else 0.0
+        return fold_name(name) not in named, abs(memory_gib - wanted.memory_gib)
+
+    return sorted(names, key=distance)[:3]
