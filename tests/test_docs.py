@@ -97,6 +97,7 @@ def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
     run(page, tmp_path, {})
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", ON_HOSTS, ids=name)
 def test_page_runs_on_hosts_and_prints_what_it_says(page: Path, tmp_path: Path, lab: Path) -> None:

@@ -218,6 +218,7 @@ async def test_without_the_token_nothing_is_shown(link: str) -> None:
         assert await page.evaluate("typeof Bokeh") == "undefined"
 
 
+@pytest.mark.full
 async def test_the_token_is_the_password(link: str) -> None:
     where, _, query = link.partition("?")
     _, _, token = query.partition("=")
@@ -226,6 +227,7 @@ async def test_the_token_is_the_password(link: str) -> None:
         await page.shows(tasks=0)
 
 
+@pytest.mark.full
 async def test_the_link_works_from_another_sites_page(link: str) -> None:
     async with browser() as page:
         await page.call("Page.navigate", url="data:text/html," + quote(f"<a href='{link}'>see</a>"))

@@ -139,6 +139,7 @@ class TestBorrowed:
             assert client.gather(client.scatter([1, 2])) == [1, 2]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_grows_and_shrinks_by_hand_and_with_the_work_while_tasks_and_calls_run(tmp_path):
     with (

@@ -125,6 +125,7 @@ def end_loop(client: Client) -> None:
     client._loop_runner.stop()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_worker_a_node_and_the_head_are_killed_under_load(tmp_path):
     with sky.ComputePool(provider=sky.Local(), nodes=3, display="quiet") as pool:

@@ -172,11 +172,12 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator
         yield "ssh", settings
 
 
-@pytest.fixture(params=["local", pytest.param("ssh", marks=pytest.mark.full)])
+@pytest.fixture(params=["local", "ssh"])
 def provider(request: pytest.FixtureRequest) -> tuple[str, dict[str, object]]:
     return ("local", {}) if request.param == "local" else request.getfixturevalue("hosts")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_nodes_of_a_killed_client_end_within_their_lease_and_a_sweep_finds_nothing(
     provider: tuple[str, dict[str, object]], tmp_path: Path

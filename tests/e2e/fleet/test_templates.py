@@ -131,7 +131,7 @@ def test_a_node_holds_no_connection_of_its_client_or_template() -> None:
     assert [each & others for each in held] == [set[str]()] * len(held)
 
 
-@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", "PYTHONDEVMODE"])
+@pytest.mark.parametrize("name", ["PYTHONOPTIMIZE", pytest.param("PYTHONDEVMODE", marks=pytest.mark.full)])
 def test_variables_that_count_at_a_programs_start_are_obeyed(name: str) -> None:
     usual = in_pool(origin())
     expression = {"PYTHONOPTIMIZE": "sys.flags.optimize", "PYTHONDEVMODE": "sys.flags.dev_mode"}[name]
@@ -206,6 +206,7 @@ def test_a_template_has_ended_when_its_client_has_exited() -> None:
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
+@pytest.mark.full
 def test_a_forked_client_has_a_template_of_its_own() -> None:
     script = """
 first = node()
@@ -219,6 +220,7 @@ print(node() == first)
     assert run_client(script).split() == ["True"] * 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "oddity",
     [

@@ -138,6 +138,7 @@ def square(number: int) -> int:
     return number * number
 
 
+@pytest.mark.full
 def test_a_pool_tells_what_the_page_says_and_leaves_nothing(start: Start, tmp_path: Path, ssh_cache: Path) -> None:
     """On a machine that has nothing yet, but what was downloaded before."""
     (tmp_path / "new").mkdir(mode=0o700)

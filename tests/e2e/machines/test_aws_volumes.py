@@ -46,6 +46,7 @@ def count(data: str, results: str) -> int:
     return words
 
 
+@pytest.mark.full
 def test_rented_machines_read_and_write_a_bucket_with_keys_made_for_it(ec2: LocalEC2, tmp_path: Path) -> None:
     s3 = ec2.client("s3")
     s3.create_bucket(Bucket=BUCKET)

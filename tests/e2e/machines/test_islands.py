@@ -114,6 +114,7 @@ def supervisor_of(pid: int) -> psutil.Process:
     return next(each for each in psutil.Process(pid).parents() if "skyward.node.supervisor" in each.cmdline())
 
 
+@pytest.mark.full
 def test_a_large_argument_leaves_the_client_once_for_each_network(tmp_path: Path, cache: Path) -> None:
     """Two networks of two hosts, of which each is in the middle of the other one's names."""
     require_namespaces()
@@ -135,6 +136,7 @@ def test_a_large_argument_leaves_the_client_once_for_each_network(tmp_path: Path
     assert 2 * array.nbytes <= sent < 2.1 * array.nbytes
 
 
+@pytest.mark.full
 def test_hosts_that_reach_each_other_are_islands_on_request(tmp_path: Path, cache: Path) -> None:
     with ExitStack() as stack:
         sea = Sea(stack, tmp_path, cache)

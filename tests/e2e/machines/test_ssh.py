@@ -113,6 +113,7 @@ def test_a_pool_runs_on_hosts_and_leaves_only_the_environment(linked: Linked) ->
         assert [path.name for path in host.home.iterdir() if path.name != ".cache"] == []
 
 
+@pytest.mark.full
 def test_a_large_argument_goes_up_once_and_changes_stay_with_the_call(linked: Linked) -> None:
     import numpy as np
 
