@@ -57,7 +57,9 @@ sh @folder/at-boot
 """
 
 
-def cloud_config(*, host_key: KeyPair, user_key: str, time_to_live_s: float, root: bool = False) -> str:
+def cloud_config(
+    *, host_key: KeyPair, user_key: str, time_to_live_s: float, root: bool = False, end: Sequence[str] = POWER_OFF
+) -> str:
     """Return one machine's cloud-config, as JSON: that is YAML with everything quoted.
 
     Args:
@@ -66,9 +68,10 @@ def cloud_config(*, host_key: KeyPair, user_key: str, time_to_live_s: float, roo
         time_to_live_s: the machine shuts itself down so long after its first boot, plus two minutes for the node to
             end by itself. Armed before everything else; reboots do not extend it.
         root: True to admit the key as root, too; False admits it as the image's own user only.
+        end: command that ends the machine.
     """
     config: dict[str, Any] = {
-        "bootcmd": [["sh", "-c", time_to_live(time_to_live_s)]],
+        "bootcmd": [["sh", "-c", time_to_live(time_to_live_s, end=end)]],
         "ssh_deletekeys": True,
         "ssh_genkeytypes": [],
         "ssh_keys": {"ed25519_private": host_key.private, "ed25519_public": host_key.public},

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -139,6 +139,10 @@ class RestClient:
         """Return the answer to ``GET path``; throttled and interrupted calls are repeated."""
         return await self._persist(_Request(method="GET", path=path, query=query or {}))
 
+    async def optional(self, path: str) -> Any:
+        """Return the answer to ``GET path``; None if there is no such thing."""
+        return await self._persist(_Request(method="GET", path=path), (RefusalKind.MISSING,))
+
     async def pages(self, path: str, key: str, query: Mapping[str, str] | None = None) -> list[Any]:
         """Return the items named ``key`` of every page; a page names the next one in ``links.pages.next``."""
         found: list[Any] = []
@@ -151,12 +155,21 @@ class RestClient:
                 return found
             page = following
 
-    async def change(self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
+    async def change(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        *,
+        done: Sequence[RefusalKind] = (),
+    ) -> Any:
         """Make an idempotent call that changes something; throttled and interrupted calls are repeated.
 
-        A call under way is awaited even if the caller is cancelled.
+        A call under way is awaited even if the caller is cancelled. A refusal of the kinds ``done`` shows that there is
+        nothing left to do: None is returned.
         """
-        return await self._persist(_Request(method=method, path=path, query=query or {}, body=body))
+        return await self._persist(_Request(method=method, path=path, query=query or {}, body=body), done)
 
     async def create(self, path: str, body: Any) -> Any:
         """Send ``POST path`` once, when nobody waits for the provider's patience, and return the answer.
@@ -182,8 +195,8 @@ class RestClient:
         if pool is not None:
             await asyncio.to_thread(_close, pool)
 
-    async def _persist(self, request: _Request) -> Any:
-        """Return the answer to a request that may be repeated."""
+    async def _persist(self, request: _Request, passed: Sequence[RefusalKind] = ()) -> Any:
+        """Return the answer to a request that may be repeated; None after a refusal that is passed over."""
         refused: SkywardError | None = None
         pauses = 0
         deadline = self._clock.monotonic() + self._patience_s
@@ -195,6 +208,8 @@ class RestClient:
                 work = self._attempt(request, pauses)
                 return (await (work if request.method == "GET" else to_its_end(work)),)
             except SkywardError as error:
+                if is_kind(error, *passed):
+                    return (None,)
                 if not is_kind(error, *_REPEATED):
                     raise
                 refused, pauses = error, pauses + 1

@@ -1,0 +1,326 @@
+"""Life of virtual machines that a provider rents out: launched, described, terminated, with what belongs to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, cast
+
+from skyward._concurrency.waiting import SYSTEM_CLOCK, to_its_end
+from skyward.errors import SkywardError
+from skyward.providers._common.create_once import MachineCalls, create_once
+from skyward.providers._common.refusals import RefusalKind, is_kind
+from skyward.providers._common.ssh_keys import host_key, user_key
+from skyward.providers._common.until_gone import Asked, EndingCalls, until_gone
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.request.instance import InstanceSpec
+from skyward.transport.access import SSHAccess, SSHTarget
+
+__all__ = ["MachineBook", "MachineRecord", "RentedMachines"]
+
+_SSH_PATIENCE_S: Final = 60.0
+_NOTHING: Final = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
+_logger = logging.getLogger("skyward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRecord:
+    """A provider's record of one of Skyward's machines.
+
+    Attributes:
+        id: the provider's id.
+        key: its ledger key.
+        pool_id: its pool.
+        state: its state; it counts as running once it has an address.
+        offer: type, place and present price as the record states them.
+        public_address: address to log in at; empty for none yet.
+        private_address: address in its network; empty for the public one.
+        network: name of its network; empty for an island.
+        reason: reason for its state; empty for none.
+        preempted: True if the provider took it back.
+    """
+
+    id: str
+    key: str
+    pool_id: str
+    state: InstanceState
+    offer: Offer
+    public_address: str = ""
+    private_address: str = ""
+    network: str = ""
+    reason: str = ""
+    preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bought:
+    """Machine that this process has launched, and the time of that by the system clock."""
+
+    key: str
+    offer: Offer
+    at: float
+
+
+@dataclass(slots=True, eq=False)
+class MachineBook:
+    """Record of one process's machines at a provider.
+
+    Attributes:
+        pools: pool of each machine launched or seen, by id.
+        ended: ids of the machines that this process has terminated.
+        locks: locks of the pools' resources, by pool id.
+    """
+
+    pools: dict[str, str] = field(default_factory=dict[str, str])
+    ended: set[str] = field(default_factory=set[str])
+    locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    _bought: dict[str, _Bought] = field(default_factory=dict[str, _Bought])
+    _launching: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, record: MachineRecord, offer: Offer) -> None:
+        """Add a machine that was launched just now."""
+        self.pools[record.id] = record.pool_id
+        self._bought.setdefault(record.id, _Bought(key=record.key, offer=offer, at=SYSTEM_CLOCK.elapsed()))
+
+    def offer(self, record: MachineRecord) -> Offer:
+        """Return the offer that a machine was launched as; that of its record if this process did not launch it."""
+        bought = self._bought.get(record.id)
+        return record.offer if bought is None else bought.offer
+
+    def age_s(self, machine: str) -> float:
+        """Return the seconds since this process launched a machine; infinity if it did not."""
+        bought = self._bought.get(machine)
+        return float("inf") if bought is None else SYSTEM_CLOCK.elapsed() - bought.at
+
+    def unlisted(self, machine: str, *, unlisted_s: float, ends_itself: bool) -> Instance:
+        """Return the record of a machine that the provider does not list: pending if it is new, else gone.
+
+        A spot machine that this process did not terminate was preempted.
+        """
+        bought = self._bought.get(machine)
+        if bought is None:
+            return Instance(id=machine, key="", state=InstanceState.GONE, offer=_NOTHING)
+        pending = machine not in self.ended and self.age_s(machine) < unlisted_s
+        return Instance(
+            id=machine,
+            key=bought.key,
+            state=InstanceState.PENDING if pending else InstanceState.GONE,
+            offer=bought.offer,
+            preempted=bought.offer.spot and not pending and machine not in self.ended,
+            ends_itself=ends_itself,
+        )
+
+    def is_launching(self, pool_id: str) -> bool:
+        """Return whether a launch for the pool is under way."""
+        return self._launching[pool_id] > 0
+
+    @contextmanager
+    def launching(self, pool_id: str) -> Generator[None]:
+        """Count a launch for the pool as under way."""
+        self._launching[pool_id] += 1
+        try:
+            yield
+        finally:
+            self._launching[pool_id] -= 1
+
+
+class RentedMachines:
+    """Base of providers of virtual machines without client tokens; a subclass is a frozen dataclass of its settings.
+
+    It brings ``offers`` and the methods of this class that raise :class:`NotImplementedError`. Machines have host keys
+    derived from their ledger keys, and admit the user's key.
+    """
+
+    termination_s: ClassVar[float] = 300.0
+    """Deadline for the termination of machines."""
+    listing_s: ClassVar[float] = 15.0
+    """Time after its launch during which a machine is normally missing from lists."""
+    unlisted_s: ClassVar[float] = 60.0
+    """Longest time after its launch during which a machine may be missing from lists."""
+    user: ClassVar[str | None] = "root"
+    """User name to log in with."""
+    home: ClassVar[str] = "/root"
+    """Home folder of that user."""
+    port: ClassVar[int | None] = 22
+    """Port of sshd."""
+    boot_s: ClassVar[float] = 300.0
+    """Time for which a machine may refuse the first login, or show its image's host key."""
+
+    @property
+    def name(self) -> str:
+        """The provider's name."""
+        raise NotImplementedError
+
+    @property
+    def ends_itself(self) -> bool:
+        """True if machines can stop their own bill when their client is dead."""
+        return False
+
+    async def prepare(self, order: LaunchOrder) -> None:
+        """Create what the pool needs besides machines, if it is not there. Idempotent."""
+
+    async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
+        """Create a machine, with one call; see :class:`~skyward.providers._common.create_once.MachineCalls`."""
+        raise NotImplementedError
+
+    async def find(self, key: str) -> MachineRecord | None:
+        """Return the machine with that ledger key; None if none is listed."""
+        raise NotImplementedError
+
+    async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
+        """Return at least the machines with these ids that exist; ``pool_id`` is their pool, if they have one pool."""
+        raise NotImplementedError
+
+    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
+        """Return every machine of these settings, or at least every one of that pool."""
+        raise NotImplementedError
+
+    async def request_end(self, machine: str) -> None:
+        """Request the end of a machine, once; refused as missing if there is none."""
+        raise NotImplementedError
+
+    async def remove(self, pool_id: str) -> None:
+        """Remove what was created for a pool besides machines. Idempotent."""
+
+    def end_command(self, key: str) -> tuple[str, ...]:
+        """Return the command by which the machine with that ledger key ends its bill; empty for none."""
+        del key
+        return ()
+
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        """See :meth:`~skyward.providers.base.Provider.launch`."""
+
+        async def create(offer: Offer, key: str) -> Instance:
+            record = await self.create(offer, key, order)
+            self.book.add(record, offer)
+            return self._instance(record)
+
+        async def find(key: str) -> Instance | None:
+            record = await self.find(key)
+            return None if record is None else self._instance(record)
+
+        calls = MachineCalls(create=create, find=find, destroy=lambda machine: self._end([machine]))
+        try:
+            with self.book.launching(order.pool_id):
+                async with self.book.locks[order.pool_id]:
+                    await self.prepare(order)
+                made = await create_once(
+                    self.name, calls, offers, order, listing_s=self.listing_s, ending_s=self.termination_s
+                )
+        except BaseException:
+            await to_its_end(self.tidy(order.pool_id))
+            raise
+        for each in made:
+            adopted = MachineRecord(id=each.id, key=each.key, pool_id=order.pool_id, state=each.state, offer=each.offer)
+            self.book.add(adopted, each.offer)
+        return made
+
+    async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
+        """Return the machines' records; one launched just now and not listed yet is pending."""
+        if not instance_ids:
+            return []
+        found = await self._look(instance_ids)
+
+        def seen(machine: str) -> Instance:
+            if machine in found:
+                return self._instance(found[machine])
+            return self.book.unlisted(machine, unlisted_s=self.unlisted_s, ends_itself=self.ends_itself)
+
+        return [seen(each) for each in instance_ids]
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        """Terminate machines and wait for that; with a pool's last one, what belongs to the pool is removed."""
+        await self._end(instance_ids)
+        pools = {self.book.pools.get(each) for each in instance_ids}
+        for pool_id in sorted(filter(None, pools)):
+            await self.tidy(pool_id)
+
+    async def tidy(self, pool_id: str) -> None:
+        """Remove what belongs to a pool, unless it has machines or launches under way. Failures are logged."""
+        async with self.book.locks[pool_id]:
+            if self.book.is_launching(pool_id):
+                return
+            try:
+                left = [each for each in await self.listed(pool_id) if each.pool_id == pool_id]
+                if all(each.state is InstanceState.GONE for each in left):
+                    await self.remove(pool_id)
+            except SkywardError as error:
+                _logger.warning("%s: something of pool %s is left: %s", self.name, pool_id, error)
+
+    async def tagged(self) -> Sequence[Instance]:
+        """Return every machine of Skyward's with these settings that is not gone."""
+        await SYSTEM_CLOCK.sleep(self.listing_s)
+        return [self._instance(each) for each in await self.listed() if each.state is not InstanceState.GONE]
+
+    @property
+    def book(self) -> MachineBook:
+        """This process's machines."""
+        return cast("MachineBook", self.__dict__.setdefault("_book", MachineBook()))
+
+    async def _look(self, instance_ids: Sequence[str]) -> Mapping[str, MachineRecord]:
+        pools = {self.book.pools.get(each, "") for each in instance_ids}
+        records = await self.records(instance_ids, pools.pop() if len(pools) == 1 else "")
+        self.book.pools.update({each.id: each.pool_id for each in records})
+        return {each.id: each for each in records}
+
+    async def _end(self, instance_ids: Sequence[str]) -> None:
+        async def look(left: Sequence[str]) -> Mapping[str, InstanceState]:
+            found = await self._look(left)
+            return {each: found[each].state for each in left if each in found}
+
+        calls = EndingCalls(look=look, ask=self._ask, age_s=self.book.age_s)
+        deadline_s, unlisted_s = self.termination_s, self.unlisted_s
+        await until_gone(self.name, calls, instance_ids, deadline_s=deadline_s, unlisted_s=unlisted_s)
+        self.book.ended.update(instance_ids)
+
+    async def _ask(self, instance_ids: Sequence[str]) -> Asked:
+        answers = await asyncio.gather(*(self._refusal(each) for each in instance_ids))
+        refused = {each: error for each, error in zip(instance_ids, answers, strict=True) if error is not None}
+        unknown = [each for each, error in refused.items() if is_kind(error, RefusalKind.MISSING)]
+        return Asked(refused={each: error for each, error in refused.items() if each not in unknown}, unknown=unknown)
+
+    async def _refusal(self, machine: str) -> SkywardError | None:
+        try:
+            await self.request_end(machine)
+        except SkywardError as error:
+            return error
+        return None
+
+    def _instance(self, record: MachineRecord) -> Instance:
+        running = record.state is InstanceState.RUNNING
+        return Instance(
+            id=record.id,
+            key=record.key,
+            state=record.state if record.public_address or not running else InstanceState.PENDING,
+            offer=self.book.offer(record),
+            access=self._access(record) if running and record.public_address else None,
+            reason=record.reason,
+            power_off=self.end_command(record.key),
+            network=record.network,
+            preempted=record.preempted,
+            ends_itself=self.ends_itself,
+            price_per_hour=record.offer.price_per_hour,
+        )
+
+    def _access(self, record: MachineRecord) -> SSHAccess:
+        path, _ = user_key()
+        target = SSHTarget(
+            host=record.public_address,
+            port=self.port,
+            user=self.user,
+            key_path=str(path),
+            host_keys=(host_key(record.key).public,),
+            patience_s=_SSH_PATIENCE_S,
+        )
+        cache = f"{self.home}/.cache/skyward"
+        return SSHAccess(
+            target=target,
+            address=record.private_address or record.public_address,
+            workdir=f"{cache}/nodes/{record.id}",
+            cache=cache,
+            boot_s=self.boot_s,
+        )
