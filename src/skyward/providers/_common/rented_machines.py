@@ -137,6 +137,8 @@ class RentedMachines:
 
     termination_s: ClassVar[float] = 300.0
     """Deadline for the termination of machines."""
+    look_s: ClassVar[float] = 2.0
+    """First pause between two looks at machines that are being terminated."""
     listing_s: ClassVar[float] = 15.0
     """Time after its launch during which a machine is normally missing from lists."""
     unlisted_s: ClassVar[float] = 60.0
@@ -273,8 +275,14 @@ class RentedMachines:
             return {each: found[each].state for each in left if each in found}
 
         calls = EndingCalls(look=look, ask=self._ask, age_s=self.book.age_s)
-        deadline_s, unlisted_s = self.termination_s, self.unlisted_s
-        await until_gone(self.name, calls, instance_ids, deadline_s=deadline_s, unlisted_s=unlisted_s)
+        await until_gone(
+            self.name,
+            calls,
+            instance_ids,
+            deadline_s=self.termination_s,
+            unlisted_s=self.unlisted_s,
+            look_s=self.look_s,
+        )
         self.book.ended.update(instance_ids)
 
     async def _ask(self, instance_ids: Sequence[str]) -> Asked:
