@@ -196,6 +196,7 @@ def test_a_changed_array_is_shipped_anew(pool: sky.ComputePool) -> None:
     assert total(array) >> pool == 1_000_000
 
 
+@pytest.mark.full
 def test_a_result_of_200_megabytes_arrives_writable(pool: sky.ComputePool) -> None:
     @sky.compute
     def ones() -> np.ndarray[Any, Any]:
@@ -236,6 +237,7 @@ def test_large_bytes_travel_both_ways(pool: sky.ComputePool) -> None:
     assert (snooze(0.0, data) >> pool) == data
 
 
+@pytest.mark.full
 def test_small_calls_pass_large_results(pool: sky.ComputePool) -> None:
     @sky.compute
     def big() -> bytes:

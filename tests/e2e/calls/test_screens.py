@@ -94,6 +94,7 @@ def check(rows: list[str]) -> None:
     assert texts(rows)[-1].startswith("closed after")
 
 
+@pytest.mark.full
 def test_lines_of_calls_and_of_the_program_share_no_row_of_a_terminal() -> None:
     rows = shown_on_a_terminal()
     check(rows)

@@ -193,6 +193,7 @@ def work(cluster: SkywardCluster) -> None:
         assert client.gather(client.map(slow, range(TASKS), pure=False)) == list(range(TASKS))
 
 
+@pytest.mark.full
 async def test_the_link_shows_the_clusters_work(cluster: SkywardCluster, link: str, tmp_path: Path) -> None:
     async with browser() as page:
         await page.call("Page.navigate", url=link)

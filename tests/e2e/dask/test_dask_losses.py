@@ -175,6 +175,7 @@ def address_of(pool: sky.ComputePool) -> str:
         return ""
 
 
+@pytest.mark.full
 def test_only_workers_that_dask_never_used_join_the_next_scheduler_as_they_are():
     with sky.ComputePool(provider=sky.Local(), nodes=3, display="quiet") as pool:
         before = dict(place() @ pool)

@@ -121,6 +121,8 @@ REPEATED = (
     "left to a thread",
     "SIGTERM while a thread has it open",
     "SIGQUIT in the block",
+    "SIGHUP while it opens",
+    "three times Ctrl-C while it closes",
 )
 """Endings that repeat a behaviour of another one, at another point."""
 

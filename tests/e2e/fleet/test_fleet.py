@@ -97,6 +97,7 @@ class TestScale:
             shrinking.result(60)
             assert len(list(tmp_path.iterdir())) == 3
 
+    @pytest.mark.full
     def test_the_nodes_named_go_first_and_their_ranks_are_free_again(self) -> None:
         with open_pool(nodes=3) as pool:
             before = dict(ranks_and_pids() @ pool)

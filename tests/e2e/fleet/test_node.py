@@ -193,6 +193,7 @@ def kind_of_worker() -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 async def test_both_workers_run_and_register(config: NodeConfig) -> None:
     started = time.perf_counter()
     async with running(config) as node:
@@ -258,6 +259,7 @@ def fork_a_sleeper() -> int:
     return child
 
 
+@pytest.mark.full
 async def test_exit_status_is_reported(config: NodeConfig) -> None:
     async with running(config) as node, dask_client(config, node.ready.scheduler) as client:
         await node.all_running()
@@ -266,6 +268,7 @@ async def test_exit_status_is_reported(config: NodeConfig) -> None:
         assert (ended.worker, ended.exit_code, ended.reason) == (1, 3, "exited with status 3")
 
 
+@pytest.mark.full
 async def test_forked_child_of_a_dead_worker_does_not_keep_its_port(config: NodeConfig) -> None:
     async with running(config) as node, dask_client(config, node.ready.scheduler) as client:
         await node.all_running()
@@ -376,7 +379,8 @@ async def test_node_ends_at_its_timeout_and_warns_before(config: NodeConfig) -> 
         await nothing_left(node)
 
 
-@pytest.mark.parametrize("role", ["zygote", pytest.param("nannies", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("role", ["zygote", "nannies"])
 async def test_dead_nanny_process_is_reported_and_replaced(config: NodeConfig, role: str) -> None:
     async with running(config) as node:
         await node.all_running()
@@ -440,6 +444,7 @@ async def test_node_that_is_not_the_head_starts_workers_when_told_the_scheduler(
         assert not [process for process in node.processes() if process.name() == "sky-scheduler"]
 
 
+@pytest.mark.full
 async def test_node_behind_nat_starts_its_own_scheduler_when_that_is_named_and_is_known_by_its_address(
     config: NodeConfig,
 ) -> None:

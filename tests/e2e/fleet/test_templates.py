@@ -141,6 +141,7 @@ def test_variables_that_count_at_a_programs_start_are_obeyed(name: str) -> None:
     assert not in_pool(value_of(expression))
 
 
+@pytest.mark.full
 def test_a_variable_of_the_clients_that_counts_at_a_programs_start_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = in_pool(origin())
     monkeypatch.setenv("PYTHONOPTIMIZE", "2")
@@ -157,6 +158,7 @@ def test_other_variables_of_the_client_are_those_of_the_present(monkeypatch: pyt
         assert origin() >> pool == usual
 
 
+@pytest.mark.full
 def test_nodes_outlive_the_process_they_were_forked_from() -> None:
     with local_pool() as pool:
         first = origin() >> pool

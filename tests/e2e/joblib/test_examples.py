@@ -69,6 +69,7 @@ def test_example_prints_the_same_on_loky_and_on_a_fleet(name, on_loky, capsys, m
     assert capsys.readouterr().out == on_loky[name]
 
 
+@pytest.mark.full
 @pytest.mark.example
 def test_examples_are_scripts_that_take_the_backend():
     """Its tasks never end: were they not consumed while they are made, the timeout would."""

@@ -70,6 +70,7 @@ def test_gpus_are_dealt_to_the_workers_of_a_node(fake: Fake) -> None:
     assert seen == (("0,2", ["H100"] * 2, "H100"), ("1,3", ["H100"] * 2, "H100"))
 
 
+@pytest.mark.full
 def test_gpus_that_nobody_asked_for_are_named_and_left_as_they_are(fake: Fake) -> None:
     fake(FakeGpu(card="T4"), FakeGpu())
 
@@ -77,6 +78,7 @@ def test_gpus_that_nobody_asked_for_are_named_and_left_as_they_are(fake: Fake) -
         assert what_is_seen() >> pool == ("all", ["T4", "H100"], "T4")
 
 
+@pytest.mark.full
 def test_a_gpu_that_cannot_be_cut_keeps_the_pool_from_opening_and_says_why(fake: Fake) -> None:
     gpus = fake(FakeGpu(card="A100-80", used_by=1))
 
@@ -100,6 +102,7 @@ with sky.ComputePool(
 """
 
 
+@pytest.mark.full
 def test_what_a_killed_client_had_cut_is_whole_again_after_its_lease(fake: Fake, tmp_path: Path) -> None:
     gpus = fake(FakeGpu())
     env = os.environ | {"XDG_STATE_HOME": str(tmp_path)}  # with a ledger that goes with it
@@ -126,6 +129,7 @@ def wait_for(path: str) -> int:
     return os.getpid()
 
 
+@pytest.mark.full
 def test_calls_of_a_node_whose_gpu_failed_run_on_the_next(fake: Fake, tmp_path: Path) -> None:
     gpus = fake(FakeGpu())
     let_go, runs = tmp_path / "go", tmp_path / "go.runs"

@@ -100,6 +100,7 @@ def test_two_local_nodes_read_a_dataset_and_write_results(s3: Any, tmp_path: Pat
     assert "'../escape.txt'" in notes[0]
 
 
+@pytest.mark.full
 def test_changes_that_cannot_be_written_back_stay_and_are_told_of(s3: Any, tmp_path: Path) -> None:
     folder = tmp_path / "results"
     volume = sky.S3Volume(mount_path=str(folder), bucket=BUCKET, read_only=False)

@@ -79,6 +79,7 @@ def nodes_of(state: Path) -> list[str]:
     return [str(path) for path in (state / "skyward" / "local").glob("*/*/instance.json")]
 
 
+@pytest.mark.full
 def test_a_forked_child_does_not_keep_the_nodes_of_a_killed_client(tmp_path: Path) -> None:
     env = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
     held, holds = os.pipe()

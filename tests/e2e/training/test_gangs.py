@@ -227,12 +227,14 @@ def test_a_killed_rank_ends_the_others_with_its_cause(pool: sky.ComputePool) -> 
     assert soon(lambda: inside() @ pool) == EXPECTED
 
 
+@pytest.mark.full
 def test_that_a_killed_rank_is_missed_is_not_the_cause(pool: sky.ComputePool) -> None:
     for rank in (1, 2, 3):
         with pytest.raises(WorkerLostError, match=rf"rank {rank} of the 4 .*killed by signal 9"):
             soon(lambda rank=rank: die_on_and_be_missed(rank) @ pool)
 
 
+@pytest.mark.full
 def test_that_the_others_die_when_one_that_has_raised_ends_is_not_the_cause(pool: sky.ComputePool) -> None:
     for rank in (0, 3):
         with pytest.raises(ValueError, match=f"rank {rank} has had enough"):

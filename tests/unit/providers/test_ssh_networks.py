@@ -201,6 +201,7 @@ async def test_hosts_that_believe_to_be_at_the_same_address_are_told_apart(
     )
 
 
+@pytest.mark.full
 async def test_a_pool_and_its_replacements_get_hosts_of_one_network(
     overseas: list[SshHost], mainland: list[SshHost], tmp_path: Path
 ) -> None:

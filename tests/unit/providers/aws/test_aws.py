@@ -546,6 +546,7 @@ def test_what_a_fleet_does_not_know_yet_is_waited_for(
     assert [each.key for each in use(ec2, scenario)] == ["k0", "k1", "k2"]
 
 
+@pytest.mark.full
 def test_what_a_fleet_never_knows_is_said(ec2: LocalEC2, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyward.providers.aws.api._VISIBLE_S", 0.0)
     monkeypatch.setattr("skyward.providers.aws.api._LOOK_S", 30.0)  # for the one answer, on a slow machine

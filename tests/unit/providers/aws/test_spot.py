@@ -114,7 +114,10 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         yield Stage(ec2, tmp_path)
 
 
-@pytest.mark.parametrize("strategy", ["always", "if-available", sky.Spot.IfAvailable(), sky.Spot.Always(), 1.0])
+@pytest.mark.parametrize(
+    "strategy",
+    ["always", *(pytest.param(each, marks=pytest.mark.full) for each in ("if-available", sky.Spot.IfAvailable(), 1.0))],
+)
 def test_what_is_to_be_had_on_spot_is_launched_on_spot(stage: Stage, strategy: Any) -> None:
     assert stage.launch(spot=strategy) == [("m7i.large", "us-east-1a", True)] * 4
     assert stage.asked_for() == [(4, "m7i.large")]
@@ -172,7 +175,13 @@ def test_never_is_on_demand_although_spot_is_cheaper(stage: Stage) -> None:
     assert stage.told() == []
 
 
-@pytest.mark.parametrize(("share", "on_spot"), [(0.5, 2), (sky.Spot.Percent(0.3), 2), (0.0, 0), (0.75, 3)])
+@pytest.mark.parametrize(
+    ("share", "on_spot"),
+    [
+        (0.5, 2),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in ((sky.Spot.Percent(0.3), 2), (0.0, 0), (0.75, 3))),
+    ],
+)
 def test_a_share_is_on_spot_and_the_head_is_not(stage: Stage, share: Any, on_spot: int) -> None:
     kinds = [on_demand for *_, on_demand in stage.launch(spot=share)]
 
