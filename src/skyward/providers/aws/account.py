@@ -8,38 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.providers._common.answer_file import AnswerFile
+from skyward.providers._common.launched_machines import LaunchedMachines
 from skyward.providers._common.machine_catalogue import MachineType
 from skyward.providers.aws.api import Api, Json
 from skyward.providers.aws.boot import MachineImage, find_image
 from skyward.providers.aws.machine_types import parse_types
 from skyward.providers.aws.network import find_subnets
 from skyward.providers.aws.payloads import Record, Subnet, filters, parse_record
-from skyward.providers.base import Offer
 
-__all__ = ["Account", "LaunchedMachine", "in_parts"]
+__all__ = ["Account", "in_parts"]
 
 _WEEK_S: Final = 7 * 24 * 3600.0
 _MOST_VALUES: Final = 200
 """Limit of EC2 for the values of one filter."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchedMachine:
-    """Machine that this process has launched.
-
-    Attributes:
-        key: its ledger key.
-        pool_id: its pool.
-        offer: the offer it was launched as.
-        at: time of the launch, an ``elapsed`` reading of the system clock.
-    """
-
-    key: str
-    pool_id: str
-    offer: Offer
-    at: float
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +31,8 @@ class Account:
     Attributes:
         api: its API.
         subnet: id of the subnet given by the user; None means the default ones.
-        launched: machines launched by this process, by id.
+        launched: machines launched by this process.
+        pools: pools of those machines, by id.
         launching: number of a pool's launches under way, by pool id.
         zones: zone of a pool's machines, by pool id.
         locks: locks of the pools' security groups, by pool id.
@@ -58,7 +41,8 @@ class Account:
 
     api: Api
     subnet: str | None
-    launched: dict[str, LaunchedMachine] = field(default_factory=dict[str, LaunchedMachine])
+    launched: LaunchedMachines = field(default_factory=LaunchedMachines)
+    pools: dict[str, str] = field(default_factory=dict[str, str])
     launching: Counter[str] = field(default_factory=Counter[str])
     zones: dict[str, str] = field(default_factory=dict[str, str])
     locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
@@ -138,11 +122,6 @@ class Account:
             )
             found += [parse_record(row, self.region) for reservation in rows for row in reservation["Instances"]]
         return found
-
-    def age_s(self, instance_id: str) -> float:
-        """Return the seconds since this process launched the machine; infinity if it did not."""
-        launched = self.launched.get(instance_id)
-        return float("inf") if launched is None else SYSTEM_CLOCK.elapsed() - launched.at
 
     def kept(self, name: str, longest_s: float) -> AnswerFile:
         """Return the file that caches answers of this region under ``name``."""

@@ -10,20 +10,27 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, TypeVar, cast
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import CapacityError, QuotaError, SkywardError
 from skyward.providers._common.ssh_keys import host_key
-from skyward.providers.aws.account import Account, LaunchedMachine
+from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import judged, lacks_profile, no_profile, patiently
 from skyward.providers.aws.boot import MachineImage, image_path
 from skyward.providers.aws.errors import Where, explain, is_lost
 from skyward.providers.aws.network import ensure_group
-from skyward.providers.aws.payloads import Candidate, MachineOrder, Subnet, fleet_call, machine_call, template_call
+from skyward.providers.aws.payloads import (
+    Candidate,
+    MachineOrder,
+    Subnet,
+    fleet_call,
+    machine_call,
+    new_instance,
+    template_call,
+)
 from skyward.providers.aws.quotas import exceeded
 from skyward.providers.aws.teardown import end, undo
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 
-__all__ = ["Launching", "Made", "Terms"]
+__all__ = ["Launching", "Terms"]
 
 T = TypeVar("T")
 
@@ -57,21 +64,6 @@ class Terms:
     zone_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """Machine that was launched.
-
-    Attributes:
-        id: ``"i-…"``.
-        key: its ledger key.
-        offer: the offer it was launched as.
-    """
-
-    id: str
-    key: str
-    offer: Offer
-
-
 class Launching:
     """Launch of one order. For one use.
 
@@ -86,11 +78,11 @@ class Launching:
         self._order = order
         self._terms = terms
         self._group = ""
-        self._made: dict[str, Made] = {}
+        self._made: dict[str, Instance] = {}
         self._refused: dict[Offer, SkywardError] = {}
         self._unsure: set[str] = set()
 
-    async def run(self, offers: Sequence[Offer]) -> Sequence[Made]:
+    async def run(self, offers: Sequence[Offer]) -> Sequence[Instance]:
         """Launch every machine and return them in the order of the keys; after an error none is left.
 
         Raises:
@@ -191,7 +183,7 @@ class Launching:
         """Report the machines made so far, which are gone again, to the order's owner."""
         if self._order.undone is not None:
             for each in self._made.values():
-                self._order.undone(Instance(id=each.id, key=each.key, state=InstanceState.GONE, offer=each.offer))
+                self._order.undone(replace(each, state=InstanceState.GONE))
 
     async def _by_type(self, order: MachineOrder, candidate: Candidate) -> bool:
         """Launch the machine as ``candidate``; return False if that is refused."""
@@ -258,10 +250,9 @@ class Launching:
         )
 
     def _book(self, key: str, instance_id: str, offer: Offer) -> None:
-        self._made[key] = Made(id=instance_id, key=key, offer=offer)
+        self._made[key] = self._account.launched.add(new_instance(instance_id, key, offer))
+        self._account.pools[instance_id] = self._order.pool_id
         self._unsure.discard(key)
-        now = SYSTEM_CLOCK.elapsed()
-        self._account.launched[instance_id] = LaunchedMachine(key=key, pool_id=self._order.pool_id, offer=offer, at=now)
 
     def _read_errors(self, rows: Iterable[Mapping[str, Any]], candidates: Sequence[Candidate]) -> list[SkywardError]:
         """Return the errors that a fleet's answer lists next to its machines."""

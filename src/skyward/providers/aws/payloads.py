@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from skyward.providers._common.ssh_keys import KeyPair
@@ -28,9 +28,9 @@ __all__ = [
     "Subnet",
     "filters",
     "fleet_call",
-    "gone",
     "machine_call",
     "machine_tags",
+    "new_instance",
     "parse_record",
     "pool_tags",
     "read_tags",
@@ -131,23 +131,23 @@ class Record:
     private_address: str | None
     group: str
 
-    def instance(self, offer: Offer | None, access: Callable[[Record], SSHAccess | None]) -> Instance:
-        """Return Skyward's record; ``offer`` is the one it was launched as, None if this process did not launch it."""
+    def instance(self, access: Callable[[Record], SSHAccess | None]) -> Instance:
+        """Return Skyward's record; its offer is what the record states."""
         spec = InstanceSpec(name=self.type, cpu=self.cpu, memory_gib=0.0)
-        known = offer or Offer(
-            spec=spec, region=self.region, zone=self.zone, spot=self.spot, minimum_billed_s=MINIMUM_BILLED_S
-        )
-        return Instance(
-            id=self.id,
-            key=self.key,
+        offer = Offer(spec=spec, region=self.region, zone=self.zone, spot=self.spot, minimum_billed_s=MINIMUM_BILLED_S)
+        return replace(
+            new_instance(self.id, self.key, offer),
             state=_STATES.get(self.state, InstanceState.PENDING),
-            offer=known,
             access=access(self) if self.state == "running" else None,
-            watch=SPOT_WATCH if self.spot else None,
             reason=self.reason,
             network=self.group,
-            ends_itself=True,  # what _machine() asks for: EC2 terminates it when it shuts down
         )
+
+
+def new_instance(instance_id: str, key: str, offer: Offer) -> Instance:
+    """Return the record of a machine that was launched just now. EC2 terminates it when it shuts down."""
+    watch = SPOT_WATCH if offer.spot else None
+    return Instance(id=instance_id, key=key, state=InstanceState.PENDING, offer=offer, watch=watch, ends_itself=True)
 
 
 def parse_record(row: Mapping[str, Any], region: str) -> Record:
@@ -172,12 +172,6 @@ def parse_record(row: Mapping[str, Any], region: str) -> Record:
         private_address=row.get("PrivateIpAddress") or None,
         group=str(groups[0]["GroupId"]) if groups else "",
     )
-
-
-def gone(instance_id: str) -> Instance:
-    """Return the record of a machine that EC2 does not list, or not any more."""
-    nothing = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
-    return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=nothing)
 
 
 _TAGGED: Final = ("instance", "volume", "network-interface")

@@ -11,30 +11,30 @@ from typing import ClassVar, cast
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import ConfigurationError
 from skyward.providers._common.client_address import ADDRESS_URL, client_cidr
+from skyward.providers._common.launched_machines import log_in
 from skyward.providers._common.machine_catalogue import closest
-from skyward.providers._common.ssh_keys import host_key, user_key
+from skyward.providers._common.ssh_keys import user_key
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import Api, Credentials, new_session
 from skyward.providers.aws.launching import Launching, Terms
 from skyward.providers.aws.network import admit_client
 from skyward.providers.aws.offering import Prices, find_offers
-from skyward.providers.aws.payloads import LIVE_STATES, POOL_TAG, SPOT_WATCH, Record, gone
+from skyward.providers.aws.payloads import LIVE_STATES, POOL_TAG, Record
 from skyward.providers.aws.quotas import check_account
 from skyward.providers.aws.s3 import grant_with
 from skyward.providers.aws.ssm import require_plugin, session_command
 from skyward.providers.aws.teardown import UNSEEN_S, end, remove_by_products
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.registry import Finding
 from skyward.request.checks import flag, refusal, text
 from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess
-from skyward.transport.access import SSHAccess, SSHTarget
+from skyward.transport.access import SSHAccess
 
 __all__ = ["AWS"]
 
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+", re.ASCII)
 _SUBNET = re.compile(r"subnet-[0-9a-f]+", re.ASCII)
-_SSH_PATIENCE_S = 60.0
 _SSH_PORT = 22
 
 
@@ -138,24 +138,13 @@ class AWS:
             listing_s=self.listing_s,
             zone_prices=await Prices(self._account).by_zone(_priced_on_spot(offers)),
         )
-        made = await Launching(self._account, order, terms).run(offers)
-        return [
-            Instance(
-                id=each.id,
-                key=each.key,
-                state=InstanceState.PENDING,
-                offer=each.offer,
-                watch=SPOT_WATCH if each.offer.spot else None,
-                ends_itself=True,
-            )
-            for each in made
-        ]
+        return await Launching(self._account, order, terms).run(offers)
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
         """Return EC2's records; a machine launched just now and not listed yet is pending."""
         records = await self._account.records({"instance-id": instance_ids}) if instance_ids else []
         found = {record.id: self._instance(record) for record in records}
-        return [found.get(each) or self._unlisted(each) for each in instance_ids]
+        return [found.get(each) or self._account.launched.unlisted(each, listing_s=UNSEEN_S) for each in instance_ids]
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
         """Terminate machines and wait for that; with a pool's last one its security group is removed."""
@@ -215,40 +204,16 @@ class AWS:
         return await client_cidr(self.address_url, otherwise="use AWS(use_ssm=True)")
 
     def _instance(self, record: Record) -> Instance:
-        launched = self._account.launched.get(record.id)
-        known = record.instance(None if launched is None else launched.offer, self._access)
-        return replace(known, power_off=self.power_off)
-
-    def _unlisted(self, instance_id: str) -> Instance:
-        launched = self._account.launched.get(instance_id)
-        if launched is None or self._account.age_s(instance_id) > UNSEEN_S:
-            return gone(instance_id)
-        return Instance(
-            id=instance_id, key=launched.key, state=InstanceState.PENDING, offer=launched.offer, ends_itself=True
-        )
+        known = replace(record.instance(self._access), power_off=self.power_off)
+        return self._account.launched.as_bought(known)
 
     def _access(self, record: Record) -> SSHAccess | None:
         host = record.private_address if self.use_ssm else record.public_address
         if host is None or record.private_address is None:
             return None
-        path, _ = user_key()
-        target = SSHTarget(
-            host=host,
-            port=self.port,
-            user=self.user,
-            key_path=str(path),
-            host_keys=(host_key(record.key).public,) if record.key else (),
-            proxy=self._session(record.id) if self.use_ssm else (),
-            patience_s=_SSH_PATIENCE_S,
-        )
-        cache = f"{self.home}/.cache/skyward"
-        return SSHAccess(
-            target=target,
-            address=record.private_address,
-            workdir=f"{cache}/nodes/{record.id}",
-            cache=cache,
-            boot_s=self.boot_s,
-        )
+        access = log_in(self, record.id, record.key, host=host, address=record.private_address)
+        proxy = self._session(record.id) if self.use_ssm else ()
+        return replace(access, target=replace(access.target, proxy=proxy))
 
     def _session(self, instance_id: str) -> tuple[str, ...]:
         return session_command(self._account.api.credentials, instance_id, self.port or _SSH_PORT)

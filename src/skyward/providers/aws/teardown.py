@@ -37,7 +37,7 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
         TerminationError: some are not gone at the deadline, or termination is refused three times in a row; names
             them and the reason.
     """
-    pools = {account.launched[each].pool_id for each in instance_ids if each in account.launched}
+    pools = {account.pools[each] for each in instance_ids if each in account.pools}
 
     async def look(left: Sequence[str]) -> Mapping[str, InstanceState]:
         records = await account.records({"instance-id": left})
@@ -51,7 +51,7 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
 
     await until_gone(
         f"aws {account.region}",
-        EndingCalls(look=look, ask=ask, age_s=account.age_s),
+        EndingCalls(look=look, ask=ask, age_s=account.launched.age_s),
         instance_ids,
         deadline_s=deadline_s,
         unlisted_s=UNSEEN_S,
@@ -59,7 +59,8 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
         look_s=_LOOK_S,
     )
     for instance_id in instance_ids:
-        account.launched.pop(instance_id, None)
+        account.launched.drop(instance_id)
+        account.pools.pop(instance_id, None)
     for pool_id in sorted(pools):
         await remove_by_products(account, pool_id)
 

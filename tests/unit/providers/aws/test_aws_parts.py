@@ -97,10 +97,10 @@ def test_a_type_counts_against_the_quota_of_its_family(name: str, spot: bool, co
 )
 def test_every_state_has_its_meaning(word: str, state: InstanceState) -> None:
     record = parse_record({"InstanceId": "i-1", "State": {"Name": word}}, "us-east-1")
-    assert record.instance(None, lambda _: None).state is state
+    assert record.instance(lambda _: None).state is state
 
 
 def test_why_a_machine_ended_is_told() -> None:
     reason = {"Code": "Server.SpotInstanceTermination", "Message": "taken back"}
     record = parse_record({"InstanceId": "i-1", "StateReason": reason}, "us-east-1")
-    assert record.instance(None, lambda _: None).reason == "Server.SpotInstanceTermination: taken back"
+    assert record.instance(lambda _: None).reason == "Server.SpotInstanceTermination: taken back"
