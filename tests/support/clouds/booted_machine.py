@@ -118,6 +118,7 @@ class BootedMachine:
         impostor: True if it comes up with another host key than ordered.
         powered_off: called once the machine has powered itself off.
         failures: orders that failed, with their exit status.
+        off: True once it has powered itself off.
         services: names of the services that were started, stopped or restarted.
     """
 
@@ -135,6 +136,7 @@ class BootedMachine:
     failures: list[str] = field(default_factory=list[str])
     services: list[str] = field(default_factory=list[str])
     host: SshHost | None = None
+    off: bool = False
     _timers: list[threading.Timer] = field(default_factory=list[threading.Timer])
     _background: list[subprocess.Popen[bytes]] = field(default_factory=list["subprocess.Popen[bytes]"])
     _reader: threading.Thread | None = None
@@ -145,6 +147,11 @@ class BootedMachine:
     def own_root(self) -> Path:
         """Folder in place of ``/``."""
         return self.folder / "root"
+
+    @property
+    def log(self) -> str:
+        """The log of its sshd; empty before its first start."""
+        return "" if self.host is None or not self.host.log.exists() else self.host.log.read_text(encoding="utf-8")
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -204,6 +211,7 @@ class BootedMachine:
     def power_off(self) -> None:
         """Power it off, as it does itself: every process ends, and the vendor is not asked."""
         self.end()
+        self.off = True
         self.powered_off()
 
     def elapse(self) -> None:

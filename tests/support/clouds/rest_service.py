@@ -26,6 +26,7 @@ __all__ = [
     "RestFault",
     "RestService",
     "Tariff",
+    "load_json",
 ]
 
 SPECS = Path(__file__).parents[4] / "shared/specs"
@@ -136,23 +137,24 @@ class Bill:
     """The vendor's bill, by the second and by the service's own clock.
 
     Attributes:
+        clock: its time.
         peak: largest number of machines that were billed at one moment.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.peak = 0
-        self._clock = clock
+        self.clock = clock
         self._billed: dict[str, _Billed] = {}
 
     def begin(self, machine: str, tariff: Tariff) -> None:
         """Bill a machine from now on."""
-        self._billed[machine] = _Billed(tariff, self._clock())
+        self._billed[machine] = _Billed(tariff, self.clock())
         self.peak = max(self.peak, len(self.open))
 
     def end(self, machine: str) -> None:
         """Bill a machine up to now; again, it does nothing."""
         entry = self._billed[machine]
-        entry.until = entry.until or self._clock()
+        entry.until = entry.until or self.clock()
 
     @property
     def open(self) -> Sequence[str]:
@@ -162,7 +164,7 @@ class Bill:
     def seconds(self) -> Mapping[str, int]:
         """Return the billed seconds of each machine, begun ones included."""
         return {
-            machine: math.ceil(max((entry.until or self._clock()) - entry.since, entry.tariff.minimum_s))
+            machine: math.ceil(max((entry.until or self.clock()) - entry.since, entry.tariff.minimum_s))
             for machine, entry in self._billed.items()
         }
 
@@ -192,6 +194,7 @@ class RestService:
         paces: limits in force; none at first.
         violations: exchanges that broke the description, with the reason. Empty it where that was meant.
         bill: see :class:`Bill`.
+        around: called before and after a call takes effect, before its answer is sent, with the number of its call.
         lock: held while a call takes effect.
     """
 
@@ -211,6 +214,7 @@ class RestService:
         self.paces: list[Pace] = []
         self.violations: list[str] = []
         self.bill = Bill(clock)
+        self.around: Callable[[int, str], None] = lambda number, moment: None
         self.lock = threading.RLock()
         self.clock = clock
         self._name = name
@@ -270,9 +274,12 @@ class RestService:
         handler, documented = self._find(call)
         with self.lock:
             self.calls.append(call)
+            number = len(self.calls)
+            self.around(number, "before")
             answer = self._answer(call, handler) if documented else handler(call)
             if answer is not None:
                 call.status = answer.status
+            self.around(number, "after")
         if answer is None:
             drop_connection(environ)
             raise AssertionError
@@ -342,8 +349,15 @@ def load_description(path: Path, base_path: str) -> Any:
         return None
     if not path.exists():
         return None
-    content = _repaired(json.loads(path.read_text(encoding="utf-8")))
+    content = load_json(path.name)
     return OpenAPI.from_dict(content | {"servers": [{"url": base_path or "/"}]})  # pyright: ignore[reportUnknownMemberType]
+
+
+@cache
+def load_json(description: str) -> dict[str, Any]:
+    """Return the content of a description, its slips repaired."""
+    content: dict[str, Any] = _repaired(json.loads((SPECS / description).read_text(encoding="utf-8")))
+    return content
 
 
 def _repaired(node: Any) -> Any:

@@ -1,0 +1,128 @@
+"""Vendors with a fake, for tests that hold for every one of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
+from skyward.providers.base import InstanceState, Provider
+from skyward.providers.registry import provider_type
+from skyward.testing.aws import Looks
+from support.clouds.digital_ocean_api import DigitalOceanApi
+from support.clouds.fake_cloud import FakeCloud
+from support.clouds.rest_service import load_json
+
+__all__ = ["PATH", "PROMPT", "VENDORS", "Vendor", "opened"]
+
+PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
+"""Of machines: there is no uv."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    """One vendor, and what a test must know of it.
+
+    Attributes:
+        name: the provider's name.
+        fake: opens an account without anything; takes the folder of its machines and settings of their room.
+        machine: a machine type without accelerators.
+        usd_per_hour: its price on demand.
+        settings: arguments of the provider.
+        ends_itself: arguments with which its machines end their own bill, for that account; None for none.
+        islands: True if its machines do not reach each other.
+    """
+
+    name: str
+    fake: Callable[..., FakeCloud]
+    machine: str
+    usd_per_hour: float
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    ends_itself: Callable[[FakeCloud], Mapping[str, Any]] | None = None
+    islands: bool = False
+    least_billed_s: float = 60.0
+    described: Callable[[], Sequence[str]] = tuple
+    states: Mapping[str, InstanceState] = field(default_factory=dict[str, InstanceState])
+
+    @property
+    def kind(self) -> type[Any]:
+        """The provider's class."""
+        return provider_type(self.name)
+
+    def provider(self, cloud: FakeCloud, **settings: Any) -> Provider:
+        """Return a provider of that account."""
+        provider: Provider = self.kind(endpoint_url=cloud.endpoint_url, **{**self.settings, **settings})
+        return provider
+
+
+def _reaper(cloud: FakeCloud) -> Mapping[str, Any]:
+    assert isinstance(cloud, DigitalOceanApi)
+    cloud.tokens["dop_v1_reaper_of_droplets"] = frozenset({"droplet:delete"})
+    return {"reaper_token": "dop_v1_reaper_of_droplets"}
+
+
+def state_words(description: str, schema: str) -> Sequence[str]:
+    """Return the words that a schema of a vendor's description has for its ``status``."""
+    found = load_json(description)["components"]["schemas"][schema]["properties"]["status"]["enum"]
+    return [str(each) for each in found]
+
+
+VENDORS = (
+    Vendor(
+        name="digitalocean",
+        fake=DigitalOceanApi,
+        machine="s-2vcpu-4gb",
+        usd_per_hour=0.03571,
+        ends_itself=_reaper,
+        described=lambda: state_words("digitalocean-compute-openapi.json", "droplets_models_droplet"),
+        states={
+            "new": InstanceState.PENDING,
+            "active": InstanceState.RUNNING,
+            "off": InstanceState.FAILED,
+            "archive": InstanceState.FAILED,
+        },
+    ),
+)
+
+PROMPT: Mapping[str, Any] = {"listing_s": 1.0, "look_s": 0.05, "unlisted_s": 1.0, "look_interval_s": 0.1}
+"""Class variables of providers whose waits are short."""
+
+
+@contextmanager
+def opened(
+    vendor: Vendor,
+    patch: pytest.MonkeyPatch,
+    folder: Path,
+    *,
+    machines: bool = False,
+    looks: Looks | None = None,
+    provider: Mapping[str, Any] | None = None,
+    **room: Any,
+) -> Generator[FakeCloud]:
+    """Open an account at a vendor, which this process's provider uses, with caches and a ledger of its own.
+
+    Args:
+        vendor: the vendor.
+        patch: undone by the caller.
+        folder: an existing folder.
+        machines: True for a real host per machine.
+        looks: see :class:`FakeCloud`.
+        provider: class variables of the provider.
+        **room: settings of the machines' room.
+    """
+    for name, variable in (("cache", "XDG_CACHE_HOME"), ("state", "XDG_STATE_HOME")):
+        patch.setenv(variable, str(folder / name))
+    patch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
+    place = folder / "machines" if machines else None
+    try:
+        with vendor.fake(place, looks=looks, **room) as cloud:
+            cloud.use(patch, vendor.kind, **(provider or {}))
+            yield cloud
+    finally:
+        shutil.rmtree(folder / "machines", ignore_errors=True)
