@@ -136,7 +136,7 @@ async def test_what_is_sold_out_is_refused(provider: FakeProvider) -> None:
     assert [each.offer for each in await launch(provider, 2)] == [OTHER, OTHER]
 
     provider.sold_out = {OFFER, OTHER}
-    with pytest.raises(CapacityError, match=r"none of its offers available now \(fake, other\); last: sold out"):
+    with pytest.raises(CapacityError, match=r"available now: fake \(on-demand\), other \(on-demand\); last: sold out"):
         await launch(provider)
 
 

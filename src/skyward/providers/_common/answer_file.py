@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -9,6 +10,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -63,6 +65,19 @@ class AnswerFile:
             except BaseException:
                 os.unlink(draft)
                 raise
+
+    async def completed(
+        self, names: Iterable[str], fetch: Callable[[Sequence[str]], Awaitable[Mapping[str, Any]]]
+    ) -> dict[str, Any]:
+        """Return the answers of these names, by name; ``fetch`` returns those not cached, and they are cached then."""
+        wanted = list(names)
+        kept = await asyncio.to_thread(self.read)
+        if missing := [name for name in wanted if name not in kept]:
+            new = dict(await fetch(missing))
+            if new:
+                await asyncio.to_thread(self.add, new)
+            kept |= new
+        return {name: kept[name] for name in wanted if name in kept}
 
     def _counts(self, entry: Any, now: float) -> bool:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,7 +11,7 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end
 from skyward.errors import CapacityError, QuotaError, SkywardError, TerminationError, UnreachableError
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 
-__all__ = ["MachineCalls", "create_once"]
+__all__ = ["MachineCalls", "create_once", "summary"]
 
 _AT_ONCE: Final = 8
 _LOOK_S: Final = 1.0
@@ -210,12 +210,8 @@ class _Order:
 
     def _none_left(self) -> SkywardError:
         *_, last = self._refused.values()
-        names = list(dict.fromkeys(offer.spec.name for offer in self._offers))
-        more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         kind = QuotaError if all(isinstance(each, QuotaError) for each in self._refused.values()) else CapacityError
-        error = kind(
-            f"{self._provider} has none of its offers available now ({', '.join(names[:_NAMED])}{more}); last: {last}"
-        )
+        error = kind(f"{self._provider} has none of its offers available now: {summary(self._offers)}; last: {last}")
         error.__cause__ = last
         return error
 
@@ -232,3 +228,13 @@ class _Order:
             instance_ids=sorted(left),
             keys=sorted(self._unsure),
         )
+
+
+def summary(offers: Iterable[Offer], *, most: int = _NAMED) -> str:
+    """Return the first ``most`` machine types for a message, each with its market and the places of its offers."""
+    places: dict[str, list[str]] = {}
+    for offer in offers:
+        named = f"{offer.spec.name} ({'spot' if offer.spot else 'on-demand'}"
+        places.setdefault(named, []).append(offer.zone or offer.region)
+    listed = [", ".join(filter(None, (named, *dict.fromkeys(where)))) + ")" for named, where in places.items()]
+    return ", ".join(listed[:most]) + (f", and {len(listed) - most} more" if len(listed) > most else "")

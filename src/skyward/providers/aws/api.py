@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
-from skyward._concurrency.waiting import NotYet, wait_until
+from skyward._concurrency.waiting import NotYet, to_its_end, wait_until
 from skyward.errors import ConfigurationError, SkywardError, UnreachableError
 from skyward.providers._common.refusals import Refusal, RefusalKind
 from skyward.providers.aws.errors import (
@@ -162,14 +162,11 @@ class Api:
         self, where: Where, parameters: Mapping[str, Any], pages: str | None, lost: list[SkywardError]
     ) -> Json:
         """Make one attempt of a call; append its error to ``lost`` if the call may have taken effect."""
-        working = asyncio.ensure_future(asyncio.to_thread(self._ask, where, parameters, pages))
+        working = asyncio.to_thread(self._ask, where, parameters, pages)
         if where.operation.startswith(_READING):
             return await working
         try:
-            return await asyncio.shield(working)
-        except asyncio.CancelledError:
-            await asyncio.wait([working])
-            raise
+            return await to_its_end(working)
         except SkywardError as error:
             if is_lost(error):
                 lost.append(error)

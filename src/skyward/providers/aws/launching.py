@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any, Final, TypeVar, cast
 
 from skyward.errors import CapacityError, QuotaError, SkywardError
+from skyward.providers._common.create_once import summary
 from skyward.providers._common.ssh_keys import host_key
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import judged, lacks_profile, no_profile, patiently
@@ -37,8 +38,6 @@ T = TypeVar("T")
 _AT_ONCE: Final = 8
 _SIMILAR: Final = 1.5
 """EC2 may choose a spot machine up to so many times as dear as the cheapest, if it is less likely to be preempted."""
-_NAMED: Final = 3
-"""Number of types named in the error when none is available."""
 _TOO_DEAR: Final = "its price there is unknown, or more than max_cost or max_price_per_hour allows"
 _logger = logging.getLogger("skyward")
 
@@ -279,31 +278,14 @@ class Launching:
             return CapacityError(f"aws {region}: none of the offers is available in {where}")
         last = list(self._refused.values())[-1]
         kind = QuotaError if all(isinstance(each, QuotaError) for each in self._refused.values()) else CapacityError
-        _logger.debug("aws %s cannot launch any of %s", region, "; ".join(_described(each) for each in self._refused))
+        _logger.debug("aws %s cannot launch any of %s", region, summary(self._refused, most=len(self._refused)))
         count = len(self._order.keys)
         error = kind(
             f"aws {region} cannot launch {count} {'machine' if count == 1 else 'machines'} of any of these types now, "
-            f"in {where}: {_summary(self._refused)}; last: {last}"
+            f"in {where}: {summary(self._refused)}; last: {last}"
         )
         error.__cause__ = last
         return error
-
-
-def _described(offer: Offer) -> str:
-    return f"{offer.spec.name} ({_market(offer)}, {offer.zone})"
-
-
-def _market(offer: Offer) -> str:
-    return "spot" if offer.spot else "on-demand"
-
-
-def _summary(refused: Iterable[Offer]) -> str:
-    """Return the first few types for a message, each with the zones where it was refused."""
-    zones: dict[tuple[str, str], list[str]] = {}
-    for offer in refused:
-        zones.setdefault((offer.spec.name, _market(offer)), []).append(offer.zone)
-    tried = [f"{name} ({market}, {', '.join(dict.fromkeys(places))})" for (name, market), places in zones.items()]
-    return ", ".join(tried[:_NAMED]) + (f", and {len(tried) - _NAMED} more" if len(tried) > _NAMED else "")
 
 
 def _groups(candidates: Sequence[Candidate]) -> list[list[Candidate]]:

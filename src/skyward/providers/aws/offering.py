@@ -163,31 +163,19 @@ class Prices:
 
     async def of(self, names: Sequence[str]) -> PriceTable:
         """Return the prices of these machine types."""
-        on_demand, spot = await asyncio.gather(self._on_demand(names), self.by_zone(names))
+        on_demand, spot = await asyncio.gather(self._list.completed(names, self._list_now), self.by_zone(names))
         return PriceTable(on_demand=on_demand, spot=spot)
 
     async def by_zone(self, names: Sequence[str]) -> Mapping[str, Mapping[str, float]]:
         """Return the prices on spot by machine type, then by zone."""
-        kept = await asyncio.to_thread(self._market.read)
-        missing = [name for name in names if name not in kept]
-        if missing:
-            new = await self._market_now(missing)
-            if new:
-                await asyncio.to_thread(self._market.add, dict(new))
-            kept |= new
-        return {name: zones for name, zones in kept.items() if name in names}
+        return await self._market.completed(names, self._market_now)
 
-    async def _on_demand(self, names: Sequence[str]) -> Mapping[str, float]:
-        kept = await asyncio.to_thread(self._list.read)
-        missing = [name for name in names if name not in kept]
-        first = [
-            await self._listed(name) for name in missing[:1]
-        ]  # alone: an account without the permission makes one call, not one per type
-        found = [*first, *await asyncio.gather(*(self._listed(name) for name in missing[1:]))]
-        new = {name: price for name, price in zip(missing, found, strict=True) if price is not None}
-        if new:
-            await asyncio.to_thread(self._list.add, new)
-        return {name: price for name, price in {**kept, **new}.items() if name in names}
+    async def _list_now(self, names: Sequence[str]) -> Mapping[str, float]:
+        first = await self._listed(
+            names[0]
+        )  # alone: an account without the permission makes one call, not one per type
+        found = [first, *await asyncio.gather(*(self._listed(name) for name in names[1:]))]
+        return {name: price for name, price in zip(names, found, strict=True) if price is not None}
 
     async def _listed(self, name: str) -> float | None:
         wanted = {

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from skyward.errors import QuotaError, SkywardError
+from skyward.providers._common.findings import failed, finding
 from skyward.providers._common.machine_catalogue import MachineType
 from skyward.providers._common.refusals import RefusalKind
 from skyward.providers.aws.account import Account
@@ -144,6 +145,7 @@ async def quota_value(account: Account, quota: Quota) -> float | None:
 
 
 _SMALL: Final = "t3.medium"
+_PAGE: Final = "see docs/providers/aws.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,47 +158,46 @@ class _Action:
 
 async def check_account(account: Account, *, use_ssm: bool) -> Sequence[Finding]:
     """See :meth:`skyward.providers.registry.Checkable.check`."""
-    identity = await _identity(account)
+    identity = await finding("aws credentials", _identity(account), fix=_PAGE)
     findings = [identity, Finding(what="aws region", state="ok", found=account.region)]
     if identity.state == "ok":
-        findings.append(await _network(account))
         image = await _image(account)
-        findings.append(image)
+        findings += [await finding("aws network", _network(account), fix=_PAGE), image]
         findings += await asyncio.gather(*(_permission(account, each) for each in _actions(image)))
         findings += await asyncio.gather(_prices(account), _quotas(account))
     if use_ssm:
-        findings.append(_plugin())
+        findings.append(await finding(PLUGIN, _plugin(), fix=_PAGE))
     return findings
 
 
-async def _identity(account: Account) -> Finding:
-    what = "aws credentials"
-    try:
-        answer = await account.api.call("sts", "GetCallerIdentity")
-    except SkywardError as error:
-        return _failure(what, error)
-    return Finding(what=what, state="ok", found=f"account {answer['Account']}, {answer['Arn']}")
+async def _identity(account: Account) -> str:
+    answer = await account.api.call("sts", "GetCallerIdentity")
+    return f"account {answer['Account']}, {answer['Arn']}"
 
 
-async def _network(account: Account) -> Finding:
-    what = "aws network"
-    try:
-        subnets = await account.subnets()
-    except SkywardError as error:
-        return _failure(what, error)
-    zones = ", ".join(sorted(subnet.zone for subnet in subnets))
-    return Finding(what=what, state="ok", found=f"{subnets[0].vpc}, subnets in {zones}")
+async def _network(account: Account) -> str:
+    subnets = await account.subnets()
+    return f"{subnets[0].vpc}, subnets in {', '.join(sorted(subnet.zone for subnet in subnets))}"
 
 
 async def _image(account: Account) -> Finding:
     what = "aws image"
     try:
-        image = await account.image(image_path(await account.type(_SMALL)))
+        machine = await account.type(_SMALL)
     except SkywardError as error:
-        return _failure(what, error)
+        return failed(what, error, fix=_PAGE)
     except KeyError:
         return Finding(what=what, state="warn", found=f"{account.region} has no {_SMALL}: not looked for")
-    return Finding(what=what, state="ok", found=image.id)
+    return await finding(what, _image_id(account, machine), fix=_PAGE)
+
+
+async def _image_id(account: Account, machine: MachineType) -> str:
+    return (await account.image(image_path(machine))).id
+
+
+async def _plugin() -> str:
+    require_plugin()
+    return "on the PATH"
 
 
 def _actions(image: Finding) -> Sequence[_Action]:
@@ -234,7 +235,7 @@ async def _permission(account: Account, action: _Action) -> Finding:
     except SkywardError as error:
         refused = refusal(error)
         if refused is None or refused.kind in (RefusalKind.AUTH, RefusalKind.RATE, RefusalKind.TRANSIENT):
-            return _failure(what, error)
+            return failed(what, error, fix=_PAGE)
     return Finding(what=what, state="ok", found="yes")
 
 
@@ -259,17 +260,3 @@ async def _quotas(account: Account) -> Finding:
     ask = "`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code CODE --desired-value N`"
     fix = f"for machines of those with 0 cores request more ({codes}): {ask}" if none else ""
     return Finding(what=what, state="warn" if none else "ok", found=listed, fix=fix)
-
-
-def _plugin() -> Finding:
-    try:
-        require_plugin()
-    except SkywardError as error:
-        return _failure(PLUGIN, error)
-    return Finding(what=PLUGIN, state="ok", found="on the PATH")
-
-
-def _failure(what: str, error: SkywardError) -> Finding:
-    """Return a failed finding; the first sentence of the error is the cause, the rest the advice."""
-    found, stop, fix = str(error).partition(". ")
-    return Finding(what=what, state="fail", found=found, fix=fix if stop else "see docs/providers/aws.md")

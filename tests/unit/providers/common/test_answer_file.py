@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,16 @@ def test_what_is_forgotten_is_that_vendors_only(kept: AnswerFile) -> None:
     assert kept.read() == {"a": 1}
     forget("cloud", kept.endpoint_url)
     assert kept.read() == {}
+
+
+async def test_what_is_not_kept_is_fetched_once(kept: AnswerFile) -> None:
+    fetched: list[str] = []
+
+    async def fetch(names: Sequence[str]) -> dict[str, int]:
+        fetched.extend(names)
+        return {name: len(name) for name in names if name != "unknown"}
+
+    assert await kept.completed(["a", "bb"], fetch) == {"a": 1, "bb": 2}
+    assert await kept.completed(["bb", "ccc", "unknown"], fetch) == {"bb": 2, "ccc": 3}
+    assert await kept.completed(["a"], fetch) == {"a": 1}
+    assert fetched == ["a", "bb", "ccc", "unknown"]

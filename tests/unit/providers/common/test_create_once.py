@@ -13,7 +13,7 @@ import pytest
 
 from skyward._concurrency.waiting import Clock
 from skyward.errors import AuthenticationError, CapacityError, QuotaError, TerminationError, UnreachableError
-from skyward.providers._common.create_once import MachineCalls, create_once
+from skyward.providers._common.create_once import MachineCalls, create_once, summary
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from support.clock import FakeClock
@@ -189,7 +189,9 @@ async def test_each_machine_is_the_best_offer_left_and_what_was_refused_is_not_t
     outcome = await launch(vendor, offers=(CHEAP, DEAR, DEAREST), order=order)
 
     assert isinstance(outcome.error, CapacityError)
-    assert "none of its offers available now (cheap, dear, dearest); last: dearest is sold out" in str(outcome.error)
+    assert "available now: cheap (on-demand), dear (on-demand), dearest (on-demand); last: dearest is sold out" in str(
+        outcome.error
+    )
     assert vendor.alive == {}
 
     vendor = Vendor({}, stock=1)
@@ -286,3 +288,16 @@ def test_a_call_that_hangs_keeps_nobody_for_ever(verb: str) -> None:
     assert isinstance(outcome.error, TerminationError)
     assert outcome.error.keys == ("k0",)
     assert outcome.error.instance_ids == (("m0", "m1") if verb == "destroy" else ())
+
+
+def test_a_summary_names_types_markets_and_places_once() -> None:
+    spec = InstanceSpec(name="gpu", cpu=1, memory_gib=1)
+    offers = [
+        Offer(spec=spec, region="nyc", zone="nyc-a"),
+        Offer(spec=spec, region="nyc", zone="nyc-b"),
+        Offer(spec=spec, region="nyc", zone="nyc-b"),
+        Offer(spec=spec, region="tor", spot=True),
+        CHEAP,
+        DEAR,
+    ]
+    assert summary(offers) == "gpu (on-demand, nyc-a, nyc-b), gpu (spot, tor), cheap (on-demand), and 1 more"

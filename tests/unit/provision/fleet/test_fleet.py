@@ -297,7 +297,7 @@ def test_an_offer_that_is_not_to_be_had_is_followed_by_the_next(stage: Stage) ->
 def test_when_every_offer_is_refused_the_error_names_them(stage: Stage) -> None:
     stage.provider.fail("create", CapacityError("sold out"), times=4)
 
-    with pytest.raises(CapacityError, match=r"none of its offers available now \(fake\); last: sold out"):
+    with pytest.raises(CapacityError, match=r"none of its offers available now: fake \(on-demand\); last: sold out"):
         run(stage.fleet().start)
 
 
