@@ -87,6 +87,7 @@ conformance: $(VENV)/test.installed $(CONFORMANCE)/conformance.installed ## othe
 	$(BIN)/python -m pytest -q tests/conformance/control_clusters.py
 	$(BIN)/python tests/conformance/suite.py
 	$(CONFORMANCE)/bin/python tests/conformance/more.py
+	PYTHONPATH=tests:tests/conformance $(BIN)/python tests/conformance/clouds/judges.py
 
 bench: $(BENCH)/bench.installed ## the numbers in the docs; ROWS="gather idle" or QUICK=1: fewer, only printed
 	$(BENCH)/bin/python -m benchmarks $(if $(QUICK),--quick) $(ROWS)

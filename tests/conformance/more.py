@@ -111,7 +111,7 @@ def main() -> int:
             for backend in BACKENDS:
                 run_suite(name, backend)
     controls = {name: read(name) for name in SUITES}
-    write_part(more_page(controls, {plugin: read_pins(plugin) for plugin in ("cpython", "distributed")}), first=False)
+    write_part(more_page(controls, {plugin: read_pins(plugin) for plugin in ("cpython", "distributed")}), part="more")
     wrong = [f"{name}: {case}" for name, control in controls.items() for case in [*control.lost(_pinned(control))]]
     wrong += [f"libraries: {case}" for case in failed(controls["libraries"].skyward)]
     print(

@@ -14,6 +14,7 @@ import sysconfig
 import tempfile
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from outcomes import Cases, Control, failed
@@ -21,7 +22,9 @@ from page import page
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/conformance.md"
-DIVIDER = "<!-- tests/conformance/more.py writes what follows -->"
+PARTS = ("suite", "more", "clouds/judges")
+"""The programs that write the page's parts, in their order."""
+DIVIDER = "<!-- tests/conformance/{}.py writes what follows -->"
 CASE_TIMEOUT_S = 120
 
 SUITES = {
@@ -107,12 +110,16 @@ def run_again(cases: Sequence[str]) -> Control:
         return run_both("sklearn", "--one-job", "--only", only.name)
 
 
-def write_part(text: str, *, first: bool) -> None:
-    """Write one part of the page and keep the other: the first is this program's, the second ``more.py``'s."""
-    parts = PAGE.read_text(encoding="utf-8").split(DIVIDER) if PAGE.exists() else [""]
-    before, after = parts[0].strip(), "".join(parts[1:]).strip()
-    parts = [text.strip(), after] if first else [before, text.strip()]
-    PAGE.write_text(f"\n\n{DIVIDER}\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+def write_part(text: str, *, part: str) -> None:
+    """Write the page's part of one program, of :data:`PARTS`, and keep the others."""
+    rest = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    parts = {PARTS[0]: ""}
+    for before, name in pairwise(PARTS):
+        parts[before], _, rest = rest.partition(DIVIDER.format(name))
+        parts[name] = rest
+    parts[part] = text
+    blocks = [DIVIDER.format(name) + "\n\n" + parts[name].strip() for name in PARTS[1:] if parts[name].strip()]
+    PAGE.write_text("\n\n".join(filter(None, [parts[PARTS[0]].strip(), *blocks])) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -124,7 +131,7 @@ def main() -> int:
     sklearn = run_both("sklearn")
     again = run_again(sklearn.failing())
     text = page(joblib, read_pins("joblib"), sklearn, again, modules=SUITES["sklearn"], races=RACES)
-    write_part(text, first=True)
+    write_part(text, part="suite")
     wrong = [*failed(joblib.skyward), *sklearn.lost(RACES), *again.lost()]
     print("\n".join(["conformance: " + ("what loky does and Skyward does not:" if wrong else "as loky"), *wrong]))
     return bool(wrong)

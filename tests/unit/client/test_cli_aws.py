@@ -101,7 +101,7 @@ def living(ec2: LocalEC2) -> set[str]:
 
 
 def test_offers_are_listed_cheapest_first_with_prices_and_zones(ec2: LocalEC2) -> None:
-    listed = answer("offers", "--accelerator", "T4", *at(ec2))["offers"]
+    listed = answer("offers", "--provider", "aws", "--accelerator", "T4", *at(ec2))["offers"]
 
     assert listed
     assert {each["accelerator"] for each in listed} == {"T4"}
@@ -113,7 +113,7 @@ def test_offers_are_listed_cheapest_first_with_prices_and_zones(ec2: LocalEC2) -
 
 
 def test_python_gets_the_same_types_and_prices(ec2: LocalEC2) -> None:
-    listed = answer("offers", "--cpu", "4", "--memory", "16GB", *at(ec2))["offers"]
+    listed = answer("offers", "--provider", "aws", "--cpu", "4", "--memory", "16GB", *at(ec2))["offers"]
 
     found = sky.offers(sky.AWS(endpoint_url=ec2.endpoint_url), cpu=4, memory="16GB")
 
@@ -123,8 +123,8 @@ def test_python_gets_the_same_types_and_prices(ec2: LocalEC2) -> None:
 
 
 def test_the_table_says_the_same(ec2: LocalEC2) -> None:
-    listed = answer("offers", "--machine", "p4de.24xlarge", *at(ec2))["offers"][0]
-    table = run("offers", "--machine", "p4de.24xlarge", *at(ec2)).stdout
+    listed = answer("offers", "--provider", "aws", "--machine", "p4de.24xlarge", *at(ec2))["offers"][0]
+    table = run("offers", "--provider", "aws", "--machine", "p4de.24xlarge", *at(ec2)).stdout
 
     assert "p4de.24xlarge" in table
     assert f"8 x {listed['accelerator']} 80 GiB" in table
@@ -135,31 +135,33 @@ def test_the_table_says_the_same(ec2: LocalEC2) -> None:
 def test_why_a_price_is_unknown_is_said_once(ec2: LocalEC2) -> None:
     ec2.fail(AwsFault(code="AccessDeniedException"), action="GetProducts", times=100)
 
-    table = run("offers", "--cpu", "2", *at(ec2)).stdout
+    table = run("offers", "--provider", "aws", "--cpu", "2", *at(ec2)).stdout
 
     assert table.count("prices on demand are unknown: the account may not query them (pricing:GetProducts)") == 1
     assert "prices on spot" not in table
 
 
 def test_another_region_and_only_spot(ec2: LocalEC2) -> None:
-    listed = answer("offers", "--machine", "t3.medium", "--region", "eu-west-1", "--spot", *at(ec2))["offers"]
+    listed = answer(
+        "offers", "--provider", "aws", "--machine", "t3.medium", "--region", "eu-west-1", "--spot", *at(ec2)
+    )["offers"]
 
     assert {(each["region"], each["type"]) for each in listed} == {("eu-west-1", "t3.medium")}
 
 
 def test_cores_and_memory_are_enough_to_ask_for(ec2: LocalEC2) -> None:
-    listed = answer("offers", "--cpu", "4", "--memory", "16GB", *at(ec2))["offers"]
+    listed = answer("offers", "--provider", "aws", "--cpu", "4", "--memory", "16GB", *at(ec2))["offers"]
 
     assert listed
     assert all(each["cores"] >= 4 and each["memory_gib"] >= 16 for each in listed)
 
 
 def test_what_cannot_be_had_is_an_error(ec2: LocalEC2) -> None:
-    said = answer("offers", "--accelerator", "tpu-v4", *at(ec2), exit_code=1)
+    said = answer("offers", "--provider", "aws", "--accelerator", "tpu-v4", *at(ec2), exit_code=1)
 
     assert said["offers"] == []
     assert "aws" in said["errors"]
-    assert run("offers", "--accelerator", "no-such-thing", *at(ec2)).exit_code == 1
+    assert run("offers", "--provider", "aws", "--accelerator", "no-such-thing", *at(ec2)).exit_code == 1
 
 
 def test_settings_are_the_providers_own_to_refuse(ec2: LocalEC2) -> None:

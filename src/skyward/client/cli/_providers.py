@@ -81,13 +81,13 @@ def place_options(command: C) -> C:
 
 def settings_of(region: str | None, options: Sequence[str]) -> ProviderOptions:
     """Return the parameters that options give."""
-    values = {} if region is None else {"region": region}
+    values: dict[str, str] = {}
     for option in options:
         name, equals, value = option.partition("=")
         if not (name and equals):
             raise click.BadParameter(f"{option!r} is not NAME=VALUE", param_hint="--set")
         values[name] = value
-    return ProviderOptions(values=values)
+    return ProviderOptions(values=values | ({} if region is None else {"region": region}))
 
 
 def rented_providers() -> Sequence[str]:
