@@ -159,7 +159,7 @@ def _holds_files(path: Path) -> bool:
 
 
 def test_no_folder_shows_more_than_sixteen_entries() -> None:
-    hidden = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
+    hidden = {"__init__.py", "__main__.py", "__pycache__", "conftest.py", "py.typed"}
     folders = {path.parent for path in FILES} | {path.parent for path in (ROOT / "tests").rglob("*.py")}
     counts = {
         folder: sum(path.name not in hidden and _holds_files(path) for path in folder.iterdir()) for folder in folders
