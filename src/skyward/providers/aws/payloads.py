@@ -29,11 +29,9 @@ __all__ = [
     "filters",
     "fleet_call",
     "machine_call",
-    "machine_tags",
     "new_instance",
     "parse_record",
     "pool_tags",
-    "read_tags",
     "tag_specification",
     "template_call",
 ]
@@ -51,19 +49,9 @@ def pool_tags(pool_id: str) -> dict[str, str]:
     return {POOL_TAG: pool_id, "Name": f"skyward-{pool_id}"}
 
 
-def machine_tags(pool_id: str, key: str) -> dict[str, str]:
-    """Return the tags of a machine, its disk and its network interface."""
-    return {**pool_tags(pool_id), KEY_TAG: key}
-
-
 def tag_specification(kind: str, tags: Mapping[str, str]) -> dict[str, Any]:
     """Return ``tags`` as a ``TagSpecification`` for a new resource of that kind."""
     return {"ResourceType": kind, "Tags": [{"Key": name, "Value": value} for name, value in tags.items()]}
-
-
-def read_tags(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags in a row of an answer."""
-    return {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
 
 
 def filters(wanted: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
@@ -152,7 +140,7 @@ def new_instance(instance_id: str, key: str, offer: Offer) -> Instance:
 
 def parse_record(row: Mapping[str, Any], region: str) -> Record:
     """Parse one of the instances in an answer to ``DescribeInstances`` or ``RunInstances``."""
-    tags = read_tags(row)
+    tags = {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
     zone = str(row.get("Placement", {}).get("AvailabilityZone", ""))
     reason: Mapping[str, Any] = row.get("StateReason") or {}
     options: Mapping[str, Any] = row.get("CpuOptions") or {}
@@ -239,8 +227,8 @@ class MachineOrder:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags of the machine."""
-        return machine_tags(self.pool_id, self.key)
+        """Tags of the machine, its disk and its network interface."""
+        return {**pool_tags(self.pool_id), KEY_TAG: self.key}
 
     @property
     def user_data(self) -> str:

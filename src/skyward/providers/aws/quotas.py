@@ -23,7 +23,6 @@ __all__ = [
     "Quota",
     "check_account",
     "exceeded",
-    "known_quotas",
     "quota_of",
     "quota_value",
     "too_small",
@@ -128,11 +127,6 @@ def exceeded(offer: Offer, region: str, message: str) -> QuotaError:
         f"aws {region}: {offer.spec.name} would exceed {named}: {message}. Request more at "
         f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas{page}"
     )
-
-
-def known_quotas() -> Sequence[Quota]:
-    """Return every quota that Skyward's machines can count against."""
-    return (*_ON_DEMAND.values(), *_SPOT.values())
 
 
 async def quota_value(account: Account, quota: Quota) -> float | None:
@@ -249,7 +243,7 @@ async def _prices(account: Account) -> Finding:
 
 async def _quotas(account: Account) -> Finding:
     what = "aws quotas"
-    quotas = known_quotas()
+    quotas = (*_ON_DEMAND.values(), *_SPOT.values())
     values = dict(zip(quotas, await asyncio.gather(*(quota_value(account, each) for each in quotas)), strict=True))
     if all(value is None for value in values.values()):
         fix = "allow servicequotas:GetServiceQuota to see quotas before a launch is refused"
