@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final, Protocol, cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, to_its_end
 from skyward.errors import SkywardError
@@ -20,7 +20,7 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.transport.access import SSHAccess, SSHTarget
 
-__all__ = ["MachineBook", "MachineRecord", "RentedMachines"]
+__all__ = ["MachineApi", "MachineBook", "MachineRecord", "RentedMachines"]
 
 _SSH_PATIENCE_S: Final = 60.0
 _NOTHING: Final = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
@@ -128,10 +128,34 @@ class MachineBook:
             self._launching[pool_id] -= 1
 
 
+class MachineApi(Protocol):
+    """Calls of a vendor's API that concern machines, of one place where it has several. All are idempotent."""
+
+    async def find(self, key: str) -> MachineRecord | None:
+        """Return the machine with that ledger key; None if none is listed."""
+        ...
+
+    async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
+        """Return at least the machines with these ids that exist; ``pool_id`` is their pool, if they have one pool."""
+        ...
+
+    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
+        """Return every machine of Skyward's, or at least every one of that pool."""
+        ...
+
+    async def request_end(self, machine: str) -> None:
+        """Request the end of a machine; refused as missing if there is none."""
+        ...
+
+    async def remove(self, pool_id: str) -> None:
+        """Remove what was created for a pool besides machines."""
+        ...
+
+
 class RentedMachines:
     """Base of providers of virtual machines without client tokens; a subclass is a frozen dataclass of its settings.
 
-    It brings ``offers`` and the methods of this class that raise :class:`NotImplementedError`. Machines have host keys
+    It brings ``offers``, and what raises :class:`NotImplementedError` here. Machines have host keys
     derived from their ledger keys, and admit the user's key.
     """
 
@@ -162,6 +186,11 @@ class RentedMachines:
         """True if machines can stop their own bill when their client is dead."""
         return False
 
+    @property
+    def api(self) -> MachineApi:
+        """The vendor's calls that concern machines."""
+        raise NotImplementedError
+
     async def prepare(self, order: LaunchOrder) -> None:
         """Create what the pool needs besides machines, if it is not there. Idempotent."""
 
@@ -169,28 +198,8 @@ class RentedMachines:
         """Create a machine, with one call; see :class:`~skyward.providers._common.create_once.MachineCalls`."""
         raise NotImplementedError
 
-    async def find(self, key: str) -> MachineRecord | None:
-        """Return the machine with that ledger key; None if none is listed."""
-        raise NotImplementedError
-
-    async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
-        """Return at least the machines with these ids that exist; ``pool_id`` is their pool, if they have one pool."""
-        raise NotImplementedError
-
-    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
-        """Return every machine of these settings, or at least every one of that pool."""
-        raise NotImplementedError
-
-    async def request_end(self, machine: str) -> None:
-        """Request the end of a machine, once; refused as missing if there is none."""
-        raise NotImplementedError
-
-    async def remove(self, pool_id: str) -> None:
-        """Remove what was created for a pool besides machines. Idempotent."""
-
-    def end_command(self, key: str) -> tuple[str, ...]:
+    def end_command(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
         """Return the command by which the machine with that ledger key ends its bill; empty for none."""
-        del key
         return ()
 
     async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
@@ -202,7 +211,7 @@ class RentedMachines:
             return self._instance(record)
 
         async def find(key: str) -> Instance | None:
-            record = await self.find(key)
+            record = await self.api.find(key)
             return None if record is None else self._instance(record)
 
         calls = MachineCalls(create=create, find=find, destroy=lambda machine: self._end([machine]))
@@ -247,16 +256,16 @@ class RentedMachines:
             if self.book.is_launching(pool_id):
                 return
             try:
-                left = [each for each in await self.listed(pool_id) if each.pool_id == pool_id]
+                left = [each for each in await self.api.listed(pool_id) if each.pool_id == pool_id]
                 if all(each.state is InstanceState.GONE for each in left):
-                    await self.remove(pool_id)
+                    await self.api.remove(pool_id)
             except SkywardError as error:
                 _logger.warning("%s: something of pool %s is left: %s", self.name, pool_id, error)
 
     async def tagged(self) -> Sequence[Instance]:
         """Return every machine of Skyward's with these settings that is not gone."""
         await SYSTEM_CLOCK.sleep(self.listing_s)
-        return [self._instance(each) for each in await self.listed() if each.state is not InstanceState.GONE]
+        return [self._instance(each) for each in await self.api.listed() if each.state is not InstanceState.GONE]
 
     @property
     def book(self) -> MachineBook:
@@ -265,7 +274,7 @@ class RentedMachines:
 
     async def _look(self, instance_ids: Sequence[str]) -> Mapping[str, MachineRecord]:
         pools = {self.book.pools.get(each, "") for each in instance_ids}
-        records = await self.records(instance_ids, pools.pop() if len(pools) == 1 else "")
+        records = await self.api.records(instance_ids, pools.pop() if len(pools) == 1 else "")
         self.book.pools.update({each.id: each.pool_id for each in records})
         return {each.id: each for each in records}
 
@@ -293,7 +302,7 @@ class RentedMachines:
 
     async def _refusal(self, machine: str) -> SkywardError | None:
         try:
-            await self.request_end(machine)
+            await self.api.request_end(machine)
         except SkywardError as error:
             return error
         return None

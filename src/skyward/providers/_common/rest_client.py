@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import urllib3
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
 from skyward.errors import ConfigurationError, RateLimitError, SkywardError, UnreachableError
@@ -28,6 +29,7 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 _READ_TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
+_UNSEEN_PAUSE_S: Final = 1.0
 _CONNECTIONS: Final = 16
 _SUCCESS: Final = range(200, 300)
 _UNAUTHORIZED: Final = 401
@@ -171,16 +173,27 @@ class RestClient:
         """
         return await self._persist(_Request(method=method, path=path, query=query or {}, body=body), done)
 
-    async def create(self, path: str, body: Any) -> Any:
+    async def create(self, path: str, body: Any, *, unseen_s: float = 0.0) -> Any:
         """Send ``POST path`` once, when nobody waits for the provider's patience, and return the answer.
 
         It is awaited even if the caller is cancelled. Raises one of :data:`~skyward.providers.base.REFUSALS` if the
         provider refused it, and :class:`~skyward.errors.UnreachableError` if it may have taken effect.
+
+        Args:
+            path: the path.
+            body: the body.
+            unseen_s: time for which the refusal of something that was created just before, as missing, is no answer:
+                then another call is sent.
         """
-        request = _Request(method="POST", path=path, body=body)
-        await self._turn(request.route, self._patience_s)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda error: is_kind(error, RefusalKind.MISSING)),
+            stop=stop_after_delay(unseen_s),
+            wait=wait_fixed(_UNSEEN_PAUSE_S),
+            sleep=self._clock.sleep,
+            reraise=True,
+        )
         try:
-            return await to_its_end(self._attempt(request, pauses=0))
+            return await retrying(self._create_once, _Request(method="POST", path=path, body=body))
         except REFUSALS:
             raise
         except SkywardError as error:
@@ -194,6 +207,10 @@ class RestClient:
             pool, self._pool = self._pool, None
         if pool is not None:
             await asyncio.to_thread(_close, pool)
+
+    async def _create_once(self, request: _Request) -> Any:
+        await self._turn(request.route, self._patience_s)
+        return await to_its_end(self._attempt(request, pauses=0))
 
     async def _persist(self, request: _Request, passed: Sequence[RefusalKind] = ()) -> Any:
         """Return the answer to a request that may be repeated; None after a refusal that is passed over."""

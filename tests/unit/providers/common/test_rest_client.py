@@ -279,6 +279,21 @@ def test_a_refused_create_raises_an_error_that_leaves_nothing(
     assert is_kind(caught.value, KINDS[status])
 
 
+def test_a_create_refused_for_something_made_just_before_is_sent_again(client: RestClient, service: Service) -> None:
+    service.script = [Say(status=404), Say(status=404), Say(body={"made": 1})]
+
+    assert asyncio.run(client.create("/v2/things", {}, unseen_s=60.0)) == {"made": 1}
+
+
+def test_refusals_that_leave_nothing_to_do_are_passed_over(client: RestClient, service: Service) -> None:
+    service.script = [Say(status=404), Say(status=404), Say(status=422)]
+
+    assert asyncio.run(client.change("DELETE", "/v2/things/1", done=(RefusalKind.MISSING,))) is None
+    assert asyncio.run(client.optional("/v2/things/1")) is None
+    with pytest.raises(CapacityError):
+        asyncio.run(client.optional("/v2/things/1"))
+
+
 @pytest.mark.parametrize("verb", ["create", "change"])
 def test_a_cancelled_change_is_awaited(client: RestClient, service: Service, verb: str) -> None:
     held = threading.Event()

@@ -1,0 +1,1 @@
+"""Provider of DigitalOcean's droplets."""
