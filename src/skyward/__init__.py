@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         use_callback,
     )
     from skyward.providers.aws.provider import AWS
+    from skyward.providers.digitalocean.provider import DigitalOcean
     from skyward.providers.local import Local
     from skyward.providers.ssh import SSH
     from skyward.request.accelerators import NVIDIA, Accelerator, is_nvidia, is_trainium
@@ -110,6 +111,7 @@ __all__ = [
     "ConfigurationError",
     "CostFinal",
     "CostUpdate",
+    "DigitalOcean",
     "DistributedSampler",
     "Error",
     "GpuMetrics",
@@ -238,6 +240,7 @@ _HOMES = {
     "skyward.client.pending": ("ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"),
     "skyward.client.pool": ("ComputePool",),
     "skyward.providers.aws.provider": ("AWS",),
+    "skyward.providers.digitalocean.provider": ("DigitalOcean",),
     "skyward.providers.local": ("Local",),
     "skyward.providers.ssh": ("SSH",),
     "skyward.distributed.runtime": (
@@ -254,7 +257,7 @@ _HOMES = {
     "skyward.request.volume": ("S3Volume",),
     "skyward.submission": ("CallFuture",),
 }
-_NOT_YET = ("DigitalOcean", "RunPod", "Verda", "VastAI")
+_NOT_YET = ("RunPod", "Verda", "VastAI")
 
 
 def __getattr__(name: str) -> Any:

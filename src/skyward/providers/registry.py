@@ -39,6 +39,7 @@ __all__ = [
 
 BUILT_IN: Mapping[str, str] = {
     "aws": "skyward.providers.aws.provider:AWS",
+    "digitalocean": "skyward.providers.digitalocean.provider:DigitalOcean",
     "local": "skyward.providers.local:Local",
     "ssh": "skyward.providers.ssh:SSH",
 }

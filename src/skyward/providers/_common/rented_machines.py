@@ -7,23 +7,19 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import ClassVar, Final, Protocol, cast
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol, cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, to_its_end
 from skyward.errors import SkywardError
 from skyward.providers._common.create_once import MachineCalls, create_once
+from skyward.providers._common.launched_machines import LaunchedMachines, log_in
 from skyward.providers._common.refusals import RefusalKind, is_kind
-from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers._common.until_gone import Asked, EndingCalls, until_gone
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.request.instance import InstanceSpec
-from skyward.transport.access import SSHAccess, SSHTarget
 
 __all__ = ["MachineApi", "MachineBook", "MachineRecord", "RentedMachines"]
 
-_SSH_PATIENCE_S: Final = 60.0
-_NOTHING: Final = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
 _logger = logging.getLogger("skyward")
 
 
@@ -56,63 +52,20 @@ class MachineRecord:
     preempted: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bought:
-    """Machine that this process has launched, and the time of that by the system clock."""
-
-    key: str
-    offer: Offer
-    at: float
-
-
 @dataclass(slots=True, eq=False)
 class MachineBook:
     """Record of one process's machines at a provider.
 
     Attributes:
+        launched: machines that this process has launched, and not ended.
         pools: pool of each machine launched or seen, by id.
-        ended: ids of the machines that this process has terminated.
         locks: locks of the pools' resources, by pool id.
     """
 
+    launched: LaunchedMachines = field(default_factory=LaunchedMachines)
     pools: dict[str, str] = field(default_factory=dict[str, str])
-    ended: set[str] = field(default_factory=set[str])
     locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    _bought: dict[str, _Bought] = field(default_factory=dict[str, _Bought])
     _launching: Counter[str] = field(default_factory=Counter[str])
-
-    def add(self, record: MachineRecord, offer: Offer) -> None:
-        """Add a machine that was launched just now."""
-        self.pools[record.id] = record.pool_id
-        self._bought.setdefault(record.id, _Bought(key=record.key, offer=offer, at=SYSTEM_CLOCK.elapsed()))
-
-    def offer(self, record: MachineRecord) -> Offer:
-        """Return the offer that a machine was launched as; that of its record if this process did not launch it."""
-        bought = self._bought.get(record.id)
-        return record.offer if bought is None else bought.offer
-
-    def age_s(self, machine: str) -> float:
-        """Return the seconds since this process launched a machine; infinity if it did not."""
-        bought = self._bought.get(machine)
-        return float("inf") if bought is None else SYSTEM_CLOCK.elapsed() - bought.at
-
-    def unlisted(self, machine: str, *, unlisted_s: float, ends_itself: bool) -> Instance:
-        """Return the record of a machine that the provider does not list: pending if it is new, else gone.
-
-        A spot machine that this process did not terminate was preempted.
-        """
-        bought = self._bought.get(machine)
-        if bought is None:
-            return Instance(id=machine, key="", state=InstanceState.GONE, offer=_NOTHING)
-        pending = machine not in self.ended and self.age_s(machine) < unlisted_s
-        return Instance(
-            id=machine,
-            key=bought.key,
-            state=InstanceState.PENDING if pending else InstanceState.GONE,
-            offer=bought.offer,
-            preempted=bought.offer.spot and not pending and machine not in self.ended,
-            ends_itself=ends_itself,
-        )
 
     def is_launching(self, pool_id: str) -> bool:
         """Return whether a launch for the pool is under way."""
@@ -206,9 +159,8 @@ class RentedMachines:
         """See :meth:`~skyward.providers.base.Provider.launch`."""
 
         async def create(offer: Offer, key: str) -> Instance:
-            record = await self.create(offer, key, order)
-            self.book.add(record, offer)
-            return self._instance(record)
+            made = self._instance(await self.create(offer, key, order))
+            return self._add(replace(made, offer=offer), order)
 
         async def find(key: str) -> Instance | None:
             record = await self.api.find(key)
@@ -225,10 +177,7 @@ class RentedMachines:
         except BaseException:
             await to_its_end(self.tidy(order.pool_id))
             raise
-        for each in made:
-            adopted = MachineRecord(id=each.id, key=each.key, pool_id=order.pool_id, state=each.state, offer=each.offer)
-            self.book.add(adopted, each.offer)
-        return made
+        return [self._add(each, order) for each in made]
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
         """Return the machines' records; one launched just now and not listed yet is pending."""
@@ -239,7 +188,7 @@ class RentedMachines:
         def seen(machine: str) -> Instance:
             if machine in found:
                 return self._instance(found[machine])
-            return self.book.unlisted(machine, unlisted_s=self.unlisted_s, ends_itself=self.ends_itself)
+            return self.book.launched.unlisted(machine, listing_s=self.unlisted_s)
 
         return [seen(each) for each in instance_ids]
 
@@ -283,7 +232,7 @@ class RentedMachines:
             found = await self._look(left)
             return {each: found[each].state for each in left if each in found}
 
-        calls = EndingCalls(look=look, ask=self._ask, age_s=self.book.age_s)
+        calls = EndingCalls(look=look, ask=self._ask, age_s=self.book.launched.age_s)
         await until_gone(
             self.name,
             calls,
@@ -292,7 +241,8 @@ class RentedMachines:
             unlisted_s=self.unlisted_s,
             look_s=self.look_s,
         )
-        self.book.ended.update(instance_ids)
+        for each in instance_ids:
+            self.book.launched.drop(each)
 
     async def _ask(self, instance_ids: Sequence[str]) -> Asked:
         answers = await asyncio.gather(*(self._refusal(each) for each in instance_ids))
@@ -307,14 +257,22 @@ class RentedMachines:
             return error
         return None
 
+    def _add(self, instance: Instance, order: LaunchOrder) -> Instance:
+        self.book.pools[instance.id] = order.pool_id
+        return self.book.launched.add(instance)
+
     def _instance(self, record: MachineRecord) -> Instance:
         running = record.state is InstanceState.RUNNING
-        return Instance(
+        reached = running and bool(record.public_address)
+        address = record.private_address or record.public_address
+        listed = Instance(
             id=record.id,
             key=record.key,
-            state=record.state if record.public_address or not running else InstanceState.PENDING,
-            offer=self.book.offer(record),
-            access=self._access(record) if running and record.public_address else None,
+            state=record.state if reached or not running else InstanceState.PENDING,
+            offer=record.offer,
+            access=log_in(self, record.id, record.key, host=record.public_address, address=address)
+            if reached
+            else None,
             reason=record.reason,
             power_off=self.end_command(record.key),
             network=record.network,
@@ -322,22 +280,4 @@ class RentedMachines:
             ends_itself=self.ends_itself,
             price_per_hour=record.offer.price_per_hour,
         )
-
-    def _access(self, record: MachineRecord) -> SSHAccess:
-        path, _ = user_key()
-        target = SSHTarget(
-            host=record.public_address,
-            port=self.port,
-            user=self.user,
-            key_path=str(path),
-            host_keys=(host_key(record.key).public,),
-            patience_s=_SSH_PATIENCE_S,
-        )
-        cache = f"{self.home}/.cache/skyward"
-        return SSHAccess(
-            target=target,
-            address=record.private_address or record.public_address,
-            workdir=f"{cache}/nodes/{record.id}",
-            cache=cache,
-            boot_s=self.boot_s,
-        )
+        return self.book.launched.as_bought(listed)

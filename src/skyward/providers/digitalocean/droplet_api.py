@@ -43,11 +43,8 @@ REFUSED: Final = RefusalTable(
         ),
         RefusalRow(kind=RefusalKind.MISSING, status=422, words=r"invalid key identifiers"),
         RefusalRow(kind=RefusalKind.IN_USE, status=422, words=r"pending event|is locked|currently being|in progress"),
-        RefusalRow(kind=RefusalKind.EXISTS, status=422, words=r"already (?:in use|exists|been taken)|duplicate"),
-        RefusalRow(kind=RefusalKind.EXISTS, status=409),
-        RefusalRow(
-            kind=RefusalKind.CAPACITY, status=422, words=r"unavailable|not available|capacity|sold out|restricted"
-        ),
+        RefusalRow(kind=RefusalKind.EXISTS, words=r"already (?:in use|exists|been taken)|duplicate"),
+        RefusalRow(kind=RefusalKind.CAPACITY, status=422, words=r"unavailable|not available|capacity|sold out"),
     ),
     advice={
         RefusalKind.AUTH: f"Set {_VARIABLES[0]} to a token of {_TOKENS_URL}, or `doctl auth init`",

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from skyward.errors import ConfigurationError
-from skyward.providers._common.machine_catalogue import Catalogue, MachineType, sold_accelerators, sold_as
+from skyward.providers._common.machine_catalogue import (
+    Catalogue,
+    MachineType,
+    fewest_accelerators,
+    sold_accelerators,
+    sold_as,
+)
 from skyward.providers._common.offer_list import cheapest_offers
 from skyward.providers.base import Offer
 from skyward.request.accelerators import Vendor, find_model
@@ -75,13 +81,13 @@ def find_offers(sizes: Sequence[DropletSize], request: PoolRequest, region: str)
         remedy="try DigitalOcean(region=...)",
     )
     prices = {size.type.name: size.price_per_hour for size in sizes}
-    fitting = [here[each.name] for each in catalogue.candidates(request)]
-    fewest = min(each.type.spec.accelerator_count for each in fitting)
-    chosen = [each for each in fitting if each.type.spec.accelerator_count == fewest]
-    return cheapest_offers([_offer(each, region, prices) for each in chosen], request, vendor="digitalocean")
+    chosen = [here[each.name] for each in fewest_accelerators(catalogue.candidates(request))]
+    return cheapest_offers(
+        [_offer(each, region, prices, chosen=bool(request.machine)) for each in chosen], request, vendor="digitalocean"
+    )
 
 
-def _offer(size: DropletSize, region: str, prices: Mapping[str, float]) -> Offer:
+def _offer(size: DropletSize, region: str, prices: Mapping[str, float], *, chosen: bool) -> Offer:
     name = size.type.name
     spot = name.endswith(SPOT_SUFFIX)
     return Offer(
@@ -91,7 +97,7 @@ def _offer(size: DropletSize, region: str, prices: Mapping[str, float]) -> Offer
         price_per_hour=size.price_per_hour,
         on_demand_price_per_hour=prices.get(name.removesuffix(SPOT_SUFFIX)) if spot else size.price_per_hour,
         minimum_billed_s=MINIMUM_BILLED_S,
-        note=f"{name} shares its processors with other customers" if name.startswith(_SHARED) else "",
+        note=f"{name} shares its processors with other customers" if name.startswith(_SHARED) and not chosen else "",
     )
 
 

@@ -1,0 +1,42 @@
+"""The examples for clouds that have a fake, as they are."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyward.provision.buying.ledger import Ledger
+from skyward.testing.hosts import require_sshd
+from support.clouds.vendors import PATH, VENDORS, opened
+
+require_sshd()
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+FOLDER = Path(__file__).parents[3] / "examples"
+
+
+@pytest.mark.parametrize(("vendor", "example"), [("digitalocean", "digitalocean_droplets.py")])
+def test_an_example_prints_its_results_and_leaves_nothing(
+    vendor: str, example: str, ssh_cache: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    capsys, tmp_path = request.getfixturevalue("capsys"), request.getfixturevalue("tmp_path")
+    (found,) = [each for each in VENDORS if each.name == vendor]
+    env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
+    with opened(found, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env) as cloud:
+        made = found.kind.__init__
+        monkeypatch.setattr(
+            found.kind, "__init__", lambda *a, **k: made(*a, **{**k, "endpoint_url": cloud.endpoint_url})
+        )
+        monkeypatch.setattr(sys, "argv", [example])
+
+        runpy.run_path(str(FOLDER / example), run_name="__main__")
+
+        said = capsys.readouterr().out
+        assert cloud.left() == {}
+    assert "node 1 of 2: Linux" in said
+    assert "sum of squares: 328350" in said
+    assert "cost: $0." in said
+    assert list(Ledger.of_user().open_entries()) == []
