@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import skyward as sky
 from skyward.provision.buying.ledger import Ledger
 from skyward.testing.hosts import require_sshd
 from support.clouds.vendors import PATH, VENDORS, opened
@@ -26,10 +28,7 @@ def test_an_example_prints_its_results_and_leaves_nothing(
     (found,) = [each for each in VENDORS if each.name == vendor]
     env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
     with opened(found, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env) as cloud:
-        made = found.kind.__init__
-        monkeypatch.setattr(
-            found.kind, "__init__", lambda *a, **k: made(*a, **{**k, "endpoint_url": cloud.endpoint_url})
-        )
+        monkeypatch.setattr(sky, found.kind.__name__, partial(found.kind, endpoint_url=cloud.endpoint_url))
         monkeypatch.setattr(sys, "argv", [example])
 
         runpy.run_path(str(FOLDER / example), run_name="__main__")

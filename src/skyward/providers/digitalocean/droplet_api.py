@@ -10,6 +10,7 @@ from typing import Any, Final
 import platformdirs
 
 from skyward.errors import AuthenticationError, SkywardError
+from skyward.providers._common.findings import failed
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
 from skyward.providers.digitalocean.droplet_sizes import DropletSize, parse_sizes
@@ -20,8 +21,6 @@ __all__ = ["API_URL", "REFUSED", "check_account", "find_token", "open_api", "rea
 API_URL: Final = "https://api.digitalocean.com"
 _VARIABLES: Final = ("DIGITALOCEAN_TOKEN", "DIGITALOCEAN_ACCESS_TOKEN")
 _TOKENS_URL: Final = "https://cloud.digitalocean.com/account/api/tokens"
-_KEY_PACE_S: Final = 6.0
-"""Account keys may be requested ten times a minute; everything together 250 times."""
 
 _SCOPES: Final[Mapping[str, str]] = {"keys": "ssh_key", "regions": "regions", "sizes": "sizes"}
 """Names of scopes that are not the singular of the path's last word."""
@@ -71,7 +70,7 @@ def open_api(region: str, token: str | None, endpoint_url: str | None, *, patien
         authorize=authorize,
         judge=_judge,
         explain=explain,
-        pace={"GET /v2/account/keys/*": _KEY_PACE_S},
+        pace={"GET /v2/account/keys/*": 6.0},  # ten times a minute; everything together 250 times
         reset_header="ratelimit-reset",
         patience_s=patience_s,
     )
@@ -92,10 +91,7 @@ def find_token() -> str:
         if found := os.environ.get(name, "").strip():
             return found
     path = platformdirs.user_config_path("doctl") / "config.yaml"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        text = ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     context = _setting(text, "context")
     name = "access-token" if context in ("", "default") else rf"[ \t]+{re.escape(context)}"
     if found := _setting(text, name):
@@ -134,8 +130,7 @@ async def check_account(rest: RestClient, region: str) -> Sequence[Finding]:
             findings.append(Finding(what=f"digitalocean may {_scope(f'GET {path}')}", state="ok", found="yes"))
         return [*findings, _region(await read_sizes(rest), region)]
     except SkywardError as error:
-        found, _, fix = str(error).partition(". ")
-        return [Finding(what="digitalocean token", state="fail", found=found, fix=fix)]
+        return [failed("digitalocean token", error)]
 
 
 def _state(account: Mapping[str, Any]) -> Finding:

@@ -88,8 +88,7 @@ def find_offers(sizes: Sequence[DropletSize], request: PoolRequest, region: str)
 
 
 def _offer(size: DropletSize, region: str, prices: Mapping[str, float], *, chosen: bool) -> Offer:
-    name = size.type.name
-    spot = name.endswith(SPOT_SUFFIX)
+    name, spot = size.type.name, size.type.name.endswith(SPOT_SUFFIX)
     return Offer(
         spec=size.type.spec,
         region=region,
