@@ -69,7 +69,7 @@ _SELECT = """
 SELECT * FROM entries WHERE (closed_at IS NULL OR ?) AND pool_id = ifnull(?, pool_id) ORDER BY created_at, key
 """
 _SELECT_BILLED = """
-SELECT * FROM entries WHERE closed_at IS NULL AND NOT ends_itself AND provider = ? ORDER BY created_at, key
+SELECT * FROM entries WHERE closed_at IS NULL AND (? OR NOT ends_itself) AND provider = ? ORDER BY created_at, key
 """
 _ADVICE = {
     sqlite3.SQLITE_BUSY: f"another process has held it for {_WAIT_S:g} s; find it with `fuser`, and try again",
@@ -211,10 +211,13 @@ class Ledger:
         """Return entries not confirmed gone, oldest first; only those of ``pool_id`` where one is given."""
         return self._entries(pool_id, closed=False)
 
-    def billed_entries(self, provider: str) -> Sequence[LedgerEntry]:
-        """Return open entries of a provider's machines that cannot stop their own bill, oldest first."""
+    def billed_entries(self, provider: str, *, entrusted: bool = False) -> Sequence[LedgerEntry]:
+        """Return open entries of a provider's machines that cannot stop their own bill, oldest first.
+
+        With ``entrusted`` also of those that can do so by a secret, which a machine may never have received.
+        """
         with self._transaction() as database:
-            rows = database.execute(_SELECT_BILLED, (provider,)).fetchall()
+            rows = database.execute(_SELECT_BILLED, (entrusted, provider)).fetchall()
         return tuple(map(_entry, rows))
 
     def entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from skyward.events import Notice, SkywardEvent
 from skyward.providers.base import Provider
-from skyward.providers.registry import is_rented
+from skyward.providers.registry import Entrusts, is_rented
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.sweep import Sweep, SweepReport
 
@@ -53,7 +53,8 @@ class OpeningSweep:
     async def _run(self) -> None:
         name = self._provider.name
         try:
-            entries = await asyncio.to_thread(self._ledger.billed_entries, name)
+            entrusted = isinstance(self._provider, Entrusts)
+            entries = await asyncio.to_thread(self._ledger.billed_entries, name, entrusted=entrusted)
             if not entries:
                 return
             report = await Sweep(self._ledger, own=self._provider).end_dead(entries)

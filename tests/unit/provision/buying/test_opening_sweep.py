@@ -14,6 +14,7 @@ import skyward as sky
 from skyward.errors import CapacityError, TerminationError
 from skyward.events import Notice, SkywardEvent
 from skyward.providers.base import Instance, LaunchOrder, Offer
+from skyward.providers.registry import MachineSecret
 from skyward.provision.buying import opening_sweep
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.opening_sweep import OpeningSweep
@@ -94,6 +95,22 @@ def test_machines_that_end_themselves_are_left_to_do_so(stage: Stage) -> None:
     stage.sweep()
 
     assert (stage.provider.alive, stage.provider.calls) == ([left], [])
+
+
+class Entrusting(FakeProvider):
+    """Whose machines end themselves once they have received a secret."""
+
+    async def secret(self, instance: Instance) -> MachineSecret | None:
+        return MachineSecret(command=("true",), value="secret")
+
+
+def test_machines_that_end_themselves_by_a_secret_may_never_have_got_it_and_are_ended(stage: Stage) -> None:
+    stage.provider = Entrusting()
+    stage.leave(DEAD)
+    kept = stage.leave(ALIVE)
+    stage.sweep()
+
+    assert stage.provider.alive == [kept]
 
 
 def test_machines_of_other_providers_are_left_to_their_own_pools(stage: Stage) -> None:

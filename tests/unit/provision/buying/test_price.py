@@ -319,6 +319,7 @@ class Late(FakeProvider):
         super().__init__([CHEAP])
         self._stage = stage
         self._name = name
+        self.own_machines = name != "cloud"
 
     @property
     def name(self) -> Any:
