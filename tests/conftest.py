@@ -20,6 +20,7 @@ import stamina
 from uv import find_uv_bin
 
 import skyward as sky
+from skyward.node.supervisor import template
 from skyward.provision.preparing.sources import pip_settings
 
 SETTLE_S = 10.0
@@ -134,14 +135,24 @@ def _replace_link(link: Path, target: str) -> None:
     new.replace(link)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the first unit test, end what pools were forked from: to look for other children takes as long as it."""
+    folder = item.path.relative_to(SKIPS.parent).parts[0]
+    if folder == "unit" != _Last.folder:
+        template._templates.close()
+    _Last.folder = folder
+
+
 class LeakError(AssertionError):
     """Something that was not there before the test is still there after it."""
 
 
 class _Last:
-    """What this process held when the last test was over; None once a fixture that outlives its test was set up."""
+    """What this process held after its last test, None once a fixture outlives its test; and that test's folder."""
 
     held: frozenset[str] | None = None
+    folder = ""
 
 
 def _leaving_nothing() -> Iterator[None]:

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -224,15 +225,25 @@ class _Part:
     """Temporary file of an incoming blob, renamed once it is whole and has the right hash. Thread-safe."""
 
     def __init__(self, path: str) -> None:
-        folder, _, name = path.rpartition("/")
         self._path = path
-        self._lock = threading.Lock()  # a thread that writes outlives its cancelled task
-        descriptor, self._temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-        self._file = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed by drop
+        self._lock = threading.Lock()  # a thread that opens or writes outlives its cancelled task
+        self._temporary = ""
+        self._file: FileIO | None = None
+        self._dropped = False
         self._digest = blake3()
+
+    def open(self) -> None:
+        """Create the file; do nothing once it was dropped."""
+        folder, _, name = self._path.rpartition("/")
+        with self._lock:
+            if not self._dropped:
+                descriptor, self._temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+                self._file = FileIO(descriptor, "wb")
 
     def write(self, chunk: bytes) -> None:
         with self._lock:
+            if self._file is None or self._dropped:
+                return
             view = memoryview(chunk)
             while view:  # an unbuffered write may store less than it was given
                 view = view[self._file.write(view) :]
@@ -249,14 +260,17 @@ class _Part:
     def drop(self) -> None:
         """Close the file, and remove it unless it was kept."""
         with self._lock:
-            self._file.close()
-            Path(self._temporary).unlink(missing_ok=True)
+            self._dropped = True
+            if self._file is not None:
+                self._file.close()
+                Path(self._temporary).unlink(missing_ok=True)
 
 
 @asynccontextmanager
 async def _arriving(path: str) -> AsyncGenerator[_Part]:
-    part = await asyncio.to_thread(_Part, path)
+    part = _Part(path)
     try:
+        await asyncio.to_thread(part.open)
         yield part
     finally:
         await asyncio.to_thread(part.drop)

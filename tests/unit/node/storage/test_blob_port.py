@@ -9,10 +9,13 @@ import random
 import resource
 import ssl
 import stat
+import tempfile
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -300,6 +303,35 @@ async def test_closing_gives_up_what_it_gives(giver: Place, identity: TlsIdentit
         await giver.port.close()
         assert len(await reader.read()) < len(CONTENT * 4)
     writer.transport.abort()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the file is made", "after"])
+async def test_closing_while_a_file_is_made_leaves_none(
+    getter: Place, identity: TlsIdentity, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    making, closed = threading.Event(), threading.Event()
+    make = tempfile.mkstemp
+
+    def make_slowly(**where: Any) -> tuple[int, str]:
+        made = None if before else make(**where)
+        making.set()
+        assert closed.wait(5)
+        return made or make(**where)
+
+    async def stall(writer: asyncio.StreamWriter) -> None:
+        await send_half(writer)
+        await asyncio.sleep(1)
+
+    async with source_that(stall, identity) as slow:
+        monkeypatch.setattr(tempfile, "mkstemp", make_slowly)
+        getter.begin(slow)
+        assert await asyncio.to_thread(making.wait, 5)
+        closing = asyncio.create_task(getter.port.close())
+        await asyncio.sleep(0.05)  # the transfer is cancelled, its thread is not
+        closed.set()
+        await closing
+
+    assert getter.names() == []
 
 
 async def test_closing_gives_up_what_is_on_its_way_and_leaves_nothing(getter: Place, identity: TlsIdentity) -> None:
