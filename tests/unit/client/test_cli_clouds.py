@@ -1,0 +1,198 @@
+"""The ``skyward`` command against every cloud that has a fake: offers, doctor, ls, down, sweep."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import skyward as sky
+from skyward.client.cli import main
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
+from skyward.providers.registry import provider_settings
+from skyward.provision.buying.ledger import Ledger, Purchase
+from skyward.provision.buying.owner import Owner
+from skyward.request.request import parse_request
+from support.clouds.fake_cloud import FakeCloud
+from support.clouds.vendors import PROMPT, VENDORS, Vendor, opened
+
+ALIVE = Owner.this_process()
+DEAD = replace(ALIVE, started="long ago")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shop:
+    """A vendor with an account, and a user with a ledger."""
+
+    vendor: Vendor
+    cloud: FakeCloud
+    ledger: Ledger
+
+    @property
+    def place(self) -> Sequence[str]:
+        """Options that choose the fake."""
+        settings = {**self.vendor.settings, "endpoint_url": self.cloud.endpoint_url}
+        options = [f"--set={name}={value}" for name, value in settings.items()]
+        return "--provider", self.vendor.name, *options
+
+    def launch(self, *keys: str, pool: str = "sky-1", owner: Owner = DEAD, known: bool = True) -> Sequence[Instance]:
+        """Make machines, written down or not."""
+        provider = self.vendor.provider(self.cloud)
+        if known:
+            self.ledger.reserve(
+                {key: node for node, key in enumerate(keys)}, self.purchase(provider, pool), owner=owner
+            )
+        instances = asyncio.run(_launch(provider, self.vendor.machine, keys, pool))
+        if known:
+            self.ledger.record(instances)
+        return instances
+
+    def purchase(self, provider: Provider, pool: str) -> Purchase:
+        """Return what the ledger holds of a launch before its answer."""
+        name, settings = self.vendor.name, provider_settings(provider)
+        return Purchase(pool_id=pool, provider=name, settings=settings, machine=self.vendor.machine, spot=False)
+
+
+async def _launch(provider: Provider, machine: str, keys: Sequence[str], pool: str) -> Sequence[Instance]:
+    try:
+        offers = await provider.offers(parse_request(machine=machine, spot="never"))
+        made = await provider.launch(offers, LaunchOrder(pool_id=pool, keys=tuple(keys), timeout_s=3600.0))
+        while any(each.state is InstanceState.PENDING for each in await provider.describe([each.id for each in made])):
+            pass  # the fakes answer with the next state
+        return made
+    finally:
+        await provider.close()
+
+
+@pytest.fixture(params=VENDORS, ids=[each.name for each in VENDORS])
+def shop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    vendor: Vendor = request.param
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    with opened(vendor, monkeypatch, tmp_path, provider=PROMPT) as cloud:
+        cloud.service.paces.clear()
+        path = tmp_path / "state" / "skyward" / "ledger.db"
+        yield Shop(vendor=vendor, cloud=cloud, ledger=Ledger(path, now=lambda: time.time() - 3600.0))
+
+
+def run(*arguments: str) -> Result:
+    done = CliRunner().invoke(main, arguments)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done
+
+
+def answer(*arguments: str, exit_code: int = 0) -> Any:
+    done = run(*arguments, "--json")
+    assert done.exit_code == exit_code, done.output
+    return json.loads(done.stdout)
+
+
+def test_offers_have_prices_and_places_and_the_cheapest_comes_first(shop: Shop) -> None:
+    listed = answer("offers", "--cpu", "2", *shop.place)["offers"]
+    table = run("offers", "--cpu", "2", *shop.place).stdout
+
+    prices = [min(each["spot_per_hour"] or 1e9, each["on_demand_per_hour"] or 1e9) for each in listed]
+    assert {each["provider"] for each in listed} == {shop.vendor.name}
+    assert prices == sorted(prices)
+    (named,) = [each for each in listed if each["type"] == shop.vendor.machine]
+    assert named["on_demand_per_hour"] == shop.vendor.usd_per_hour
+    assert named["region"]
+    assert all(each["type"] in table for each in listed)
+    assert shop.cloud.alive == []
+
+
+def test_an_unknown_region_is_an_error_that_names_it(shop: Shop) -> None:
+    errors = answer("offers", "--cpu", "2", *shop.place, "--region", "nowhere-9", exit_code=1)["errors"]
+
+    assert "nowhere-9" in errors[shop.vendor.name]
+
+
+def test_python_gets_the_same_types(shop: Shop) -> None:
+    listed = answer("offers", "--cpu", "2", *shop.place)["offers"]
+
+    assert {spec.name for spec in sky.offers(shop.vendor.provider(shop.cloud), cpu=2)} == {
+        each["type"] for each in listed
+    }
+
+
+def test_doctor_finds_the_account_in_order_and_creates_nothing(shop: Shop) -> None:
+    found = answer("doctor", *shop.place)["findings"][len(answer("doctor")["findings"]) :]
+
+    assert found
+    assert {each["state"] for each in found} <= {"ok", "warn"}
+    assert shop.cloud.left() == {}
+
+
+def test_doctor_explains_missing_credentials(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in shop.cloud.environment:
+        monkeypatch.delenv(name)
+
+    found = [each for each in answer("doctor", *shop.place, exit_code=1)["findings"] if each["state"] == "fail"]
+
+    assert any(name in f"{each['found']} {each['fix']}" for each in found for name in shop.cloud.environment)
+
+
+def test_no_command_shows_a_secret(shop: Shop) -> None:
+    shop.launch("sky-1-0")
+
+    shown = [run(*command, *shop.place).output for command in (("offers",), ("doctor",), ("sweep",))]
+    shown += [run("ls", "--all", "--json").output]
+
+    assert [secret for secret in shop.cloud.secrets if secret in "".join(shown)] == []
+
+
+def test_ls_and_down_name_the_machines_of_a_pool(shop: Shop) -> None:
+    gone = shop.launch("sky-1-0", "sky-1-1", owner=ALIVE)
+    (other,) = shop.launch("sky-2-0", pool="sky-2", owner=ALIVE)
+
+    listed = {each["instance"]: each["provider"] for each in answer("ls")["machines"]}
+    ended = answer("down", "sky-1")["ended"]
+
+    assert listed == dict.fromkeys([*(each.id for each in gone), other.id], shop.vendor.name)
+    assert {each["instance"] for each in ended} == {each.id for each in gone}
+    assert shop.cloud.alive == [other.id]
+    answer("down", "sky-2")
+    assert shop.cloud.left() == {}
+
+
+def test_sweep_ends_machines_of_dead_owners_and_spares_those_of_living_ones(shop: Shop) -> None:
+    (dead,) = shop.launch("sky-1-0")
+    (alive,) = shop.launch("sky-2-0", pool="sky-2", owner=ALIVE)
+
+    swept = answer("sweep")
+
+    assert [each["instance"] for each in swept["ended"]] == [dead.id]
+    assert [each["pool"] for each in swept["spared"]] == ["sky-2"]
+    assert shop.cloud.alive == [alive.id]
+    answer("down", "sky-2")
+    assert shop.cloud.left() == {}
+
+
+def test_sweep_finds_a_machine_whose_create_call_was_never_answered(shop: Shop) -> None:
+    (lost,) = shop.launch("sky-1-0", known=False)
+    provider = shop.vendor.provider(shop.cloud)
+    shop.ledger.reserve({"sky-1-0": 0}, shop.purchase(provider, "sky-1"), owner=DEAD)
+
+    swept = answer("sweep")
+
+    assert [each["instance"] for each in swept["ended"]] == [lost.id]
+    assert shop.cloud.left() == {}
+
+
+def test_sweep_lists_unknown_machines_and_ends_them_on_request(shop: Shop) -> None:
+    (stranger,) = shop.launch("sky-9-0", pool="sky-9", known=False)
+
+    assert answer("sweep")["unknown"] == [], "a cloud that was never used is not asked"
+    (seen,) = answer("sweep", *shop.place)["unknown"]
+    assert (seen["instance"], seen["ended"]) == (stranger.id, False)
+    assert shop.cloud.alive == [stranger.id]
+
+    (ended,) = answer("sweep", "--unknown", *shop.place)["unknown"]
+    assert (ended["instance"], ended["ended"]) == (stranger.id, True)
+    assert shop.cloud.alive == []
