@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from skyward.providers.digitalocean.provider import DigitalOcean
     from skyward.providers.local import Local
     from skyward.providers.ssh import SSH
+    from skyward.providers.verda.provider import Verda
     from skyward.request.accelerators import NVIDIA, Accelerator, is_nvidia, is_trainium
     from skyward.request.image import Image
     from skyward.request.instance import InstanceSpec, select_instance
@@ -156,6 +157,7 @@ __all__ = [
     "TerminationError",
     "TimeoutApproaching",
     "UnreachableError",
+    "Verda",
     "WorkerLost",
     "WorkerLostError",
     "WorkerReplaced",
@@ -243,6 +245,7 @@ _HOMES = {
     "skyward.providers.digitalocean.provider": ("DigitalOcean",),
     "skyward.providers.local": ("Local",),
     "skyward.providers.ssh": ("SSH",),
+    "skyward.providers.verda.provider": ("Verda",),
     "skyward.distributed.runtime": (
         "DistributedSampler",
         "InstanceInfo",

@@ -42,6 +42,7 @@ BUILT_IN: Mapping[str, str] = {
     "digitalocean": "skyward.providers.digitalocean.provider:DigitalOcean",
     "local": "skyward.providers.local:Local",
     "ssh": "skyward.providers.ssh:SSH",
+    "verda": "skyward.providers.verda.provider:Verda",
 }
 """Class of each of Skyward's own providers, by its name in the ledger. A provider is a dataclass of its settings."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from skyward.providers._common.ssh_keys import KeyPair
 
-__all__ = ["GRACE_S", "POWER_OFF", "cloud_config", "time_to_live", "time_to_live_unit"]
+__all__ = ["GRACE_S", "POWER_OFF", "boot_script", "cloud_config", "time_to_live", "time_to_live_unit"]
 
 GRACE_S: Final = 120.0
 """Time for the node to end by itself first, report that, and write changed files back to volumes."""
@@ -54,6 +54,14 @@ WantedBy=multi-user.target
 END_OF_UNIT
 systemctl enable skyward-boot.service
 sh @folder/at-boot
+"""
+
+_HOST_KEY: Final = """\
+rm -f /etc/ssh/ssh_host_*_key /etc/ssh/ssh_host_*_key.pub
+cat >/etc/ssh/ssh_host_ed25519_key <<'END_OF_KEY'
+@privateEND_OF_KEY
+echo '@public' >/etc/ssh/ssh_host_ed25519_key.pub
+systemctl restart ssh || systemctl restart sshd
 """
 
 
@@ -106,6 +114,21 @@ def time_to_live_unit(seconds: float, *, end: Sequence[str] = POWER_OFF) -> str:
     """
     script = time_to_live(seconds, end=end, folder=_OWN_FOLDER)
     return _filled(_INSTALL, folder=_OWN_FOLDER, unit=_UNIT, script=script)
+
+
+def boot_script(*, host_key: KeyPair, time_to_live_s: float, end: Sequence[str] = POWER_OFF, first: str = "") -> str:
+    """Return the script for a machine that runs one, once, as root, at its first boot.
+
+    Until it has run, the machine shows the host key of its image.
+
+    Args:
+        host_key: the machine's only host key.
+        time_to_live_s: see :func:`time_to_live`.
+        end: likewise.
+        first: shell commands that run before everything else.
+    """
+    keys = _filled(_HOST_KEY, private=host_key.private, public=host_key.public)
+    return f"#!/bin/sh\numask 077\n{first}{time_to_live_unit(time_to_live_s, end=end)}{keys}"
 
 
 def _filled(text: str, **values: str) -> str:

@@ -179,3 +179,10 @@ class RefusalTable:
         """
         advice = (found.advice or {**_ADVICE, **self.advice}[found.kind]).format(**words)
         return ERRORS[found.kind](f"{where} was refused: {found.code}: {found.message.rstrip('.')}. {advice}")
+
+    def refused(self, code: str, message: str, where: str, *, status: int = 0) -> SkywardError:
+        """Return the error for a refusal that is part of an answer of success; see :meth:`judge`, :meth:`explain`."""
+        found = self.judge(code, message, status=status)
+        error = self.explain(found, where)
+        error.__cause__ = RefusedCall(found)
+        return error
