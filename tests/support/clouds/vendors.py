@@ -18,6 +18,7 @@ from skyward.testing.aws import Looks
 from support.clouds.digital_ocean_api import DigitalOceanApi
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import load_json
+from support.clouds.verda_api import VerdaApi
 
 __all__ = ["PATH", "PROMPT", "VENDORS", "Vendor", "opened"]
 
@@ -86,6 +87,25 @@ VENDORS = (
             "active": InstanceState.RUNNING,
             "off": InstanceState.FAILED,
             "archive": InstanceState.FAILED,
+        },
+    ),
+    Vendor(
+        name="verda",
+        fake=VerdaApi,
+        machine="CPU.4V.16G",
+        usd_per_hour=0.0279,
+        least_billed_s=600.0,
+        ends_itself=lambda cloud: {"self_destruct": True},
+        islands=True,
+        described=lambda: state_words("verda-unofficial-patched.json", "Instance"),
+        states={
+            **dict.fromkeys(
+                ("new", "ordered", "provisioning", "validating", "pending", "unknown"), InstanceState.PENDING
+            ),
+            "running": InstanceState.RUNNING,
+            "deleting": InstanceState.STOPPING,
+            **dict.fromkeys(("discontinued", "notfound"), InstanceState.GONE),
+            **dict.fromkeys(("offline", "error", "installation_failed", "no_capacity"), InstanceState.FAILED),
         },
     ),
 )

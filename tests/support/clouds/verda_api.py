@@ -8,7 +8,7 @@ stays, one that is not deleted for good is in the trash, and machines that power
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -135,7 +135,7 @@ class VerdaApi(FakeCloud):
         self.keys: dict[str, dict[str, Any]] = {}
         self.volumes: dict[str, dict[str, Any]] = {}
         self.trash: dict[str, dict[str, Any]] = {}
-        for route, handler in {
+        routes: Mapping[str, Callable[[RestCall], RestAnswer]] = {
             "POST /oauth2/token": self._sign_in,
             "GET /balance": lambda call: RestAnswer(body={"amount": self.balance, "currency": "usd"}),
             "GET /locations": self._locations,
@@ -153,7 +153,8 @@ class VerdaApi(FakeCloud):
             "GET /instances": self._list,
             "POST /instances": self._deploy,
             "PUT /instances": self._act,
-        }.items():
+        }
+        for route, handler in routes.items():
             service.route(route, handler)
 
     @property
@@ -295,7 +296,8 @@ class VerdaApi(FakeCloud):
         }
 
     def _kind(self, name: str) -> Mapping[str, Any]:
-        return next((row for row in self.market.types if row["instance_type"] == name), {})
+        rows = {str(row["instance_type"]): row for row in self.market.types}
+        return rows.get(name, {})
 
     def _deploy(self, call: RestCall) -> RestAnswer:
         order, kind = call.body, self._kind(call.body["instance_type"])

@@ -55,7 +55,7 @@ class DeadMan:
         values = json.dumps({**facts, "secret": secret, "renewal": renewal})
         value = self.program.read_text(encoding="utf-8").replace(_PLACE, f"FACTS = {values}", 1)
         path = shlex.quote(self.path)
-        keep = f"umask 077 && mkdir -p $(dirname {path}) && cat >{path}.new && mv {path}.new {path}"
+        keep = f'umask 077 && mkdir -p "$(dirname {path})" && cat >{path}.new && mv {path}.new {path}'
         stale = f"systemd-run --no-block --on-active={self.stale_s} python3 {path} {renewal}"
         return MachineSecret(command=("sh", "-c", f"{keep} && {stale}"), value=value, renewed_s=renewed_s)
 

@@ -55,7 +55,7 @@ def read_credentials(vendor: str, names: Sequence[str], path: Path, *, advice: s
         return ClientCredentials(client_id=section[names[0]], client_secret=section[names[1]])
     except (KeyError, OSError, ValueError, configparser.Error) as error:
         cause = None if isinstance(error, KeyError) else error
-        places = f"{' and '.join(names).upper()} of the environment, nor in {path}"
+        places = f"{' and '.join(name.upper() for name in names)} of the environment, nor in {path}"
         raise AuthenticationError(f"no credentials for {vendor} in {places}. {advice}") from cause
 
 

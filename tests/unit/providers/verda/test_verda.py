@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyward._concurrency.waiting import wait_until
 from skyward.errors import (
     AuthenticationError,
     CapacityError,
@@ -42,7 +41,7 @@ def verda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[VerdaApi]
 
 
 @asynccontextmanager
-async def opened(api: VerdaApi, **settings: Any) -> AsyncIterator[Verda]:
+async def opened(api: VerdaApi, **settings: Any) -> AsyncGenerator[Verda]:
     provider = Verda(endpoint_url=api.endpoint_url, **settings)
     try:
         yield provider
@@ -104,7 +103,7 @@ async def test_wrong_credentials_are_refused_once_and_never_repeated_in_the_mess
 ) -> None:
     monkeypatch.setenv("VERDA_CLIENT_SECRET", "a-secret-that-is-wrong")
     async with opened(verda) as provider:
-        with pytest.raises(AuthenticationError, match="console.verda.com") as raised:
+        with pytest.raises(AuthenticationError, match=r"console\.verda\.com") as raised:
             await offered(provider)
     assert "a-secret-that-is-wrong" not in repr(raised.value) + repr(raised.value.__cause__)
     assert verda.service.count("POST /oauth2/token") == 1
@@ -298,7 +297,7 @@ async def test_a_spot_machine_that_is_not_listed_any_more_was_preempted_and_its_
 async def test_strangers_are_never_listed_nor_touched(verda: VerdaApi) -> None:
     async with opened(verda) as provider:
         (made,) = await launched(provider)
-        order = {**verda.machines[made.id].created, "description": "mine", "hostname": "mine", "tags": []}
+        order: dict[str, Any] = {**verda.machines[made.id].created, "description": "mine", "tags": []}
         stranger = verda.deploy(order)
         assert [each.id for each in await provider.tagged()] == [made.id]
         await provider.terminate([made.id])
@@ -375,16 +374,19 @@ async def test_the_next_process_ends_what_a_dead_one_left_with_its_volumes_and_s
 
 
 async def test_cancelling_a_launch_leaves_nothing(verda: VerdaApi) -> None:
-
-    async def arrived() -> bool | None:
-        return verda.service.count("POST /instances") > 0 or None
-
+    loop = asyncio.get_running_loop()
     async with opened(verda) as provider:
         work = asyncio.ensure_future(launched(provider, "key-0", "key-1", "key-2"))
-        await wait_until(arrived, deadline_s=30.0, interval_s=0.01, what="a creating call")
-        work.cancel()
+
+        def cancel(number: int, moment: str) -> None:
+            if moment == "after" and verda.service.calls[number - 1].route == "POST /instances":
+                verda.service.around = lambda number, moment: None
+                loop.call_soon_threadsafe(work.cancel)
+
+        verda.service.around = cancel
         with pytest.raises(asyncio.CancelledError):
             await work
+        assert verda.machines
     assert verda.left() == {}
 
 
