@@ -25,11 +25,12 @@ SOURCE = ROOT / "src"
 FILES = sorted(SOURCE.rglob("*.py"))
 TEXTS = sorted(path for path in SOURCE.rglob("*") if path.suffix in {".py", ".sh", ".toml", ".yaml"})
 EXAMPLES = [ROOT / "examples" / name for name in ("demo.py", "demo_ssh.py")]
-<<<<<<< HEAD
-EXAMPLES_TESTS = ("dask/test_dask_examples.py", "machines/test_aws_examples.py", "clouds/test_cloud_examples.py")
-=======
-EXAMPLES_TESTS = ("dask/test_dask_examples.py", "machines/test_aws_examples.py", "clouds/test_verda_example.py")
->>>>>>> 525dd56 (WIP verda)
+EXAMPLES_TESTS = (
+    "dask/test_dask_examples.py",
+    "machines/test_aws_examples.py",
+    "clouds/test_cloud_examples.py",
+    "clouds/test_verda_example.py",
+)
 """Where the others have tests that read what they print."""
 DOCS = "\n".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))])
 

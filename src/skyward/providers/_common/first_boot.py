@@ -124,7 +124,7 @@ def boot_script(*, host_key: KeyPair, time_to_live_s: float, end: Sequence[str] 
     Args:
         host_key: the machine's only host key.
         time_to_live_s: see :func:`time_to_live`.
-        end: likewise.
+        end: see there.
         first: shell commands that run before everything else.
     """
     keys = _filled(_HOST_KEY, private=host_key.private, public=host_key.public)

@@ -70,8 +70,8 @@ class BearerTokens:
         path: path of the token endpoint.
         credentials: returns the credentials, or raises :class:`~skyward.errors.AuthenticationError`; runs in a thread.
         judge: see :class:`~skyward.providers._common.rest_client.RestClient`.
-        explain: likewise.
-        patience_s: likewise.
+        explain: see there.
+        patience_s: see there.
         clock: the time.
     """
 

@@ -128,6 +128,8 @@ class RentedMachines:
     """Port of sshd."""
     boot_s: ClassVar[float] = 300.0
     """Time for which a machine may refuse the first login, or show its image's host key."""
+    bind: ClassVar[str] = ""
+    """Address to which the ports of nodes bind; empty for the machine's address in its network."""
 
     @property
     def name(self) -> str:
@@ -270,7 +272,7 @@ class RentedMachines:
             key=record.key,
             state=record.state if reached or not running else InstanceState.PENDING,
             offer=record.offer,
-            access=log_in(self, record.id, record.key, host=record.public_address, address=address)
+            access=log_in(self, record.id, record.key, host=record.public_address, address=address, bind=self.bind)
             if reached
             else None,
             reason=record.reason,

@@ -11,7 +11,7 @@ import threading
 import urllib.request
 from typing import Any
 
-__all__: list[str] = []
+__all__ = ["ask", "delete"]
 
 FACTS: dict[str, str] = {}
 
@@ -21,7 +21,7 @@ def ask(method: str, path: str, body: object = None) -> Any:
     headers = {"Authorization": f"Bearer {FACTS['secret']}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(FACTS["url"] + path, data, headers, method=method)  # noqa: S310 - a checked URL
-    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - likewise
+    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - the same
         text = answer.read()
     return json.loads(text) if text else None
 
@@ -36,7 +36,7 @@ def delete() -> None:
             ask("PUT", "/instances", order)
 
 
-if sys.argv[1:] in ([], [FACTS.get("renewal", "")]):
+if __name__ == "__main__" and sys.argv[1:] in ([], [FACTS.get("renewal", "")]):
     for _ in range(20):
         try:
             delete()
