@@ -151,6 +151,7 @@ class VerdaApi(FakeCloud):
             "GET /volumes/trash": lambda call: RestAnswer(body=list(self.trash.values())),
             "DELETE /volumes/{volume_id}": self._delete_volume,
             "GET /instances": self._list,
+            "GET /instances/{instance_id}": self._show,
             "POST /instances": self._deploy,
             "PUT /instances": self._act,
         }
@@ -268,6 +269,11 @@ class VerdaApi(FakeCloud):
 
     # Instances
 
+    def _show(self, call: RestCall) -> RestAnswer:
+        found = self.machines.get(call.parts["instance_id"])
+        seen = found is not None and self.look(found)
+        return RestAnswer(body=self._row(found)) if found and seen else error(404, "Invalid instance id")
+
     def _list(self, call: RestCall) -> RestAnswer:
         return RestAnswer(body=[self._row(each) for each in self.machines.values() if self.look(each)])
 
@@ -279,9 +285,9 @@ class VerdaApi(FakeCloud):
         volumes = self._volumes_of(machine.id)
         return {
             **{name: kind[name] for name in ("cpu", "gpu", "gpu_memory", "memory", "instance_type")},
-            **{
-                name: order[name] for name in ("hostname", "description", "image", "contract", "pricing", "ssh_key_ids")
-            },
+            **{name: order[name] for name in ("hostname", "description", "image", "ssh_key_ids")},
+            "contract": order.get("contract", "SPOT" if order["is_spot"] else "PAY_AS_YOU_GO"),
+            "pricing": order.get("pricing", "FIXED_PRICE"),
             "id": machine.id,
             "ip": machine.address if machine.status == "running" else None,
             "status": machine.status,
