@@ -47,6 +47,11 @@ CHECKS = {
 }
 """Rows of the table."""
 
+REMARKS = {
+    "apache-libcloud": "Libcloud sends `user_data: null` where none is given; the description allows text only.",
+}
+"""Explanations of requests outside of a description."""
+
 TEXT = """\
 ## Vendors' own clients
 
@@ -58,6 +63,8 @@ at the same account. Each is installed in a throw-away environment. No run on th
 | | {names} |
 |---|{rules}
 {rows}
+
+{remarks}
 """
 
 
@@ -200,7 +207,8 @@ def page(verdicts: dict[str, dict[str, Any]]) -> str:
     outside = " | ".join(str(len(verdicts[name]["outside"])) for name in names)
     rows.append(f"| of its requests, outside of the vendor's description | {outside} |")
     heads = [f"{name} {verdicts[name]['version']}, `{CLIENTS[name]}`" for name in names]
-    return TEXT.format(names=" | ".join(heads), rules="---|" * len(names), rows="\n".join(rows))
+    remarks = " ".join(REMARKS.get(name, f"{name}'s are printed.") for name in names if verdicts[name]["outside"])
+    return TEXT.format(names=" | ".join(heads), rules="---|" * len(names), rows="\n".join(rows), remarks=remarks)
 
 
 def main() -> int:
