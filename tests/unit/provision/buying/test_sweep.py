@@ -194,6 +194,33 @@ def test_a_provider_that_cannot_be_made_again_keeps_its_entries_and_no_others(st
     assert [each.entry.key for each in report.ended] == ["a"]
 
 
+class Broken(FakeProvider):
+    """Another package's provider, with a bug."""
+
+    async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
+        raise KeyError("status")
+
+    async def tagged(self) -> Sequence[Instance]:
+        raise KeyError("tags")
+
+
+def test_a_bug_of_one_provider_is_named_and_keeps_no_other_from_being_swept(stage: Stage) -> None:
+    stage.launch("sound")
+    lost = replace(PURCHASE, settings={"account": 2})
+    stage.ledger.reserve({"buggy": 0}, lost, owner=DEAD)
+    broken = Broken()
+
+    def make(name: str, settings: Mapping[str, Any]) -> Provider:
+        return stage.provider if settings == {"account": 1} else broken
+
+    report = asyncio.run(Sweep(stage.ledger, make=make).run())
+
+    assert [each.entry.key for each in report.ended] == ["sound"]
+    assert [each.entry.key for each in report.left] == ["buggy"]
+    assert "KeyError: 'tags'" in report.left[0].reason
+    assert stage.open_keys == ["buggy"]
+
+
 def test_machines_that_the_ledger_does_not_know_are_listed_and_ended_only_when_asked_for(stage: Stage) -> None:
     (stranger,) = stage.launch("stranger", reserved=False)
     also = [("fake", {"account": 1})]
