@@ -260,7 +260,7 @@ _HOMES = {
     "skyward.request.volume": ("S3Volume",),
     "skyward.submission": ("CallFuture",),
 }
-_NOT_YET = ("RunPod", "Verda", "VastAI")
+_NOT_YET = ("RunPod", "VastAI")
 
 
 def __getattr__(name: str) -> Any:
