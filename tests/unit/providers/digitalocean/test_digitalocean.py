@@ -23,7 +23,7 @@ from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
 from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.digitalocean.droplet_api import REFUSED, find_token
-from skyward.providers.digitalocean.droplet_sizes import find_offers, image_of, parse_sizes
+from skyward.providers.digitalocean.droplet_sizes import find_offers, image_of, parse_sizes, parse_spec
 from skyward.providers.digitalocean.droplets import parse_droplet
 from skyward.providers.digitalocean.provider import DigitalOcean
 from skyward.providers.registry import provider_settings
@@ -91,6 +91,16 @@ def test_the_memory_of_a_gpu_is_the_total_divided_by_their_number() -> None:
         "gpu-mi350x1-288gb-spot": ("MI350X", 288.0),
         "gpu-mi350x1-288gb": ("MI350X", 288.0),
     }
+
+
+@pytest.mark.parametrize(("model", "name", "each_gib"), [("nvidia_h200", "H200", 141.0), ("new_x1", "x1", 80.0)])
+def test_eight_gpus_share_the_total_also_where_the_catalogue_names_no_form(
+    model: str, name: str, each_gib: float
+) -> None:
+    gpus = {"count": 8, "model": model, "vram": {"amount": int(8 * each_gib), "unit": "gib"}}
+    spec = parse_spec({"slug": "gpu-x8", "vcpus": 1, "memory": 1024, "gpu_info": gpus})
+
+    assert (spec.accelerator, spec.accelerator_count, spec.accelerator_memory_gib) == (name, 8, each_gib)
 
 
 def test_each_kind_of_droplet_has_its_image() -> None:
