@@ -17,7 +17,7 @@ from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, Provider
 from skyward.providers.local import Local
-from skyward.providers.registry import BUILT_IN
+from skyward.providers.registry import BUILT_IN, Entrusts
 from skyward.providers.ssh import SSH
 from skyward.providers.verda.provider import Verda
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
@@ -26,7 +26,8 @@ from skyward.testing.provider import FakeProvider, Fate
 from skyward.testing.provider_contract import Promise, ProviderContract
 from skyward.transport.access import SSHAccess
 from skyward.transport.ssh_transport import SshTransport
-from support.clouds.rest_service import RestFault
+from support.clouds.rest_service import FAULTS, RestFault
+from support.clouds.vendors import PROMPT, Vendor, opened, vendor_named
 from support.clouds.verda_api import VerdaApi
 
 LIFE_MINUTES = 3
@@ -240,6 +241,71 @@ class TestVerdaSelfDestruct(TestVerda):
     over: ClassVar[Collection[str]] = ("deleting",)
 
 
+class CloudContract(ProviderContract):
+    """A cloud with a fake; machines are records, except where a test lets them end."""
+
+    vendor: ClassVar[Vendor]
+    ending_themselves: ClassVar[bool] = False
+    polls = POLLS
+
+    @pytest.fixture(autouse=True)
+    def account(
+        self, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> Iterator[None]:
+        machines = request.function.__name__ == "test_a_machine_that_claims_to_end_itself_does"
+        if machines:
+            require_sshd()
+        looks = Looks(pending=1, ending=0 if machines else 1)
+        with opened(self.vendor, monkeypatch, tmp_path, machines=machines, looks=looks, provider=PROMPT) as cloud:
+            self._cloud = cloud
+            yield
+
+    def make_provider(self) -> Provider:
+        itself = self.vendor.ends_itself
+        assert itself is not None or not self.ending_themselves
+        return self.vendor.provider(self._cloud, **(itself(self._cloud) if itself and self.ending_themselves else {}))
+
+    def lose_answer(self, provider: Provider) -> None:
+        self._cloud.service.fail(FAULTS["lost after"], route=self.vendor.creating)
+
+    def vendor_calls(self, provider: Provider) -> int:
+        return len(self._cloud.service.calls)
+
+    async def reaches(self, provider: Provider, one: Instance, other: Instance) -> bool:
+        return self._cloud.reaches(one.id, other.id)
+
+    async def outlive_client(self, provider: Provider, instances: Sequence[Instance]) -> None:
+        """The machines were given their secrets, if there are any, as the client does after the first login."""
+        for each in instances:
+            if isinstance(provider, Entrusts) and (secret := await provider.secret(each)) is not None:
+                assert isinstance(each.access, SSHAccess)
+                transport = SshTransport(each.access.target)
+                done = await transport.run(secret.command, stdin=secret.value.encode(), timeout_s=30)
+                await transport.close()
+                assert done.exit_code == 0, done
+        await asyncio.to_thread(self._cloud.room.elapse)
+
+        async def over() -> bool | None:
+            machines = [self._cloud.room.machine(each.id) for each in instances]
+            return all(each.off or each.ended for each in machines) or None
+
+        await wait_until(over, deadline_s=60, interval_s=0.05, what="the machines to end or to power off")
+
+
+class TestDigitalOcean(CloudContract):
+    vendor = vendor_named("digitalocean")
+    calls_per_look = 2  # a list of droplets without GPUs, and one of those with GPUs
+    does_not_apply: Mapping[Promise, str] = {
+        "avoid": "DigitalOcean does not report which physical machine a droplet is on, nor lets one choose",
+    }
+
+
+class TestDigitalOceanReaped(TestDigitalOcean):
+    """Droplets that hold a token by which they delete themselves."""
+
+    ending_themselves = True
+
+
 def _connects(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=5).close()
@@ -256,7 +322,9 @@ def suites(base: type[ProviderContract] = ProviderContract) -> Iterator[type[Pro
 
 def test_every_provider_is_bound_and_what_does_not_apply_to_it_is_listed_with_a_reason() -> None:
     found: Mapping[str, Collection[str]] = {
-        suite.__name__: sorted(suite.does_not_apply) for suite in suites() if suite.__module__ == __name__
+        suite.__name__: sorted(suite.does_not_apply)
+        for suite in suites()
+        if suite.__module__ == __name__ and suite is not CloudContract
     }
 
     assert found == {
@@ -266,6 +334,8 @@ def test_every_provider_is_bound_and_what_does_not_apply_to_it_is_listed_with_a_
         "TestLocal": ["avoid", "lose_answer", "vendor_calls"],
         "TestSSH": ["lose_answer"],
         "TestAWS": ["avoid"],
+        "TestDigitalOcean": ["avoid"],
+        "TestDigitalOceanReaped": ["avoid"],
         "TestVerda": ["avoid"],
         "TestVerdaSelfDestruct": ["avoid"],
     }

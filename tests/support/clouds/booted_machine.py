@@ -8,7 +8,9 @@ import json
 import os
 import pwd
 import re
+import select
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -144,6 +146,11 @@ class BootedMachine:
     _ended: bool = False
 
     @property
+    def ended(self) -> bool:
+        """True once it has begun to end, by itself or not."""
+        return self._ended
+
+    @property
     def own_root(self) -> Path:
         """Folder in place of ``/``."""
         return self.folder / "root"
@@ -194,9 +201,9 @@ class BootedMachine:
             for timer in self._timers:
                 timer.cancel()
             for process in self._background:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, 9)
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            self._background.clear()
             if self.host is not None:
                 self.host.stop()
             reader, self._reader = self._reader, None
@@ -239,7 +246,7 @@ class BootedMachine:
             process = self._start(command)
             if process is None:
                 return
-            status = process.wait(_COMMAND_S)
+            status = _exit_status(process)
             if status and not self._ended:
                 self.failures.append(f"{self.address}: exit status {status}: {shlex.join(command)[:200]}")
 
@@ -341,6 +348,19 @@ class BootedMachine:
             timer.name, timer.daemon = f"timer-{self.address}", True
             self._timers.append(timer)
             timer.start()
+
+
+def _exit_status(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process and return its exit status; it stays a zombie, so that no other group can have its number."""
+    handle = os.pidfd_open(process.pid)
+    try:
+        ended, _, _ = select.select([handle], [], [], _COMMAND_S)
+    finally:
+        os.close(handle)
+    if not ended:
+        return -signal.SIGALRM
+    result = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return 0 if result is None else result.si_status
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -280,6 +280,21 @@ class DigitalOceanApi(FakeCloud):
             }
         return {kind: names for kind, names in found.items() if names}
 
+    def forget_user(self) -> None:
+        self.keys.clear()
+
+    def reaches(self, one: str, other: str) -> bool:
+        """Return whether both are in one network, and a firewall of the other admits everything from the first."""
+        here, there = (self.machines[each] for each in (one, other))
+        if self._record(here)["vpc_uuid"] != self._record(there)["vpc_uuid"]:
+            return False
+        walls = [wall for wall in self.firewalls.values() if {*(wall["tags"] or ())} & {*self._tags_of(there)}]
+        rules = [rule for wall in walls for rule in wall["inbound_rules"] or ()]
+        return any(
+            rule["ports"] in ("0", "all") and {*(rule["sources"].get("tags") or ())} & {*self._tags_of(here)}
+            for rule in rules
+        )
+
     # Access
 
     def _authorize(self, call: RestCall) -> RestAnswer | None:

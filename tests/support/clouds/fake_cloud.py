@@ -100,6 +100,14 @@ class FakeCloud:
         """Return the names of resources not removed, by kind; empty for none."""
         raise NotImplementedError
 
+    def forget_user(self) -> None:
+        """Remove what is meant to stay in the account, such as the user's key."""
+
+    def reaches(self, one: str, other: str) -> bool:
+        """Return whether the vendor lets a machine reach another one on any port."""
+        del one, other
+        return False
+
     @property
     def alive(self) -> Sequence[str]:
         """Ids of the machines that exist, in the order of their creation."""

@@ -20,7 +20,7 @@ from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import load_json
 from support.clouds.verda_api import VerdaApi
 
-__all__ = ["PATH", "PROMPT", "VENDORS", "Vendor", "opened"]
+__all__ = ["PATH", "PROMPT", "VENDORS", "Vendor", "opened", "vendor_named"]
 
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 """Of machines: there is no uv."""
@@ -44,6 +44,7 @@ class Vendor:
     fake: Callable[..., FakeCloud]
     machine: str
     usd_per_hour: float
+    creating: str
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     ends_itself: Callable[[FakeCloud], Mapping[str, Any]] | None = None
     islands: bool = False
@@ -80,6 +81,7 @@ VENDORS = (
         fake=DigitalOceanApi,
         machine="s-2vcpu-4gb",
         usd_per_hour=0.03571,
+        creating="POST /v2/droplets",
         ends_itself=_reaper,
         described=lambda: state_words("digitalocean-compute-openapi.json", "droplets_models_droplet"),
         states={
@@ -94,6 +96,7 @@ VENDORS = (
         fake=VerdaApi,
         machine="CPU.4V.16G",
         usd_per_hour=0.0279,
+        creating="POST /instances",
         least_billed_s=600.0,
         ends_itself=lambda cloud: {"self_destruct": True},
         islands=True,
@@ -109,6 +112,12 @@ VENDORS = (
         },
     ),
 )
+
+
+def vendor_named(name: str) -> Vendor:
+    """Return the vendor of that name."""
+    return next(each for each in VENDORS if each.name == name)
+
 
 PROMPT: Mapping[str, Any] = {"listing_s": 1.0, "look_s": 0.05, "unlisted_s": 1.0, "look_interval_s": 0.1}
 """Class variables of providers whose waits are short."""
