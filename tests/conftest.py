@@ -34,6 +34,7 @@ LONGEST = (
     "unit/provision/test_fleet_properties.py",
     "unit/providers/aws/",
     "e2e/joblib/test_demos.py",
+    "e2e/clouds/",
     "e2e/machines/",
 )
 """Files, and folders of them, that take longer than one would think by their place."""

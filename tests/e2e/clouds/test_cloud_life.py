@@ -47,6 +47,7 @@ NODES = 3
 VICTIM = 1
 TIMEOUT_S = 900
 DEADLINE_S = 120.0
+SLACK_S = 30.0
 ORDERS = ("user_data", "script")
 """Fields of calls with first-boot orders."""
 
@@ -244,10 +245,11 @@ def test_the_events_are_those_of_the_page(life: Life) -> None:
 
 
 def test_the_bill_is_the_vendors(life: Life) -> None:
-    """Each machine by a second at most: the client counts from its call, the vendor from when it takes effect."""
+    """The client counts from before its call until it knows of the end: no less, and not much more."""
     (bill,) = life.of(CostFinal)
-    second = life.vendor.usd_per_hour / 3600
-    assert bill.total_cost == pytest.approx(life.cloud.service.bill.usd(), abs=second * len(life.cloud.machines))
+    second, charged = life.vendor.usd_per_hour / 3600, life.cloud.service.bill.usd()
+    assert charged <= bill.total_cost + second
+    assert bill.total_cost <= charged + SLACK_S * len(life.cloud.machines) * second
     assert (bill.spot_count, bill.ondemand_count) == (0, NODES + 1)
 
 

@@ -189,6 +189,7 @@ class DigitalOceanApi(FakeCloud):
         **room: more settings of :class:`~support.clouds.booted_machine.MachineRoom`.
 
     Attributes:
+        token: that of :attr:`environment`, which no other account has.
         tokens: scopes of each token; None means all.
         sizes: what is sold; may be changed.
         droplet_limit: of the account.
@@ -210,7 +211,8 @@ class DigitalOceanApi(FakeCloud):
             answer_headers=self._limits,
         )
         super().__init__(service, MachineRoom(folder, **room), looks)
-        self.tokens: dict[str, frozenset[str] | None] = {TOKEN: None}
+        self.token = f"{TOKEN}_{uuid.uuid4().hex}"
+        self.tokens: dict[str, frozenset[str] | None] = {TOKEN: None, self.token: None}
         self.sizes = {size.slug: size for size in SIZES}
         self.droplet_limit = 25
         self.status = "active"
@@ -263,11 +265,11 @@ class DigitalOceanApi(FakeCloud):
 
     @property
     def environment(self) -> Mapping[str, str]:
-        return {"DIGITALOCEAN_TOKEN": TOKEN}
+        return {"DIGITALOCEAN_TOKEN": self.token}
 
     @property
     def secrets(self) -> Sequence[str]:
-        return list(self.tokens)
+        return [self.token]
 
     def left(self) -> Mapping[str, Sequence[str]]:
         """Return what is left; the user's key in the account is meant to stay."""

@@ -383,7 +383,9 @@ def _violation(spec: Any, request: Any, response: Any) -> str:
         spec.validate_request(WerkzeugOpenAPIRequest(request))
         spec.validate_response(WerkzeugOpenAPIRequest(request), WerkzeugOpenAPIResponse(response))
     except OpenAPIError as error:
-        cause = error.__cause__
-        details = [str(each) for each in getattr(cause, "schema_errors", ())]
-        return "; ".join([f"{type(error).__name__}: {error}", *([str(cause)] if cause else []), *details])[:2000]
+        details = [
+            f"{'/'.join(map(str, each.absolute_path))}: {each.message[-200:]}"
+            for each in getattr(error.__cause__, "schema_errors", ())
+        ]
+        return "; ".join(details) or f"{error}; {error.__cause__}"[:1000]
     return ""

@@ -212,7 +212,9 @@ def test_a_lost_answer_to_a_creation_is_adopted_with_a_gpu_or_without(cloud: Dig
         (lambda cloud: setattr(cloud, "droplet_limit", 0), QuotaError, "exceed your droplet limit"),
         (lambda cloud: setattr(cloud, "status", "locked"), AuthenticationError, "account is locked"),
         (
-            lambda cloud: cloud.tokens.update({TOKEN: frozenset({"sizes:read", "firewall:read", "droplet:read"})}),
+            lambda cloud: cloud.tokens.update(
+                {cloud.token: frozenset({"sizes:read", "firewall:read", "droplet:read"})}
+            ),
             AuthenticationError,
             "lacks the scope tag:create",
         ),
@@ -527,6 +529,6 @@ def test_check_names_what_is_wrong(cloud: DigitalOceanApi) -> None:
     }
     cloud.status = "warning"
     assert found()["account"] == "warn: warning"
-    cloud.tokens[TOKEN] = frozenset({"account:read", "sizes:read", "ssh_key:read", "droplet:read"})
+    cloud.tokens[cloud.token] = frozenset({"account:read", "sizes:read", "ssh_key:read", "droplet:read"})
     (failed,) = run(lambda provider: provider.check(), cloud)
     assert (failed.state, "firewall:read" in failed.fix) == ("fail", True)
