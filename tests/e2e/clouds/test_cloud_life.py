@@ -26,6 +26,7 @@ from skyward.events import (
     InstanceLaunching,
     LogLine,
     Metrics,
+    Notice,
     Progress,
     SkywardEvent,
 )
@@ -200,11 +201,11 @@ def documented(vendor: Vendor) -> list[str]:
 
 
 def told(events: Iterable[SkywardEvent]) -> list[str]:
-    """Events as the page lists them, each the first time, without those that it leaves out."""
+    """Events as the page lists them, each the first time, without remarks and those that it leaves out."""
     lines: dict[str, None] = {}
     for event in events:
         line = type(event).__name__ + (f" {event.step}" if isinstance(event, BootstrapProgress) else "")
-        if not isinstance(event, CostUpdate | Metrics | LogLine | Progress):
+        if not isinstance(event, CostUpdate | Metrics | LogLine | Notice | Progress):
             lines[line] = None
     return list(lines)
 
@@ -241,7 +242,8 @@ def test_the_events_are_those_of_the_page(life: Life) -> None:
     (stopping,) = [index for index, event in enumerate(life.told) if type(event).__name__ == "PoolStopping"]
     found = [*told(life.told[: life.before_loss]), *told(life.told[stopping:])]
     steps = {line for line in documented(life.vendor) if line.startswith("BootstrapProgress ")} - {*found}  # kept ones
-    assert found == [line for line in documented(life.vendor) if line != "CostUpdate" and line not in steps]
+    left_out = {"CostUpdate", "Notice", *steps}
+    assert found == [line for line in documented(life.vendor) if line not in left_out]
 
 
 def test_the_bill_is_the_vendors(life: Life) -> None:
