@@ -71,6 +71,10 @@ class MachineBook:
         """Return whether a launch for the pool is under way."""
         return self._launching[pool_id] > 0
 
+    def may_appear(self, pool_id: str, unlisted_s: float) -> bool:
+        """Return whether a machine of the pool was launched less than ``unlisted_s`` ago, and has not ended."""
+        return any(self.launched.age_s(machine) < unlisted_s for machine, pool in self.pools.items() if pool == pool_id)
+
     @contextmanager
     def launching(self, pool_id: str) -> Generator[None]:
         """Count a launch for the pool as under way."""
@@ -202,9 +206,12 @@ class RentedMachines:
             await self.tidy(pool_id)
 
     async def tidy(self, pool_id: str) -> None:
-        """Remove what belongs to a pool, unless it has machines or launches under way. Failures are logged."""
+        """Remove what belongs to a pool, unless it has machines, listed or not, or launches under way.
+
+        Failures are logged.
+        """
         async with self.book.locks[pool_id]:
-            if self.book.is_launching(pool_id):
+            if self.book.is_launching(pool_id) or self.book.may_appear(pool_id, self.unlisted_s):
                 return
             try:
                 left = [each for each in await self.api.listed(pool_id) if each.pool_id == pool_id]

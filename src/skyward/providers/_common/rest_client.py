@@ -318,7 +318,8 @@ class RestClient:
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             return ApiAnswer(status=0, lost=f"{type(error).__name__}: {_reason(error)}")
-        return _parsed(answer.status, answer.data, {name.lower(): value for name, value in answer.headers.items()})
+        named = {name.lower(): value for name, value in answer.headers.items()}
+        return _parsed(request.method, answer.status, answer.data, named)
 
     def _connections(self) -> urllib3.PoolManager:
         with self._lock:
@@ -347,10 +348,12 @@ def _close(pool: urllib3.PoolManager) -> None:
         pool.pools[key].close()
 
 
-def _parsed(status: int, data: bytes, headers: Mapping[str, str]) -> ApiAnswer:
+def _parsed(method: str, status: int, data: bytes, headers: Mapping[str, str]) -> ApiAnswer:
     text = data.decode("utf-8", errors="replace").strip()
     if status in _SUCCESS and text.startswith("<"):
         return ApiAnswer(status=status, lost="an answer in HTML, of a proxy or a gateway on the way")
+    if status in _SUCCESS and method == "GET" and not text.startswith(("{", "[", "null")):
+        return ApiAnswer(status=status, lost="an answer that is no JSON object, of a proxy or a gateway on the way")
     try:
         return ApiAnswer(status=status, body=json.loads(text) if text else None, headers=headers)
     except ValueError:

@@ -70,7 +70,6 @@ def open_api(region: str, token: str | None, endpoint_url: str | None, *, patien
         authorize=authorize,
         judge=_judge,
         explain=explain,
-        pace={"GET /v2/account/keys/*": 6.0},  # ten times a minute; everything together 250 times
         reset_header="ratelimit-reset",
         patience_s=patience_s,
     )

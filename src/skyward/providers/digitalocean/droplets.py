@@ -14,7 +14,7 @@ from skyward.providers._common.rest_client import RestClient
 from skyward.providers.base import InstanceState, Offer
 from skyward.providers.digitalocean.droplet_sizes import MINIMUM_BILLED_S, SPOT_SUFFIX, image_of, parse_spec
 
-__all__ = ["Droplets", "droplet_order", "parse_droplet"]
+__all__ = ["Droplets", "droplet_order", "fingerprint_of", "parse_droplet"]
 
 _NAME: Final = "skyward-"
 _POOL_TAG: Final = "skyward:pool:"
@@ -44,18 +44,14 @@ class Droplets:
     def __init__(self, rest: RestClient, region: str) -> None:
         self._rest = rest
         self._region = region
-        self._registered = ""
 
-    async def ensure_key(self, public: str) -> str:
-        """Register the user's public key with the account, once, and return its fingerprint."""
-        fingerprint = hashlib.md5(base64.b64decode(public.split()[1]), usedforsecurity=False).digest().hex(":")
-        if self._registered != fingerprint:
-            if await self._rest.optional(f"{_KEYS}/{fingerprint}") is None:
-                body = {"name": f"skyward {fingerprint[:8]}", "public_key": public}
-                # Repeated even if the answer was lost: the same key is not added twice.
-                await self._rest.change("POST", _KEYS, body, done=(RefusalKind.EXISTS,))
-            self._registered = fingerprint
-        return fingerprint
+    async def ensure_key(self, public: str) -> None:
+        """Register the user's public key with the account, unless it is there."""
+        fingerprint = fingerprint_of(public)
+        if await self._rest.optional(f"{_KEYS}/{fingerprint}") is None:
+            body = {"name": f"skyward {fingerprint[:8]}", "public_key": public}
+            # Repeated even if the answer was lost: the same key is not added twice.
+            await self._rest.change("POST", _KEYS, body, done=(RefusalKind.EXISTS,))
 
     async def create(self, order: Mapping[str, Any]) -> MachineRecord:
         """Create a droplet, with one call that is accepted."""
@@ -121,6 +117,11 @@ class Droplets:
         )
         found = (parse_droplet(row) for rows in answers for row in rows)
         return [*{each.id: each for each in found if each is not None and each.offer.region == self._region}.values()]
+
+
+def fingerprint_of(public: str) -> str:
+    """Return the name of a public key in the API."""
+    return hashlib.md5(base64.b64decode(public.split()[1]), usedforsecurity=False).digest().hex(":")
 
 
 def parse_droplet(row: Mapping[str, Any]) -> MachineRecord | None:

@@ -17,7 +17,7 @@ from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.digitalocean.droplet_api import API_URL, check_account, open_api, read_sizes
 from skyward.providers.digitalocean.droplet_sizes import find_offers
-from skyward.providers.digitalocean.droplets import Droplets, droplet_order
+from skyward.providers.digitalocean.droplets import Droplets, droplet_order, fingerprint_of
 from skyward.providers.registry import Finding, MachineSecret
 from skyward.request.checks import refusal, text
 from skyward.request.request import PoolRequest
@@ -136,10 +136,8 @@ class DigitalOcean(RentedMachines):
             root=True,
             end=self._script(key).end if self.ends_itself else POWER_OFF,
         )
-        fingerprint = await self._droplets.ensure_key(user.public)
-        return await self._droplets.create(
-            droplet_order(offer, key, order.pool_id, ssh_key=fingerprint, user_data=boot)
-        )
+        ssh_key = fingerprint_of(user.public)
+        return await self._droplets.create(droplet_order(offer, key, order.pool_id, ssh_key=ssh_key, user_data=boot))
 
     def end_command(self, key: str) -> tuple[str, ...]:
         """Return the command by which a droplet deletes itself."""

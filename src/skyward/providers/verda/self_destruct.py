@@ -4,6 +4,7 @@ Runs as root, with the standard library only. An argument is the renewal for whi
 it ends at once. If nothing deletes the machine within ten minutes, for lack of a valid bearer, it is powered off.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -29,11 +30,13 @@ def ask(method: str, path: str, body: object = None) -> Any:
 def delete() -> None:
     """Request the deletion of the machine, of its volumes and of its startup script."""
     for row in ask("GET", "/instances"):
-        if row["hostname"] == FACTS["hostname"]:
-            if row.get("startup_script_id"):
-                ask("DELETE", "/scripts", {"scripts": [row["startup_script_id"]]})
-            order = {"id": row["id"], "action": "delete", "volume_ids": row["volume_ids"], "delete_permanently": True}
-            ask("PUT", "/instances", order)
+        if row.get("hostname") == FACTS["hostname"]:
+            with contextlib.suppress(OSError, ValueError):  # an earlier attempt may have deleted it
+                if row.get("startup_script_id"):
+                    ask("DELETE", "/scripts", {"scripts": [row["startup_script_id"]]})
+            order = {"id": row["id"], "action": "delete", "delete_permanently": True}
+            volumes = {row.get("os_volume_id"), *(row.get("volume_ids") or ())} - {None, ""}
+            ask("PUT", "/instances", {**order, "volume_ids": sorted(volumes)} if volumes else order)
 
 
 if __name__ == "__main__" and sys.argv[1:] in ([], [FACTS.get("renewal", "")]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -33,7 +34,9 @@ TABLE: Final = RefusalTable(
         RefusalRow(kind=RefusalKind.MISSING, words="invalid instance id|discontinue a discontinued|does not exist"),
         RefusalRow(kind=RefusalKind.QUOTA, status=402, advice=f"Top up the balance in the console: {_CONSOLE}"),
         RefusalRow(kind=RefusalKind.QUOTA, status=403, advice=f"The project's limits forbid it: {_CONSOLE}"),
-        RefusalRow(kind=RefusalKind.CAPACITY, words="capacity|not available"),
+        RefusalRow(kind=RefusalKind.CAPACITY, words="capacity|not available", status=400),
+        # No other 5xx is a refusal: the machine may have been made.
+        RefusalRow(kind=RefusalKind.CAPACITY, words="no capacity", status=503),
         RefusalRow(kind=RefusalKind.CAPACITY, words="instance.?type|location", status=400),
     ),
     advice={RefusalKind.AUTH: _KEYS},
@@ -100,10 +103,9 @@ class VerdaAccount:
         """Add the user's key to those of the account, unless it is there, and look up the images of machine types."""
         self._images = parse_images(await self.rest.read(*CATALOGUE))
         wanted = public_key.split()[:2]
-        if not self._key_id:
-            kept = [row for row in await self._rows("/sshkeys") if str(row.get("key", "")).split()[:2] == wanted]
-            body = {"name": f"skyward-{wanted[1][-12:]}", "key": public_key}
-            self._key_id = str(kept[0]["id"]) if kept else await self._make("/sshkeys", body)
+        kept = [row for row in await self._rows("/sshkeys") if str(row.get("key", "")).split()[:2] == wanted]
+        body = {"name": f"skyward-{wanted[1][-12:]}", "key": public_key}
+        self._key_id = str(kept[0]["id"]) if kept else await self._make("/sshkeys", body)
 
     async def create(self, offer: Offer, pool_id: str, key: str, script: str) -> str:
         """Make a machine's startup script, then the machine, with its volume and tags; return the machine's id.
@@ -131,10 +133,11 @@ class VerdaAccount:
         """
         row = self._seen.get(machine, {})
         order: dict[str, Any] = {"id": [machine], "action": "delete", "delete_permanently": True}
-        if row:
-            order["volume_ids"] = [each for each in {row.get("os_volume_id"), *(row.get("volume_ids") or ())} if each]
-        items: Sequence[Mapping[str, Any]] = await self.rest.change("PUT", "/instances", order) or ()
-        for item in items:
+        # An empty list would keep every volume; without one, the machine's own volume is deleted.
+        if volumes := [each for each in {row.get("os_volume_id"), *(row.get("volume_ids") or ())} if each]:
+            order["volume_ids"] = volumes
+        items = await self.rest.change("PUT", "/instances", order)
+        for item in cast("Sequence[Mapping[str, Any]]", items if isinstance(items, list) else ()):
             if item.get("status") == "error":
                 raise TABLE.refused("item", str(item.get("error")), "Verda: PUT /instances", status=400)
         if script := row.get("startup_script_id"):
@@ -169,5 +172,8 @@ class VerdaAccount:
 
 
 def _id_in(answer: object) -> str:
-    """Return the id in the answer to a creating call: text, or an object."""
-    return str(cast("Mapping[str, Any]", answer)["id"] if isinstance(answer, dict) else answer)
+    """Return the id in the answer to a creating call: text, or an object. The answer counts as lost if it has none."""
+    found: object = cast("Mapping[str, Any]", answer).get("id") if isinstance(answer, dict) else answer
+    if not isinstance(found, str) or not re.fullmatch(r"[\w-]*\d[\w-]*", found):
+        raise UnreachableError(f"Verda answered a creating call with success, and without an id: {str(found)[:60]!r}")
+    return found

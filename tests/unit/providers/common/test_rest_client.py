@@ -182,6 +182,13 @@ def test_interrupted_and_throttled_calls_are_repeated(client: RestClient, servic
     assert [each.method for each in service.seen] == ["GET"] * 3 + ["DELETE"] * 2
 
 
+def test_a_read_answered_with_a_text_is_repeated(client: RestClient, service: Service) -> None:
+    service.script = [Say(body="log in first"), Say(body={"links": {}, "things": [1]})]
+
+    assert asyncio.run(client.pages("/v2/things", "things")) == [1]
+    assert len(service.seen) == 2
+
+
 def test_a_refusal_for_good_is_not_repeated(client: RestClient, service: Service) -> None:
     service.script = [Say(status=404, body={"id": "not_found"})]
 

@@ -196,6 +196,17 @@ def test_a_key_that_is_not_accepted_yet_is_waited_for(cloud: DigitalOceanApi) ->
     assert len(cloud.machines) == 1
 
 
+def test_a_key_that_was_deleted_from_the_account_is_added_again(cloud: DigitalOceanApi) -> None:
+    async def deleted(provider: DigitalOcean) -> None:
+        for key in ("key-0", "key-1"):
+            cloud.keys.clear()
+            await launch(provider, [key])
+
+    run(deleted, cloud)
+
+    assert (len(cloud.alive), len(cloud.keys)) == (2, 1)
+
+
 def test_a_lost_answer_to_a_creation_is_adopted_with_a_gpu_or_without(cloud: DigitalOceanApi) -> None:
     for wish, region in (({}, "nyc1"), ({"accelerator": "L40S"}, "tor1")):
         cloud.service.fail(RestFault(after=True), route=CREATE)
@@ -387,6 +398,21 @@ def test_the_firewall_stays_while_the_pool_has_a_droplet(cloud: DigitalOceanApi)
     run(one_left, cloud)
 
     assert len(cloud.firewalls) == 1
+
+
+def test_the_firewall_and_the_tag_stay_for_a_droplet_that_is_not_listed_yet(cloud: DigitalOceanApi) -> None:
+    async def replaced(provider: DigitalOcean) -> None:
+        (first,) = await launch(provider)
+        cloud.looks = Looks(pending=0, ending=0, unseen=10**6)
+        (second,) = await launch(provider, ["key-1"])
+        await provider.terminate([first.id])
+        assert (len(cloud.firewalls), len(cloud.tags)) == (1, 1)
+        cloud.machines[second.id].unseen = 0
+        await provider.terminate([second.id])
+
+    run(replaced, cloud)
+
+    assert cloud.left() == {}
 
 
 def test_a_client_that_moved_is_admitted_at_its_new_address_only(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from skyward.errors import (
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Checkable, Entrusts, Paced, Sweepable, Tidies, make_provider, provider_settings
+from skyward.providers.verda import self_destruct
 from skyward.providers.verda.provider import Verda
 from skyward.request.request import parse_request
 from skyward.testing.aws import Looks
 from skyward.transport.access import SSHAccess
-from support.clouds.rest_service import RestFault
+from support.clouds.fake_cloud import FakeMachine
+from support.clouds.rest_service import RestAnswer, RestCall, RestFault
 from support.clouds.verda_api import CLIENT_SECRET, VerdaApi
 
 PROMPT = {"listing_s": 0.5, "unlisted_s": 0.5, "look_s": 0.02, "patience_s": 5.0}
@@ -220,6 +223,57 @@ async def test_a_lost_answer_is_found_by_the_tags_else_by_the_description(verda:
     assert verda.left() == {}
 
 
+async def test_an_interrupted_creation_is_adopted_though_its_words_resemble_a_lack_of_capacity(verda: VerdaApi) -> None:
+    verda.service.fail(RestFault(status=503, after=True, message="Service not available"), route="POST /instances")
+    async with opened(verda) as provider:
+        (made,) = await launched(provider)
+        assert (verda.alive, verda.service.count("POST /instances")) == ([made.id], 1)
+        await provider.terminate([made.id])
+    assert verda.left() == {}
+
+
+class TerseVerda(VerdaApi):
+    """Answers to creations and deletions without content; records without volumes."""
+
+    def _deploy(self, call: RestCall) -> RestAnswer:
+        return replace(super()._deploy(call), body="")
+
+    def _act(self, call: RestCall) -> RestAnswer:
+        return replace(super()._act(call), body="Accepted")
+
+    def _row(self, machine: FakeMachine) -> Mapping[str, Any]:
+        return {**super()._row(machine), "os_volume_id": None, "volume_ids": []}
+
+
+@pytest.fixture
+def terse(monkeypatch: pytest.MonkeyPatch) -> Iterator[TerseVerda]:
+    with TerseVerda(looks=Looks(pending=0, ending=1)) as api:
+        api.use(monkeypatch, Verda, **PROMPT)
+        yield api
+        api.service.violations.clear()
+
+
+async def test_a_creation_answered_without_an_id_is_found_by_its_key_and_deleted_with_its_volume(
+    terse: TerseVerda,
+) -> None:
+    async with opened(terse) as provider:
+        (made,) = await launched(provider)
+        assert terse.alive == [made.id]
+        await provider.describe([made.id])
+        await provider.terminate([made.id])
+        assert not any("volume_ids" in (call.body or {}) for call in terse.service.calls)
+    assert terse.left() == {}
+
+
+async def test_a_key_that_was_deleted_from_the_account_is_added_again(verda: VerdaApi) -> None:
+    async with opened(verda) as provider:
+        for _ in range(2):
+            await launched(provider)
+            await provider.terminate(verda.alive)
+            verda.keys.clear()
+    assert verda.service.count("POST /sshkeys") == 2
+
+
 async def test_a_script_whose_answer_is_lost_is_taken_over_and_a_lost_one_is_made_again(verda: VerdaApi) -> None:
     async with opened(verda) as provider:
         for after in (True, False):
@@ -410,6 +464,24 @@ async def test_a_machine_that_deletes_itself_gets_a_new_bearer_at_every_delivery
         await provider.terminate([made.id])
     async with opened(verda) as provider:
         assert await provider.secret(seen) is None
+
+
+async def test_a_machine_deletes_itself_with_its_volume_even_if_its_script_is_gone(
+    terse: TerseVerda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(terse, self_destruct=True) as provider:
+        (made,) = await launched(provider)
+        (seen,) = await provider.describe([made.id])
+        secret = await provider.secret(seen)
+        assert secret is not None
+        for name, value in _facts(secret.value).items():
+            monkeypatch.setitem(self_destruct.FACTS, name, value)
+        terse.service.fail(RestFault(), route="DELETE /scripts")
+        with pytest.raises(ValueError, match="Expecting value"):  # the terse answer
+            await asyncio.to_thread(self_destruct.delete)
+        assert [*terse.left()] == ["scripts"]
+        await provider.terminate([made.id])
+    assert terse.left() == {}
 
 
 def _facts(program: str) -> dict[str, str]:
