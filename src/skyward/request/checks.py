@@ -10,7 +10,7 @@ from typing import cast
 
 from skyward.errors import ConfigurationError
 
-__all__ = ["flag", "gibibytes", "positive_number", "refusal", "text", "texts", "whole_number"]
+__all__ = ["flag", "gibibytes", "positive_number", "refusal", "secret", "text", "texts", "whole_number"]
 
 _GIB_PER_UNIT = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([MGT])i?B\s*", re.IGNORECASE | re.ASCII)
@@ -47,6 +47,14 @@ def text(parameter: str, value: object, *, allowed: str = "non-empty text") -> s
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise refusal(parameter, allowed, value)
     return value
+
+
+def secret(parameter: str, value: object) -> str:
+    """Return ``value`` without blanks around it if it is printable ASCII in one word; the error does not repeat it."""
+    found = value.strip() if isinstance(value, str) else ""
+    if not found.isascii() or not found.isprintable() or len(found.split()) != 1:
+        raise ConfigurationError(f"{parameter} must be text of printable ASCII characters without blanks")
+    return found
 
 
 def texts(parameter: str, value: object) -> tuple[str, ...]:

@@ -138,6 +138,21 @@ def test_doctor_explains_missing_credentials(shop: Shop, monkeypatch: pytest.Mon
     assert any(name in f"{each['found']} {each['fix']}" for each in found for name in shop.cloud.environment)
 
 
+def test_a_request_without_offers_is_explained(shop: Shop) -> None:
+    done = run("offers", "--machine", shop.vendor.machine, "--spot", *shop.place)
+
+    assert (done.exit_code, done.output.strip()) != (1, "")
+
+
+def test_a_sweep_that_cannot_list_a_named_cloud_fails(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in shop.cloud.environment:
+        monkeypatch.delenv(name)
+
+    (reason,) = answer("sweep", *shop.place, exit_code=1)["unasked"]
+
+    assert all(name in reason for name in shop.cloud.environment)
+
+
 def test_no_command_shows_a_secret(shop: Shop) -> None:
     shop.launch("sky-1-0")
 

@@ -97,6 +97,8 @@ def offers(
             say.table(*columns, rows=[_cells(row) for row in rows])
             for note in dict.fromkeys(row.note for row in rows if row.note):
                 say.line(note)
+        elif not errors:
+            say.line(f"No {'spot ' if spot else ''}machine satisfies the request; other regions may have some")
 
     document = {"offers": [_document(row) for row in rows], "errors": errors}
     return Answer(document=document, show=show, exit_code=0 if rows else FAILED)

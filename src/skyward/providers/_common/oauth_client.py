@@ -12,7 +12,7 @@ from typing import Final
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import AuthenticationError, SkywardError
-from skyward.providers._common.refusals import Refusal
+from skyward.providers._common.refusals import Refusal, RefusalKind
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
 
 __all__ = ["BearerTokens", "ClientCredentials", "read_credentials"]
@@ -96,7 +96,7 @@ class BearerTokens:
             vendor=vendor,
             base_url=base_url,
             authorize=_no_headers,
-            judge=lambda answer: replace(judge(answer), message="the credentials are not accepted"),
+            judge=lambda answer: _of_credentials(judge(answer)),
             explain=explain,
             patience_s=patience_s,
             clock=clock,
@@ -132,6 +132,13 @@ class BearerTokens:
     async def close(self) -> None:
         """Close the connections."""
         await self._rest.close()
+
+
+def _of_credentials(found: Refusal) -> Refusal:
+    """Return a refusal without the vendor's text. Any that is definite concerns the credentials, also status 403."""
+    if found.kind in (RefusalKind.RATE, RefusalKind.TRANSIENT):
+        return replace(found, message="no bearer was issued")
+    return replace(found, kind=RefusalKind.AUTH, message="the credentials are not accepted", advice="")
 
 
 async def _no_headers(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - the seam's form

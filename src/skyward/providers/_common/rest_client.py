@@ -19,7 +19,7 @@ import urllib3
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
-from skyward.errors import ConfigurationError, RateLimitError, SkywardError, UnreachableError
+from skyward.errors import AuthenticationError, ConfigurationError, RateLimitError, SkywardError, UnreachableError
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind
 from skyward.providers.base import REFUSALS
 
@@ -214,6 +214,7 @@ class RestClient:
 
     async def _persist(self, request: _Request, passed: Sequence[RefusalKind] = ()) -> Any:
         """Return the answer to a request that may be repeated; None after a refusal that is passed over."""
+        await self._headers()  # with a patience of its own: an error of it is not lost in the wait below
         refused: SkywardError | None = None
         pauses = 0
         deadline = self._clock.monotonic() + self._patience_s
@@ -273,16 +274,29 @@ class RestClient:
 
     async def _attempt(self, request: _Request, pauses: int) -> Any:
         """Make one attempt, and one more if the credentials were refused and there are others."""
-        headers = await self._authorize(stale=False)
+        headers = await self._headers()
         answer = await asyncio.to_thread(self._send, request, headers)
         if answer.status == _UNAUTHORIZED:
-            newer = await self._authorize(stale=True)
+            newer = await self._headers(stale=True)
             if newer != headers:
                 answer = await asyncio.to_thread(self._send, request, newer)
                 headers = newer
         if not answer.lost and answer.status in _SUCCESS:
             return answer.body
         raise self._refused(request, _without_secrets(answer, request, headers), pauses)
+
+    async def _headers(self, *, stale: bool = False) -> Mapping[str, str]:
+        """Return the headers that prove the caller's identity.
+
+        Raises:
+            AuthenticationError: one cannot be sent; its value is not in the message.
+        """
+        headers = await self._authorize(stale=stale)
+        if all(value.isascii() and value.isprintable() for value in headers.values()):
+            return headers
+        raise AuthenticationError(
+            f"{self._vendor}: the token holds a line break, or another character that no token has: copy it again"
+        )
 
     def _refused(self, request: _Request, answer: ApiAnswer, pauses: int) -> SkywardError:
         """Return the error for an answer that is no success; after a throttled call block the route for all callers."""

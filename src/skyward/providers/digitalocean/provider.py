@@ -19,7 +19,7 @@ from skyward.providers.digitalocean.droplet_api import API_URL, check_account, o
 from skyward.providers.digitalocean.droplet_sizes import find_offers
 from skyward.providers.digitalocean.droplets import Droplets, droplet_order, fingerprint_of
 from skyward.providers.registry import Finding, MachineSecret
-from skyward.request.checks import refusal, text
+from skyward.request.checks import refusal, secret, text
 from skyward.request.request import PoolRequest
 
 __all__ = ["DigitalOcean"]
@@ -64,9 +64,11 @@ class DigitalOcean(RentedMachines):
     _droplets: Droplets = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("token", "reaper_token", "endpoint_url"):
+        for name in ("token", "reaper_token"):
             if (value := getattr(self, name)) is not None:
-                text(name, value)
+                object.__setattr__(self, name, secret(name, value))
+        if self.endpoint_url is not None:
+            text("endpoint_url", self.endpoint_url)
         if not _REGION.fullmatch(text("region", self.region)):
             raise refusal("region", "a region's slug such as 'nyc1'", self.region)
         if not (self.endpoint_url or "http://").startswith(("http://", "https://")):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, cast
 
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers._common.dead_man import DeadMan, first_delivery
+from skyward.providers._common.findings import failed
 from skyward.providers._common.first_boot import POWER_OFF, boot_script
 from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
 from skyward.providers._common.ssh_keys import host_key, user_key
@@ -122,11 +123,12 @@ class Verda(RentedMachines):
             amount = float(balance.get("amount") or 0.0)
             found.append(Finding(what="credentials", state="ok", found="Verda accepts them"))
             money, fix = f"{amount:.2f} {balance.get('currency', '')}", "top it up: https://console.verda.com"
-            found.append(Finding(what="balance", state="ok" if amount > 0 else "fail", found=money, fix=fix))
+            state, fix = ("ok", "") if amount > 0 else ("fail", fix)
+            found.append(Finding(what="balance", state=state, found=money, fix=fix))
             stock = await self._stock()
         except SkywardError as error:
             what = "availability" if found else "credentials"
-            return [*found, Finding(what=what, state="fail", found=str(error), fix="see docs/providers/verda.md")]
+            return [*found, failed(what, error, fix="see docs/providers/verda.md")]
         held = {code for codes in stock.values() for code, names in codes.items() if names}
         here = held & {self.region} if self.region else held
         where = f"machines in {', '.join(sorted(held)) or 'no location'}"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from skyward.errors import AuthenticationError, SkywardError
+from skyward.errors import AuthenticationError, RateLimitError, SkywardError, UnreachableError
 from skyward.providers._common.oauth_client import BearerTokens, ClientCredentials, read_credentials
-from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalTable
-from skyward.providers._common.rest_client import ApiAnswer
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
+from skyward.providers._common.rest_client import ApiAnswer, RestClient
 from support.clock import FakeClock
-from support.clouds.rest_service import RestAnswer, RestCall, RestService
+from support.clouds.rest_service import RestAnswer, RestCall, RestFault, RestService
 
 SECRET = "the-secret-of-the-client"
 NAMES = ("cloud_id", "cloud_secret")
-TABLE = RefusalTable(rows=())
+TABLE = RefusalTable(rows=(RefusalRow(kind=RefusalKind.QUOTA, status=403),))
 
 
 def refused(status: int, message: str) -> RestAnswer:
@@ -44,7 +44,9 @@ def explain(found: Refusal, call: str) -> SkywardError:
     return TABLE.explain(found, call)
 
 
-def tokens(door: RestService, clock: FakeClock, secret: str = SECRET) -> BearerTokens:
+def tokens(
+    door: RestService, clock: FakeClock, secret: str = SECRET, judge: Callable[[ApiAnswer], Refusal] = judge
+) -> BearerTokens:
     return BearerTokens(
         vendor="cloud",
         base_url=door.url,
@@ -75,6 +77,32 @@ async def test_refused_credentials_are_in_no_message(door: RestService) -> None:
         await source.new()
     texts = [str(raised.value), repr(raised.value.__cause__), repr(ClientCredentials(client_id="", client_secret="x1"))]
     assert not [each for each in texts if "another-secret" in each or "x1" in each]
+    await source.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (403, AuthenticationError, "not accepted"),
+        (503, UnreachableError, "POST /token was refused: 503: no bearer was issued"),
+        (429, RateLimitError, "POST /token was refused: 429: no bearer was issued"),
+    ],
+)
+async def test_an_error_states_the_reason_for_which_there_is_no_bearer(
+    door: RestService, status: int, error: type[SkywardError], words: str
+) -> None:
+    clock = FakeClock()
+    source = tokens(door, clock, judge=lambda answer: TABLE.judge(str(answer.status), SECRET, status=answer.status))
+    rest = RestClient(
+        vendor="cloud", base_url=door.url, authorize=source, judge=judge, explain=explain, patience_s=5.0, clock=clock
+    )
+    door.fail(RestFault(status=status), route="POST /token", times=100)
+
+    with pytest.raises(error, match=words) as raised:
+        await rest.read("/things")
+
+    assert SECRET not in str(raised.value)
+    await rest.close()
     await source.close()
 
 

@@ -331,6 +331,20 @@ def test_refused_credentials_are_renewed_once(url: str, service: Service, clock:
     assert [each.headers["authorization"] for each in service.seen] == ["Bearer stale-token", "Bearer fresh-token"]
 
 
+@pytest.mark.parametrize("token", ["secret\nof-the-user", "secret-of-the-user-ключ"])
+def test_a_token_that_cannot_be_sent_is_an_error_without_it(
+    token: str, url: str, service: Service, clock: FakeClock
+) -> None:
+    client = Client(url, clock)
+    client.tokens = [token]
+
+    with closing(client) as rest, pytest.raises(AuthenticationError, match="line break") as caught:
+        asyncio.run(rest.create("/v2/things", {}))
+
+    assert "user" not in str(caught.value)
+    assert service.seen == []
+
+
 def test_every_page_is_read(client: RestClient, service: Service) -> None:
     following = {"pages": {"next": "https://elsewhere.example/v2/things?page=2&per_page=2"}}
     service.script = [Say(body={"things": [1, 2], "links": following}), Say(body={"things": [3], "links": {}})]

@@ -517,6 +517,19 @@ def test_a_wrong_parameter_is_named(settings: dict[str, Any], message: str) -> N
         DigitalOcean(**settings)
 
 
+@pytest.mark.parametrize("token", [b"dop_v1_mine", "dop_v1_mine more", "dop_v1_mineё"])
+@pytest.mark.parametrize("name", ["token", "reaper_token"])
+def test_a_token_of_the_wrong_form_is_not_repeated(name: str, token: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} must be text of printable ASCII") as caught:
+        DigitalOcean(**{name: token})
+
+    assert "mine" not in str(caught.value)
+
+
+def test_a_token_read_from_a_file_ends_before_its_line_break(cloud: DigitalOceanApi) -> None:
+    assert run(lambda provider: provider.offers(parse_request()), cloud, token=f"{TOKEN}\n")
+
+
 @pytest.mark.parametrize(
     ("status", "text", "error"),
     [

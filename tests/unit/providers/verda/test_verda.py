@@ -492,10 +492,10 @@ def _facts(program: str) -> dict[str, str]:
 
 async def test_check_reports_credentials_balance_and_availability(verda: VerdaApi) -> None:
     async with opened(verda) as provider:
-        assert [(each.what, each.state) for each in await provider.check()] == [
-            ("credentials", "ok"),
-            ("balance", "ok"),
-            ("availability", "ok"),
+        assert [(each.what, each.state, each.fix) for each in await provider.check()] == [
+            ("credentials", "ok", ""),
+            ("balance", "ok", ""),
+            ("availability", "ok", ""),
         ]
         verda.balance = 0.0
         assert [each.state for each in await provider.check()] == ["ok", "fail", "ok"]
