@@ -64,11 +64,9 @@ class DigitalOcean(RentedMachines):
     _droplets: Droplets = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("token", "reaper_token"):
+        for name, checked in (("token", secret), ("reaper_token", secret), ("endpoint_url", text)):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, secret(name, value))
-        if self.endpoint_url is not None:
-            text("endpoint_url", self.endpoint_url)
+                object.__setattr__(self, name, checked(name, value))
         if not _REGION.fullmatch(text("region", self.region)):
             raise refusal("region", "a region's slug such as 'nyc1'", self.region)
         if not (self.endpoint_url or "http://").startswith(("http://", "https://")):

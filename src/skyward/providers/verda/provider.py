@@ -130,9 +130,8 @@ class Verda(RentedMachines):
             what = "availability" if found else "credentials"
             return [*found, failed(what, error, fix="see docs/providers/verda.md")]
         held = {code for codes in stock.values() for code, names in codes.items() if names}
-        here = held & {self.region} if self.region else held
-        where = f"machines in {', '.join(sorted(held)) or 'no location'}"
-        return [*found, Finding(what="availability", state="ok" if here else "warn", found=where)]
+        where, here = f"machines in {', '.join(sorted(held)) or 'no location'}", self.region in {None, *held}
+        return [*found, Finding(what="availability", state="ok" if held and here else "warn", found=where)]
 
     async def close(self) -> None:
         """Close the connections to Verda."""
