@@ -43,7 +43,7 @@ def load_registered(name: str, entries: Sequence[EntryPoint]) -> Any:
     (entry,) = entries
     try:
         return entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"provider {name!r} cannot be loaded from {_described(entry)}: {type(error).__name__}: {error}; install a "
             "working version of that package, or uninstall it"
@@ -54,7 +54,9 @@ def _entries(distribution: Distribution) -> Sequence[EntryPoint]:
     try:
         return [entry for entry in distribution.entry_points if entry.group == GROUP]
     except Exception as error:
-        _logger.warning("cannot read the entry points of an installed package: %s", error)
+        metadata = distribution.read_text("METADATA") or ""
+        name = next((line for line in metadata.splitlines() if line.startswith("Name:")), "an installed package")
+        _logger.warning("cannot read the entry points of %s: %s", name.removeprefix("Name:").strip(), error)
         return ()
 
 

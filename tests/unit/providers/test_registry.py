@@ -107,12 +107,20 @@ def test_machines_are_rented_unless_their_provider_states_that_they_are_the_user
     assert [is_rented(kind) for kind in kinds] == [False, False, False, True]
 
 
+def test_a_package_with_unreadable_entry_points_is_named(install: Install, caplog: pytest.LogCaptureFixture) -> None:
+    install(entry="[skyward.providers]\nbarn\n")
+
+    assert "barn" not in provider_names()
+    assert "cannot read the entry points of hay: " in caplog.text
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("", "AttributeError"),
         ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
 def test_a_package_that_does_not_load_is_named_and_leaves_the_others_alone(
