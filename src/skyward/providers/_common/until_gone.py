@@ -119,8 +119,7 @@ class _Ending:
             found = await self._calls.look(self.left)
             self.left = [each for each in self.left if self._may_live(each, found.get(each))]
             doomed = [each for each in self.left if self._is_due(each, found.get(each))]
-            if doomed:
-                self._note(doomed, await self._calls.ask(doomed))
+            self._note(doomed, await self._calls.ask(doomed) if doomed else Asked())
         except SkywardError as error:
             return self._struck(error)
         for error in self.refused.values():

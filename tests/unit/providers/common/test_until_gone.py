@@ -121,6 +121,14 @@ async def test_a_refusal_that_passes_is_repeated() -> None:
     assert vendor.asked == ["a"] * 6
 
 
+@pytest.mark.parametrize("next_look", [STOPPING, GONE, None])
+async def test_a_refused_machine_that_ends_by_itself_is_gone(next_look: InstanceState | None) -> None:
+    vendor = Vendor(a=[RUNNING, next_look, GONE])
+    vendor.errors = [UnreachableError("it is being made")]
+    await vendor.end("a")
+    assert vendor.clock.monotonic() < 10.0
+
+
 async def test_three_refusals_in_a_row_for_lack_of_permission_are_final() -> None:
     vendor = Vendor(a=[RUNNING], b=[GONE])
     vendor.errors = [AuthenticationError("no scope delete")] * 9
@@ -128,6 +136,20 @@ async def test_three_refusals_in_a_row_for_lack_of_permission_are_final() -> Non
         await vendor.end("b", "a")
     assert error.value.instance_ids == ("a",)
     assert vendor.asked == ["a"] * 3
+
+
+async def test_refusals_with_a_success_in_between_are_not_in_a_row() -> None:
+    vendor = Vendor(a=[RUNNING, RUNNING, GONE])
+    looks, refused = vendor.look, iter([True, True, False] * 2)
+
+    async def look(ids: Sequence[str]) -> Mapping[str, InstanceState]:
+        if next(refused, False):
+            raise AuthenticationError("no scope read")
+        return await looks(ids)
+
+    vendor.look = look  # type: ignore[method-assign]
+    await vendor.end("a")
+    assert vendor.asked == ["a"]
 
 
 async def test_the_deadline_names_what_is_left() -> None:

@@ -129,6 +129,10 @@ def test_prices_are_those_of_the_moment(cloud: DigitalOceanApi) -> None:
     assert (before, offered(cloud, "nyc1", cpu=4)[0].price_per_hour) == (0.125, 0.375)
 
 
+def test_sizes_that_need_a_contract_are_not_offered() -> None:
+    assert parse_sizes([{**rows()[0], "slug": "gpu-h100x8-640gb-contracted"}]) == []
+
+
 def test_shared_processors_are_noted() -> None:
     cheapest = find_offers(parse_sizes(rows()), parse_request(), "nyc1")[0]
 
@@ -347,6 +351,13 @@ def test_tagged_lists_droplets_with_gpus_and_without_of_this_region_only(cloud: 
     tagged = run(lambda provider: provider.tagged(), cloud, region="tor1")
 
     assert {(each.id, each.key) for each in tagged} == {(each.id, each.key) for each in (*plain, *with_gpu)}
+
+
+def test_a_droplet_that_no_list_has_is_looked_up_by_its_id_before_it_counts_as_gone(cloud: DigitalOceanApi) -> None:
+    (made,) = run(launch, cloud)
+    (seen,) = run(lambda provider: provider.describe([made.id]), cloud, region="tor1")
+
+    assert seen.state is InstanceState.RUNNING
 
 
 def test_any_number_of_droplets_is_looked_at_with_two_calls(cloud: DigitalOceanApi) -> None:

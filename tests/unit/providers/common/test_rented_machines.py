@@ -1,0 +1,130 @@
+"""Machines of a provider without client tokens: what their pool needs lives as long as they may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pytest
+
+from skyward.errors import CapacityError, UnreachableError
+from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines
+from skyward.providers.base import InstanceState, LaunchOrder, Offer
+from skyward.request.instance import InstanceSpec
+
+POOL = "sky-1"
+OFFER = Offer(spec=InstanceSpec(name="small", cpu=1, memory_gib=1), price_per_hour=1.0)
+
+
+class Account:
+    """Machines of an account, listed or not, and pools whose resources exist."""
+
+    def __init__(self) -> None:
+        self.machines: dict[str, MachineRecord] = {}
+        self.prepared: list[str] = []
+        self.listing = True
+        self.removing = asyncio.Event()
+        self.may_remove = asyncio.Event()
+        self.may_remove.set()
+
+    async def find(self, key: str) -> MachineRecord | None:
+        return next((each for each in await self.listed() if each.key == key), None)
+
+    async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
+        return await self.listed()
+
+    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
+        return [*self.machines.values()] if self.listing else []
+
+    async def request_end(self, machine: str) -> None:
+        self.machines.pop(machine, None)
+
+    async def remove(self, pool_id: str) -> None:
+        self.removing.set()
+        await self.may_remove.wait()
+        self.prepared.remove(pool_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rented(RentedMachines):
+    """A provider whose creations wait for permission."""
+
+    account: Account
+    creating: asyncio.Event = field(default_factory=asyncio.Event)
+    may_create: asyncio.Event = field(default_factory=asyncio.Event)
+    sold_out: bool = False
+    lost: bool = False
+
+    listing_s: ClassVar[float] = 0.0
+    look_s: ClassVar[float] = 0.01
+
+    @property
+    def name(self) -> str:
+        return "rented"
+
+    @property
+    def api(self) -> MachineApi:
+        return self.account
+
+    async def prepare(self, order: LaunchOrder) -> None:
+        self.account.prepared.append(order.pool_id)
+
+    async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
+        self.creating.set()
+        await self.may_create.wait()
+        if self.sold_out:
+            raise CapacityError("sold out")
+        made = MachineRecord(id=f"m-{key}", key=key, pool_id=order.pool_id, state=InstanceState.PENDING, offer=offer)
+        self.account.machines[made.id] = made
+        if self.lost:
+            raise UnreachableError("no answer")
+        return made
+
+
+def order() -> LaunchOrder:
+    return LaunchOrder(pool_id=POOL, keys=("key-0",), timeout_s=60.0)
+
+
+async def test_nothing_is_removed_while_a_machine_is_created_or_not_listed_yet() -> None:
+    account = Account()
+    provider = Rented(account=account)
+    launch = asyncio.ensure_future(provider.launch([OFFER], order()))
+    await provider.creating.wait()
+    await provider.tidy(POOL)
+    assert account.prepared == [POOL]
+
+    provider.may_create.set()
+    (made,) = await launch
+    account.listing = False
+    await provider.tidy(POOL)
+    assert account.prepared == [POOL]
+
+    account.listing = True
+    await provider.terminate([made.id])
+    assert account.prepared == []
+
+
+async def test_a_failed_launch_removes_what_it_prepared_though_it_is_cancelled() -> None:
+    account = Account()
+    provider = Rented(account=account, sold_out=True)
+    provider.may_create.set()
+    account.may_remove.clear()
+    launch = asyncio.ensure_future(provider.launch([OFFER], order()))
+    await account.removing.wait()
+    launch.cancel()
+    asyncio.get_running_loop().call_soon(account.may_remove.set)
+    with pytest.raises(asyncio.CancelledError):
+        await launch
+    assert account.prepared == []
+
+
+async def test_an_adopted_machine_is_pending_while_a_list_lacks_it() -> None:
+    account = Account()
+    provider = Rented(account=account, lost=True)
+    provider.may_create.set()
+    (made,) = await provider.launch([OFFER], order())
+    account.listing = False
+    (seen,) = await provider.describe([made.id])
+    assert (seen.state, seen.offer) == (InstanceState.PENDING, OFFER)
