@@ -404,7 +404,7 @@ class MachineRoom:
         self._block = block
         self._root = root
         self._network = f"127.{block}.0"
-        self._hosts = itertools.count(2)
+        self._hosts = itertools.cycle(range(2, 255))  # of the first 253 machines, the oldest ended long ago
         self._machines: dict[str, BootedMachine] = {}
         self._boots: dict[str, Future[None]] = {}
         self._ends: list[Future[None]] = []

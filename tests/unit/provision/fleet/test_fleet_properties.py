@@ -72,7 +72,7 @@ OFFERS = tuple(
 
 # To make what fails smaller takes minutes: HYPOTHESIS_PROFILE=small does it, with the same plans.
 settings.register_profile("usual", max_examples=100, derandomize=True, phases=[Phase.explicit, Phase.generate])
-settings.register_profile("full", max_examples=1000, derandomize=False, phases=[Phase.explicit, Phase.generate])
+settings.register_profile("full", max_examples=500, derandomize=False, phases=[Phase.explicit, Phase.generate])
 settings.register_profile("small", max_examples=1000, derandomize=True)
 settings.register_profile("long", max_examples=50_000, derandomize=False)
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
