@@ -47,6 +47,7 @@ class Offer:
         spot: True if the provider may preempt the machine.
         price_per_hour: USD for one machine as offered; None is unknown, 0.0 is free.
         on_demand_price_per_hour: USD for the same machine on demand; None is unknown.
+        price_age_s: seconds for which the provider's price has been cached; 0 for one just requested.
         minimum_billed_s: shortest time that is billed.
         note: remark for the user before purchase; empty for none.
         ready_within_s: seconds from the launch within which a sound machine of this kind runs and can be reached. One
@@ -60,6 +61,7 @@ class Offer:
     spot: bool = False
     price_per_hour: float | None = None
     on_demand_price_per_hour: float | None = None
+    price_age_s: float = field(default=0.0, compare=False)
     minimum_billed_s: float = 0.0
     note: str = ""
     ready_within_s: float = 900.0

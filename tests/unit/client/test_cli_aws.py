@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 import skyward as sky
 from skyward.client.cli import main
+from skyward.providers._common.answer_file import AnswerFile
 from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, LaunchOrder
@@ -130,6 +131,21 @@ def test_the_table_says_the_same(ec2: LocalEC2) -> None:
     assert f"8 x {listed['accelerator']} 80 GiB" in table
     assert "96" in table
     assert f"{listed['on_demand_per_hour']:.4f}" in table
+
+
+def test_the_age_of_cached_prices_is_shown(ec2: LocalEC2) -> None:
+    asked = ("offers", "--provider", "aws", "--machine", "p4de.24xlarge", *at(ec2))
+    assert answer(*asked)["offers"][0]["price_age_s"] < 60
+
+    kept = AnswerFile(
+        vendor="aws", name="on-demand", place="us-east-1", endpoint_url=ec2.endpoint_url, longest_s=24 * 3600.0
+    )
+    entries = json.loads(kept.path.read_text())
+    entries["p4de.24xlarge"]["at"] -= 2 * 3600
+    kept.path.write_text(json.dumps(entries))
+
+    assert 7200 <= answer(*asked)["offers"][0]["price_age_s"] < 7500
+    assert "2 h" in run(*asked).stdout
 
 
 def test_why_a_price_is_unknown_is_said_once(ec2: LocalEC2) -> None:

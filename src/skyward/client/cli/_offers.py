@@ -12,6 +12,7 @@ import click
 
 from skyward.client.cli._answer import FAILED, Answer, Say, answers
 from skyward.client.cli._providers import PROVIDER, ProviderOptions, place_options, rented_providers, settings_of
+from skyward.client.display.words import duration
 from skyward.client.market import priced
 from skyward.errors import SkywardError
 from skyward.providers.base import Offer
@@ -21,6 +22,7 @@ from skyward.request.request import PoolRequest, parse_request
 
 __all__ = ["offers"]
 
+_NOW_S = 10.0
 _logger = logging.getLogger("skyward")
 
 
@@ -35,6 +37,7 @@ class _Row:
         spot: spot price in the cheapest zone, USD an hour; None if unknown or not offered.
         on_demand: on-demand price, USD an hour; None if unknown or not offered.
         zones: spot prices by zone, USD an hour.
+        price_age_s: time for which the older of the prices has been cached.
         note: the provider's remark on this type.
     """
 
@@ -44,6 +47,7 @@ class _Row:
     spot: float | None = None
     on_demand: float | None = None
     zones: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    price_age_s: float = 0.0
     note: str = ""
 
     @property
@@ -93,7 +97,17 @@ def offers(
 
     def show(say: Say) -> None:
         if rows:
-            columns = ("provider", "type", "accelerators", "cores", "memory", "spot $/h", "on demand $/h", "zones")
+            columns = (
+                "provider",
+                "type",
+                "accelerators",
+                "cores",
+                "memory",
+                "spot $/h",
+                "on demand $/h",
+                "read",
+                "zones",
+            )
             say.table(*columns, rows=[_cells(row) for row in rows])
             for note in dict.fromkeys(row.note for row in rows if row.note):
                 say.line(note)
@@ -148,6 +162,7 @@ def _row(provider: str, found: Sequence[Offer], zones: Mapping[str, float | None
         spot=spec.price_spot,
         on_demand=spec.price_on_demand,
         zones=zones,
+        price_age_s=max(each.price_age_s for each in found),
         note="; ".join(notes),
     )
 
@@ -163,6 +178,7 @@ def _cells(row: _Row) -> tuple[str, ...]:
         f"{spec.memory_gib:g} GiB",
         _price(row.spot),
         _price(row.on_demand),
+        "now" if row.price_age_s < _NOW_S else f"{duration(row.price_age_s)} ago",
         " ".join(zone.removeprefix(row.region) if row.region else zone for zone in row.zones),
     )
 
@@ -184,6 +200,7 @@ def _document(row: _Row) -> dict[str, Any]:
         "memory_gib": spec.memory_gib,
         "spot_per_hour": row.spot,
         "on_demand_per_hour": row.on_demand,
+        "price_age_s": round(row.price_age_s),
         "zones": dict(row.zones),
         "note": row.note,
     }

@@ -50,6 +50,11 @@ class AnswerFile:
         now = time.time()
         return {name: entry["value"] for name, entry in self._entries().items() if self._counts(entry, now)}
 
+    def ages_s(self) -> dict[str, float]:
+        """Return the age of each answer that has not expired, by name."""
+        now = time.time()
+        return {name: now - float(entry["at"]) for name, entry in self._entries().items() if self._counts(entry, now)}
+
     def add(self, values: dict[str, Any]) -> None:
         """Add ``values`` and drop expired answers; other processes see the file before or after, nothing between."""
         now = time.time()

@@ -109,6 +109,7 @@ def _offer(machine: MachineType, prices: PriceTable, region: str, *, spot: bool,
         spot=spot,
         price_per_hour=price,
         on_demand_price_per_hour=on_demand,
+        price_age_s=prices.ages_s[spot].get(machine.name, 0.0),
         minimum_billed_s=MINIMUM_BILLED_S,
         note="; ".join(filter(None, (note, unknown if price is None else ""))),
     )
@@ -141,10 +142,12 @@ class PriceTable:
     Attributes:
         on_demand: by machine type.
         spot: by machine type, then by zone.
+        ages_s: time for which each has been cached, by machine type, on demand and on spot.
     """
 
     on_demand: Mapping[str, float] = field(default_factory=dict[str, float])
     spot: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    ages_s: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
 
 
 class Prices:
@@ -164,7 +167,8 @@ class Prices:
     async def of(self, names: Sequence[str]) -> PriceTable:
         """Return the prices of these machine types."""
         on_demand, spot = await asyncio.gather(self._list.completed(names, self._list_now), self.by_zone(names))
-        return PriceTable(on_demand=on_demand, spot=spot)
+        ages_s = (await asyncio.to_thread(self._list.ages_s), await asyncio.to_thread(self._market.ages_s))
+        return PriceTable(on_demand=on_demand, spot=spot, ages_s=ages_s)
 
     async def by_zone(self, names: Sequence[str]) -> Mapping[str, Mapping[str, float]]:
         """Return the prices on spot by machine type, then by zone."""

@@ -28,6 +28,10 @@ def test_what_was_kept_is_there_until_it_is_too_old(kept: AnswerFile) -> None:
     kept.path.write_text(json.dumps(entries))
     assert kept.read() == {"b": {"zone": 2.0}}
 
+    entries["b"]["at"] = time.time() - 30
+    kept.path.write_text(json.dumps(entries))
+    assert kept.ages_s() == {"b": pytest.approx(30, abs=5)}
+
 
 @pytest.mark.parametrize(
     "damaged", ["", "{", "[]", '{"a": 3}', '{"a": {"at": "x", "value": 1}}', '{"a": {"value": 1}}']
