@@ -22,6 +22,7 @@ from skyward.request.request import PoolRequest, parse_request
 
 __all__ = ["offers"]
 
+_COLUMNS = ("provider", "type", "accelerators", "cores", "memory", "spot $/h", "on demand $/h", "as of", "zones")
 _NOW_S = 10.0
 _logger = logging.getLogger("skyward")
 
@@ -97,18 +98,7 @@ def offers(
 
     def show(say: Say) -> None:
         if rows:
-            columns = (
-                "provider",
-                "type",
-                "accelerators",
-                "cores",
-                "memory",
-                "spot $/h",
-                "on demand $/h",
-                "read",
-                "zones",
-            )
-            say.table(*columns, rows=[_cells(row) for row in rows])
+            say.table(*_COLUMNS, rows=[_cells(row) for row in rows])
             for note in dict.fromkeys(row.note for row in rows if row.note):
                 say.line(note)
         elif not errors:
