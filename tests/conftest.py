@@ -31,7 +31,7 @@ KEPT_THREADS = ("Dask-Offload",)  # distributed's pool for (de)serialization
 
 LONGEST = (
     "test_docs.py",
-    "unit/provision/test_fleet_properties.py",
+    "unit/provision/fleet/test_fleet_properties.py",
     "unit/providers/aws/",
     "e2e/joblib/test_demos.py",
     "e2e/clouds/",
