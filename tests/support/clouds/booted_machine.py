@@ -48,6 +48,9 @@ _PLACES = re.compile(r"(?<![\w./-])/(etc|root|run|usr/local|var)(?![\w-])")
 
 _PROGRAMS = re.compile(rf"(?<![\w.-])/(?:usr/)?s?bin/({'|'.join(_SHIMS)})(?![\w-])")
 
+_SCRIPT = "/var/lib/first-boot"
+"""Place of a script with first-boot orders. As an argument everybody on this machine could read its keys."""
+
 _ON_ACTIVE = re.compile(r"--on-active=(\d+(?:\.\d+)?)s?")
 _TAKES_VALUE = {"-p", "--property", "--timer-property", "--unit", "-u", "--description", "-E", "--setenv"}
 
@@ -81,7 +84,7 @@ def read_orders(text: str) -> BootOrders:
         return BootOrders()
     if text.startswith("#!"):
         interpreter = text.partition("\n")[0].removeprefix("#!").split()
-        return BootOrders(late=((*interpreter, "-c", text),))
+        return BootOrders(files={_SCRIPT: text}, late=((*interpreter, _SCRIPT),))
     if not text.startswith("#cloud-config\n"):
         raise AssertionError(f"first-boot orders are neither cloud-config nor a script: {text[:80]!r}")
     config: dict[str, Any] = yaml.safe_load(text)
