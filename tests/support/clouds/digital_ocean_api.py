@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -223,7 +224,8 @@ class DigitalOceanApi(FakeCloud):
         self.firewalls: dict[str, dict[str, Any]] = {}
         self.tags: set[str] = set()
         self._vpcs = [_vpc(region) for region in _REGIONS]
-        self._ids = itertools.count(410_000_001)
+        # Of its own: a node ends every process on its machine with its id, and the machines of all tests are this one.
+        self._ids = itertools.count(secrets.randbelow(800_000_000) + 100_000_000)
         self._scopes: dict[str, str] = {}
         service.paces += [
             Pace(calls=250, per_s=60.0, headers=lambda left_s: {"Retry-After": str(max(1, round(left_s)))}),
