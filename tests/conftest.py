@@ -205,7 +205,7 @@ def _children() -> Iterator[str]:
 
 
 def _has_children() -> bool:
-    """Ask the kernel, in microseconds: a list of all processes took half the time of most tests."""
+    """Ask the kernel, in microseconds: a list of all processes took a quarter of the time of most tests, or more."""
     if hasattr(os, "waitid"):
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
