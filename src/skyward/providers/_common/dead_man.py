@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from skyward.providers._common.delete_script import detached, store
 from skyward.providers.registry import MachineSecret
 
 __all__ = ["DeadMan", "first_delivery"]
@@ -35,8 +36,8 @@ class DeadMan:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Command that ends the machine at once. It returns at once, since a supervisor waits 30 s for its command."""
-        return ("sh", "-c", f"nohup python3 {shlex.quote(self.path)} >/dev/null 2>&1 </dev/null &")
+        """Command that ends the machine. It returns at once."""
+        return detached("python3", self.path)
 
     @property
     def end(self) -> tuple[str, ...]:
@@ -54,10 +55,8 @@ class DeadMan:
         renewal = hashlib.sha256(secret.encode()).hexdigest()[:16]
         values = json.dumps({**facts, "secret": secret, "renewal": renewal})
         value = self.program.read_text(encoding="utf-8").replace(_PLACE, f"FACTS = {values}", 1)
-        path = shlex.quote(self.path)
-        keep = f'umask 077 && mkdir -p "$(dirname {path})" && cat >{path}.new && mv {path}.new {path}'
-        stale = f"systemd-run --no-block --on-active={self.stale_s} python3 {path} {renewal}"
-        return MachineSecret(command=("sh", "-c", f"{keep} && {stale}"), value=value, renewed_s=renewed_s)
+        stale = f"systemd-run --no-block --on-active={self.stale_s} python3 {shlex.quote(self.path)} {renewal}"
+        return MachineSecret(command=("sh", "-c", f"{store(self.path)} && {stale}"), value=value, renewed_s=renewed_s)
 
 
 def first_delivery(secret: MachineSecret) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 from skyward.providers._common.first_boot import POWER_OFF
 from skyward.providers.registry import MachineSecret
 
-__all__ = ["DeleteScript"]
+__all__ = ["DeleteScript", "detached", "store"]
 
 # curl reads the token from its standard input: every process can read the arguments of all others.
 _SCRIPT: Final = """\
@@ -25,6 +25,17 @@ done
 """
 
 
+def store(path: str) -> str:
+    """Return the shell command that writes its standard input to a file with mode 0600, at once or not at all."""
+    quoted = shlex.quote(path)
+    return f'umask 077 && mkdir -p "$(dirname {quoted})" && cat >{quoted}.new && mv {quoted}.new {quoted}'
+
+
+def detached(*command: str) -> tuple[str, ...]:
+    """Return the command that starts another one and returns at once: a supervisor waits 30 s for its command."""
+    return ("sh", "-c", f"nohup {shlex.join(command)} >/dev/null 2>&1 </dev/null &")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteScript:
     """The script on one machine, in a file with mode 0600.
@@ -37,8 +48,8 @@ class DeleteScript:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Command that deletes the machine. It returns at once, since a supervisor waits 30 s for its command."""
-        return ("sh", "-c", f"nohup sh {shlex.quote(self.path)} >/dev/null 2>&1 </dev/null &")
+        """Command that deletes the machine. It returns at once."""
+        return detached("sh", self.path)
 
     @property
     def end(self) -> tuple[str, ...]:
@@ -49,6 +60,4 @@ class DeleteScript:
         """Return the script that sends ``DELETE`` to ``url``, with a bearer token, and the command that takes it."""
         header = json.dumps(f"Authorization: Bearer {token}")
         script = _SCRIPT.replace("@header", header).replace("@url", json.dumps(url)) + shlex.join(POWER_OFF) + "\n"
-        path = shlex.quote(self.path)
-        keep = f'umask 077 && mkdir -p "$(dirname {path})" && cat >{path}.new && mv {path}.new {path}'
-        return MachineSecret(command=("sh", "-c", keep), value=script)
+        return MachineSecret(command=("sh", "-c", store(self.path)), value=script)

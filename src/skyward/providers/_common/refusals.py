@@ -158,7 +158,7 @@ class RefusalTable:
 
     @property
     def codes(self) -> Mapping[str, RefusalKind]:
-        """Class of each code that has one whatever the message."""
+        """Class of each code that is classified without its message."""
         return {code: row.kind for row in self.rows if not row.words for code in row.codes.split()}
 
     def judge(self, code: str, message: str, *, status: int = 0) -> Refusal:

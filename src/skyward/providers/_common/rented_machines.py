@@ -105,15 +105,15 @@ class MachineApi(Protocol):
         ...
 
     async def remove(self, pool_id: str) -> None:
-        """Remove what was created for a pool besides machines."""
+        """Remove a pool's resources other than machines."""
         ...
 
 
 class RentedMachines:
     """Base of providers of virtual machines without client tokens; a subclass is a frozen dataclass of its settings.
 
-    It brings ``offers``, and what raises :class:`NotImplementedError` here. Machines have host keys
-    derived from their ledger keys, and admit the user's key.
+    The subclass implements ``offers`` and the methods that raise :class:`NotImplementedError` here. Machines have host
+    keys derived from their ledger keys, and admit the user's key.
     """
 
     termination_s: ClassVar[float] = 300.0
@@ -151,7 +151,7 @@ class RentedMachines:
         raise NotImplementedError
 
     async def prepare(self, order: LaunchOrder) -> None:
-        """Create what the pool needs besides machines, if it is not there. Idempotent."""
+        """Create the pool's resources other than machines. Idempotent."""
 
     async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
         """Create a machine, with one call; see :class:`~skyward.providers._common.create_once.MachineCalls`."""

@@ -120,7 +120,7 @@ class Record:
     group: str
 
     def instance(self, access: Callable[[Record], SSHAccess | None]) -> Instance:
-        """Return Skyward's record; its offer is what the record states."""
+        """Return Skyward's record, with an offer made from the fields of this one."""
         spec = InstanceSpec(name=self.type, cpu=self.cpu, memory_gib=0.0)
         offer = Offer(spec=spec, region=self.region, zone=self.zone, spot=self.spot, minimum_billed_s=MINIMUM_BILLED_S)
         return replace(

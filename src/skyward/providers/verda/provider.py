@@ -85,7 +85,7 @@ class Verda(RentedMachines):
         return self.self_destruct
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        """Return what is available now and satisfies the request, in the region or in all, the cheapest first.
+        """Return the offers that are available now and satisfy the request, cheapest first, in the region or in all.
 
         Raises:
             ConfigurationError: Verda has no such machine, or no such region; names alternatives.

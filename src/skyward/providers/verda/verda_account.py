@@ -1,4 +1,4 @@
-"""Account at Verda: its errors, its credentials, its machines and what is made for them."""
+"""Account at Verda: errors, credentials, machines, and the scripts, keys and volumes of machines."""
 
 from __future__ import annotations
 
