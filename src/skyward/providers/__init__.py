@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from skyward.providers._common.boot.first_boot import cloud_config
     from skyward.providers._common.create_once import MachineCalls, create_once
-    from skyward.providers._common.first_boot import cloud_config
     from skyward.providers._common.ssh_keys import KeyPair, host_key, user_key
     from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
     from skyward.providers.local import INSTANCE_VARIABLE
@@ -57,7 +57,7 @@ STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.aws.s3"}
 # Loaded on first use: nodes import this package for their volumes, and need none of these.
 _HOMES: Mapping[str, tuple[str, ...]] = {
     "skyward.providers._common.create_once": ("MachineCalls", "create_once"),
-    "skyward.providers._common.first_boot": ("cloud_config",),
+    "skyward.providers._common.boot.first_boot": ("cloud_config",),
     "skyward.providers._common.ssh_keys": ("KeyPair", "host_key", "user_key"),
     "skyward.providers.base": ("REFUSALS", "Instance", "InstanceState", "LaunchOrder", "Offer", "Provider"),
     "skyward.providers.local": ("INSTANCE_VARIABLE",),

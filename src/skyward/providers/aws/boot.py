@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.providers._common.first_boot import cloud_config
+from skyward.providers._common.boot.first_boot import cloud_config
 from skyward.providers._common.machine_catalogue import X86, MachineType
 from skyward.providers._common.refusals import RefusalKind
 from skyward.providers._common.ssh_keys import KeyPair
@@ -104,7 +104,7 @@ LARGEST_BYTES = 16 * 1024
 
 
 def user_data(*, host_key: KeyPair, user_key: str, time_to_live_s: float) -> str:
-    """Return one machine's :func:`cloud-config <skyward.providers._common.first_boot.cloud_config>`.
+    """Return one machine's :func:`cloud-config <skyward.providers._common.boot.first_boot.cloud_config>`.
 
     Raises:
         ConfigurationError: it is longer than EC2 admits.

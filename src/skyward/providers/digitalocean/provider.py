@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from skyward.providers._common.boot.delete_script import DeleteScript
+from skyward.providers._common.boot.first_boot import POWER_OFF, cloud_config
 from skyward.providers._common.client_address import ADDRESS_URL, client_cidr
-from skyward.providers._common.delete_script import DeleteScript
-from skyward.providers._common.first_boot import POWER_OFF, cloud_config
 from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
 from skyward.providers._common.rest_client import RestClient
 from skyward.providers._common.ssh_keys import host_key, user_key

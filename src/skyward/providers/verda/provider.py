@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.providers._common.dead_man import DeadMan, first_delivery
+from skyward.providers._common.boot.dead_man import DeadMan, first_delivery
+from skyward.providers._common.boot.first_boot import POWER_OFF, boot_script
 from skyward.providers._common.findings import failed
-from skyward.providers._common.first_boot import POWER_OFF, boot_script
 from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
 from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Final
 
-from skyward.providers._common.first_boot import POWER_OFF
+from skyward.providers._common.boot.first_boot import POWER_OFF
 from skyward.providers.registry import MachineSecret
 
 __all__ = ["DeleteScript", "detached", "store"]

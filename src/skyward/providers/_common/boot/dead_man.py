@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from skyward.providers._common.delete_script import detached, store
+from skyward.providers._common.boot.delete_script import detached, store
 from skyward.providers.registry import MachineSecret
 
 __all__ = ["DeadMan", "first_delivery"]

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from skyward.providers._common.first_boot import cloud_config, time_to_live, time_to_live_unit
+from skyward.providers._common.boot.first_boot import cloud_config, time_to_live, time_to_live_unit
 from skyward.providers._common.ssh_keys import KeyPair
 
 FIRST_BOOT = 1_800_000_000

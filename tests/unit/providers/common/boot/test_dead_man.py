@@ -6,8 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from skyward.providers._common.dead_man import DeadMan, first_delivery
-from skyward.providers._common.first_boot import boot_script
+from skyward.providers._common.boot.dead_man import DeadMan, first_delivery
+from skyward.providers._common.boot.first_boot import boot_script
 from skyward.providers._common.ssh_keys import make_key_pair
 
 PROGRAM = """\
