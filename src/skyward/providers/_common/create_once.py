@@ -15,6 +15,8 @@ __all__ = ["MachineCalls", "create_once", "summary"]
 
 _AT_ONCE: Final = 8
 _LOOK_S: Final = 1.0
+_TRIES: Final = 3
+"""Most machines bought one after the other as one offer for one key, when they turn out to be on avoided hosts."""
 _NAMED: Final = 3
 """Number of machine types named in the error when no offer is left."""
 
@@ -48,8 +50,10 @@ async def create_once(
 ) -> Sequence[Instance]:
     """Create every machine of an order, each as the best offer left, and return them in the order of the keys.
 
-    A refused offer is not tried again for this order. A machine whose create call has no clear outcome is looked up by
-    its key and adopted. After an error, or when cancelled, every machine of the order is destroyed and confirmed gone.
+    A refused offer is not tried again for this order. A machine on a host of ``order.avoid`` is destroyed, and the next
+    one is created once it is gone; after three of them the offer counts as refused. A machine whose create call has no
+    clear outcome is looked up by its key and adopted. After an error, or when cancelled, every machine of the order is
+    destroyed and confirmed gone.
 
     Args:
         provider: the provider's name, for messages.
@@ -122,8 +126,9 @@ class _Order:
             TerminationError: some may be left.
         """
         await asyncio.gather(*(self._find_lost(key) for key in sorted(self._unsure)))
-        outcomes = await asyncio.gather(*(self._destroy(each) for each in self.made.values()))
-        left = {each.id: why for each, why in zip(self.made.values(), outcomes, strict=True) if why}
+        doomed = [*self.made.values()]
+        outcomes = await asyncio.gather(*map(self._destroy, doomed))
+        left = {each.id: why for each, why in zip(doomed, outcomes, strict=True) if why}
         if left or self._unsure:
             raise self._left_error(left, error) from error
 
@@ -133,13 +138,23 @@ class _Order:
                 if offer in self._refused:
                     continue
                 try:
-                    if (error := await to_its_end(self._send(key, offer))) is not None:
-                        await self._adopt(key, offer, error)
+                    await self._create_elsewhere(key, offer)
                 except (CapacityError, QuotaError) as error:
                     self._refused.setdefault(offer, error)
                 else:
                     return
             raise self._none_left()
+
+    async def _create_elsewhere(self, key: str, offer: Offer) -> None:
+        """Create one machine as an offer, on a host that is not to be avoided."""
+        for _ in range(_TRIES):
+            if (error := await to_its_end(self._send(key, offer))) is not None:
+                await self._adopt(key, offer, error)
+            if (made := self.made[key]).host not in self._order.avoid:
+                return
+            if why := await to_its_end(self._end(made)):
+                raise UnreachableError(why)
+        raise CapacityError(f"each of {_TRIES} machines was on a host that has failed before")
 
     async def _send(self, key: str, offer: Offer) -> Exception | None:
         """Send one create call; return an error that leaves its outcome open."""
@@ -188,6 +203,10 @@ class _Order:
             self._book(key, found.offer, found)
 
     async def _destroy(self, machine: Instance) -> str:
+        async with self._turns:
+            return await self._end(machine)
+
+    async def _end(self, machine: Instance) -> str:
         """Destroy a machine and report that; return why it may be left, empty if it is gone."""
 
         async def gone() -> bool | NotYet:
@@ -198,12 +217,12 @@ class _Order:
             return True
 
         try:
-            async with self._turns:
-                await wait_until(
-                    gone, deadline_s=self._ending_s, interval_s=_LOOK_S, what=f"{machine.id} to end", clock=self._clock
-                )
+            await wait_until(
+                gone, deadline_s=self._ending_s, interval_s=_LOOK_S, what=f"{machine.id} to end", clock=self._clock
+            )
         except UnreachableError as error:
             return str(error)
+        self.made.pop(machine.key, None)
         if self._order.undone is not None:
             self._order.undone(replace(machine, state=InstanceState.GONE))
         return ""

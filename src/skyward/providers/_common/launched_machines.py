@@ -31,7 +31,9 @@ class Logins(Protocol):
     """Time for which a new machine may refuse the login, or show another host key."""
 
 
-def log_in(logins: Logins, machine: str, ledger_key: str, *, host: str, address: str, bind: str = "") -> SSHAccess:
+def log_in(
+    logins: Logins, machine: str, ledger_key: str, *, host: str, address: str, port: int = 0, bind: str = ""
+) -> SSHAccess:
     """Return the access to a machine whose host key is derived from its ledger key.
 
     Args:
@@ -40,12 +42,13 @@ def log_in(logins: Logins, machine: str, ledger_key: str, *, host: str, address:
         ledger_key: its ledger key.
         host: address at which this machine reaches it.
         address: see :class:`~skyward.transport.access.SSHAccess`.
+        port: port of its sshd there; 0 for the provider's.
         bind: see there.
     """
     path, _ = user_key()
     target = SSHTarget(
         host=host,
-        port=logins.port,
+        port=port or logins.port,
         user=logins.user,
         key_path=str(path),
         host_keys=(host_key(ledger_key).public,),

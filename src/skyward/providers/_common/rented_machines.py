@@ -35,7 +35,9 @@ class MachineRecord:
         offer: type, place and present price as the record states them.
         public_address: address to log in at; empty for none yet.
         private_address: address in its network; empty for the public one.
+        public_port: port of its sshd at the public address; 0 for the class's ``port``.
         network: name of its network; empty for an island.
+        host: the physical machine below it; empty if it is not known.
         reason: reason for its state; empty for none.
         preempted: True if the provider took it back.
     """
@@ -47,7 +49,9 @@ class MachineRecord:
     offer: Offer
     public_address: str = ""
     private_address: str = ""
+    public_port: int = 0
     network: str = ""
+    host: str = ""
     reason: str = ""
     preempted: bool = False
 
@@ -154,11 +158,18 @@ class RentedMachines:
         """Create the pool's resources other than machines. Idempotent."""
 
     async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
-        """Create a machine, with one call; see :class:`~skyward.providers._common.create_once.MachineCalls`."""
+        """Create a machine, with one call; see :class:`~skyward.providers._common.create_once.MachineCalls`.
+
+        Where the vendor's offers name hosts, those in ``order.avoid`` are not tried.
+        """
         raise NotImplementedError
 
     def end_command(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
         """Return the command by which the machine with that ledger key ends its bill; empty for none."""
+        return ()
+
+    def end_check(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
+        """Return the command that exits with 0 if that machine may end its bill, see :attr:`Instance.end_check`."""
         return ()
 
     async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
@@ -279,12 +290,22 @@ class RentedMachines:
             key=record.key,
             state=record.state if reached or not running else InstanceState.PENDING,
             offer=record.offer,
-            access=log_in(self, record.id, record.key, host=record.public_address, address=address, bind=self.bind)
+            access=log_in(
+                self,
+                record.id,
+                record.key,
+                host=record.public_address,
+                port=record.public_port,
+                address=address,
+                bind=self.bind,
+            )
             if reached
             else None,
             reason=record.reason,
             power_off=self.end_command(record.key),
+            end_check=self.end_check(record.key),
             network=record.network,
+            host=record.host,
             preempted=record.preempted,
             ends_itself=self.ends_itself,
             price_per_hour=record.offer.price_per_hour,

@@ -301,3 +301,28 @@ def test_a_summary_names_types_markets_and_places_once() -> None:
         DEAR,
     ]
     assert summary(offers) == "gpu (on-demand, nyc-a, nyc-b), gpu (spot, tor), cheap (on-demand), and 1 more"
+
+
+@pytest.mark.parametrize(("hosts", "bought"), [("bad bad good", 3), ("bad bad bad good", 4)])
+async def test_machines_on_avoided_hosts_are_ended_before_the_next_one_is_created(hosts: str, bought: int) -> None:
+    """After three of them on one offer, the next offer follows; each has cost money."""
+    coming, alive, undone, sent = iter(hosts.split()), set[str](), list[Instance](), list[Offer]()
+
+    async def create(offer: Offer, key: str) -> Instance:
+        assert not alive
+        sent.append(offer)
+        alive.add(f"m{len(sent)}")
+        return Instance(id=f"m{len(sent)}", key=key, state=InstanceState.PENDING, offer=offer, host=next(coming))
+
+    async def find(key: str) -> Instance | None:
+        raise AssertionError(key)
+
+    async def destroy(instance_id: str) -> None:
+        alive.discard(instance_id)
+
+    order = LaunchOrder(pool_id="p", keys=("k0",), timeout_s=60.0, avoid=frozenset({"bad"}), undone=undone.append)
+    calls = MachineCalls(create=create, find=find, destroy=destroy)
+    (made,) = await create_once("vendor", calls, (CHEAP, DEAR), order, clock=FakeClock())
+    assert (made.host, alive, len(sent)) == ("good", {made.id}, bought)
+    assert sent == ([CHEAP] * 3 + [DEAR])[:bought]
+    assert [each.id for each in undone] == [f"m{number}" for number in range(1, bought)]

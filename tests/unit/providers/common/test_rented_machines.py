@@ -13,6 +13,7 @@ from skyward.errors import CapacityError, UnreachableError
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
+from skyward.transport.access import SSHAccess
 
 POOL = "sky-1"
 OFFER = Offer(spec=InstanceSpec(name="small", cpu=1, memory_gib=1), price_per_hour=1.0)
@@ -67,6 +68,9 @@ class Rented(RentedMachines):
     @property
     def api(self) -> MachineApi:
         return self.account
+
+    def end_check(self, key: str) -> tuple[str, ...]:
+        return ("may-end", key)
 
     async def prepare(self, order: LaunchOrder) -> None:
         self.account.prepared.append(order.pool_id)
@@ -128,3 +132,22 @@ async def test_an_adopted_machine_is_pending_while_a_list_lacks_it() -> None:
     account.listing = False
     (seen,) = await provider.describe([made.id])
     assert (seen.state, seen.offer) == (InstanceState.PENDING, OFFER)
+
+
+@pytest.mark.parametrize(("public_port", "port"), [(0, 22), (40122, 40122)])
+async def test_a_container_is_reached_at_its_own_port_and_names_its_host_and_check(public_port: int, port: int) -> None:
+    account = Account()
+    account.machines["m"] = MachineRecord(
+        id="m",
+        key="key-0",
+        pool_id=POOL,
+        state=InstanceState.RUNNING,
+        offer=OFFER,
+        public_address="127.0.0.9",
+        public_port=public_port,
+        host="host-7",
+    )
+    (seen,) = await Rented(account=account).describe(["m"])
+    assert isinstance(seen.access, SSHAccess)
+    assert (seen.access.target.host, seen.access.target.port) == ("127.0.0.9", port)
+    assert (seen.host, seen.end_check) == ("host-7", ("may-end", "key-0"))
