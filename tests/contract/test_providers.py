@@ -43,10 +43,12 @@ class TestFakeProvider(ProviderContract):
     does_not_apply: Mapping[Promise, str] = {"made_again": "it exists in one process only, and no sweep looks for it"}
     networks: tuple[str, ...] = ("fake",)
     ends_itself = True
+    may_end: bool | None = None
 
     def make_provider(self) -> Provider:
         provider = FakeProvider(networks=self.networks)
         provider.ends_itself = self.ends_itself
+        provider.may_end = self.may_end
         provider.fate = Fate(host="rack")
         return provider
 
@@ -62,6 +64,11 @@ class TestFakeProvider(ProviderContract):
         assert isinstance(provider, FakeProvider)
         provider.client_dies()
 
+    async def passes_end_check(self, instance: Instance) -> bool:
+        """Its machines run nothing."""
+        assert bool(instance.end_check) == (self.may_end is not None)
+        return self.may_end is not False
+
     async def reaches(self, provider: Provider, one: Instance, other: Instance) -> bool:
         return len(set(self.networks)) == 1 and "" not in self.networks
 
@@ -71,6 +78,18 @@ class TestFakeIslands(TestFakeProvider):
 
     networks = ("",)
     ends_itself = False
+
+
+class TestFakeConfirmed(TestFakeProvider):
+    """Two machines that end themselves, and confirm that their provider lets them."""
+
+    may_end: bool | None = True
+
+
+class TestFakeRefused(TestFakeProvider):
+    """Two machines that would end themselves, and are refused."""
+
+    may_end: bool | None = False
 
 
 class TestFakeNetworks(TestFakeProvider):
@@ -330,6 +349,8 @@ def test_every_provider_is_bound_and_what_does_not_apply_to_it_is_listed_with_a_
     assert found == {
         "TestFakeProvider": ["made_again"],
         "TestFakeIslands": ["made_again"],
+        "TestFakeConfirmed": ["made_again"],
+        "TestFakeRefused": ["made_again"],
         "TestFakeNetworks": ["made_again"],
         "TestLocal": ["avoid", "lose_answer", "vendor_calls"],
         "TestSSH": ["lose_answer"],

@@ -112,9 +112,9 @@ class Instance:
         reason: reason for its termination, as reported by the provider; empty for none.
         power_off: command by which the machine ends itself and its bill once its node has ended. Empty where powering
             off does not stop the bill, or where the machine is not rented.
-        end_check: command that exits with 0 if the machine may end its bill by itself, else prints the reason. It runs
-            once, after the first login; a machine without a good answer counts as ``ends_itself=False``. Empty where
-            nothing can be refused.
+        end_check: command that exits with 0 if the machine may end its bill by itself, else prints the reason, without
+            secrets. It runs once, after the first login. Until then, and where it fails or does not end within two
+            minutes, the machine counts as one that cannot. Empty where nothing can be refused.
         network: name of the network through which it reaches other machines: equal and not empty means that two reach
             each other, at :attr:`~skyward.transport.access.SSHAccess.address` and on every port. Empty is an island.
         host: the physical machine below it, for :attr:`LaunchOrder.avoid`; empty if it is not known.

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import CapacityError, TerminationError
@@ -25,6 +25,7 @@ Verb = Literal["offers", "launch", "describe", "terminate", "tagged", "create", 
 """Verb that a :class:`FakeProvider` can fail at; a launch uses the last three, once for each machine."""
 
 _LISTING_S = 10.0
+_END_CHECKS: Final = {None: (), True: ("true",), False: ("sh", "-c", "echo 'no: status 403'; exit 1")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,8 @@ class FakeProvider:
         networks: networks of the machines, in the order of their launch; the last one is that of all further ones.
         prices: USD an hour as charged, by machine type; a machine's record states it once it runs.
         ends_itself: True if new machines are gone once the client is dead: see :meth:`client_dies`.
+        may_end: outcome of the :attr:`~skyward.providers.base.Instance.end_check` of new machines; None if they have no
+            such check.
         sold_out: offers whose machines are refused.
         look_interval_s: see :class:`~skyward.providers.registry.Paced`; recorded, not enforced.
         clock: the time, for fates and the bill.
@@ -109,6 +112,7 @@ class FakeProvider:
         self.networks = networks
         self.prices: dict[str, float] = {}
         self.ends_itself = True
+        self.may_end: bool | None = None
         self.sold_out: set[Offer] = set()
         self.look_interval_s = look_interval_s
         self.clock = clock
@@ -150,9 +154,10 @@ class FakeProvider:
         self.instances[instance_id] = replace(record, preempted=True, reason="taken back by the provider")
 
     def client_dies(self) -> None:
-        """Let the time-to-live of every machine pass without a client: those that end themselves are gone."""
+        """Let the time-to-live of every machine pass without a client: those that may end themselves are gone."""
         for instance_id in self.alive:
-            if self.instances[instance_id].ends_itself:
+            record = self.instances[instance_id]
+            if record.ends_itself and record.end_check != _END_CHECKS[False]:
                 self.set_state(instance_id, InstanceState.GONE)
 
     def end_at_once(self) -> None:
@@ -266,6 +271,7 @@ class FakeProvider:
             network=network,
             host=f"host-{number}" if fate.host is None else fate.host,
             ends_itself=self.ends_itself,
+            end_check=_END_CHECKS[self.may_end],
             price_per_hour=fate.price_per_hour,
         )
         self._lives[made.id] = _Life(fate=fate, born_at=self.clock.elapsed(), looks=self.pending_looks)

@@ -11,6 +11,7 @@ from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import CapacityError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.providers.registry import Sweepable, make_provider, provider_settings
+from skyward.provision.preparing.node_handle import open_transport
 from skyward.request.request import parse_request
 
 __all__ = ["Promise", "ProviderContract"]
@@ -52,6 +53,17 @@ class ProviderContract:
     async def outlive_client(self, provider: Provider, instances: Sequence[Instance]) -> None:
         """Let the client die and the time-to-live of the machines pass, without their client."""
         raise NotImplementedError
+
+    async def passes_end_check(self, instance: Instance) -> bool:
+        """Run the machine's end check, if it has one, and return whether it passed."""
+        if not instance.end_check:
+            return True
+        assert instance.access is not None
+        transport = open_transport(instance.access)
+        try:
+            return (await transport.run(instance.end_check, timeout_s=_RUNNING_S)).exit_code == 0
+        finally:
+            await transport.close()
 
     async def reaches(self, provider: Provider, one: Instance, other: Instance) -> bool:
         """Try to reach a machine from another one, and return whether that works."""
@@ -196,7 +208,10 @@ class ProviderContract:
         _run(provider, scenario())
 
     def test_a_machine_that_claims_to_end_itself_does(self) -> None:
-        """Let the client die: exactly the machines that claim it are gone. Machines that cost nothing claim it."""
+        """Let the client die: exactly the machines that claim it, and pass their end check, are gone.
+
+        Machines that cost nothing claim it.
+        """
         if "outlive_client" in self.does_not_apply:
             return
         provider = self.make_provider()
@@ -207,9 +222,10 @@ class ProviderContract:
             if all(each.offer.price_per_hour == 0 for each in instances):
                 assert all(each.ends_itself for each in instances)
             else:
+                ending = [each.ends_itself and await self.passes_end_check(each) for each in instances]
                 await self.outlive_client(provider, instances)
                 gone = [each.state is InstanceState.GONE for each in await provider.describe(ids)]
-                assert gone == [each.ends_itself for each in instances]
+                assert gone == ending
             await provider.terminate(ids)
 
         _run(provider, scenario())

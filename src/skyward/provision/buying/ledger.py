@@ -258,7 +258,9 @@ class Ledger:
 
 def _bought_as(instance: Instance) -> tuple[Any, ...]:
     offer, price = instance.offer, charged_price(instance)
-    bought = (offer.region, offer.spec.name, offer.spot, price, instance.ends_itself or price == 0)
+    # A claim that is still to be checked does not count: the client may die before.
+    ends_itself = price == 0 or (instance.ends_itself and not instance.end_check)
+    bought = (offer.region, offer.spec.name, offer.spot, price, ends_itself)
     return (instance.id, *bought, instance.key)
 
 

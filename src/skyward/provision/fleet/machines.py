@@ -210,12 +210,24 @@ class Machines:
 
     async def observe(self, machine: Machine, seen: Instance) -> None:
         """Take over a fresh record of a machine. A price that is read back counts from the launch."""
-        known = machine.instance.price_per_hour
+        before = machine.instance
+        known = before.price_per_hour
+        if seen.end_check and not before.end_check:  # its outcome is recorded
+            seen = replace(seen, end_check=(), ends_itself=before.ends_itself)
         machine.instance = seen if seen.price_per_hour is not None else replace(seen, price_per_hour=known)
         if machine.instance.price_per_hour != known:
             machine.usage = machine.usage.charged(seen.price_per_hour)
             await asyncio.to_thread(self._ledger.record, [seen])
             self._note_bill([seen])
+
+    async def note_end(self, machine: Machine, *, may_end: bool) -> None:
+        """Record the outcome of a machine's end check, which counts from then on instead of its provider's word."""
+        claimed = machine.instance.ends_itself
+        machine.instance = replace(machine.instance, end_check=(), ends_itself=claimed and may_end)
+        try:
+            await asyncio.to_thread(self._ledger.record, [machine.instance])
+        except LedgerError as error:  # it counts there as one that cannot, until this is recorded
+            _logger.warning("%s; until then the next pool's opening looks for machines that end themselves", error)
 
     def _check_price(self, machine: Machine) -> None:
         if excess := self._price_limit.excess(machine.instance):

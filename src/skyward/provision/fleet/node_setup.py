@@ -26,6 +26,7 @@ from skyward.providers.registry import is_rented
 from skyward.provision.buying.price import charged_price
 from skyward.provision.buying.unfit import UnfitMachineError, blamed
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
+from skyward.provision.fleet.end_check import refusal_of_end, warning_of_bill
 from skyward.provision.fleet.entrusting import MachineSecrets
 from skyward.provision.fleet.looks import OVER, SharedLooks
 from skyward.provision.fleet.machines import Machine, Machines
@@ -257,6 +258,7 @@ class Starter:
                 raise UnfitMachineError(shortfall)
             fresh = False
             await self.secrets.deliver(node)
+            await self._check_end(machine, node)
             await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance_id, step)))
         except (AuthenticationError, UnreachableError) as error:
             if (fault := blamed(error, fresh=fresh)) is None:
@@ -264,6 +266,14 @@ class Starter:
             raise fault from error
         if self._request.volumes:
             await self._provide(node)
+
+    async def _check_end(self, machine: Machine, node: NodeHandle) -> None:
+        """Have a machine confirm that it may end its own bill; without that, it counts as one that cannot."""
+        if machine.instance.end_check:
+            reason = await refusal_of_end(node)
+            await self._machines.note_end(machine, may_end=not reason)
+            if reason:
+                self._publish(Notice(warning_of_bill(node, reason), node.instance.id))
 
     async def _unless_over(self, node: NodeHandle, work: Coroutine[Any, Any, None]) -> None:
         """Wait for ``work`` on a node whose supervisor does not run yet, unless its provider ends its machine."""
