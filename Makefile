@@ -82,6 +82,7 @@ check: $(VENV)/check.installed ## lint, format, prose, the map of modules, types
 	$(BIN)/python tools/map --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck --shell=sh $$(find src -name '*.sh' ! -name bootstrap.sh) # a template: its test checks it rendered
 
 conformance: $(VENV)/test.installed $(CONFORMANCE)/conformance.installed ## other projects' own tests, on Skyward and on what it takes the place of; writes docs/conformance.md
 	$(BIN)/python -m pytest -q tests/conformance/control_clusters.py

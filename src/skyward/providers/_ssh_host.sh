@@ -1,4 +1,5 @@
 # Verbs on a machine reached over SSH, run as `sh -c SCRIPT sh VERB ARGUMENT...`; POSIX sh, Linux, no Python.
+# shellcheck shell=sh
 set -u
 
 # carriers ID: processes that carry the instance's id in their environment, whatever process is their parent.

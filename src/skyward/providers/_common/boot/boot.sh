@@ -1,0 +1,278 @@
+#!/bin/sh
+# First process of a rented container: its sshd, its deadline, its lease, its end. Running it again changes nothing,
+# since its provider may restart it at any time. container_boot.py puts the facts in front: variables, and one function
+# for each call of the provider's API.
+# shellcheck disable=SC2154 # the facts are assigned in front of this text
+set -u
+umask 077
+# Images set these for their own programs; dpkg and sshd fail with them.
+unset LD_LIBRARY_PATH LD_PRELOAD
+export LC_ALL=C DEBIAN_FRONTEND=noninteractive
+
+has() { command -v "$1" >/dev/null 2>&1; }
+report() { echo "skyward: $*"; }
+
+# pause SECONDS: in the background, so that a signal ends the script at once.
+pause() {
+    sleep "$1" &
+    wait "$!"
+}
+
+# keep FILE: stores the standard input in the folder, at once or not at all.
+keep() { cat >"$folder/$1.new" && mv "$folder/$1.new" "$folder/$1"; }
+
+prepare() {
+    mkdir -p "$folder/check" "$folder/last" || exit
+    echo "$host_key" | keep host_key
+    echo "$user_key" | keep authorized_keys
+    echo ": >'$folder/ending'" | keep end
+    keep may-end.sh <<EOF
+tries=0
+while [ "\$tries" -lt "$answer_s" ]; do
+    case \$(cat '$folder/may-end' 2>/dev/null) in
+    yes) exit 0 ;;
+    "no: "*) break ;;
+    esac
+    tries=\$((tries + 1))
+    sleep 1
+done
+cat '$folder/may-end' 2>/dev/null || echo "the provider has not answered its call yet"
+exit 1
+EOF
+    keep sshd_config <<EOF
+$sshd_options
+Port $port
+HostKey $folder/host_key
+AuthorizedKeysFile $folder/authorized_keys
+KbdInteractiveAuthentication no
+LoginGraceTime 30
+MaxAuthTries 20
+MaxSessions 500
+MaxStartups 500
+PasswordAuthentication no
+PermitRootLogin prohibit-password
+PidFile none
+PrintMotd no
+StrictModes no
+Subsystem sftp internal-sftp
+UseDNS no
+UsePAM no
+EOF
+}
+
+# --- software -----------------------------------------------------------------------------------------------------
+
+find_sshd() {
+    for sshd in $sshd_paths; do
+        [ ! -x "$sshd" ] || return 0
+    done
+    return 1
+}
+
+has_gnu_wget() { case $(wget --version 2>/dev/null) in "GNU Wget"*) ;; *) return 1 ;; esac }
+
+can_send() { has curl || has python3 || has_gnu_wget || has openssl; }
+
+knows_authorities() {
+    for each in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem; do
+        [ ! -e "$each" ] || return 0
+    done
+    return 1
+}
+
+# install: until sshd and a program that can send a request are there.
+install() {
+    while :; do
+        set --
+        find_sshd || set -- openssh-server
+        can_send || set -- "$@" curl
+        knows_authorities || set -- "$@" ca-certificates
+        [ "$#" -gt 0 ] || return
+        report "installing $*"
+        add "$@" || report "could not install $*"
+        pause "$every_s"
+    done
+}
+
+add() {
+    PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+    if has apt-get; then
+        # The package starts a server of its own on the same port, unless a policy forbids that.
+        [ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"; }
+        apt-get update -q && apt-get install -qy --no-install-recommends "$@"
+    elif has apk; then
+        apk add "$@"
+    else
+        for manager in dnf microdnf yum; do
+            ! has "$manager" || { "$manager" install -y "$@" && return; }
+        done
+        report "the image has no package manager: it needs sshd, and one of curl, python3, GNU wget and openssl"
+        return 1
+    fi
+}
+
+serve() {
+    if [ -n "$server" ] && kill -0 "$server" 2>/dev/null; then return; fi
+    find_sshd || return
+    mkdir -p "$empty_folder" && chmod 755 "$empty_folder"
+    # Without PAM, which fails in many containers, sshd refuses an account that is locked by an exclamation mark.
+    sed -i 's/^root:![^:]*:/root:*:/' "$shadow" 2>/dev/null
+    (
+        umask 022
+        exec "$sshd" -D -e -f "$folder/sshd_config" </dev/null
+    ) &
+    server=$!
+}
+
+# --- calls of the provider's API ----------------------------------------------------------------------------------
+
+# try FOLDER CALL: makes the call, and leaves its answer in that folder; without success, the reason is in $why.
+try() {
+    scratch=$1
+    # shellcheck disable=SC2034 # calls name it
+    SKYWARD_SECRET=$(cat "$folder/secret" 2>/dev/null)
+    "$2"
+    for each in $needs; do
+        eval "value=\${$each-}"
+        [ -n "$value" ] || { status=000 why="the container has no $each" && return 1; }
+    done
+    printf %s "$body" >"$scratch/body"
+    : >"$scratch/answer"
+    status=000
+    for program in curl python wget openssl; do
+        "send_by_$program"
+        case $status in
+        2??) return 0 ;;
+        [13-5]??) why="status $status for $method $url: $(head -c 300 "$scratch/answer" | tr -d '\r\n')" && return 1 ;;
+        *) status=000 ;;
+        esac
+    done
+    why="no answer from $url" && return 1
+}
+
+# Every process can read the arguments of all others: the key is in a header, which no argument holds.
+send_by_curl() {
+    has curl || return
+    status=$({
+        printf 'request = "%s"\nurl = "%s"\noutput = "%s/answer"\n' "$method" "$url" "$scratch"
+        [ -z "$body" ] || printf 'data-binary = "@%s/body"\n' "$scratch"
+        echo "$headers" | sed 's/.*/header = "&"/'
+    } | curl --disable --config - --silent --max-time 20 --write-out '%{http_code}' 2>/dev/null)
+}
+
+send_by_python() {
+    for python in python3 "${HOME:-/root}"/.cache/skyward/python/*/bin/python3; do
+        has "$python" || continue
+        status=$(printf '%s\n' "$method" "$url" "$headers" | "$python" -I -c "$python_program" "$scratch" 2>/dev/null)
+        [ -z "$status" ] || return
+    done
+}
+
+python_program='
+import sys, urllib.error, urllib.request
+method, url, *headers = sys.stdin.read().splitlines()
+body = open(sys.argv[1] + "/body", "rb").read() or None
+fields = dict(each.split(": ", 1) for each in headers)
+try:
+    answer = urllib.request.urlopen(urllib.request.Request(url, body, fields, method=method), timeout=20)
+except urllib.error.HTTPError as error:
+    answer = error
+open(sys.argv[1] + "/answer", "wb").write(answer.read())
+print(answer.status)
+'
+
+send_by_wget() {
+    has_gnu_wget || return
+    echo "$headers" | sed 's/^/header = /' >"$scratch/wgetrc"
+    set --
+    [ -z "$body" ] || set -- --body-file="$scratch/body"
+    wget --config="$scratch/wgetrc" --no-verbose --server-response --content-on-error --tries=1 --timeout=20 \
+        --max-redirect=0 --method="$method" "$@" --output-document="$scratch/answer" "$url" 2>"$scratch/heads"
+    status=$(sed -n 's,^ *HTTP/[0-9.]* \([0-9][0-9][0-9]\).*,\1,p' "$scratch/heads" | tail -n 1)
+    rm -f "$scratch/wgetrc"
+}
+
+send_by_openssl() {
+    has openssl || return
+    case $url in https://*) ;; *) return ;; esac
+    rest=${url#https://}
+    place=${rest%%/*}
+    host=${place%:*}
+    [ "$host" != "$place" ] || place=$place:443
+    set --
+    ! has timeout || set -- timeout 30
+    {
+        printf '%s %s HTTP/1.0\r\nHost: %s\r\n' "$method" "/${rest#*/}" "$host"
+        echo "$headers" | sed "s/\$/$(printf '\r')/"
+        printf 'Content-Length: %s\r\n\r\n%s' "$(wc -c <"$scratch/body" | tr -d ' ')" "$body"
+    } | "$@" openssl s_client -quiet -connect "$place" -servername "$host" -verify_hostname "$host" \
+        -verify_return_error >"$scratch/heads" 2>/dev/null
+    status=$(sed -n '1s,^HTTP/[0-9.]* \([0-9][0-9][0-9]\).*,\1,p' "$scratch/heads")
+    sed '1,/^.\{0,1\}$/d' "$scratch/heads" >"$scratch/answer"
+}
+
+# judge: may this container end its own bill? A key that was made just now may be refused at first.
+judge() {
+    until try "$folder/check" call_check; do
+        if [ "$status" = 000 ] || [ "$status" = 429 ]; then
+            echo "not known: $why" | keep may-end
+            pause "$every_s"
+        else
+            echo "no: $why" | keep may-end
+            pause "$again_s"
+        fi
+    done
+    echo yes | keep may-end
+}
+
+# --- the end ------------------------------------------------------------------------------------------------------
+
+# end REASON: for ever, since nothing else ends the bill; the provider ends this script.
+end() {
+    report "the end: $1"
+    : >"$folder/ending"
+    while :; do
+        wait_s=$again_s
+        for each_call in $end_calls; do
+            if try "$folder/last" "$each_call"; then
+                report "the provider accepts the end"
+                wait_s=$accepted_s
+                break
+            fi
+            report "$why"
+        done
+        pause "$wait_s"
+    done
+}
+
+# is_supervised: grep's own environment lacks the variable, which only a node's processes have.
+is_supervised() { grep -qs "$supervisor" /proc/[0-9]*/environ; }
+
+# is_over: a machine out of memory may fail to run the clock; that ends nothing.
+is_over() { [ "$(date +%s)" -ge "$ends_at" ] 2>/dev/null; }
+
+watch() {
+    server=
+    absences=-1
+    [ ! -e "$folder/supervised" ] || absences=0
+    while :; do
+        serve
+        [ ! -e "$folder/ending" ] || end "it was asked for"
+        is_over && end "its time is over"
+        if is_supervised; then
+            absences=0
+            : >"$folder/supervised"
+        elif [ "$absences" -ge 0 ]; then
+            absences=$((absences + 1))
+            [ "$absences" -le "$most_absences" ] || end "its supervisor is gone"
+        fi
+        pause "$every_s"
+    done
+}
+
+trap 'exit 0' TERM INT
+unset SKYWARD_BOOT
+prepare
+install &
+judge &
+watch
