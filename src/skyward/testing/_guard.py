@@ -6,8 +6,9 @@ none. When the input ends, because the host stops or the process at the other en
 
 The place is ``-`` for the network of this machine. ``ADDRESS:PORT=OWN:OWN_PORT`` makes a network namespace that leads
 nowhere; a relay accepts connections at ``ADDRESS:PORT`` outside (port 0: a free one) and passes them on to
-``OWN:OWN_PORT`` inside. With ``@PID`` after it, the namespace is that of process PID. The first line of output, before
-any order, is the port outside, 0 without a namespace.
+``OWN:OWN_PORT`` inside. With ``@PID`` after it, the namespace is that of process PID. With ``<ADDRESS:PORT`` at the
+end, that place outside is reached inside at the same address and port. The first line of output, before any order, is
+the port outside, 0 without a namespace.
 """
 
 from __future__ import annotations
@@ -74,27 +75,43 @@ def _enter_network(libc: ctypes.CDLL, place: str) -> int:
     if place == "-":
         return 0
     outside, _, rest = place.partition("=")
+    rest, _, reached = rest.partition("<")
     inside, _, pid = rest.partition("@")
     # A socket belongs to the namespace in which it was made, whatever becomes of its process.
-    listener = socket.create_server(_pair(outside), backlog=128)
+    with open("/proc/self/ns/net", "rb") as home:
+        with socket.create_server(_pair(outside), backlog=128) as listener:
+            _change_network(libc, pid)
+            _fork_relay(libc, listener, _pair(inside))
+            port = int(listener.getsockname()[1])
+        if reached:
+            with socket.create_server(_pair(reached), backlog=128) as listener:
+                _fork_relay(libc, listener, _pair(reached), home.fileno())
+    return port
+
+
+def _change_network(libc: ctypes.CDLL, pid: str) -> None:
+    """Move this process into the network namespace of that process, or into a new one."""
     if pid:
         with open(f"/proc/{pid}/ns/net", "rb") as namespace:
             _check(libc.setns(namespace.fileno(), _CLONE_NEWNET))
     else:
         _check(libc.unshare(_CLONE_NEWNET))
         _raise_loopback()
+
+
+def _fork_relay(libc: ctypes.CDLL, listener: socket.socket, place: tuple[str, int], namespace: int = -1) -> None:
+    """Relay the listener's connections in a process of its own; it dials ``place`` in that network namespace."""
     if not os.fork():
         try:
+            if namespace >= 0:
+                _check(libc.setns(namespace, _CLONE_NEWNET))
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             libc.prctl(_PR_SET_NAME, _RELAY, 0, 0, 0)
             os.close(0)  # the orders are the parent's
             os.close(1)
-            _relay(listener, _pair(inside))
+            _relay(listener, place)
         finally:
             os._exit(1)
-    port = int(listener.getsockname()[1])
-    listener.close()
-    return port
 
 
 def _pair(place: str) -> tuple[str, int]:

@@ -6,16 +6,47 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import pytest
 
 from skyward.provision.preparing import machine_size
 from skyward.testing.aws import Looks
-from support.clouds.booted_machine import MachineRoom
 from support.clouds.rest_service import RestService, Tariff
 
-__all__ = ["FakeCloud", "FakeMachine"]
+__all__ = ["FakeCloud", "FakeMachine", "Room"]
+
+
+class Room(Protocol):
+    """Machines behind a vendor's records, virtual ones or containers; see their own classes."""
+
+    impostors: bool
+    dead: bool
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def add(
+        self, machine: str, orders: Any, *, keys: Sequence[str] = (), powered_off: Callable[[], None] = ...
+    ) -> str: ...
+
+    def end(self, machine: str) -> None: ...
+
+    def booted(self, machine: str) -> bool: ...
+
+    def machine(self, machine: str) -> Any: ...
+
+    def elapse(self) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def failures(self) -> Sequence[str]: ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -62,7 +93,7 @@ class FakeCloud:
         machines: every machine ever created, by id.
     """
 
-    def __init__(self, service: RestService, room: MachineRoom, looks: Looks | None = None) -> None:
+    def __init__(self, service: RestService, room: Room, looks: Looks | None = None) -> None:
         self.service = service
         self.room = room
         self.looks = looks or Looks(pending=0, ending=0)
@@ -140,13 +171,13 @@ class FakeCloud:
     def begin(
         self,
         made: FakeMachine,
-        orders: str,
+        orders: Any,
         *,
         keys: Sequence[str],
         powered_off: Callable[[FakeMachine], None],
         minimum_s: float,
     ) -> None:
-        """Create a machine: it boots and costs money from now on."""
+        """Create a machine: it boots by the room's kind of orders, and costs money from now on."""
         made.unseen, made.pending, made.ending = self.looks.unseen, self.looks.pending, self.looks.ending
         self.machines[made.id] = made
 
