@@ -10,12 +10,14 @@ import json
 import os
 import select
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -144,20 +146,16 @@ class Container:
 
     def boot(self) -> None:
         """Start it for the first time. Does nothing once it has ended."""
-        for place in _PLACES:
-            (self.own_root / place).mkdir(parents=True)
-        if self.cache is not None:
-            share_cache(self.own_root / "root", self.cache)
-        (self.folder / "shift").write_text("0", encoding="utf-8")
-        date = self.own_root / "usr/local/sbin/date"
-        date.write_text(_DATE.format(shift=self.folder / "shift"), encoding="utf-8")
-        date.chmod(0o755)
+        self._format()
         self._start()
 
-    def restart(self) -> None:
-        """End its processes and start the main process again, behind another port; files stay."""
+    def restart(self, *, wiped: bool = False) -> None:
+        """End its processes and start the main process again, behind another port; files stay unless it is wiped."""
         with self._lock:
             self._stop()
+            if wiped:
+                shutil.rmtree(self.own_root)
+                self._format()
             self._start()
 
     def lose(self) -> None:
@@ -200,6 +198,16 @@ class Container:
         with self._lock, contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self._pid).children(recursive=True) if self._pid else []
         return []
+
+    def _format(self) -> None:
+        for place in _PLACES:
+            (self.own_root / place).mkdir(parents=True)
+        if self.cache is not None:
+            share_cache(self.own_root / "root", self.cache)
+        (self.folder / "shift").write_text("0", encoding="utf-8")
+        date = self.own_root / "usr/local/sbin/date"
+        date.write_text(_DATE.format(shift=self.folder / "shift"), encoding="utf-8")
+        date.chmod(0o755)
 
     def _start(self) -> None:
         with self._lock:
@@ -378,9 +386,9 @@ class ContainerRoom:
         """Begin to end a container: idempotent, for unknown ones too."""
         self._begin(machine, Container.end)
 
-    def restart(self, machine: str) -> None:
-        """Begin to restart the main process of a container."""
-        self._begin(machine, Container.restart)
+    def restart(self, machine: str, *, wiped: bool = False) -> None:
+        """Begin to restart the main process of a container, with an empty disk if it is wiped."""
+        self._begin(machine, partial(Container.restart, wiped=wiped))
 
     def lose(self, machine: str) -> None:
         """Begin to end all processes of a container."""

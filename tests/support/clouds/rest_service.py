@@ -288,7 +288,8 @@ class RestService:
             drop_connection(environ)
             raise AssertionError
         data, kind = _encoded(answer.body)
-        response = Response(data, answer.status, dict(answer.headers), content_type=kind)
+        headers = {"Content-Type": kind, **answer.headers}
+        response = Response(data, answer.status, headers)
         if documented and not call.faulty and self._spec is not None:
             broken = _violation(self._spec, request, response)
             self.violations += [f"{call.method} {call.path} {call.status}: {broken}"] if broken else []
