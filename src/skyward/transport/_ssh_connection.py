@@ -91,7 +91,7 @@ class SSHConnection:
         connections: source of the connections to the jump hosts.
 
     Attributes:
-        target: the machine.
+        target: the machine, at its present address.
         pump: the sending thread.
         commands: limit on the commands that run at a time; acquired for each.
     """
@@ -108,6 +108,8 @@ class SSHConnection:
         self._jump: SSHConnection | None = None
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._outdated = threading.Event()
+        """Set once :attr:`target` was replaced, or the connection closed: ends the attempt that dials it."""
         self._session: SSHSession | None = None
         self._attempt: Future[SSHSession] | None = None
         self._last_error = ""
@@ -189,10 +191,24 @@ class SSHConnection:
             raise
         return ours
 
+    def move(self, target: SSHTarget) -> None:
+        """Dial the same machine at another address from now on; an attempt at the former one ends, and fails.
+
+        Forwards keep their local ports. An open connection stays: its end shows if the machine is still there.
+        """
+        with self._lock:
+            self.target = target
+            self._refused = None
+            outdated, self._outdated = self._outdated, threading.Event()
+            if self._closing.is_set():
+                self._outdated.set()
+        outdated.set()
+
     def close(self) -> None:
         """End the connection, the forwards and the threads, and wait for their end. Idempotent."""
         with self._lock:
             self._closing.set()
+            self._outdated.set()
             listeners = tuple(self._listeners.values())
             self._listeners.clear()
         for listener in listeners:
@@ -253,10 +269,10 @@ class SSHConnection:
         Tunnel(self.pump, sock, channel)
 
     def _connect(self) -> SSHSession:
+        with self._lock:
+            target, outdated = self.target, self._outdated
         try:
-            session = self._connections.connect(
-                self.target, self._dialler(), self._closing, self._report, self.pump.gate
-            )
+            session = self._connections.connect(target, self._dialler(), outdated, self._report, self.pump.gate)
         except BaseException as error:
             self._report(str(error))
             if isinstance(error, AuthenticationError):  # servers lock out a client that is refused repeatedly
@@ -392,6 +408,16 @@ class SSHConnections:
                 connection = self._connections[way] = SSHConnection(way, self)
             self._users[connection] = self._users.get(connection, 0) + 1
             return connection
+
+    def move(self, connection: SSHConnection, target: SSHTarget) -> None:
+        """Have a connection dial the same machine at another address; see :meth:`SSHConnection.move`."""
+        with self._lock:
+            if connection.target == target:
+                return
+            connection.move(target)
+            others = {way: other for way, other in self._connections.items() if other is not connection}
+            # Whoever asks for the former address gets a connection of its own: another machine may be there by now.
+            self._connections = {(target,): connection, **others}
 
     def release(self, connection: SSHConnection) -> None:
         """Drop a reference; the last one closes the connection and waits for its threads."""

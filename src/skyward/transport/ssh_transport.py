@@ -111,6 +111,15 @@ class SshTransport:
             self._forwards[host, port] = connection.listen(host, port)
         return self._forwards[host, port]
 
+    def move(self, target: SSHTarget) -> None:
+        """Reach the same machine at another address from now on; forwards keep their local ports.
+
+        Commands that wait for a connection to the former address fail as unreachable, and may be repeated.
+        """
+        self._target = target
+        if self._connection is not None:
+            _CONNECTIONS.move(self._connection, target)
+
     async def host_key(self) -> str:
         """Return the host key that the machine has shown: ``"ssh-ed25519 AAAA…"``.
 

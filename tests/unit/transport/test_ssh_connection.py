@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -253,3 +254,38 @@ def test_an_attempt_at_a_machine_that_stays_silent_ends_when_it_is_stopped() -> 
 
     assert done
     assert isinstance(attempt.exception(), UnreachableError)
+
+
+def test_a_moved_machine_is_dialled_at_its_new_address_only_and_its_forwards_keep_their_ports() -> None:
+    """An attempt at the former address, which nobody answers, ends at once."""
+    dialled: list[str] = []
+    dialling = threading.Event()
+
+    def connect(target: SSHTarget, by_jump: object, stopped: threading.Event, *_: object) -> SSHSession:
+        dialled.append(target.host)
+        dialling.set()
+        if target == TARGET:
+            assert stopped.wait(DEADLINE_S)
+            raise UnreachableError("nobody is there")
+        return SSHSession(client=cast("Any", FakeClient()), socket=cast("Any", FakeSocket()))
+
+    links, moved = SSHConnections(connect), replace(TARGET, host="elsewhere")
+    link = links.acquire((TARGET,))
+    try:
+        port = link.listen("127.0.0.1", 9)
+        waiting = link.perform(lambda client: client)
+        assert dialling.wait(DEADLINE_S)
+        links.move(link, moved)
+        with pytest.raises(UnreachableError, match="nobody is there"):
+            waiting.result(DEADLINE_S)
+
+        assert link.perform(FakeClient.is_active).result(DEADLINE_S)  # type: ignore[arg-type]
+        assert (dialled, link.target) == (["box", "elsewhere"], moved)
+        assert link.listen("127.0.0.1", 9) == port
+        assert links.acquire((moved,)) is link
+        other = links.acquire((TARGET,))
+        assert other is not link, "another machine may have the former address by now"
+        links.release(other)
+        links.release(link)
+    finally:
+        links.release(link)

@@ -21,7 +21,7 @@ from skyward.events import (
     ProviderName,
     SkywardEvent,
 )
-from skyward.providers.base import Instance, Provider
+from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.providers.registry import is_rented
 from skyward.provision.buying.price import charged_price
 from skyward.provision.buying.unfit import UnfitMachineError, blamed
@@ -33,7 +33,7 @@ from skyward.provision.fleet.machines import Machine, Machines
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, NodeLoss, unless_gone
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.access import LocalAccess
+from skyward.transport.access import Access, LocalAccess
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig
 
@@ -55,13 +55,23 @@ class MachineStatus:
         looks: looks at the fleet's machines.
         instance: the machine.
         provider: name of its provider.
+        follow: receives its access whenever it runs.
         clock: the time between two requests.
     """
 
-    def __init__(self, looks: SharedLooks, instance: Instance, *, provider: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        looks: SharedLooks,
+        instance: Instance,
+        *,
+        provider: str,
+        follow: Callable[[Access], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._looks = looks
         self._instance = instance
         self._provider = provider
+        self._follow = follow
         self._clock = clock
         self._asked_at = -math.inf
 
@@ -79,6 +89,8 @@ class MachineStatus:
         except Exception as error:
             _logger.debug("%s gives no status of %s: %r", self._provider, self._instance.id, error)
             return None
+        if seen.state is InstanceState.RUNNING and seen.access is not None:
+            self._follow(seen.access)
         if seen.state not in OVER:
             return None
         reason = f"{self._provider} reports that it is {seen.state.value}" + (f": {seen.reason}" if seen.reason else "")
@@ -239,7 +251,7 @@ class Starter:
         node = machine.node = self._open_node(instance, machine.rank, self._on_node_message)
         node.transport = AdmittedTransport(node.transport, self._admission)
         node.machine_status = MachineStatus(
-            self._machines.looks, instance, provider=self._provider.name, clock=self._clock
+            self._machines.looks, instance, provider=self._provider.name, follow=node.follow, clock=self._clock
         )
         self._check_reach()  # before the environment, which takes minutes
         await self._unless_over(node, self._equip(machine, node))

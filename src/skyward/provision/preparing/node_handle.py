@@ -23,7 +23,7 @@ from skyward.provision.preparing.supervisor_start import start_supervisor
 from skyward.request.image import Image
 from skyward.request.volume import GrantedVolume
 from skyward.transport.access import Access, LocalAccess, SSHAccess
-from skyward.transport.base import Transport
+from skyward.transport.base import Completed, Transport
 from skyward.transport.local_transport import LocalTransport
 from skyward.transport.ssh_transport import SshTransport
 from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, Start
@@ -66,6 +66,7 @@ try:
 except (ProcessLookupError, PermissionError, FileNotFoundError):
     sys.exit({SUPERVISOR_GONE})
 """
+_UNLESS_WIPED = f'[ -e "$1" ] || exit {SUPERVISOR_GONE}; exec "$@"'
 _logger = logging.getLogger("skyward")
 
 
@@ -108,7 +109,7 @@ class NodeHandle:
     Attributes:
         instance: the provider's record of its machine.
         rank: the node's rank, 0-based.
-        access: address and kind of access of the machine.
+        access: present address and kind of access of the machine.
         transport: the transport to the machine.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
         volumes: the volumes available on it.
@@ -123,6 +124,7 @@ class NodeHandle:
         self.rank = rank
         self.access: Access = instance.access
         self.transport = transport
+        self._ssh = transport if isinstance(transport, SshTransport) else None
         self._on_message = on_message
         self._environment = Environment(python="")
         self._ready: NodeReady | None = None
@@ -173,6 +175,16 @@ class NodeHandle:
     def fresh(self) -> bool:
         """True if the machine was made for the pool: it may refuse logins until its first boot is over."""
         return isinstance(self.access, SSHAccess) and self.access.boot_s > 0
+
+    def follow(self, access: Access) -> None:
+        """Take over the machine's present access: where its SSH server has moved, it is dialled there from now on."""
+        if self._ssh is None or not isinstance(access, SSHAccess) or not isinstance(self.access, SSHAccess):
+            return
+        before, now = self.access.target, access.target
+        if (before.host, before.port) != (now.host, now.port):
+            _logger.info("node %d has moved from %s to %s", self.rank, before, now)
+            self.access = replace(self.access, target=now)
+            self._ssh.move(now)
 
     async def reach(self, within_s: float) -> MachineSize | None:
         """Wait until a fresh machine admits a login, and return its size; None if it is not to be measured.
@@ -317,6 +329,8 @@ class NodeHandle:
         leaving_s += self._partitions_undone_s
         try:
             if control is not None and (self._loss is None or (self._ending and leaving_s)):
+                if not control.connected:
+                    await self.machine_status(at_once=True)  # it may have moved
                 await control.stop_node(timeout_s + leaving_s)
         finally:
             if control is not None:
@@ -361,13 +375,14 @@ class NodeHandle:
             return True
         if away.too_long:
             return NodeLoss(reason=f"it could not be reached for {away.seconds:.0f} s, after which it ends by itself")
-        check = [self._environment.python, "-c", _IS_THERE, str(self.ready.pid), self.instance.id]
+        checking = asyncio.ensure_future(self._check())
+        reported = await self._reported_during(checking)
         try:
-            completed = await self.transport.run(check, timeout_s=_JUDGE_TIMEOUT_S)
+            completed = checking.result()
         except (SkywardError, OSError) as error:  # includes a refusal by, or of, another machine at its address
             _logger.debug("no verdict on node %d, which may be gone: %s", self.rank, error)
             away.reason = str(error)
-            reported = await self.machine_status()
+            reported = reported or await self.machine_status()
             self._attributed = reported is not None
             return reported and replace(reported, reason=f"it cannot be reached, and {reported.reason}")
         if completed.exit_code == SUPERVISOR_GONE:
@@ -376,6 +391,27 @@ class NodeHandle:
             away.reason = f"the check for its supervisor fails on the machine: {completed.stderr.strip()[-200:]}"
             _logger.debug("node %d: %s", self.rank, away.reason)
         return None
+
+    async def _reported_during(self, checking: asyncio.Future[Completed]) -> NodeLoss | None:
+        """Wait for a check of the machine to end; return how the machine was lost by its provider's report meanwhile.
+
+        The machine's record is read because it may name another address, which is dialled then.
+        """
+        reported: NodeLoss | None = None
+        try:
+            while not (await asyncio.wait((checking,), timeout=_BLINK_S))[0]:
+                reported = await self.machine_status() or reported
+        finally:
+            checking.cancel()
+            await asyncio.gather(checking, return_exceptions=True)
+        return reported
+
+    async def _check(self) -> Completed:
+        """Look for the supervisor on the machine."""
+        check = [self._environment.python, "-c", _IS_THERE, str(self.ready.pid), self.instance.id]
+        if self.fresh:  # a container may restart with an empty disk
+            check = ["sh", "-c", _UNLESS_WIPED, "sh", *check]
+        return await self.transport.run(check, timeout_s=_JUDGE_TIMEOUT_S)
 
     def _connection_lost(self) -> None:
         self._unlinked.set()
@@ -445,9 +481,11 @@ async def unless_gone(
         loss: returns once the node is lost; None means :meth:`NodeHandle.wait_gone`.
 
     Raises:
-        UnfitMachineError: its machine is over by its provider's report.
+        UnfitMachineError: its machine is over by its provider's report, or the work failed on one that has moved: then
+            it was restarted, and may have lost its files.
         BootstrapError: the node was lost meanwhile for another reason.
     """
+    place = node.access
     gone, working = asyncio.ensure_future(loss or node.wait_gone()), asyncio.ensure_future(work)
     try:
         await asyncio.wait((gone, working), return_when=asyncio.FIRST_COMPLETED)
@@ -457,6 +495,8 @@ async def unless_gone(
         is_judged = failed is None or isinstance(failed, UnfitMachineError) or not isinstance(failed, Exception)
         if not is_judged and (reported := await node.machine_status(at_once=True)) is not None:
             raise _ended(node, reported) from failed
+        if not is_judged and node.access != place:
+            raise UnfitMachineError(f"was restarted while its node started: {failed}") from failed
         working.result()
     finally:
         gone.cancel()

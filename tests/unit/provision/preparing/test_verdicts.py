@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +16,15 @@ import pytest
 from skyward.errors import HostKeyError, RateLimitError, UnreachableError
 from skyward.node.supervisor.lease import Lease
 from skyward.providers.base import InstanceState
+from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.fleet.looks import SharedLooks
 from skyward.provision.fleet.node_setup import MachineStatus
 from skyward.provision.preparing import node_handle as nodes
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.testing.provider import FakeProvider
+from skyward.transport.access import Access, SSHAccess, SSHTarget
 from skyward.transport.base import Completed
+from skyward.transport.ssh_transport import SshTransport
 from support.clock import FakeClock
 from support.nodes import node_config, node_instance
 
@@ -134,8 +137,11 @@ def asking(machine: Machine, provider: FakeProvider, clock: FakeClock) -> NodeHa
     return node
 
 
-def status_of(provider: FakeProvider, clock: FakeClock) -> MachineStatus:
-    return MachineStatus(SharedLooks(provider, clock=clock), INSTANCE, provider=provider.name, clock=clock)
+def status_of(
+    provider: FakeProvider, clock: FakeClock, follow: Callable[[Access], None] = lambda access: None
+) -> MachineStatus:
+    looks = SharedLooks(provider, clock=clock)
+    return MachineStatus(looks, INSTANCE, provider=provider.name, follow=follow, clock=clock)
 
 
 class Passing(FakeClock):
@@ -230,3 +236,96 @@ async def test_a_provider_is_asked_no_oftener_than_every_five_seconds() -> None:
         clock.advance(1)
 
     assert provider.calls.count("describe") == 4
+
+
+# --- machines that have moved -----------------------------------------------------------------------------------------
+
+
+def ssh_access(port: int) -> SSHAccess:
+    target = SSHTarget(host="127.0.0.1", port=port, user="root", patience_s=0.0)
+    return SSHAccess(target=target, address="10.0.0.1", workdir="/nonexistent", boot_s=1.0)
+
+
+def moving_node(port: int, transport: SshTransport) -> NodeHandle:
+    instance = replace(INSTANCE, access=ssh_access(port))
+    return NodeHandle(instance=instance, rank=1, transport=transport, on_message=lambda node, message: None)
+
+
+class Moved(FakeProvider):
+    """Reports the machine at another port."""
+
+    def __init__(self, state: InstanceState = InstanceState.RUNNING) -> None:
+        super().__init__()
+        self.instances["i-1"] = replace(INSTANCE, state=state, access=ssh_access(2))
+
+
+@pytest.mark.parametrize(("state", "port"), [(InstanceState.RUNNING, 2), (InstanceState.STOPPING, 1)])
+async def test_a_node_follows_a_running_machine_to_its_present_port(state: InstanceState, port: int) -> None:
+    transport = SshTransport(ssh_access(1).target)
+    node = moving_node(1, transport)
+    await status_of(Moved(state), FakeClock(), node.follow)()
+
+    assert node.access == ssh_access(port)
+    try:
+        with pytest.raises(HostKeyError, match=rf"127\.0\.0\.1 port {port} is not a known host"):
+            await transport.run(["true"], timeout_s=30)
+    finally:
+        await transport.close()
+
+
+async def test_the_record_is_read_while_a_check_has_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_BLINK_S", 0.001)
+    moved = asyncio.Event()
+
+    class Silent(Machine):
+        """Answers once it is dialled at its present address."""
+
+        async def run(self, argv: Sequence[str], **_: Any) -> Completed:
+            await moved.wait()
+            return await super().run(argv)
+
+    node = unlinked_node(Silent(GONE))
+    node.machine_status = status_of(Moved(), Passing(), lambda access: moved.set())
+    async with asyncio.timeout(10):
+        loss = await node.wait_gone()
+
+    assert loss.reason == "its supervisor is gone"
+
+
+async def test_a_check_that_hangs_does_not_swallow_the_report_of_the_machines_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nodes, "_BLINK_S", 0.001)
+    provider = Seller(InstanceState.GONE)
+
+    class Hanging(Machine):
+        async def run(self, argv: Sequence[str], **_: Any) -> Completed:
+            while not provider.calls:  # noqa: ASYNC110 - what is waited for sets no event
+                await asyncio.sleep(0.001)
+            return await super().run(argv)
+
+    async with asyncio.timeout(10):
+        loss = await asking(Hanging(TIMED_OUT), provider, FakeClock()).wait_gone()
+
+    assert loss.machine_over
+    assert provider.calls == ["describe"]
+
+
+async def test_a_failure_on_a_machine_that_moved_meanwhile_is_the_machines() -> None:
+    """It was restarted: its files, or the processes of its set-up, may be gone."""
+    transport = SshTransport(ssh_access(1).target)
+    node = moving_node(1, transport)
+    node.machine_status = status_of(Moved(), FakeClock(), node.follow)
+
+    async def work() -> None:
+        raise HostKeyError("another machine has its address")
+
+    with pytest.raises(UnfitMachineError, match="was restarted while its node started: another machine"):
+        await nodes.unless_gone(node, work(), loss=asyncio.Event().wait())  # type: ignore[arg-type]
+    await transport.close()
+
+
+@pytest.mark.parametrize(("python", "verdict"), [(sys.executable, 0), ("/nonexistent/python", 99)])
+def test_a_disk_without_the_nodes_environment_has_no_supervisor(python: str, verdict: int) -> None:
+    asked = ["sh", "-c", nodes._UNLESS_WIPED, "sh", python, "-c", "pass"]
+    assert subprocess.run(asked, check=False).returncode == verdict
