@@ -41,6 +41,7 @@ BUILT_IN: Mapping[str, str] = {
     "aws": "skyward.providers.aws.provider:AWS",
     "digitalocean": "skyward.providers.digitalocean.provider:DigitalOcean",
     "local": "skyward.providers.local:Local",
+    "runpod": "skyward.providers.runpod.provider:RunPod",
     "ssh": "skyward.providers.ssh:SSH",
     "verda": "skyward.providers.verda.provider:Verda",
 }

@@ -389,6 +389,8 @@ def _asked_pause_s(headers: Mapping[str, str], reset_header: str) -> float | Non
             if after.strip().isdigit():
                 return float(after)
             return max(0.0, email.utils.parsedate_to_datetime(after).timestamp() - time.time())
+        if spent := re.findall(r"\br=0;t=(\d+)", headers.get("ratelimit", "")):  # IETF's draft: windows without a rest
+            return float(max(map(int, spent)))
         if reset := headers.get(reset_header, ""):
             return max(0.0, float(reset) - time.time())
     except ValueError:

@@ -211,7 +211,14 @@ def test_a_call_that_is_refused_to_the_end_raises_the_last_refusal(
     assert 60 <= clock.monotonic() < 75
 
 
-@pytest.mark.parametrize("headers", [{"Retry-After": "7"}, {"ratelimit-reset": "{in_7_s}"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Retry-After": "7"},
+        {"ratelimit-reset": "{in_7_s}"},
+        {"RateLimit": '"minute";r=0;t=7, "hour";r=2800;t=1812, "day";r=0;t=3'},
+    ],
+)
 def test_the_named_pause_is_obeyed_by_every_caller_of_the_route(
     url: str, service: Service, headers: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

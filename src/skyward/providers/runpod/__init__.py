@@ -1,0 +1,1 @@
+"""RunPod: containers with and without GPUs, on its own and on other people's hardware, billed from a balance."""

@@ -1,0 +1,289 @@
+"""Provider of RunPod's pods: containers with GPUs, or without, billed by the second from a prepaid balance."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, cast
+
+from skyward.errors import ConfigurationError, SkywardError
+from skyward.providers._common.boot.container_boot import (
+    END_COMMAND,
+    MAY_END_COMMAND,
+    SECRET_FILE,
+    ContainerBoot,
+    HttpCall,
+)
+from skyward.providers._common.boot.delete_script import store
+from skyward.providers._common.findings import failed
+from skyward.providers._common.machine_catalogue import closest
+from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
+from skyward.providers._common.ssh_keys import host_key, user_key
+from skyward.providers.base import Instance, LaunchOrder, Offer
+from skyward.providers.registry import Finding, MachineSecret
+from skyward.providers.runpod.pod_account import API_URL, PodAccount, label
+from skyward.providers.runpod.pod_catalogue import (
+    Stock,
+    compute_of,
+    make_offers,
+    parse_cpus,
+    parse_gpus,
+    wanted_count,
+)
+from skyward.request.checks import refusal, secret, text, texts, whole_number
+from skyward.request.request import PoolRequest
+
+__all__ = ["RunPod"]
+
+_CLOUDS: Final = ("secure", "community")
+_CUDA: Final = "12.6"
+_GPU_IMAGE: Final = "nvidia/cuda:12.6.3-base-ubuntu24.04"
+_IMAGE: Final = "ubuntu:24.04"
+"""Small images with a shell and a package manager, and without an entrypoint, so that the ordered command runs."""
+_SIZES_GB: Final[Mapping[str, int]] = {
+    "runpod/pytorch": 20,
+    "runpod/tensorflow": 20,
+    "pytorch/pytorch": 10,
+    "nvcr.io/nvidia/": 25,
+    "vllm/vllm-openai": 15,
+    "tensorflow/tensorflow": 8,
+}
+"""Approximate size on disk of images, by the beginning of their names."""
+_VOLUME_PATH: Final = "/workspace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPod(RentedMachines):
+    """Pods of RunPod, with and without GPUs, reached over SSH as root, billed by the second from a prepaid balance.
+
+    The key is that of the environment, ``RUNPOD_API_KEY``, else the one in ``~/.runpod/config.toml``. Pods are islands.
+    There is no spot market. A pod terminates itself with the key that RunPod gives it, once its client is dead or its
+    time is over; each pod is asked at first contact whether that key may.
+
+    Args:
+        cloud: ``"secure"``, RunPod's own data centers; or ``"community"``, other people's hardware.
+        data_centers: ids of data centers, such as ``["EU-RO-1"]``; None means any that has the request in stock.
+        image: image of the containers; None is a small one of Ubuntu. It has to run as root, and needs a shell, and
+            sshd or a package manager.
+        container_disk_gb: size of the disk, which holds image, environment and files, and ends with the pod.
+        network_volume: id of a network volume, mounted at ``/workspace``; pods are in its data center then.
+        endpoint_url: URL of the API used instead of RunPod's; for tests and private gateways.
+        api_key: the API's key, in place of the environment's. It is not recorded: ``skyward sweep`` needs it in the
+            environment.
+        reaper_key: key by which pods terminate themselves, where the one that RunPod gives them may not. It is sent
+            over SSH. Calls run as root and can read it; it can terminate every pod of its account.
+
+    Raises:
+        ConfigurationError: a value is wrong.
+    """
+
+    cloud: str = "secure"
+    data_centers: Sequence[str] | None = None
+    image: str | None = None
+    container_disk_gb: int = 40
+    network_volume: str | None = None
+    endpoint_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    reaper_key: str | None = field(default=None, repr=False)
+
+    patience_s: ClassVar[float] = 60.0
+    """Time for which throttled and interrupted calls are retried."""
+    look_interval_s: ClassVar[float] = 5.0
+    """Least number of seconds between two lists of pods: an account may make 60 calls a minute."""
+    look_s: ClassVar[float] = 5.0
+    """Pause between two looks at pods that end."""
+    boot_s: ClassVar[float] = 600.0
+    """Time for which a pod installs sshd."""
+    bind: ClassVar[str] = "127.0.0.1"
+    """Address to which the ports of nodes bind: pods reach nothing of each other."""
+
+    def __post_init__(self) -> None:
+        for name, checked in (
+            ("image", text),
+            ("network_volume", text),
+            ("endpoint_url", text),
+            ("api_key", secret),
+            ("reaper_key", secret),
+            ("data_centers", texts),
+        ):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, checked(name, value))
+        if self.cloud not in _CLOUDS:
+            raise refusal("cloud", '"secure" or "community"', self.cloud)
+        if self.data_centers == ():
+            raise refusal("data_centers", "None or at least one id such as 'EU-RO-1'", ())
+        if self.network_volume is not None and self.cloud != "secure":
+            raise ConfigurationError('network_volume needs cloud="secure": no other hardware has network volumes')
+        if not re.fullmatch(r"\S+", self.image or _IMAGE):
+            raise refusal("image", f"a reference such as {_IMAGE!r}", self.image)
+        if not re.fullmatch(r"[\w-]{4,64}", self.network_volume or "none", re.ASCII):
+            raise refusal("network_volume", "the id of a network volume, such as 'agv6w2qcg7'", self.network_volume)
+        if not (self.endpoint_url or "http://").startswith(("http://", "https://")):
+            raise refusal("endpoint_url", "a URL such as 'http://127.0.0.1:5000'", self.endpoint_url)
+        self._check_disk()
+        account = PodAccount(self._url, self.api_key, patience_s=self.patience_s)
+        object.__setattr__(self, "_known", account)
+
+    @property
+    def name(self) -> str:
+        """``"runpod"``."""
+        return "runpod"
+
+    @property
+    def ends_itself(self) -> bool:
+        """True, as far as a pod's own check confirms it."""
+        return True
+
+    @property
+    def api(self) -> PodAccount:
+        """The account."""
+        return cast("PodAccount", self.__dict__["_known"])
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """Return the pods that are in stock and satisfy the request, cheapest first.
+
+        Raises:
+            ConfigurationError: RunPod has no such pod, data center or volume; names alternatives.
+            CapacityError: no such pod is available now; names where it is.
+            AuthenticationError: there is no key, or RunPod refuses it.
+        """
+        places = await self._places()
+        return make_offers(await self._stock(request), request, data_centers=places)
+
+    async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
+        """Create a pod, whose first process is the container's loop."""
+        boot = await asyncio.to_thread(self._boot, key, time.time() + order.lasts_s(offer))
+        compute = compute_of(offer.spec)
+        device: str = compute.get("gpu", {}).get("id", "")
+        nvidia = bool(device) and not device.startswith("AMD")
+        if nvidia and self.image is None:  # hosts with an older driver refuse to start it
+            compute = {"gpu": {**compute["gpu"], "minCudaVersion": _CUDA}}
+        body = {
+            "name": label(order.pool_id, key),
+            "image": self.image or (_GPU_IMAGE if nvidia else _IMAGE),
+            **compute,
+            "cloud": self.cloud.upper(),
+            "disk": self.container_disk_gb,
+            "ports": [f"{self.port}/tcp"],
+            "env": boot.variable,
+            "args": boot.command,
+        }
+        if offer.region:
+            body["dataCenterIds"] = [offer.region]
+        if self.network_volume is not None:
+            body["mounts"] = {"network": [{"volumeId": self.network_volume, "path": _VOLUME_PATH}]}
+        return await self.api.create(body)
+
+    async def secret(self, instance: Instance) -> MachineSecret | None:
+        """Return the reaper key for a pod; None without one."""
+        del instance
+        if self.reaper_key is None:
+            return None
+        return MachineSecret(command=("sh", "-c", store(SECRET_FILE)), value=self.reaper_key)
+
+    def end_command(self, key: str) -> tuple[str, ...]:
+        """Return the command by which a pod terminates itself."""
+        del key
+        return END_COMMAND
+
+    def end_check(self, key: str) -> tuple[str, ...]:
+        """Return the command that reports whether a pod's key was accepted."""
+        del key
+        return MAY_END_COMMAND
+
+    async def check(self) -> Sequence[Finding]:
+        """Check the key, the data centers and the stock; creates nothing."""
+        found: list[Finding] = []
+        try:
+            await self.api.listed()
+            found.append(Finding(what="credentials", state="ok", found="RunPod accepts the key"))
+            places = await self._places()
+            rows = await self._gpus(1)
+        except SkywardError as error:
+            what = "stock" if found else "credentials"
+            return [*found, failed(what, error, fix="see docs/providers/runpod.md")]
+        where = ", ".join(places) if places else "any data center"
+        held = sum(row.get("availability") not in (None, "NONE") for row in rows)
+        stock = Finding(what="stock", state="ok" if held else "warn", found=f"{held} kinds of GPU; asked for {where}")
+        return [*found, stock]
+
+    async def close(self) -> None:
+        """Close the connections to RunPod."""
+        await self.api.close()
+
+    @property
+    def _url(self) -> str:
+        return (self.endpoint_url or API_URL).rstrip("/")
+
+    def _check_disk(self) -> None:
+        size = whole_number("container_disk_gb", self.container_disk_gb, minimum=10)
+        needed = next((gb for name, gb in _SIZES_GB.items() if (self.image or "").startswith(name)), 0)
+        if size < needed + 5:
+            raise ConfigurationError(
+                f"container_disk_gb={size}: the image {self.image} takes about {needed} GB, and the environment comes "
+                f"on top: give at least {needed + 5}"
+            )
+
+    async def _stock(self, request: PoolRequest) -> Stock:
+        if request.accelerator is not None:
+            return parse_gpus(await self._gpus(wanted_count(request)), request, cloud=self.cloud)
+        query = {"include": "AVAILABILITY", "product": "POD"}
+        cpus: Stock = {}
+        if self.cloud == "secure":  # the community has none without GPUs
+            cpus = parse_cpus((await self.api.rest.read("/v2/catalog/cpus", query)).get("cpus") or ())
+        if request.machine is None or any(each.name == request.machine for each in cpus):
+            return cpus
+        return {**cpus, **parse_gpus(await self._gpus(wanted_count(request)), request, cloud=self.cloud)}
+
+    async def _gpus(self, count: int) -> Sequence[Mapping[str, Any]]:
+        query = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": self.cloud.upper()}
+        return (await self.api.rest.read("/v2/catalog/gpus", query)).get("gpus") or ()
+
+    async def _places(self) -> Sequence[str] | None:
+        """Return the data centers in question; None for any.
+
+        Raises:
+            ConfigurationError: one does not exist, or the volume does not, or is elsewhere.
+        """
+        places = self.data_centers
+        if places is not None:
+            rows = (await self.api.rest.read("/v2/catalog/datacenters")).get("dataCenters") or ()
+            known = [str(row.get("id")) for row in rows]
+            if unknown := [each for each in places if each not in known]:
+                raise ConfigurationError(
+                    f"data_centers: RunPod has no {unknown[0]!r}; closest: {closest(unknown[0], known)}"
+                )
+        if self.network_volume is None:
+            return places
+        volume = await self.api.rest.optional(f"/v2/network-volumes/{self.network_volume}")
+        if volume is None:
+            raise ConfigurationError(f"network_volume: RunPod has no volume {self.network_volume!r} in this account")
+        home = str(volume.get("dataCenter"))
+        if home not in (places or [home]):
+            raise ConfigurationError(f"network_volume {self.network_volume!r} is in {home}: name it in data_centers")
+        return [home]
+
+    def _boot(self, key: str, ends_at: float) -> ContainerBoot:
+        _, user = user_key()
+        pod = f"{self._url}/v2/pods/${{RUNPOD_POD_ID}}"
+        keys = ["RUNPOD_API_KEY"] if self.reaper_key is None else ["SKYWARD_SECRET", "RUNPOD_API_KEY"]
+        signed = [(f"Authorization: Bearer ${{{each}}}",) for each in keys]
+        terminate = [
+            call
+            for headers in signed
+            for call in (
+                HttpCall(method="DELETE", url=pod, headers=headers),
+                HttpCall(method="POST", url=f"{pod}/action", headers=headers, body='{"action": "terminate"}'),
+            )
+        ]
+        return ContainerBoot(
+            host_key=host_key(key),
+            user_key=user.public,
+            port=cast("int", self.port),
+            ends_at=int(ends_at),
+            end=terminate,
+            check=HttpCall(method="GET", url=pod, headers=signed[0]),
+        )
