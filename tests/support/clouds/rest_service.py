@@ -350,13 +350,15 @@ def _encoded(body: Any) -> tuple[str, str]:
 def load_description(path: Path, base_path: str) -> Any:
     """Return a vendor's API description for validation; None without the file, or without openapi-core."""
     try:
-        from openapi_core import OpenAPI
+        from openapi_core import Config, OpenAPI
     except ImportError:
         return None
     if not path.exists():
         return None
     content = load_json(path.name)
-    return OpenAPI.from_dict(content | {"servers": [{"url": base_path or "/"}]})  # pyright: ignore[reportUnknownMemberType]
+    config = Config(extra_media_type_deserializers={"application/problem+json": json.loads})
+    content = content | {"servers": [{"url": base_path or "/"}]}
+    return OpenAPI.from_dict(content, config)  # pyright: ignore[reportUnknownMemberType]
 
 
 @cache
