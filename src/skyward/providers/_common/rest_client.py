@@ -173,8 +173,8 @@ class RestClient:
         """
         return await self._persist(_Request(method=method, path=path, query=query or {}, body=body), done)
 
-    async def create(self, path: str, body: Any, *, unseen_s: float = 0.0) -> Any:
-        """Send ``POST path`` once, when nobody waits for the provider's patience, and return the answer.
+    async def create(self, path: str, body: Any, *, method: str = "POST", unseen_s: float = 0.0) -> Any:
+        """Send a creating call once, when nobody waits for the provider's patience, and return the answer.
 
         It is awaited even if the caller is cancelled. Raises one of :data:`~skyward.providers.base.REFUSALS` if the
         provider refused it, and :class:`~skyward.errors.UnreachableError` if it may have taken effect.
@@ -182,6 +182,7 @@ class RestClient:
         Args:
             path: the path.
             body: the body.
+            method: the HTTP method.
             unseen_s: time for which the refusal of something that was created just before, as missing, is no answer:
                 then another call is sent.
         """
@@ -193,7 +194,7 @@ class RestClient:
             reraise=True,
         )
         try:
-            return await retrying(self._create_once, _Request(method="POST", path=path, body=body))
+            return await retrying(self._create_once, _Request(method=method, path=path, body=body))
         except REFUSALS:
             raise
         except SkywardError as error:
@@ -254,23 +255,25 @@ class RestClient:
             RateLimitError: the provider asks for more patience than there is.
         """
         pace_s = self._pace.get(route, 0.0)
-        with self._lock:
-            now = self._clock.monotonic()
-            at = max(now, self._next_at.get(route, now))
-            self._next_at[route] = at + pace_s
-        if at > now:
-            await self._clock.sleep(at - now)
-            patience_s -= at - now
-        while (left_s := self._blocked_until.get(route, 0.0) - self._clock.monotonic()) > 0:
-            if left_s > patience_s:
+        while True:
+            with self._lock:
+                now = self._clock.monotonic()
+                blocked_until = self._blocked_until.get(route, now)
+                at = max(now, self._next_at.get(route, now), blocked_until)
+                if (left_s := blocked_until - now) <= max(0.0, patience_s):
+                    self._next_at[route] = at + pace_s
+            if left_s > max(0.0, patience_s):
                 if refused is not None:
                     raise refused from refused.__cause__
                 raise RateLimitError(
                     f"{self._vendor} accepts no {route} for another {left_s:.0f} s: try again later, or run fewer "
                     "pools at once"
                 )
-            await self._clock.sleep(left_s)
-            patience_s -= left_s
+            if at > now:
+                await self._clock.sleep(at - now)
+                patience_s -= at - now
+            if self._blocked_until.get(route, at) <= at:
+                return
 
     async def _attempt(self, request: _Request, pauses: int) -> Any:
         """Make one attempt, and one more if the credentials were refused and there are others."""

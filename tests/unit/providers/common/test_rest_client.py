@@ -269,6 +269,22 @@ def test_a_route_keeps_its_pace_without_regard_to_ids(url: str, service: Service
     assert clock.slept_s == [6.0, 6.0]
 
 
+def test_calls_that_waited_for_the_vendors_patience_keep_their_pace(
+    url: str, service: Service, clock: FakeClock
+) -> None:
+    async def some(rest: RestClient) -> None:
+        service.script = [Say(status=429, headers={"Retry-After": "20"})]
+        with pytest.raises(RateLimitError):
+            await rest.create("/v2/things/1", {}, method="PUT")
+        await asyncio.gather(rest.change("PUT", "/v2/things/2"), rest.change("PUT", "/v2/things/3"))
+
+    with closing(Client(url, clock, pace={"PUT /v2/things/*": 6.0})) as rest:
+        asyncio.run(some(rest))
+
+    assert clock.monotonic() >= 26
+    assert [each.method for each in service.seen] == ["PUT"] * 3
+
+
 @pytest.mark.parametrize("fault", [Say(status=500), Say(status=0), Say(body="<html>"), Say(status=429)])
 def test_a_create_is_sent_once(client: RestClient, service: Service, fault: Say) -> None:
     service.script = [fault]

@@ -1,0 +1,120 @@
+"""VastAI's records of instances, and the body of the creating call (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from skyward.providers._common.rented_machines import MachineRecord
+from skyward.providers.base import InstanceState, Offer
+from skyward.providers.vastai.ask_classes import Ask, region_of, spec_of
+from skyward.providers.vastai.ask_terms import AskTerms
+from skyward.request.instance import InstanceSpec
+
+__all__ = ["PORT", "STATES", "create_body", "label", "parse_record"]
+
+PORT: Final = 10022
+"""Port of Skyward's sshd in a container."""
+
+STATES: Final[Mapping[str | None, InstanceState]] = {
+    **dict.fromkeys((None, "created", "loading", "rebooting"), InstanceState.PENDING),
+    "running": InstanceState.RUNNING,
+    **dict.fromkeys(("stopped", "exited", "frozen", "offline", "unknown"), InstanceState.FAILED),
+}
+"""State of an instance, by its ``actual_status``; any other word is an instance that is not ready."""
+
+_STOPPED: Final = {"stopped"}
+_NEVER_RUNS: Final = re.compile(
+    r"OCI runtime create failed|failed to create|pull access denied|manifest unknown|manifest for .* not found|"
+    r"unauthorized|no space left|no basic auth|toomanyrequests",
+    re.IGNORECASE,
+)
+"""Messages of instances that do not come up, although their status goes on as if they did."""
+_NOTHING: Final = InstanceSpec(name="", cpu=0, memory_gib=0.0)
+
+
+def label(pool_id: str, key: str) -> str:
+    """Return the label of an instance."""
+    return f"skyward.{pool_id}.{key}"
+
+
+def create_body(
+    ask: Ask, terms: AskTerms, name: str, *, spot: bool, args: Sequence[str], env: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """Return the body of the call that rents an ask, by a bid or on demand.
+
+    Args:
+        ask: the ask.
+        terms: terms of the rental.
+        name: the instance's label.
+        spot: True for a bid.
+        args: command line of the container.
+        env: its environment.
+    """
+    return {
+        "client_id": "me",
+        "image": terms.image_for(gpu=ask.spec.accelerator_count > 0),
+        "disk": terms.disk_gb,
+        "label": name,
+        "runtype": "args",  # any other one starts the vendor's sshd, whose keys the vendor rewrites
+        "args": list(args),
+        "env": {f"-p {PORT}:{PORT}": "1", **env},
+        "target_state": "running",
+        "cancel_unavail": True,  # without it an ask that is gone becomes a stopped contract, whose disk bills
+        **({"price": ask.bid(terms.bid_factor)} if spot else {}),
+        **({"image_login": terms.image_login} if terms.image_login else {}),
+    }
+
+
+def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
+    """Parse one instance of a list; None for one of somebody else."""
+    labels = re.fullmatch(r"skyward\.([\w-]+)\.([\w-]+)", str(row.get("label")))
+    if labels is None:
+        return None
+    outbid = row.get("is_bid") is True and _is_stopped(row)
+    state, reason = _state(row)
+    port = _public_port(row)
+    return MachineRecord(
+        id=str(row["id"]),
+        key=labels[2],
+        pool_id=labels[1],
+        state=InstanceState.FAILED if outbid else state,
+        offer=_offer(row),
+        public_address=str(row.get("public_ipaddr") or "").strip() if port else "",
+        public_port=port,
+        host=str(row.get("machine_id") or ""),
+        reason="outbid: the host runs somebody else's bid" if outbid else reason,
+        preempted=outbid,
+    )
+
+
+def _is_stopped(row: Mapping[str, Any]) -> bool:
+    states = {row.get(name) for name in ("cur_state", "next_state", "intended_status")}
+    return states == _STOPPED or row.get("actual_status") in ("stopped", "exited")
+
+
+def _state(row: Mapping[str, Any]) -> tuple[InstanceState, str]:
+    status, message = cast("str | None", row.get("actual_status")), str(row.get("status_msg") or "").strip()
+    state = STATES.get(status, InstanceState.PENDING)
+    if state is InstanceState.PENDING and _NEVER_RUNS.search(message):
+        state = InstanceState.FAILED
+    if state is not InstanceState.FAILED:
+        return state, ""
+    return state, ": ".join(filter(None, (str(status), message[:200])))
+
+
+def _public_port(row: Mapping[str, Any]) -> int:
+    """Return the port of the host that is mapped to sshd; 0 while there is none."""
+    ports = row.get("ports")
+    found = cast("Mapping[str, Any]", ports).get(f"{PORT}/tcp") if isinstance(ports, dict) else None
+    mapped = [str(each.get("HostPort")) for each in cast("Sequence[Mapping[str, Any]]", found or ())]
+    return next((int(each) for each in mapped if each.isdecimal()), 0)
+
+
+def _offer(row: Mapping[str, Any]) -> Offer:
+    try:
+        spec, price = spec_of(row), float(row["dph_total"])
+    except (ArithmeticError, KeyError, TypeError, ValueError):
+        spec, price = _NOTHING, None
+    return Offer(spec=spec, region=region_of(row), spot=row.get("is_bid") is True, price_per_hour=price, island=True)

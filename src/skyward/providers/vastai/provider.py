@@ -1,0 +1,209 @@
+"""Provider of containers on VastAI's marketplace, on demand or by bids, billed from prepaid credit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final, cast
+
+from skyward.errors import CapacityError, SkywardError
+from skyward.providers._common.boot.container_boot import (
+    END_COMMAND,
+    MAY_END_COMMAND,
+    ContainerBoot,
+    HttpCall,
+)
+from skyward.providers._common.findings import failed, finding
+from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
+from skyward.providers._common.ssh_keys import host_key, user_key
+from skyward.providers.base import InstanceState, LaunchOrder, Offer
+from skyward.providers.registry import Finding
+from skyward.providers.vastai.ask_market import AskMarket
+from skyward.providers.vastai.ask_terms import AskTerms
+from skyward.providers.vastai.instance_records import PORT, create_body, label
+from skyward.providers.vastai.vast_account import API_URL, VastAccount, instance_path
+from skyward.request.checks import refusal, secret, text
+from skyward.request.request import PoolRequest
+
+__all__ = ["VastAI"]
+
+_TRIES: Final = 8
+"""Most asks of a class that are tried for one machine: asks go stale within seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VastAI(AskTerms, RentedMachines):
+    """Containers on hosts of VastAI's marketplace, reached over SSH as root at a mapped port.
+
+    The key is ``VAST_API_KEY`` of the environment, else that of VastAI's command line. Each node is an island. The
+    owner of a host can read everything that is on it.
+
+    Args:
+        verified: rent from hosts that VastAI has verified only.
+        min_reliability: least share of its time for which a host was up, from 0 to 1.
+        regions: codes of countries, e.g. ``["US", "DE"]``; None for any.
+        min_inet_mbps: least bandwidth of a host's downloads in Mbit/s.
+        image: container image, whose shell and package manager start Skyward's sshd. None for a small official one,
+            with CUDA where there is a GPU.
+        image_login: credentials for the image's registry, as the vendor takes them: ``"-u USER -p TOKEN REGISTRY"``.
+        disk_gb: size of the disk, which bills as long as the instance exists. It is part of every price.
+        bid_factor: bids on the interruptible market as a multiple of the lowest one that runs; at least 1.
+        billed_traffic: with ``max_cost``, rent from hosts that bill traffic as well: the limit does not hold for that.
+        endpoint_url: URL of the API used instead of VastAI's; for tests and private gateways.
+        api_key: the key, in place of the environment's. It is not recorded: ``skyward sweep`` needs it there.
+
+    Raises:
+        ConfigurationError: a value is wrong.
+    """
+
+    endpoint_url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    patience_s: ClassVar[float] = 60.0
+    """Time for which throttled and interrupted calls are retried."""
+    termination_s: ClassVar[float] = 600.0
+    """Deadline for the termination of machines: those calls are throttled often."""
+    look_interval_s: ClassVar[float] = 2.0
+    """Least number of seconds between two lists of machines."""
+    pace: ClassVar[Mapping[str, float]] = {
+        "PUT /api/v0/asks/*": 5.0,
+        "DELETE /api/v0/instances/*": 3.5,
+        "GET /api/v1/instances": 1.2,
+    }
+    """Least number of seconds between two calls of a route: VastAI refuses them below 4.5, 3 and 1."""
+    bind: ClassVar[str] = "127.0.0.1"
+    """Address to which the ports of nodes bind: a host runs containers of strangers, too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, checked in (("api_key", secret), ("endpoint_url", text)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, checked(name, value))
+        if not self._url.startswith(("http://", "https://")):
+            raise refusal("endpoint_url", "a URL such as 'http://127.0.0.1:5000'", self.endpoint_url)
+        account = VastAccount(self._url, self.api_key, patience_s=self.patience_s, pace=self.pace)
+        self.__dict__["_account"] = account
+        self.__dict__["_market"] = AskMarket(account, self)
+
+    @property
+    def name(self) -> str:
+        """``"vastai"``."""
+        return "vastai"
+
+    @property
+    def ends_itself(self) -> bool:
+        """True: a container's own key can destroy it, and nothing else but start and stop it."""
+        return True
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """Return classes of asks: a number of GPUs in a country on one market, at the price of the dearest one taken.
+
+        Raises:
+            ConfigurationError: ``machine`` is no machine's name.
+            CapacityError: no ask satisfies the request and the terms now.
+            QuotaError: the day's searches are used up.
+            AuthenticationError: there is no key, or VastAI refuses it.
+        """
+        return await self._market.offers(request)
+
+    async def prepare(self, order: LaunchOrder) -> None:
+        """Refuse to rent anything without credit."""
+        del order
+        await self.api.check_credit()
+
+    async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
+        """Rent the next ask of the offer's class, on another host than the pool's others where there is one.
+
+        Asks that are gone, or too dear by now for the pool's limits, are passed over. After an answer that leaves the
+        outcome open no other ask is tried.
+        """
+        refused: SkywardError = CapacityError(
+            f"VastAI has no other {offer.spec.name} in {offer.region or 'any region'}"
+        )
+        for _ in range(_TRIES):
+            if (ask := await self._market.take(offer, order)) is None:
+                break
+            actual = replace(offer, price_per_hour=ask.charged(self, spot=offer.spot))
+            if (lasts_s := order.lasts_s(actual)) <= 0:
+                refused = CapacityError(
+                    f"ask {ask.id} costs ${actual.price_per_hour:.4g} an hour, more than is allowed"
+                )
+                continue
+            boot = await asyncio.to_thread(self._boot, key, int(time.time() + lasts_s))
+            name, args = label(order.pool_id, key), boot.arguments
+            body = create_body(ask, self, name, spot=offer.spot, args=args, env=boot.variable)
+            try:
+                made = await self.api.rent(ask.id, body)
+            except CapacityError as error:
+                refused = error
+                continue
+            return MachineRecord(
+                id=made,
+                key=key,
+                pool_id=order.pool_id,
+                state=InstanceState.PENDING,
+                offer=actual,
+                host=ask.host,
+            )
+        raise refused
+
+    def end_command(self, key: str) -> tuple[str, ...]:
+        """Return the command by which a container destroys itself."""
+        del key
+        return END_COMMAND
+
+    def end_check(self, key: str) -> tuple[str, ...]:
+        """Return the command that shows whether the container's key works."""
+        del key
+        return MAY_END_COMMAND
+
+    async def check(self) -> Sequence[Finding]:
+        """Check the key, the credit, and whether the key may list instances; creates nothing and searches nothing."""
+        try:
+            credit = await self.api.credit()
+        except SkywardError as error:
+            return [failed("key", error, fix="see docs/providers/vastai.md")]
+        state, fix = ("ok", "") if credit > 0 else ("fail", "add credit: https://cloud.vast.ai/billing/")
+        return [
+            Finding(what="key", state="ok", found="VastAI accepts it"),
+            Finding(what="credit", state=state, found=f"${credit:.2f}", fix=fix),
+            await finding("scopes", self._scopes(), fix="give the key the scopes instance_read and instance_write"),
+        ]
+
+    async def close(self) -> None:
+        """Close the connections to VastAI."""
+        await self.api.close()
+
+    @property
+    def api(self) -> VastAccount:
+        """The account."""
+        return cast("VastAccount", self.__dict__["_account"])
+
+    @property
+    def _market(self) -> AskMarket:
+        return cast("AskMarket", self.__dict__["_market"])
+
+    @property
+    def _url(self) -> str:
+        return self.endpoint_url or API_URL
+
+    async def _scopes(self) -> str:
+        left = await self.api.listed()
+        return f"the key lists instances, {len(left)} of them Skyward's; whether it may create them shows at a launch"
+
+    def _boot(self, key: str, ends_at: int) -> ContainerBoot:
+        """Return the orders of a container, which ends with the key that VastAI gives to it alone."""
+        _, user = user_key()
+        url = self._url.removesuffix("/") + instance_path("${CONTAINER_ID}")
+        headers = ("Authorization: Bearer ${CONTAINER_API_KEY}",)
+        return ContainerBoot(
+            host_key=host_key(key),
+            user_key=user.public,
+            port=PORT,
+            ends_at=ends_at,
+            end=[HttpCall(method="DELETE", url=url, headers=headers, body="{}")],
+            # Starting a container that runs changes nothing; the key is not documented to read anything.
+            check=HttpCall(method="PUT", url=url, headers=headers, body='{"state":"running"}'),
+        )
