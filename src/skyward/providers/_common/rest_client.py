@@ -145,17 +145,32 @@ class RestClient:
         """Return the answer to ``GET path``; None if there is no such thing."""
         return await self._persist(_Request(method="GET", path=path), (RefusalKind.MISSING,))
 
-    async def pages(self, path: str, key: str, query: Mapping[str, str] | None = None) -> list[Any]:
-        """Return the items named ``key`` of every page; a page names the next one in ``links.pages.next``."""
+    async def pages(
+        self,
+        path: str,
+        key: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        following: Callable[[Mapping[str, Any]], Mapping[str, str] | None] | None = None,
+    ) -> list[Any]:
+        """Return the items named ``key`` of every page.
+
+        Args:
+            path: the path.
+            key: name of the items in a page.
+            query: query of the first page.
+            following: returns the additional query of the page after the given one, None at the last one. Without it a
+                page names the next one in ``links.pages.next``.
+        """
         found: list[Any] = []
         page = dict(query or {})
         while True:
             answer = await self._persist(_Request(method="GET", path=path, query=page))
             found += answer.get(key) or ()
-            following = _next_page(answer)
-            if following is None or following == page:
+            more = (following or _next_page)(answer)
+            if more is None or {**page, **more} == page:
                 return found
-            page = following
+            page = {**page, **more}
 
     async def change(
         self,
@@ -173,7 +188,9 @@ class RestClient:
         """
         return await self._persist(_Request(method=method, path=path, query=query or {}, body=body), done)
 
-    async def create(self, path: str, body: Any, *, method: str = "POST", unseen_s: float = 0.0) -> Any:
+    async def create(
+        self, path: str, body: Any, *, method: str = "POST", unseen_s: float = 0.0, throttled_s: float = 0.0
+    ) -> Any:
         """Send a creating call once, when nobody waits for the provider's patience, and return the answer.
 
         It is awaited even if the caller is cancelled. Raises one of :data:`~skyward.providers.base.REFUSALS` if the
@@ -185,10 +202,12 @@ class RestClient:
             method: the HTTP method.
             unseen_s: time for which the refusal of something that was created just before, as missing, is no answer:
                 then another call is sent.
+            throttled_s: time for which a throttled call, which has no effect, is repeated.
         """
+        kinds = [RefusalKind.MISSING] * (unseen_s > 0) + [RefusalKind.RATE] * (throttled_s > 0)
         retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: is_kind(error, RefusalKind.MISSING)),
-            stop=stop_after_delay(unseen_s),
+            retry=retry_if_exception(lambda error: is_kind(error, *kinds)),
+            stop=stop_after_delay(max(unseen_s, throttled_s)),
             wait=wait_fixed(_UNSEEN_PAUSE_S),
             sleep=self._clock.sleep,
             reraise=True,

@@ -1,77 +1,205 @@
-"""Asks that one search found, kept for a minute and handed out one by one."""
+"""Asks of hosts: the classes that are offered, and the asks of each, handed out one by one."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+from skyward.errors import CapacityError
+from skyward.providers._common.machine_catalogue import sold_as
+from skyward.providers._common.offer_list import cheapest_offers
 from skyward.providers.base import LaunchOrder, Offer
-from skyward.providers.vastai.ask_classes import Ask, in_order, make_offers, parse_asks
-from skyward.providers.vastai.ask_terms import AskTerms
-from skyward.providers.vastai.vast_account import VastAccount
+from skyward.providers.vastai.ask_terms import CPU_ONLY, AskTerms
+from skyward.request.accelerators import model_name
+from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest
 
-__all__ = ["AskMarket"]
+__all__ = ["MALFORMED", "Ask", "AskMarket", "region_of", "spec_of"]
 
+MALFORMED: Final = (ArithmeticError, KeyError, TypeError, ValueError)
+"""Errors of rows in which something is missing."""
 _KEPT_S: Final = 60.0
 """Longest age of asks. Searches have a quota by the minute and another by the day."""
+_LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
+"""Smallest machine for a request that gives no size."""
+_LEAST_BID: Final = 0.001
+_SPARE: Final = 12
+"""Asks of a class beyond one per node: the size of the class is the least of all of them."""
+
+Search = Callable[[Mapping[str, Any]], Awaitable[Sequence[Mapping[str, Any]]]]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Found:
-    """Asks of one search that were not tried since, and the time of the search."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A machine, or a share of one, that a host rents out. Gone within seconds, at times.
 
-    asks: list[Ask]
-    at: float
+    Attributes:
+        id: the ask's id.
+        host: id of the physical machine.
+        region: code of its country.
+        spec: its share of the machine; the name is that of its class.
+        price: USD an hour on demand, disk included.
+        disk: USD an hour of the disk.
+        bid: the bid that is made for it, without the disk; at most the price on demand.
+        traffic: USD a GB of incoming and of outgoing traffic.
+    """
+
+    id: int
+    host: str
+    region: str
+    spec: InstanceSpec
+    price: float
+    disk: float
+    bid: float
+    traffic: tuple[float, float]
+
+    def charged(self, *, spot: bool) -> float:
+        """Return the USD an hour, disk included."""
+        return self.bid + self.disk if spot else self.price
+
+    def serves(self, offer: Offer) -> bool:
+        """Return whether it belongs to the class that an offer stands for."""
+        fits = not InstanceWish(cpu=offer.spec.cpu, memory_gib=offer.spec.memory_gib).shortfall(self.spec)
+        return (self.spec.name, self.region) == (offer.spec.name, offer.region) and fits
 
 
 class AskMarket:
-    """Asks of VastAI's hosts that meet the terms.
+    """Asks that meet the terms; those that one search found are kept for a minute.
 
     Args:
-        account: the account that searches.
+        search: performs a search.
         terms: the terms.
         now: the time in seconds.
     """
 
-    def __init__(self, account: VastAccount, terms: AskTerms, now: Callable[[], float] = time.monotonic) -> None:
-        self._account = account
+    def __init__(self, search: Search, terms: AskTerms, now: Callable[[], float] = time.monotonic) -> None:
+        self._search = search
         self._terms = terms
         self._now = now
-        self._found: dict[str, _Found] = {}
+        self._found: dict[str, tuple[list[Ask], float]] = {}
         self._requests: dict[tuple[str, str], PoolRequest] = {}
         self._used: dict[str, Counter[str]] = defaultdict(Counter)
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        """Return the classes of asks that satisfy a request."""
-        found = await self._search(request)
-        offers = make_offers(found.asks, request, self._terms, age_s=self._now() - found.at)
+        """Return the classes of asks that satisfy a request, of each market, the cheapest first.
+
+        A class costs as much as the dearest of the asks that the request's nodes take.
+
+        Raises:
+            CapacityError: no ask does.
+        """
+        asks, at = await self._asks(request)
+        fitting = [each for each in asks if _fits(each, request)]
+        if not fitting:
+            free = ", free traffic because of max_cost" if self._terms.pays_no_traffic(request) else ""
+            raise CapacityError(
+                f"VastAI has no machine with {request.machine or request.wish} now ({self._terms}{free}). Try again "
+                "later, or relax regions, min_reliability, min_inet_mbps, verified, disk_gb, billed_traffic of VastAI"
+            )
+        fewest = min(each.spec.accelerator_count for each in fitting)
+        classes: dict[tuple[str, str, bool], list[Ask]] = defaultdict(list)
+        for each in fitting:
+            for spot in (True, False):  # a bid as high as the price on demand buys nothing
+                if each.spec.accelerator_count == fewest and not (spot and each.charged(spot=True) >= each.price):
+                    classes[each.spec.name, each.region, spot].append(each)
+        offers = [_offer(same, request, spot=spot, age_s=self._now() - at) for (*_, spot), same in classes.items()]
         self._requests |= {(each.spec.name, each.region): request for each in offers}
-        return offers
+        return cheapest_offers(offers, request, vendor="VastAI")
 
     async def take(self, offer: Offer, order: LaunchOrder) -> Ask | None:
         """Return the next ask of an offer's class, which nobody gets again; None if there is none.
 
         Hosts without a machine of the pool come first, those to be avoided never.
         """
-        found = await self._search(self._requests[offer.spec.name, offer.region])
-        asks = [each for each in found.asks if each.serves(offer) and each.host not in order.avoid]
-        if not asks:
+        asks, _ = await self._asks(self._requests[offer.spec.name, offer.region])
+        left = [each for each in asks if each.serves(offer) and each.host not in order.avoid]
+        if not left:
             return None
-        first = in_order(asks, self._terms, spot=offer.spot, used=self._used[order.pool_id])[0]
-        found.asks.remove(first)
+        first = _in_order(left, spot=offer.spot, used=self._used[order.pool_id])[0]
+        asks.remove(first)
         self._used[order.pool_id][first.host] += 1
         return first
 
-    async def _search(self, request: PoolRequest) -> _Found:
+    async def _asks(self, request: PoolRequest) -> tuple[list[Ask], float]:
+        """Return the asks of a search that were not tried since, and the time of the search."""
         body = self._terms.search_body(request)
         name = json.dumps(body, sort_keys=True)
-        found = self._found.get(name)
-        if found is None or self._now() - found.at > _KEPT_S:
-            found = _Found(asks=parse_asks(await self._account.search(body)), at=self._now())
-            self._found[name] = found
-        return found
+        if name not in self._found or self._now() - self._found[name][1] > _KEPT_S:
+            asks = [_parse(row, self._terms.bid_factor) for row in await self._search(body)]
+            self._found[name] = [each for each in asks if each is not None], self._now()
+        return self._found[name]
+
+
+def spec_of(row: Mapping[str, Any]) -> InstanceSpec:
+    """Return the share of a machine that an ask or an instance has; raises one of :data:`MALFORMED`."""
+    count, cores = int(row["num_gpus"] or 0), float(row["cpu_cores_effective"])
+    memory_gib = float(row["cpu_ram"]) / 1024 * min(1.0, cores / float(row["cpu_cores"]))
+    spec = InstanceSpec(name=CPU_ONLY, cpu=max(1, int(cores)), memory_gib=round(memory_gib, 1))
+    if not count:
+        return spec
+    gpu = str(row["gpu_name"]).replace("_", " ")
+    sold = sold_as(gpu, model_name(gpu), reported_gib=float(row["gpu_ram"]) / 1024)
+    held = {"accelerator": sold.name, "accelerator_memory_gib": sold.memory_gib}
+    return replace(spec, name=f"{count}x {gpu}", accelerator_count=count, **held)
+
+
+def region_of(row: Mapping[str, Any]) -> str:
+    """Return the country of an ask or an instance: the end of ``"Quebec, CA"``."""
+    return str(row.get("geolocation") or "").rpartition(",")[2].strip()
+
+
+def _in_order(asks: Iterable[Ask], *, spot: bool, used: Mapping[str, int]) -> list[Ask]:
+    """Return asks in the order in which they are tried: the hosts used least first, then the cheapest."""
+    cheapest = sorted(asks, key=lambda ask: (ask.charged(spot=spot), ask.id))
+    turns: dict[int, int] = {}
+    seen = Counter(used)
+    for each in cheapest:
+        turns[each.id] = seen[each.host]
+        seen[each.host] += 1
+    return sorted(cheapest, key=lambda ask: turns[ask.id])
+
+
+def _offer(asks: Sequence[Ask], request: PoolRequest, *, spot: bool, age_s: float) -> Offer:
+    ordered = _in_order(asks, spot=spot, used={})[: request.nodes + _SPARE]
+    first = ordered[: request.nodes]
+    cpu, memory_gib = min(each.spec.cpu for each in ordered), min(each.spec.memory_gib for each in ordered)
+    inward, outward = (max(each.traffic[index] for each in ordered) for index in (0, 1))
+    note = f"traffic is billed in addition, up to ${inward:.3g} a GB in and ${outward:.3g} a GB out"
+    note += "" if request.max_cost is None else ": max_cost does not hold for it"
+    return Offer(
+        spec=replace(first[0].spec, cpu=cpu, memory_gib=memory_gib),
+        region=first[0].region,
+        spot=spot,
+        price_per_hour=max(each.charged(spot=spot) for each in first),
+        on_demand_price_per_hour=max(each.price for each in first),
+        price_age_s=age_s,
+        note=note if inward or outward else "",
+        island=True,
+    )
+
+
+def _fits(ask: Ask, request: PoolRequest) -> bool:
+    wish = _LEAST if request.accelerator is None else InstanceWish()
+    return request.machine is not None or not (request.wish.shortfall(ask.spec) or wish.shortfall(ask.spec))
+
+
+def _parse(row: Mapping[str, Any], bid_factor: float) -> Ask | None:
+    """Parse an ask; None for a malformed one."""
+    try:
+        price, base = float(row["dph_total"]), float(row["dph_base"])
+        return Ask(
+            id=int(row["id"]),
+            host=str(row["machine_id"]),
+            region=region_of(row),
+            spec=spec_of(row),
+            price=price,
+            disk=price - base,
+            bid=round(max(_LEAST_BID, min(float(row["min_bid"]) * bid_factor, base)), 6),
+            traffic=(float(row.get("inet_down_cost") or 0), float(row.get("inet_up_cost") or 0)),
+        )
+    except MALFORMED:
+        return None

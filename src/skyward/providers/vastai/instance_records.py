@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from skyward.providers._common.boot.container_boot import ContainerBoot
 from skyward.providers._common.rented_machines import MachineRecord
 from skyward.providers.base import InstanceState, Offer
-from skyward.providers.vastai.ask_classes import Ask, region_of, spec_of
+from skyward.providers.vastai.ask_market import MALFORMED, Ask, region_of, spec_of
 from skyward.providers.vastai.ask_terms import AskTerms
 from skyward.request.instance import InstanceSpec
 
@@ -24,14 +26,12 @@ STATES: Final[Mapping[str | None, InstanceState]] = {
 }
 """State of an instance, by its ``actual_status``; any other word is an instance that is not ready."""
 
-_STOPPED: Final = {"stopped"}
 _NEVER_RUNS: Final = re.compile(
     r"OCI runtime create failed|failed to create|pull access denied|manifest unknown|manifest for .* not found|"
     r"unauthorized|no space left|no basic auth|toomanyrequests",
     re.IGNORECASE,
 )
 """Messages of instances that do not come up, although their status goes on as if they did."""
-_NOTHING: Final = InstanceSpec(name="", cpu=0, memory_gib=0.0)
 
 
 def label(pool_id: str, key: str) -> str:
@@ -39,18 +39,15 @@ def label(pool_id: str, key: str) -> str:
     return f"skyward.{pool_id}.{key}"
 
 
-def create_body(
-    ask: Ask, terms: AskTerms, name: str, *, spot: bool, args: Sequence[str], env: Mapping[str, str]
-) -> Mapping[str, Any]:
+def create_body(ask: Ask, terms: AskTerms, name: str, boot: ContainerBoot, *, spot: bool) -> Mapping[str, Any]:
     """Return the body of the call that rents an ask, by a bid or on demand.
 
     Args:
         ask: the ask.
         terms: terms of the rental.
         name: the instance's label.
+        boot: orders of the container.
         spot: True for a bid.
-        args: command line of the container.
-        env: its environment.
     """
     return {
         "client_id": "me",
@@ -58,11 +55,11 @@ def create_body(
         "disk": terms.disk_gb,
         "label": name,
         "runtype": "args",  # any other one starts the vendor's sshd, whose keys the vendor rewrites
-        "args": list(args),
-        "env": {f"-p {PORT}:{PORT}": "1", **env},
+        "args": list(boot.arguments),
+        "env": {f"-p {PORT}:{PORT}": "1", **boot.variable},
         "target_state": "running",
         "cancel_unavail": True,  # without it an ask that is gone becomes a stopped contract, whose disk bills
-        **({"price": ask.bid(terms.bid_factor)} if spot else {}),
+        **({"price": ask.bid} if spot else {}),
         **({"image_login": terms.image_login} if terms.image_login else {}),
     }
 
@@ -72,49 +69,37 @@ def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
     labels = re.fullmatch(r"skyward\.([\w-]+)\.([\w-]+)", str(row.get("label")))
     if labels is None:
         return None
-    outbid = row.get("is_bid") is True and _is_stopped(row)
-    state, reason = _state(row)
+    status, message = cast("str | None", row.get("actual_status")), str(row.get("status_msg") or "").strip()
+    stopped = {row.get(name) for name in ("cur_state", "next_state", "intended_status")} == {"stopped"}
+    state = InstanceState.FAILED if stopped else STATES.get(status, InstanceState.PENDING)
+    if state is InstanceState.PENDING and _NEVER_RUNS.search(message):
+        state = InstanceState.FAILED
+    outbid = row.get("is_bid") is True and (stopped or status in ("stopped", "exited"))
+    reason = "outbid: the host runs somebody else's bid" if outbid else f"{status}: {message[:200]}".rstrip(": ")
     port = _public_port(row)
     return MachineRecord(
         id=str(row["id"]),
         key=labels[2],
         pool_id=labels[1],
-        state=InstanceState.FAILED if outbid else state,
+        state=state,
         offer=_offer(row),
         public_address=str(row.get("public_ipaddr") or "").strip() if port else "",
         public_port=port,
         host=str(row.get("machine_id") or ""),
-        reason="outbid: the host runs somebody else's bid" if outbid else reason,
+        reason=reason if state is InstanceState.FAILED else "",
         preempted=outbid,
     )
-
-
-def _is_stopped(row: Mapping[str, Any]) -> bool:
-    states = {row.get(name) for name in ("cur_state", "next_state", "intended_status")}
-    return states == _STOPPED or row.get("actual_status") in ("stopped", "exited")
-
-
-def _state(row: Mapping[str, Any]) -> tuple[InstanceState, str]:
-    status, message = cast("str | None", row.get("actual_status")), str(row.get("status_msg") or "").strip()
-    state = STATES.get(status, InstanceState.PENDING)
-    if state is InstanceState.PENDING and _NEVER_RUNS.search(message):
-        state = InstanceState.FAILED
-    if state is not InstanceState.FAILED:
-        return state, ""
-    return state, ": ".join(filter(None, (str(status), message[:200])))
 
 
 def _public_port(row: Mapping[str, Any]) -> int:
     """Return the port of the host that is mapped to sshd; 0 while there is none."""
     ports = row.get("ports")
     found = cast("Mapping[str, Any]", ports).get(f"{PORT}/tcp") if isinstance(ports, dict) else None
-    mapped = [str(each.get("HostPort")) for each in cast("Sequence[Mapping[str, Any]]", found or ())]
-    return next((int(each) for each in mapped if each.isdecimal()), 0)
+    return next((int(each["HostPort"]) for each in found or () if str(each.get("HostPort")).isdecimal()), 0)
 
 
 def _offer(row: Mapping[str, Any]) -> Offer:
-    try:
+    spec, price = InstanceSpec(name="", cpu=0, memory_gib=0.0), None
+    with contextlib.suppress(*MALFORMED):
         spec, price = spec_of(row), float(row["dph_total"])
-    except (ArithmeticError, KeyError, TypeError, ValueError):
-        spec, price = _NOTHING, None
     return Offer(spec=spec, region=region_of(row), spot=row.get("is_bid") is True, price_per_hour=price, island=True)

@@ -8,22 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, cast
 
-from skyward.errors import CapacityError, SkywardError
-from skyward.providers._common.boot.container_boot import (
-    END_COMMAND,
-    MAY_END_COMMAND,
-    ContainerBoot,
-    HttpCall,
-)
-from skyward.providers._common.findings import failed, finding
+from skyward.errors import CapacityError, QuotaError, SkywardError
+from skyward.providers._common.boot.container_boot import END_COMMAND, MAY_END_COMMAND, ContainerBoot, HttpCall
+from skyward.providers._common.findings import failed
 from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
 from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding
-from skyward.providers.vastai.ask_market import AskMarket
+from skyward.providers.vastai.ask_market import Ask
 from skyward.providers.vastai.ask_terms import AskTerms
-from skyward.providers.vastai.instance_records import PORT, create_body, label
-from skyward.providers.vastai.vast_account import API_URL, VastAccount, instance_path
+from skyward.providers.vastai.instance_records import PORT, label
+from skyward.providers.vastai.vast_account import API_URL, TOP_UP, VastAccount, instance_path
 from skyward.request.checks import refusal, secret, text
 from skyward.request.request import PoolRequest
 
@@ -81,11 +76,9 @@ class VastAI(AskTerms, RentedMachines):
         for name, checked in (("api_key", secret), ("endpoint_url", text)):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, checked(name, value))
-        if not self._url.startswith(("http://", "https://")):
+        if not (url := self.endpoint_url or API_URL).startswith(("http://", "https://")):
             raise refusal("endpoint_url", "a URL such as 'http://127.0.0.1:5000'", self.endpoint_url)
-        account = VastAccount(self._url, self.api_key, patience_s=self.patience_s, pace=self.pace)
-        self.__dict__["_account"] = account
-        self.__dict__["_market"] = AskMarket(account, self)
+        self.__dict__["_api"] = VastAccount(url, self.api_key, self, patience_s=self.patience_s, pace=self.pace)
 
     @property
     def name(self) -> str:
@@ -106,12 +99,12 @@ class VastAI(AskTerms, RentedMachines):
             QuotaError: the day's searches are used up.
             AuthenticationError: there is no key, or VastAI refuses it.
         """
-        return await self._market.offers(request)
+        return await self.api.market.offers(request)
 
-    async def prepare(self, order: LaunchOrder) -> None:
+    async def prepare(self, order: LaunchOrder) -> None:  # noqa: ARG002 - all orders share the credit
         """Refuse to rent anything without credit."""
-        del order
-        await self.api.check_credit()
+        if (credit := await self.api.credit()) <= 0:
+            raise QuotaError(f"VastAI: the account's credit is ${credit:.2f}, and nothing is rented. {TOP_UP}")
 
     async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
         """Rent the next ask of the offer's class, on another host than the pool's others where there is one.
@@ -119,58 +112,36 @@ class VastAI(AskTerms, RentedMachines):
         Asks that are gone, or too dear by now for the pool's limits, are passed over. After an answer that leaves the
         outcome open no other ask is tried.
         """
-        refused: SkywardError = CapacityError(
-            f"VastAI has no other {offer.spec.name} in {offer.region or 'any region'}"
-        )
+        refused: SkywardError = CapacityError(f"VastAI has no other {offer.spec.name} in {offer.region}")
         for _ in range(_TRIES):
-            if (ask := await self._market.take(offer, order)) is None:
+            if (ask := await self.api.market.take(offer, order)) is None:
                 break
-            actual = replace(offer, price_per_hour=ask.charged(self, spot=offer.spot))
-            if (lasts_s := order.lasts_s(actual)) <= 0:
-                refused = CapacityError(
-                    f"ask {ask.id} costs ${actual.price_per_hour:.4g} an hour, more than is allowed"
-                )
-                continue
-            boot = await asyncio.to_thread(self._boot, key, int(time.time() + lasts_s))
-            name, args = label(order.pool_id, key), boot.arguments
-            body = create_body(ask, self, name, spot=offer.spot, args=args, env=boot.variable)
             try:
-                made = await self.api.rent(ask.id, body)
+                return await self._rent(ask, offer, key, order)
             except CapacityError as error:
                 refused = error
-                continue
-            return MachineRecord(
-                id=made,
-                key=key,
-                pool_id=order.pool_id,
-                state=InstanceState.PENDING,
-                offer=actual,
-                host=ask.host,
-            )
         raise refused
 
-    def end_command(self, key: str) -> tuple[str, ...]:
+    def end_command(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - it is the same on every container
         """Return the command by which a container destroys itself."""
-        del key
         return END_COMMAND
 
-    def end_check(self, key: str) -> tuple[str, ...]:
+    def end_check(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - it is the same on every container
         """Return the command that shows whether the container's key works."""
-        del key
         return MAY_END_COMMAND
 
     async def check(self) -> Sequence[Finding]:
         """Check the key, the credit, and whether the key may list instances; creates nothing and searches nothing."""
+        found: list[Finding] = []
         try:
             credit = await self.api.credit()
+            found.append(Finding(what="key", state="ok", found="VastAI accepts it"))
+            state, fix = ("ok", "") if credit > 0 else ("fail", TOP_UP)
+            found.append(Finding(what="credit", state=state, found=f"${credit:.2f}", fix=fix))
+            listed = f"it lists instances, {len(await self.api.listed())} of them Skyward's"
         except SkywardError as error:
-            return [failed("key", error, fix="see docs/providers/vastai.md")]
-        state, fix = ("ok", "") if credit > 0 else ("fail", "add credit: https://cloud.vast.ai/billing/")
-        return [
-            Finding(what="key", state="ok", found="VastAI accepts it"),
-            Finding(what="credit", state=state, found=f"${credit:.2f}", fix=fix),
-            await finding("scopes", self._scopes(), fix="give the key the scopes instance_read and instance_write"),
-        ]
+            return [*found, failed("scopes" if found else "key", error, fix="see docs/providers/vastai.md")]
+        return [*found, Finding(what="scopes", state="ok", found=f"{listed}; only a launch shows the others")]
 
     async def close(self) -> None:
         """Close the connections to VastAI."""
@@ -179,24 +150,21 @@ class VastAI(AskTerms, RentedMachines):
     @property
     def api(self) -> VastAccount:
         """The account."""
-        return cast("VastAccount", self.__dict__["_account"])
+        return cast("VastAccount", self.__dict__["_api"])
 
-    @property
-    def _market(self) -> AskMarket:
-        return cast("AskMarket", self.__dict__["_market"])
-
-    @property
-    def _url(self) -> str:
-        return self.endpoint_url or API_URL
-
-    async def _scopes(self) -> str:
-        left = await self.api.listed()
-        return f"the key lists instances, {len(left)} of them Skyward's; whether it may create them shows at a launch"
+    async def _rent(self, ask: Ask, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
+        actual = replace(offer, price_per_hour=ask.charged(spot=offer.spot))
+        if (lasts_s := order.lasts_s(actual)) <= 0:
+            raise CapacityError(f"ask {ask.id} costs ${actual.price_per_hour:.4g} an hour, more than is allowed")
+        boot = await asyncio.to_thread(self._boot, key, int(time.time() + lasts_s))
+        made = await self.api.rent(ask, label(order.pool_id, key), boot, spot=offer.spot)
+        pending, pool_id = InstanceState.PENDING, order.pool_id
+        return MachineRecord(id=made, key=key, pool_id=pool_id, state=pending, offer=actual, host=ask.host)
 
     def _boot(self, key: str, ends_at: int) -> ContainerBoot:
         """Return the orders of a container, which ends with the key that VastAI gives to it alone."""
         _, user = user_key()
-        url = self._url.removesuffix("/") + instance_path("${CONTAINER_ID}")
+        url = self.api.url + instance_path("${CONTAINER_ID}")
         headers = ("Authorization: Bearer ${CONTAINER_API_KEY}",)
         return ContainerBoot(
             host_key=host_key(key),

@@ -4,61 +4,50 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay
-
-from skyward._concurrency.waiting import SYSTEM_CLOCK
-from skyward.errors import AuthenticationError, QuotaError, RateLimitError, SkywardError, UnreachableError
-from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, is_kind
+from skyward.errors import AuthenticationError, SkywardError, UnreachableError
+from skyward.providers._common.boot.container_boot import ContainerBoot
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
 from skyward.providers._common.rented_machines import MachineRecord
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
 from skyward.providers.base import REFUSALS
-from skyward.providers.vastai.instance_records import parse_record
+from skyward.providers.vastai.ask_market import Ask, AskMarket
+from skyward.providers.vastai.ask_terms import AskTerms
+from skyward.providers.vastai.instance_records import create_body, parse_record
 
-__all__ = ["API_URL", "TABLE", "VastAccount", "find_key", "instance_path"]
+__all__ = ["API_URL", "TABLE", "TOP_UP", "VastAccount", "find_key", "instance_path"]
 
 API_URL: Final = "https://console.vast.ai"
 _LIST: Final = "/api/v1/instances/"
 _PAGE: Final = 25
+_SUCCESS: Final = 200
+_CONTRACT: Final = re.compile(r"\(it made contract (\d+)\)")
 _DAY_S: Final = 86400
 _KEYS: Final = (
     "Make a key in the console (https://cloud.vast.ai/manage-keys/) with the scopes misc, user_read, instance_read and "
     "instance_write, and put it in VAST_API_KEY or ~/.config/vastai/vast_api_key"
 )
-_TOP_UP: Final = "Add credit: https://cloud.vast.ai/billing/"
+TOP_UP: Final = "Add credit: https://cloud.vast.ai/billing/"
+_RESET: Final = "Searches are limited by the day, and no retry helps: the quota resets at 00:00 UTC, in {reset}"
 
 TABLE: Final = RefusalTable(
     rows=(
-        RefusalRow(
-            kind=RefusalKind.QUOTA,
-            codes="search_quota_exceeded",
-            advice="VastAI limits searches by the day, and no retry helps: the quota resets at 00:00 UTC, in {reset}",
-        ),
+        RefusalRow(kind=RefusalKind.QUOTA, codes="search_quota_exceeded", advice=_RESET),
         RefusalRow(kind=RefusalKind.AUTH, words="invalid user key"),
-        RefusalRow(kind=RefusalKind.CAPACITY, codes="invalid_price", advice="Others bid more now: raise bid_factor"),
-        RefusalRow(kind=RefusalKind.CAPACITY, codes="no_such_ask"),
+        RefusalRow(kind=RefusalKind.CAPACITY, codes="invalid_price no_such_ask"),
         RefusalRow(kind=RefusalKind.CAPACITY, words="no_such_ask|no longer available|is not available|not your own"),
-        RefusalRow(kind=RefusalKind.QUOTA, codes="missing_billing insufficient_credit", advice=_TOP_UP),
-        RefusalRow(kind=RefusalKind.QUOTA, words="credit|billing", status=400, advice=_TOP_UP),
-        RefusalRow(kind=RefusalKind.QUOTA, status=402, advice=_TOP_UP),
-        RefusalRow(kind=RefusalKind.MISSING, codes="no_such_instance"),
-        RefusalRow(kind=RefusalKind.CAPACITY, status=200),  # success: false
+        RefusalRow(kind=RefusalKind.QUOTA, codes="missing_billing insufficient_credit"),
+        RefusalRow(kind=RefusalKind.QUOTA, words="credit|billing", status=400),
+        RefusalRow(kind=RefusalKind.CAPACITY, status=_SUCCESS),  # with "success": false
     ),
-    advice={RefusalKind.AUTH: _KEYS},
+    advice={RefusalKind.AUTH: _KEYS, RefusalKind.QUOTA: TOP_UP},
 )
 """VastAI's errors. Any part of them may be missing, and those of throttled calls are often plain text."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _VastRefusal(Refusal):
-    """Refusal of a creating call that may have made a contract all the same."""
-
-    contract: str = ""
 
 
 def find_key(given: str | None) -> str:
@@ -68,11 +57,10 @@ def find_key(given: str | None) -> str:
         AuthenticationError: there is none.
     """
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    if key := (given or os.environ.get("VAST_API_KEY", "")).strip():
+    files = (each for each in (folder / "vastai/vast_api_key", Path.home() / ".vast_api_key") if each.is_file())
+    found = (given, os.environ.get("VAST_API_KEY"), *(each.read_text(encoding="utf-8") for each in files))
+    if key := next((each.strip() for each in found if each and each.strip()), ""):
         return key
-    for path in (folder / "vastai/vast_api_key", Path.home() / ".vast_api_key"):
-        if path.is_file() and (key := path.read_text(encoding="utf-8").strip()):
-            return key
     raise AuthenticationError(f"no key for VastAI in VAST_API_KEY, nor in {folder}/vastai/vast_api_key. {_KEYS}")
 
 
@@ -87,27 +75,28 @@ class VastAccount:
     Args:
         url: URL of the API.
         key: the account's key; None for that of the environment.
+        terms: terms of the rentals.
         patience_s: time for which throttled and interrupted calls are repeated.
         pace: least seconds between two calls of a route.
 
     Attributes:
+        url: as given, without a slash at its end.
         rest: the API.
+        market: the asks that meet the terms.
     """
 
-    def __init__(self, url: str, key: str | None, *, patience_s: float, pace: Mapping[str, float]) -> None:
-        async def authorize(*, stale: bool) -> Mapping[str, str]:
-            del stale
+    def __init__(
+        self, url: str, key: str | None, terms: AskTerms, *, patience_s: float, pace: Mapping[str, float]
+    ) -> None:
+        async def authorize(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - there is one key
             return {"Authorization": f"Bearer {find_key(key)}"}
 
-        self._patience_s = patience_s
+        self.url = url.removesuffix("/")
+        self.market = AskMarket(self.search, terms)
+        self._patience_s, self._terms = patience_s, terms
+        limits: Mapping[str, Any] = {"pace": pace, "patience_s": patience_s}
         self.rest = RestClient(
-            vendor="VastAI",
-            base_url=url,
-            authorize=authorize,
-            judge=_judge,
-            explain=_explain,
-            pace=pace,
-            patience_s=patience_s,
+            vendor="VastAI", base_url=url, authorize=authorize, judge=_judge, explain=_explain, **limits
         )
 
     async def credit(self) -> float:
@@ -115,61 +104,46 @@ class VastAccount:
         row: Mapping[str, Any] = await self.rest.read("/api/v0/users/current/")
         return float(row.get("credit") or row.get("balance") or 0.0)
 
-    async def check_credit(self) -> None:
-        """Raise :class:`~skyward.errors.QuotaError` if nothing can be rented for want of credit."""
-        if (credit := await self.credit()) <= 0:
-            raise QuotaError(f"VastAI: the account's credit is ${credit:.2f}, and nothing is rented. {_TOP_UP}")
-
     async def search(self, body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Return the asks of a search, of which an account has few a minute, and a limited number a day."""
         answer: Mapping[str, Any] = await self.rest.change("POST", "/api/v0/bundles/", body)
         return answer.get("offers") or ()
 
-    async def rent(self, ask: int, body: Mapping[str, Any]) -> str:
+    async def rent(self, ask: Ask, name: str, boot: ContainerBoot, *, spot: bool) -> str:
         """Rent an ask and return the id of the instance. Throttled calls, which have no effect, are repeated.
 
         A contract that was made with a refusal is destroyed. Raises one of :data:`~skyward.providers.base.REFUSALS`
         if there is no instance.
         """
-        path = f"/api/v0/asks/{ask}/"
-        patiently = AsyncRetrying(
-            retry=retry_if_exception_type(RateLimitError),
-            stop=stop_after_delay(self._patience_s),
-            sleep=SYSTEM_CLOCK.sleep,
-            reraise=True,
-        )
+        path, body = f"/api/v0/asks/{ask.id}/", create_body(ask, self._terms, name, boot, spot=spot)
         try:
-            answer = _accepted(await patiently(self.rest.create, path, body, method="PUT"), f"PUT {path}", asked=200)
+            answer: Mapping[str, Any] = await self.rest.create(path, body, method="PUT", throttled_s=self._patience_s)
+            if answer.get("success") is False:
+                found = _judge(ApiAnswer(status=_SUCCESS, body=answer))
+                raise _explain(found, f"PUT {path}") from RefusedCall(found)
         except REFUSALS as error:
-            cause = error.__cause__
-            refusal = cause.refusal if isinstance(cause, RefusedCall) else None
-            if isinstance(refusal, _VastRefusal) and refusal.contract:
-                await self._destroy(refusal.contract)
+            if contract := _CONTRACT.search(str(error.__cause__)):
+                await self._destroy(contract[1])
             raise
-        if not (made := _contract_in(answer)):
-            raise UnreachableError(
-                f"VastAI answered a creating call with success, and without an id: {str(answer)[:80]}"
-            )
-        return made
+        if not (made := answer.get("new_contract")):
+            raise UnreachableError(f"VastAI answered a creating call with success, but no id: {str(answer)[:80]}")
+        return str(made)
 
     async def find(self, key: str) -> MachineRecord | None:
         """Return the instance with that ledger key; None if none is listed."""
         return next((each for each in await self.listed() if each.key == key), None)
 
-    async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
+    async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:  # noqa: ARG002 - ids do
         """Return the instances with these ids that exist."""
-        del pool_id
         return await self._rows({"id": {"in": [int(each) for each in instance_ids if each.isdecimal()]}})
 
-    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
+    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:  # noqa: ARG002 - labels cannot be searched
         """Return every instance of Skyward's in the account."""
-        del pool_id
         return await self._rows({})
 
     async def request_end(self, machine: str) -> None:
         """Destroy an instance with its disk. It is never stopped: the disk of a stopped one bills."""
-        path = instance_path(machine)
-        _accepted(await self.rest.change("DELETE", path, {}), f"DELETE {path}", asked=404)
+        await self.rest.change("DELETE", instance_path(machine), {})
 
     async def remove(self, pool_id: str) -> None:
         """Do nothing: a pool has instances, and nothing else."""
@@ -179,15 +153,12 @@ class VastAccount:
         await self.rest.close()
 
     async def _rows(self, filters: Mapping[str, Any]) -> Sequence[MachineRecord]:
-        found: list[Mapping[str, Any]] = []
+        def following(page: Mapping[str, Any]) -> Mapping[str, str] | None:
+            return {"after_token": str(page["next_token"])} if page.get("next_token") else None
+
         query = {"limit": str(_PAGE), "select_filters": json.dumps(filters)}
-        while True:
-            page: Mapping[str, Any] = await self.rest.read(_LIST, query)
-            found += page.get("instances") or ()
-            token = page.get("next_token")
-            if not token or token == query.get("after_token"):
-                return [each for row in found if (each := parse_record(row)) is not None]
-            query["after_token"] = str(token)
+        rows = await self.rest.pages(_LIST, "instances", query, following=following)
+        return [each for row in rows if (each := parse_record(row)) is not None]
 
     async def _destroy(self, contract: str) -> None:
         """Destroy a contract that came with a refusal.
@@ -196,33 +167,18 @@ class VastAccount:
             UnreachableError: it may be left.
         """
         try:
-            await self.request_end(contract)
+            await self.rest.change("DELETE", instance_path(contract), {}, done=(RefusalKind.MISSING,))
         except SkywardError as error:
-            if not is_kind(error, RefusalKind.MISSING):
-                raise UnreachableError(f"VastAI refused to rent, yet made contract {contract}: {error}") from error
-
-
-def _accepted(answer: Any, call: str, *, asked: int) -> Mapping[str, Any]:
-    """Return an answer of success; raise the refusal of one that says ``success: false``."""
-    row: Mapping[str, Any] = ApiAnswer(status=asked, body=answer).row()
-    if row.get("success") is not False:
-        return row
-    found = _judge(ApiAnswer(status=asked, body=row))
-    raise _explain(found, call) from RefusedCall(found)
-
-
-def _contract_in(row: Mapping[str, Any]) -> str:
-    return str(row.get("new_contract") or "")
+            raise UnreachableError(f"VastAI refused to rent, yet made contract {contract}: {error}") from error
 
 
 def _judge(answer: ApiAnswer) -> Refusal:
     row = answer.row()
     plain = answer.body if isinstance(answer.body, str) else ""
     words = str(row.get("msg") or row.get("detail") or plain or "no message")
-    found = TABLE.judge(str(row.get("error") or f"HTTP {answer.status}"), words, status=answer.status)
-    return _VastRefusal(
-        kind=found.kind, code=found.code, message=found.message, advice=found.advice, contract=_contract_in(row)
-    )
+    if contract := row.get("new_contract"):
+        words += f" (it made contract {contract})"
+    return TABLE.judge(str(row.get("error") or f"HTTP {answer.status}"), words, status=answer.status)
 
 
 def _explain(found: Refusal, call: str) -> SkywardError:
