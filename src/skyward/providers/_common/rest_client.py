@@ -167,10 +167,11 @@ class RestClient:
         while True:
             answer = await self._persist(_Request(method="GET", path=path, query=page))
             found += answer.get(key) or ()
-            more = (following or _next_page)(answer)
-            if more is None or {**page, **more} == page:
+            more = _next_page(answer) if following is None else following(answer)
+            after = None if more is None else dict(more) if following is None else {**page, **more}
+            if after is None or after == page:
                 return found
-            page = {**page, **more}
+            page = after
 
     async def change(
         self,

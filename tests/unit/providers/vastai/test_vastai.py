@@ -90,7 +90,7 @@ async def launched(
         ({"disk_gb": 7}, "disk_gb must be a whole number ≥ 8"),
         ({"image": ""}, "image must be"),
         ({"image": "no image"}, "the name of a container image"),
-        ({"image": "pytorch/pytorch:2.5.1", "disk_gb": 10}, "disk_gb must be at least 30 for the image pytorch"),
+        ({"image": "pytorch/pytorch:2.5.1", "disk_gb": 10}, "disk_gb must be at least 20 for the image pytorch"),
         ({"image": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/own:1"}, "private registry: pass image_login"),
         ({"image_login": ""}, "image_login must be"),
         ({"bid_factor": 0.9}, "bid_factor must be a number ≥ 1.*minimum"),
@@ -209,7 +209,7 @@ async def test_a_request_finds_its_machines(
         ({"min_reliability": 0.999}, {}, CapacityError, "reliability ≥ 0.999"),
         ({"min_inet_mbps": 5000}, {}, CapacityError, "5000 Mbit/s"),
         ({"disk_gb": 900}, {}, CapacityError, "900 GB of disk"),
-        ({}, {"accelerator": "T4", "max_cost": 1.0}, CapacityError, "free traffic, since max_cost.*billed_traffic"),
+        ({}, {"accelerator": "T4", "max_cost": 1.0}, CapacityError, "free traffic because of max_cost.*billed_traffic"),
         ({}, {"cpu": 64}, CapacityError, "64 cores"),
         ({}, {"machine": "RTX 4090"}, ConfigurationError, "machine must be 'CPU', or .*'2x RTX 4090'"),
     ],
@@ -282,7 +282,8 @@ async def test_a_container_ends_at_its_deadline_with_its_own_key_and_never_stops
         assert API_KEY not in script
         assert "stopped" not in script
         assert made.ends_itself
-        assert all(made.end_check) and all(made.power_off)
+        assert all(made.end_check)
+        assert all(made.power_off)
         await provider.terminate(vast.alive)
 
 
@@ -361,7 +362,7 @@ async def test_a_contract_of_a_refusal_that_cannot_be_destroyed_is_not_forgotten
         offers = of_market(await offered(provider, machine=GPU), spot=True)
         vast.asks[200]["min_bid"] = 0.2
         vast.service.fail(RestFault(status=500), route=DESTROY, times=1000)
-        monkeypatch.setattr(provider.api.rest, "_patience_s", 0.3)
+        provider.api.rest._patience_s = 0.3
         (made,) = await provider.launch(offers, LaunchOrder(pool_id=POOL, keys=("a",), timeout_s=600.0))
         (seen,) = await provider.describe([made.id])
         assert (seen.state, seen.preempted) == (InstanceState.FAILED, True)
@@ -372,7 +373,7 @@ async def test_a_contract_of_a_refusal_that_cannot_be_destroyed_is_not_forgotten
 
 @pytest.mark.parametrize("message", ["OCI runtime create failed: nvidia-container-cli", "pull access denied for own"])
 async def test_a_container_that_does_not_come_up_has_failed(vast: VastApi, message: str) -> None:
-    vast.broken = {number: message for number in range(100)}
+    vast.broken = dict.fromkeys(range(100), message)
     async with opened(vast) as provider:
         (made,) = await launched(provider)
         (seen,) = await provider.describe([made.id])
