@@ -356,13 +356,15 @@ async def test_a_bid_that_is_too_low_by_now_leaves_no_contract_and_the_next_ask_
     assert vast.left() == {}
 
 
-async def test_a_contract_of_a_refusal_that_cannot_be_destroyed_is_not_forgotten(vast: VastApi) -> None:
+async def test_a_contract_of_a_refusal_that_cannot_be_destroyed_is_not_forgotten(
+    vast: VastApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The order is undone only if the contract is gone, which bears the order's label."""
+    monkeypatch.setattr(VastAI, "patience_s", 0.3)
     async with opened(vast, regions=["US"]) as provider:
         offers = of_market(await offered(provider, machine=GPU), spot=True)
         vast.asks[200]["min_bid"] = 0.2
         vast.service.fail(RestFault(status=500), route=DESTROY, times=1000)
-        provider.api.rest._patience_s = 0.3
         (made,) = await provider.launch(offers, LaunchOrder(pool_id=POOL, keys=("a",), timeout_s=600.0))
         (seen,) = await provider.describe([made.id])
         assert (seen.state, seen.preempted) == (InstanceState.FAILED, True)
