@@ -129,6 +129,7 @@ class Container:
         self.give("sh", shutil.which(self.shell))
         self.program("date", f"echo pass >>{self.place}/passes; cat {self.place}/now")
         self.now(1000)
+        self.server("exec sleep 1000")
         self.own, self.user = make_key_pair(), make_key_pair()
 
     def give(self, name: str, path: str | None = None) -> None:
@@ -137,6 +138,10 @@ class Container:
     def program(self, name: str, text: str) -> None:
         (self.tools / name).write_text(f"#!{shutil.which(self.shell)}\n{text}\n")
         (self.tools / name).chmod(0o755)
+
+    def server(self, text: str) -> None:
+        """Put something in the place of sshd."""
+        self.program(str(self.place / "sshd"), text)
 
     def now(self, seconds: int) -> None:
         (self.place / "now.new").write_text(str(seconds))
@@ -399,11 +404,10 @@ def test_sshd_is_ours_alone_whatever_becomes_of_the_vendors_keys(container):
     made = container(facts={"sshd_options": options, "port": str(free_port())})
     made.env |= {"LD_PRELOAD": "/nowhere.so", "LD_LIBRARY_PATH": "/nowhere"}
     library = hosts._server_env(program).get("LD_LIBRARY_PATH", "")
-    (made.place / "sshd").write_text(
-        f'#!/bin/sh\necho "${{LD_PRELOAD-unset}} ${{LD_LIBRARY_PATH-unset}}" >>{made.place}/variables\n'
-        f'LD_LIBRARY_PATH={shlex.quote(library)} exec {program} "$@"\n'
+    made.server(
+        f'echo "${{LD_PRELOAD-unset}} ${{LD_LIBRARY_PATH-unset}}" >>{made.place}/variables\n'
+        f'LD_LIBRARY_PATH={shlex.quote(library)} exec {program} "$@"'
     )
-    (made.place / "sshd").chmod(0o755)
     (made.place / "shadow").write_text("root:!locked::0:99999:7:::\nbin:!:1::::::\n")
     vendors = made.place / ".ssh/authorized_keys"
     vendors.parent.mkdir()
@@ -436,8 +440,7 @@ def test_sshd_is_ours_alone_whatever_becomes_of_the_vendors_keys(container):
 
 def test_sshd_that_dies_is_started_again(container):
     made = container()
-    (made.place / "sshd").write_text(f"#!/bin/sh\necho up >>{made.place}/starts\n")
-    (made.place / "sshd").chmod(0o755)
+    made.server(f"echo up >>{made.place}/starts")
     made.start()
 
     wait_for(lambda: (made.place / "starts").exists() and len((made.place / "starts").read_text().split()) > 2)
@@ -456,6 +459,7 @@ def test_sshd_that_dies_is_started_again(container):
 def test_missing_programs_are_installed_whatever_the_image(container, manager, order):
     made = container("true")
     sshd = made.place / "sshd"
+    sshd.unlink()
     curl = f"ln -s {shutil.which('curl')} {made.tools}/curl"
     made.give("ln")
     made.give("touch")
@@ -468,10 +472,14 @@ def test_missing_programs_are_installed_whatever_the_image(container, manager, o
     assert manager != "apt-get" or "exit 101" in (made.place / "policy").read_text()
 
 
-def test_an_image_without_a_package_manager_says_what_it_lacks(container):
-    made = container("true")
+def test_an_image_in_which_nobody_could_ever_log_in_ends_at_once(container):
+    made = container("curl")
+    (made.place / "sshd").unlink()
     made.start()
-    wait_for(lambda: "the image has no package manager: it needs sshd" in made.log)
+
+    wait_for(lambda: made.api.asked("DELETE"))
+
+    assert "the end: the image has no package manager, and lacks openssh-server" in made.log
 
 
 def test_the_command_is_the_same_text_however_a_vendor_splits_it(container):
