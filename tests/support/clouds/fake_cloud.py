@@ -90,6 +90,7 @@ class FakeCloud:
         looks: as given; may be changed at any time.
         capacity: number of machines left, by type; types that are not here have plenty.
         surcharge: price of the created record, as a multiple of the listed one.
+        least_billed_s: shortest time that is billed; None is the vendor's own.
         machines: every machine ever created, by id.
     """
 
@@ -99,6 +100,7 @@ class FakeCloud:
         self.looks = looks or Looks(pending=0, ending=0)
         self.capacity: dict[str, int] = {}
         self.surcharge = 1.0
+        self.least_billed_s: float | None = None
         self.machines: dict[str, FakeMachine] = {}
         self._stack = contextlib.ExitStack()
 
@@ -187,7 +189,8 @@ class FakeCloud:
                     powered_off(made)
 
         made.address = self.room.add(made.id, orders, keys=keys, powered_off=off)
-        self.service.bill.begin(made.id, Tariff(usd_per_hour=made.price_per_hour, minimum_s=minimum_s))
+        least_s = minimum_s if self.least_billed_s is None else self.least_billed_s
+        self.service.bill.begin(made.id, Tariff(usd_per_hour=made.price_per_hour, minimum_s=least_s))
 
     def end(self, machine: FakeMachine) -> None:
         """End a machine and its bill; again, it does nothing."""

@@ -48,7 +48,6 @@ class Vendor:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     ends_itself: Callable[[FakeCloud], Mapping[str, Any]] | None = None
     islands: bool = False
-    least_billed_s: float = 60.0
     described: Callable[[], Sequence[str]] = tuple
     states: Mapping[str, InstanceState] = field(default_factory=dict[str, InstanceState])
 
@@ -97,7 +96,6 @@ VENDORS = (
         machine="CPU.4V.16G",
         usd_per_hour=0.0279,
         creating="POST /instances",
-        least_billed_s=600.0,
         ends_itself=lambda cloud: {"self_destruct": True},
         islands=True,
         described=lambda: state_words("verda-unofficial-patched.json", "Instance"),
