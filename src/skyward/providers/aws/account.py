@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from skyward.providers._common.answer_file import AnswerFile
-from skyward.providers._common.launched_machines import LaunchedMachines
 from skyward.providers._common.machine_catalogue import MachineType
+from skyward.providers._common.rented_machines import MachineBook
 from skyward.providers.aws.api import Api, Json
 from skyward.providers.aws.boot import MachineImage, find_image
 from skyward.providers.aws.machine_types import parse_types
@@ -31,22 +30,14 @@ class Account:
     Attributes:
         api: its API.
         subnet: id of the subnet given by the user; None means the default ones.
-        launched: machines launched by this process.
-        pools: pools of those machines, by id.
-        launching: number of a pool's launches under way, by pool id.
+        book: machines of this process.
         zones: zone of a pool's machines, by pool id.
-        locks: locks of the pools' security groups, by pool id.
-        silent: services that left an optional question unanswered; they are not asked again.
     """
 
     api: Api
     subnet: str | None
-    launched: LaunchedMachines = field(default_factory=LaunchedMachines)
-    pools: dict[str, str] = field(default_factory=dict[str, str])
-    launching: Counter[str] = field(default_factory=Counter[str])
+    book: MachineBook = field(default_factory=MachineBook)
     zones: dict[str, str] = field(default_factory=dict[str, str])
-    locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    silent: set[str] = field(default_factory=set[str])
     _types: tuple[MachineType, ...] = ()
     _offered: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     _subnets: tuple[Subnet, ...] = ()
@@ -90,15 +81,6 @@ class Account:
                 zones.setdefault(row["InstanceType"], set()).add(row["Location"])
             self._offered |= {name: tuple(sorted(found)) for name, found in zones.items()}
         return {name: self._offered[name] for name in names}
-
-    async def ask(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json | None:
-        """Return the answer to an optional question; None once the service has left one unanswered."""
-        if service in self.silent:
-            return None
-        answer = await self.api.ask(service, operation, region=region, **parameters)
-        if answer is None:
-            self.silent.add(service)
-        return answer
 
     async def subnets(self) -> tuple[Subnet, ...]:
         """Return the subnets that machines may be in."""

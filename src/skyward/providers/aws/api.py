@@ -11,20 +11,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
-
-from skyward._concurrency.waiting import NotYet, to_its_end, wait_until
-from skyward.errors import ConfigurationError, SkywardError, UnreachableError
-from skyward.providers._common.refusals import Refusal, RefusalKind
-from skyward.providers.aws.errors import (
-    Where,
-    explained,
-    is_kind,
-    is_lost,
-    is_stale,
-    judge,
-    refusal,
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception,
+    retry_if_result,
+    stop_after_delay,
+    wait_exponential,
+    wait_random,
 )
+
+from skyward._concurrency.waiting import to_its_end
+from skyward.errors import ConfigurationError, SkywardError
+from skyward.providers._common.refusals import Refusal, RefusalKind
+from skyward.providers.aws.errors import Where, explained, is_kind, is_lost, is_stale, judge, refusal
 
 __all__ = [
     "Api",
@@ -66,14 +65,6 @@ class Credentials:
     endpoint_url: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Client:
-    """Client of boto3's, and the credentials that it was created with; None if there were none."""
-
-    client: Any
-    keys: Any = field(repr=False)
-
-
 @dataclass(slots=True, eq=False)
 class Api:
     """API of one account in one region; clients are created on demand and shared by threads.
@@ -85,15 +76,25 @@ class Api:
 
     credentials: Credentials
     patience_s: float
-    _clients: dict[tuple[str, str], _Client] = field(default_factory=dict[tuple[str, str], _Client])
+    _silent: set[str] = field(default_factory=set[str])
+    # Client of each service and region, and the credentials that it was created with.
+    _clients: dict[tuple[str, str], tuple[Any, Any]] = field(
+        default_factory=dict[tuple[str, str], tuple[Any, Any]], repr=False
+    )
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def ask(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json | None:
-        """Return the answer to an optional question; None if it is refused, or does not come within 3 s."""
+        """Return the answer to an optional question; None if it is refused, or does not come within 3 s.
+
+        A service that has left one unanswered is asked no other.
+        """
+        if service in self._silent:
+            return None
         try:
             return await self._persist(service, operation, region, parameters, patience_s=min(self.patience_s, _SOON_S))
         except SkywardError as error:
             _logger.debug("not known: %s", error)
+            self._silent.add(service)
             return None
 
     async def call(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json:
@@ -116,15 +117,15 @@ class Api:
     async def endpoint(self, service: str) -> str:
         """Return the URL of a service's endpoint."""
         where = Where(region=self.credentials.region, service=service, operation="")
-        made = await asyncio.to_thread(self._client, where)
-        return str(made.client.meta.endpoint_url)
+        client, _ = await asyncio.to_thread(self._client, where)
+        return str(client.meta.endpoint_url)
 
     def close(self) -> None:
         """Close the connections."""
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
-        for made in clients:
-            made.client.close()
+        for client, _ in clients:
+            client.close()
 
     async def _persist(
         self,
@@ -173,14 +174,14 @@ class Api:
             raise
 
     def _ask(self, where: Where, parameters: Mapping[str, Any], pages: str | None) -> Json:
-        made = convert_errors(where, lambda: self._client(where))
+        client, keys = convert_errors(where, lambda: self._client(where))
         try:
-            return convert_errors(where, lambda: _answer(made.client, where.operation, parameters, pages))
+            return convert_errors(where, lambda: _answer(client, where.operation, parameters, pages))
         except SkywardError as error:
-            if not is_stale(error) or not self._renew(where, made.keys):
+            if not is_stale(error) or not self._renew(where, keys):
                 raise
-        newer = convert_errors(where, lambda: self._client(where))
-        return convert_errors(where, lambda: _answer(newer.client, where.operation, parameters, pages))
+        newer, _ = convert_errors(where, lambda: self._client(where))
+        return convert_errors(where, lambda: _answer(newer, where.operation, parameters, pages))
 
     def _renew(self, where: Where, keys: Any) -> bool:
         """Return whether there are newer credentials than ``keys``; if so, drop the clients created with older ones."""
@@ -188,17 +189,17 @@ class Api:
         if newer is None or newer == keys:
             return False
         with self._lock:
-            self._clients = {place: made for place, made in self._clients.items() if made.keys == newer}
+            self._clients = {place: made for place, made in self._clients.items() if made[1] == newer}
         return True
 
-    def _client(self, where: Where) -> _Client:
+    def _client(self, where: Where) -> tuple[Any, Any]:
         key = (where.service, where.region)
         with self._lock:
             if key not in self._clients:
                 self._clients[key] = self._make(where)
             return self._clients[key]
 
-    def _make(self, where: Where) -> _Client:
+    def _make(self, where: Where) -> tuple[Any, Any]:
         from botocore.config import Config
 
         session = new_session(profile=self.credentials.profile, region=where.region)
@@ -209,7 +210,7 @@ class Api:
             retries={"mode": "standard", "total_max_attempts": 1},  # botocore would retry refusals for lack of capacity
         )
         client = session.client(where.service, endpoint_url=self.credentials.endpoint_url, config=config)
-        return _Client(client=client, keys=_keys(session))
+        return client, _keys(session)
 
 
 def convert_errors(where: Where, work: Callable[[], T]) -> T:
@@ -298,39 +299,24 @@ async def patiently(
     Raises:
         ConfigurationError: the role still does not exist at the deadline; or as for any call.
     """
-    refused: SkywardError | None = None
-    answers: list[Mapping[str, Any]] = []
-    unanswered = False
+    turn = 0
 
-    async def attempt() -> Mapping[str, Any] | NotYet:
-        nonlocal refused, unanswered
-        unanswered = True
-        try:
-            answer = await api.call("ec2", operation, **call(len(answers)))
-        except SkywardError as error:
-            unanswered = False
-            found = refusal(error)
-            if found is None or not _is_unseen(found):
-                raise
-            refused = no_profile(instance_profile) if lacks_profile(found) else error
-            refused.__cause__ = error.__cause__
-            return NotYet(found.message)
-        unanswered = False
-        if (unseen := _unseen_by_fleet(answer)) is None:
-            return answer
-        answers.append(answer)
-        return NotYet(unseen.message)
+    async def attempt() -> Mapping[str, Any]:
+        nonlocal turn
+        answer = await api.call("ec2", operation, **call(turn))
+        turn += 1
+        return answer
 
+    retrying = AsyncRetrying(
+        retry=retry_if_exception(lambda error: _is_unseen(refusal(error))) | retry_if_result(_is_unseen_by_fleet),
+        stop=stop_after_delay(_VISIBLE_S),
+        wait=wait_exponential(_LOOK_S, 10 * _LOOK_S),
+        retry_error_callback=lambda last: cast("Any", last.outcome).result(),
+    )
     try:
-        return await wait_until(attempt, deadline_s=_VISIBLE_S, interval_s=_LOOK_S, what=operation)
-    except UnreachableError as error:
-        if error.__cause__ is not None or unanswered:  # an attempt's own, or one was cut off at the deadline
-            raise
-        if answers:
-            return answers[-1]
-        if refused is None:
-            raise
-        raise refused from refused.__cause__
+        return cast("Mapping[str, Any]", await retrying(attempt))
+    except SkywardError as error:
+        raise (no_profile(instance_profile) if lacks_profile(refusal(error)) else error) from error.__cause__
 
 
 def judged(row: Mapping[str, Any]) -> Refusal:
@@ -338,9 +324,9 @@ def judged(row: Mapping[str, Any]) -> Refusal:
     return judge(str(row.get("ErrorCode", "")), str(row.get("ErrorMessage", "")))
 
 
-def lacks_profile(found: Refusal) -> bool:
+def lacks_profile(found: Refusal | None) -> bool:
     """Return whether the refusal is about a role that does not exist, or not yet."""
-    return found.code == _PROFILE and "IAM Instance Profile" in found.message
+    return found is not None and found.code == _PROFILE and "IAM Instance Profile" in found.message
 
 
 def no_profile(name: str | None) -> ConfigurationError:
@@ -350,11 +336,9 @@ def no_profile(name: str | None) -> ConfigurationError:
     )
 
 
-def _unseen_by_fleet(answer: Mapping[str, Any]) -> Refusal | None:
-    """Return the refusal of an empty fleet for a resource not visible yet; None if it has machines or other reasons."""
-    rows = () if answer.get("Instances") else answer.get("Errors", ())
-    return next((found for found in map(judged, rows) if _is_unseen(found)), None)
+def _is_unseen_by_fleet(answer: Mapping[str, Any]) -> bool:
+    return not answer.get("Instances") and any(_is_unseen(judged(row)) for row in answer.get("Errors", ()))
 
 
-def _is_unseen(found: Refusal) -> bool:
-    return found.code in _UNSEEN or lacks_profile(found)
+def _is_unseen(found: Refusal | None) -> bool:
+    return found is not None and (found.code in _UNSEEN or lacks_profile(found))

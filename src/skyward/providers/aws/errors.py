@@ -121,6 +121,8 @@ REFUSALS_OF_AWS: Final = RefusalTable(
 CODES: Final = REFUSALS_OF_AWS.codes
 """Class of each error code."""
 
+judge: Final = REFUSALS_OF_AWS.judge
+
 _VALID: Final = (*_FORBIDDEN.split(), "OptInRequired", "Blocked", "SubscriptionRequiredException")
 """Codes for valid credentials without the permission."""
 
@@ -222,11 +224,6 @@ def is_stale(error: BaseException) -> bool:
     """Return whether ``error`` is a refusal of invalid or expired credentials, which newer ones may replace."""
     found = refusal(error)
     return found is not None and found.kind is RefusalKind.AUTH and found.code not in _VALID
-
-
-def judge(code: str, message: str, *, status: int = 0) -> Refusal:
-    """Classify an error code; ``status`` is the HTTP status of the answer, 0 for none."""
-    return REFUSALS_OF_AWS.judge(code, message, status=status)
 
 
 def explained(error: BaseException, where: Where) -> SkywardError | None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 from skyward.errors import CapacityError, QuotaError, SkywardError
 from skyward.providers._common.create_once import summary
-from skyward.providers._common.ssh_keys import host_key
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import judged, lacks_profile, no_profile, patiently
 from skyward.providers.aws.boot import MachineImage, image_path
@@ -22,6 +20,7 @@ from skyward.providers.aws.payloads import (
     Candidate,
     MachineOrder,
     Subnet,
+    Terms,
     fleet_call,
     machine_call,
     new_instance,
@@ -31,36 +30,13 @@ from skyward.providers.aws.quotas import exceeded
 from skyward.providers.aws.teardown import end, undo
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 
-__all__ = ["Launching", "Terms"]
-
-T = TypeVar("T")
+__all__ = ["Launching"]
 
 _AT_ONCE: Final = 8
 _SIMILAR: Final = 1.5
 """EC2 may choose a spot machine up to so many times as dear as the cheapest, if it is less likely to be preempted."""
 _TOO_DEAR: Final = "its price there is unknown, or more than max_cost or max_price_per_hour allows"
 _logger = logging.getLogger("skyward")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Parameters common to every machine of an order.
-
-    Attributes:
-        user_key: the public key that they admit.
-        ssh_from: the client's addresses; None opens no port.
-        instance_profile: name or ARN of their role; None for none.
-        deadline_s: limit for undoing a partial launch.
-        listing_s: longest time that a new machine is missing from EC2's lists.
-        zone_prices: known USD an hour on spot, by type, then by zone.
-    """
-
-    user_key: str
-    ssh_from: str | None
-    instance_profile: str | None
-    deadline_s: float
-    listing_s: float
-    zone_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
 
 class Launching:
@@ -89,28 +65,20 @@ class Launching:
             QuotaError: the account's quotas allow none of them.
             TerminationError: the launch failed, and some machine may be left.
         """
-        account, pool_id = self._account, self._order.pool_id
-        account.launching[pool_id] += 1
+        account, terms, pool_id = self._account, self._terms, self._order.pool_id
         try:
-            await self._all(offers)
+            with account.book.launching(pool_id):
+                await self._all(offers)
         except BaseException:
-            await undo(
-                account,
-                pool_id,
-                sorted(self._unsure),
-                [each.id for each in self._made.values()],
-                unseen_s=self._terms.listing_s,
-                deadline_s=self._terms.deadline_s,
-            )
+            made = [each.id for each in self._made.values()]
+            await undo(account, pool_id, self._unsure, made, unseen_s=terms.listing_s, deadline_s=terms.deadline_s)
             self._report_undone()
             raise
-        finally:
-            account.launching[pool_id] -= 1
         return [self._made[key] for key in self._order.keys]
 
     async def _all(self, offers: Sequence[Offer]) -> None:
         subnets = await self._subnets()
-        async with self._account.locks[self._order.pool_id]:
+        async with self._account.book.locks[self._order.pool_id]:
             self._group = await ensure_group(
                 self._account.api, pool_id=self._order.pool_id, vpc=subnets[0].vpc, ssh_from=self._terms.ssh_from
             )
@@ -171,7 +139,10 @@ class Launching:
             async with turns:
                 return await self._by_type(self._machine_order(key, [got]), got)
 
-        if all(await _settled(one(key) for key in self._order.keys[1:])):
+        outcomes = await asyncio.gather(*map(one, self._order.keys[1:]), return_exceptions=True)
+        for failed in (each for each in outcomes if isinstance(each, BaseException)):
+            raise failed
+        if all(outcomes):
             return True
         await end(self._account, [each.id for each in self._made.values()], deadline_s=self._terms.deadline_s)
         self._report_undone()
@@ -236,21 +207,14 @@ class Launching:
             _logger.debug("the launch template %s is left for now: %s", template_id, error)
 
     def _machine_order(self, key: str, candidates: Sequence[Candidate]) -> MachineOrder:
+        lasts_s = min(each.lasts_s for each in candidates)
         return MachineOrder(
-            pool_id=self._order.pool_id,
-            key=key,
-            attempt=uuid.uuid4().hex,
-            host_key=host_key(key),
-            user_key=self._terms.user_key,
-            group=self._group,
-            time_to_live_s=min(each.lasts_s for each in candidates),
-            instance_profile=self._terms.instance_profile,
-            public=self._terms.ssh_from is not None,
+            pool_id=self._order.pool_id, key=key, terms=self._terms, group=self._group, time_to_live_s=lasts_s
         )
 
     def _book(self, key: str, instance_id: str, offer: Offer) -> None:
-        self._made[key] = self._account.launched.add(new_instance(instance_id, key, offer))
-        self._account.pools[instance_id] = self._order.pool_id
+        self._made[key] = self._account.book.launched.add(new_instance(instance_id, key, offer))
+        self._account.book.pools[instance_id] = self._order.pool_id
         self._unsure.discard(key)
 
     def _read_errors(self, rows: Iterable[Mapping[str, Any]], candidates: Sequence[Candidate]) -> list[SkywardError]:
@@ -323,12 +287,3 @@ def _launched_as(group: Mapping[str, Any], candidates: Sequence[Candidate]) -> C
         return candidate.offer.spec.name != name, place is not None and candidate.subnet.id != place
 
     return min(candidates, key=unlike)
-
-
-async def _settled(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all and return their results; when some fail, all have ended before the first error is raised."""
-    outcomes = await asyncio.gather(*work, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return cast("list[T]", outcomes)

@@ -190,7 +190,7 @@ class Prices:
             "preInstalledSw": "NA",
             "capacitystatus": "Used",
         }
-        answer = await self._account.ask(
+        answer = await self._account.api.ask(
             "pricing",
             "GetProducts",
             region=_LIST_REGION,

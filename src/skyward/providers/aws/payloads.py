@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from skyward.providers._common.ssh_keys import KeyPair
+from skyward.providers._common.ssh_keys import host_key
 from skyward.providers.aws.boot import MachineImage, user_data
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.instance import InstanceSpec
@@ -26,6 +27,7 @@ __all__ = [
     "MachineOrder",
     "Record",
     "Subnet",
+    "Terms",
     "filters",
     "fleet_call",
     "machine_call",
@@ -95,11 +97,7 @@ class Record:
         pool_id: its pool; empty if it is not tagged.
         state: EC2's name of its state.
         reason: EC2's reason for that state; empty for none.
-        type: its machine type.
-        cpu: its cores.
-        zone: its zone.
-        region: its region.
-        spot: True if it was bought on spot.
+        offer: type, place and market.
         public_address: None if it has none, or none yet.
         private_address: None if it has none yet.
         group: id of its security group, which admits all traffic among a pool's machines; empty for none.
@@ -110,21 +108,15 @@ class Record:
     pool_id: str
     state: str
     reason: str
-    type: str
-    cpu: int
-    zone: str
-    region: str
-    spot: bool
+    offer: Offer
     public_address: str | None
     private_address: str | None
     group: str
 
     def instance(self, access: Callable[[Record], SSHAccess | None]) -> Instance:
-        """Return Skyward's record, with an offer made from the fields of this one."""
-        spec = InstanceSpec(name=self.type, cpu=self.cpu, memory_gib=0.0)
-        offer = Offer(spec=spec, region=self.region, zone=self.zone, spot=self.spot, minimum_billed_s=MINIMUM_BILLED_S)
+        """Return Skyward's record."""
         return replace(
-            new_instance(self.id, self.key, offer),
+            new_instance(self.id, self.key, self.offer),
             state=_STATES.get(self.state, InstanceState.PENDING),
             access=access(self) if self.state == "running" else None,
             reason=self.reason,
@@ -141,9 +133,9 @@ def new_instance(instance_id: str, key: str, offer: Offer) -> Instance:
 def parse_record(row: Mapping[str, Any], region: str) -> Record:
     """Parse one of the instances in an answer to ``DescribeInstances`` or ``RunInstances``."""
     tags = {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
-    zone = str(row.get("Placement", {}).get("AvailabilityZone", ""))
     reason: Mapping[str, Any] = row.get("StateReason") or {}
     options: Mapping[str, Any] = row.get("CpuOptions") or {}
+    cores = int(options.get("CoreCount", 0)) * int(options.get("ThreadsPerCore", 1))
     groups = [group for interface in row.get("NetworkInterfaces") or () for group in interface.get("Groups") or ()]
     return Record(
         id=str(row["InstanceId"]),
@@ -151,11 +143,13 @@ def parse_record(row: Mapping[str, Any], region: str) -> Record:
         pool_id=tags.get(POOL_TAG, ""),
         state=str(row.get("State", {}).get("Name", "pending")),
         reason=": ".join(str(reason[part]) for part in ("Code", "Message") if reason.get(part)),
-        type=str(row.get("InstanceType", "")),
-        cpu=int(options.get("CoreCount", 0)) * int(options.get("ThreadsPerCore", 1)),
-        zone=zone,
-        region=region,
-        spot=row.get("InstanceLifecycle") == "spot",
+        offer=Offer(
+            spec=InstanceSpec(name=str(row.get("InstanceType", "")), cpu=cores, memory_gib=0.0),
+            region=region,
+            zone=str(row.get("Placement", {}).get("AvailabilityZone", "")),
+            spot=row.get("InstanceLifecycle") == "spot",
+            minimum_billed_s=MINIMUM_BILLED_S,
+        ),
         public_address=row.get("PublicIpAddress") or None,
         private_address=row.get("PrivateIpAddress") or None,
         group=str(groups[0]["GroupId"]) if groups else "",
@@ -200,30 +194,45 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Parameters common to every machine of an order.
+
+    Attributes:
+        user_key: the public key that they admit.
+        ssh_from: the client's addresses; None opens no port, and leaves public addresses to the subnet's setting.
+        instance_profile: name or ARN of their role; None for none.
+        deadline_s: limit for undoing a partial launch.
+        listing_s: longest time that a new machine is missing from EC2's lists.
+        zone_prices: known USD an hour on spot, by type, then by zone.
+    """
+
+    user_key: str
+    ssh_from: str | None
+    instance_profile: str | None
+    deadline_s: float
+    listing_s: float
+    zone_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineOrder:
     """One machine of an order, before its type and zone are chosen.
 
     Attributes:
         pool_id: its pool.
         key: its ledger key.
-        attempt: random text of this launch; a retried call has the same.
-        host_key: its host key.
-        user_key: the public key that it admits.
+        terms: parameters common to the order's machines.
         group: its security group.
         time_to_live_s: hard cap on its life.
-        instance_profile: name or ARN of its role; None for none.
-        public: True to request a public address regardless of the subnet's setting.
+        attempt: random text of this launch; a retried call has the same.
     """
 
     pool_id: str
     key: str
-    attempt: str
-    host_key: KeyPair
-    user_key: str
+    terms: Terms
     group: str
     time_to_live_s: float
-    instance_profile: str | None
-    public: bool
+    attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def tags(self) -> dict[str, str]:
@@ -233,7 +242,8 @@ class MachineOrder:
     @property
     def user_data(self) -> str:
         """Cloud-config for its first boot."""
-        return user_data(host_key=self.host_key, user_key=self.user_key, time_to_live_s=self.time_to_live_s)
+        own, user = host_key(self.key), self.terms.user_key
+        return user_data(host_key=own, user_key=user, time_to_live_s=self.time_to_live_s)
 
     def token(self, *what: str) -> str:
         """Return the client token of a call: equal for retries of the same call, different for any other call."""
@@ -336,12 +346,11 @@ def _machine(order: MachineOrder, image: MachineImage) -> dict[str, Any]:
             "InstanceMetadataTags": "enabled",
         },
     }
-    if order.instance_profile is not None:
-        key = "Arn" if order.instance_profile.startswith("arn:") else "Name"
-        machine["IamInstanceProfile"] = {key: order.instance_profile}
+    if (role := order.terms.instance_profile) is not None:
+        machine["IamInstanceProfile"] = {"Arn" if role.startswith("arn:") else "Name": role}
     return machine
 
 
 def _interface(order: MachineOrder) -> dict[str, Any]:
     interface = {"DeviceIndex": 0, "Groups": [order.group], "DeleteOnTermination": True}
-    return {**interface, "AssociatePublicIpAddress": True} if order.public else interface
+    return {**interface, "AssociatePublicIpAddress": True} if order.terms.ssh_from else interface

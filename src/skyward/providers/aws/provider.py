@@ -16,10 +16,10 @@ from skyward.providers._common.machine_catalogue import closest
 from skyward.providers._common.ssh_keys import user_key
 from skyward.providers.aws.account import Account
 from skyward.providers.aws.api import Api, Credentials, new_session
-from skyward.providers.aws.launching import Launching, Terms
+from skyward.providers.aws.launching import Launching
 from skyward.providers.aws.network import admit_client
 from skyward.providers.aws.offering import Prices, find_offers
-from skyward.providers.aws.payloads import LIVE_STATES, POOL_TAG, Record
+from skyward.providers.aws.payloads import LIVE_STATES, POOL_TAG, Record, Terms
 from skyward.providers.aws.quotas import check_account
 from skyward.providers.aws.s3 import grant_with
 from skyward.providers.aws.ssm import require_plugin, session_command
@@ -144,7 +144,9 @@ class AWS:
         """Return EC2's records; a machine launched just now and not listed yet is pending."""
         records = await self._account.records({"instance-id": instance_ids}) if instance_ids else []
         found = {record.id: self._instance(record) for record in records}
-        return [found.get(each) or self._account.launched.unlisted(each, listing_s=UNSEEN_S) for each in instance_ids]
+        return [
+            found.get(each) or self._account.book.launched.unlisted(each, listing_s=UNSEEN_S) for each in instance_ids
+        ]
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
         """Terminate machines and wait for that; with a pool's last one its security group is removed."""
@@ -159,7 +161,7 @@ class AWS:
         if self.use_ssm:
             return ""
         cidr = await self._client()
-        async with self._account.locks[pool_id]:
+        async with self._account.book.locks[pool_id]:
             return cidr if await admit_client(self._account.api, pool_id, cidr) else ""
 
     async def tidy(self, pool_id: str) -> None:
@@ -205,7 +207,7 @@ class AWS:
 
     def _instance(self, record: Record) -> Instance:
         known = replace(record.instance(self._access), power_off=self.power_off)
-        return self._account.launched.as_bought(known)
+        return self._account.book.launched.as_bought(known)
 
     def _access(self, record: Record) -> SSHAccess | None:
         host = record.private_address if self.use_ssm else record.public_address

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -43,43 +43,34 @@ class Quota:
     name: str
 
 
-_STANDARD: Final = "Standard (A, C, D, H, I, M, R, T, Z)"
-_ON_DEMAND: Final[Mapping[str, Quota]] = {
-    "G": Quota(code="L-DB2E81BA", name="Running On-Demand G and VT instances"),
-    "P": Quota(code="L-417A185B", name="Running On-Demand P instances"),
-    "INF": Quota(code="L-1945791B", name="Running On-Demand Inf instances"),
-    "TRN": Quota(code="L-2C3B7624", name="Running On-Demand Trn instances"),
-    "DL": Quota(code="L-6E869C2A", name="Running On-Demand DL instances"),
-    "STANDARD": Quota(code="L-1216C47A", name=f"Running On-Demand {_STANDARD} instances"),
+_STANDARD: Final = "a c d h i m r t z"
+_QUOTAS: Final = {
+    "g gr vt": ("L-DB2E81BA", "L-3819A6DF", "G and VT"),
+    "p": ("L-417A185B", "L-7212CCBC", "P"),
+    "inf": ("L-1945791B", "L-B5D1601B", "Inf"),
+    "trn": ("L-2C3B7624", "L-6B0D517C", "Trn"),
+    "dl": ("L-6E869C2A", "L-85EED4F7", "DL"),
+    _STANDARD: ("L-1216C47A", "L-34B43A08", "Standard (A, C, D, H, I, M, R, T, Z)"),
 }
-_SPOT: Final[Mapping[str, Quota]] = {
-    "G": Quota(code="L-3819A6DF", name="All G and VT Spot Instance Requests"),
-    "P": Quota(code="L-7212CCBC", name="All P Spot Instance Requests"),
-    "INF": Quota(code="L-B5D1601B", name="All Inf Spot Instance Requests"),
-    "TRN": Quota(code="L-6B0D517C", name="All Trn Spot Instance Requests"),
-    "DL": Quota(code="L-85EED4F7", name="All DL Spot Instance Requests"),
-    "STANDARD": Quota(code="L-34B43A08", name=f"All {_STANDARD} Spot Instance Requests"),
-}
-_LETTERS: Final = re.compile(r"[a-z]+")
-_CLASSES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("g", "gr", "vt"), "G"),
-    "p": "P",
-    "inf": "INF",
-    "trn": "TRN",
-    "dl": "DL",
-}
-_STANDARD_LETTERS: Final = frozenset("acdhimrtz")
+"""Codes on demand and on spot, and name, by the letters that types begin with; of standard ones the first counts."""
 _OWN: Final = ("mac", "hpc")
 """Families with quotas of their own that no pool uses."""
 
 
 def quota_of(machine_type: str, *, spot: bool) -> Quota | None:
     """Return the quota that a machine type counts against; None if it is unknown."""
-    letters = _LETTERS.match(machine_type)
-    family = letters[0] if letters else ""
-    standard = family[:1] in _STANDARD_LETTERS and family not in _OWN
-    kind = _CLASSES.get(family) or ("STANDARD" if standard else "")
-    return (_SPOT if spot else _ON_DEMAND).get(kind)
+    family = "".join(itertools.takewhile(str.isalpha, machine_type))
+    found = next((listed for listed in _QUOTAS if family in listed.split()), "")
+    if not found and family[:1] in _STANDARD.split() and family not in _OWN:
+        found = _STANDARD
+    return _quota(found, spot=spot) if found else None
+
+
+def _quota(listed: str, *, spot: bool) -> Quota:
+    on_demand, on_spot, name = _QUOTAS[listed]
+    if spot:
+        return Quota(code=on_spot, name=f"All {name} Spot Instance Requests")
+    return Quota(code=on_demand, name=f"Running On-Demand {name} instances")
 
 
 async def within_quotas(account: Account, types: Sequence[MachineType], *, spot: bool) -> Sequence[MachineType]:
@@ -131,7 +122,7 @@ def exceeded(offer: Offer, region: str, message: str) -> QuotaError:
 
 async def quota_value(account: Account, quota: Quota) -> float | None:
     """Return a quota's value in cores; None if the account may not read it."""
-    answer = await account.ask("service-quotas", "GetServiceQuota", ServiceCode="ec2", QuotaCode=quota.code)
+    answer = await account.api.ask("service-quotas", "GetServiceQuota", ServiceCode="ec2", QuotaCode=quota.code)
     try:
         return None if answer is None else float(answer["Quota"]["Value"])
     except (KeyError, TypeError, ValueError):
@@ -235,7 +226,10 @@ async def _permission(account: Account, action: _Action) -> Finding:
 
 async def _prices(account: Account) -> Finding:
     what = "aws may pricing:GetProducts"
-    if await account.ask("pricing", "GetProducts", region="us-east-1", ServiceCode="AmazonEC2", MaxResults=1) is None:
+    if (
+        await account.api.ask("pricing", "GetProducts", region="us-east-1", ServiceCode="AmazonEC2", MaxResults=1)
+        is None
+    ):
         fix = "allow it to see prices on demand, and the savings on spot"
         return Finding(what=what, state="warn", found="no, or it does not answer: prices stay unknown", fix=fix)
     return Finding(what=what, state="ok", found="yes")
@@ -243,7 +237,7 @@ async def _prices(account: Account) -> Finding:
 
 async def _quotas(account: Account) -> Finding:
     what = "aws quotas"
-    quotas = (*_ON_DEMAND.values(), *_SPOT.values())
+    quotas = [_quota(listed, spot=spot) for spot in (False, True) for listed in _QUOTAS]
     values = dict(zip(quotas, await asyncio.gather(*(quota_value(account, each) for each in quotas)), strict=True))
     if all(value is None for value in values.values()):
         fix = "allow servicequotas:GetServiceQuota to see quotas before a launch is refused"

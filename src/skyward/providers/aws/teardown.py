@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
@@ -37,7 +37,7 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
         TerminationError: some are not gone at the deadline, or termination is refused three times in a row; names
             them and the reason.
     """
-    pools = {account.pools[each] for each in instance_ids if each in account.pools}
+    pools = {account.book.pools[each] for each in instance_ids if each in account.book.pools}
 
     async def look(left: Sequence[str]) -> Mapping[str, InstanceState]:
         records = await account.records({"instance-id": left})
@@ -51,7 +51,7 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
 
     await until_gone(
         f"aws {account.region}",
-        EndingCalls(look=look, ask=ask, age_s=account.launched.age_s),
+        EndingCalls(look=look, ask=ask, age_s=account.book.launched.age_s),
         instance_ids,
         deadline_s=deadline_s,
         unlisted_s=UNSEEN_S,
@@ -59,8 +59,8 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
         look_s=_LOOK_S,
     )
     for instance_id in instance_ids:
-        account.launched.drop(instance_id)
-        account.pools.pop(instance_id, None)
+        account.book.launched.drop(instance_id)
+        account.book.pools.pop(instance_id, None)
     for pool_id in sorted(pools):
         await remove_by_products(account, pool_id)
 
@@ -68,13 +68,13 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
 async def undo(
     account: Account,
     pool_id: str,
-    keys: Sequence[str],
+    keys: Collection[str],
     known: Iterable[str],
     *,
     unseen_s: float,
     deadline_s: float,
 ) -> None:
-    """Undo a failed order, which still counts among its pool's launches under way.
+    """Undo a failed order.
 
     A machine of an unanswered call may be listed late, or not exist. Removing the pool's security group settles that:
     EC2 refuses the removal as long as the group has a machine, and launches none without the group.
@@ -90,88 +90,62 @@ async def undo(
     Raises:
         TerminationError: some may be left; names the ids, and the keys of those whose ids are unknown.
     """
-    search = _Search(account, keys)
-    looked_until = SYSTEM_CLOCK.monotonic() + unseen_s
-
-    async def found() -> bool | NotYet:
-        last = SYSTEM_CLOCK.monotonic() >= looked_until
-        return True if await search.looked() and (last or not search.missing) else NotYet("there may be more")
-
-    try:
-        await wait_until(found, deadline_s=unseen_s + deadline_s, interval_s=_LOOK_S, what="the list of machines")
-    except UnreachableError as error:
-        raise search.error(pool_id, f"EC2 cannot list it: {search.refused or error}", known) from error
-    if ids := search.ids.union(known):
-        await end(account, sorted(ids), deadline_s=deadline_s)
-    if await remove_by_products(account, pool_id, under_way=1) or not search.missing:
-        return
-    late = search.ids.copy()
-    await search.looked()
-    if search.ids > late:
-        await end(account, sorted(search.ids - late), deadline_s=deadline_s)
-        await remove_by_products(account, pool_id, under_way=1)
-    if search.missing:
-        raise search.error(pool_id, "EC2 does not list it", ())
-
-
-class _Search:
-    """Search for the machines of unanswered calls by their ledger keys.
-
-    Attributes:
-        missing: ledger keys without a listed machine.
-        ids: ids of the listed machines.
-        refused: error of the last look; None for none.
-    """
-
-    def __init__(self, account: Account, keys: Iterable[str]) -> None:
-        self.missing = set(keys)
-        self.ids = set[str]()
-        self.refused: SkywardError | None = None
-        self._account = account
-
-    async def looked(self) -> bool:
-        """Look once, and return whether EC2 answered."""
-        if not self.missing:
-            return True
-        wanted = {"instance-state-name": LIVE_STATES, f"tag:{KEY_TAG}": sorted(self.missing)}
+    left, found = set(known), dict[str, str]()
+    for last in (False, True):
+        missing = set(keys) - found.keys()
         try:
-            records = await self._account.records(wanted)
+            new = await _found(account, missing, unseen_s=0.0 if last else unseen_s, deadline_s=deadline_s)
+        except UnreachableError as error:
+            raise _may_be_left(account, pool_id, keys, f"EC2 cannot list it: {error}", left) from error
+        found |= new
+        if left := left.union(new.values()):
+            await end(account, sorted(left), deadline_s=deadline_s)
+            left.clear()
+        elif last:
+            break
+        if await remove_by_products(account, pool_id) or found.keys() >= set(keys):
+            return
+    raise _may_be_left(account, pool_id, set(keys) - found.keys(), "EC2 does not list it", left)
+
+
+async def _found(account: Account, keys: Collection[str], *, unseen_s: float, deadline_s: float) -> Mapping[str, str]:
+    """Return the ids of listed machines by ledger key, once all are listed or ``unseen_s`` have passed."""
+    wanted = {"instance-state-name": LIVE_STATES, f"tag:{KEY_TAG}": sorted(keys)}
+    looked_until = SYSTEM_CLOCK.monotonic() + unseen_s
+    found = dict[str, str]()
+
+    async def looked() -> Mapping[str, str] | NotYet:
+        last = SYSTEM_CLOCK.monotonic() >= looked_until
+        try:
+            found.update({record.key: record.id for record in await account.records(wanted)})
         except SkywardError as error:
-            self.refused = error
-            return False
-        self.ids.update(record.id for record in records)
-        self.missing.difference_update(record.key for record in records)
-        return True
+            return NotYet(str(error))
+        return found if last or found.keys() >= set(keys) else NotYet("there may be more")
 
-    def error(self, pool_id: str, why: str, known: Iterable[str]) -> TerminationError:
-        """Return the error that names the machines that may be left."""
-        keys = ", ".join(sorted(self.missing))
-        return TerminationError(
-            f"aws {self._account.region} did not answer the launch of a machine of pool {pool_id}, ledger key {keys}, "
-            f"and {why}: it may exist and cost money. It ends by itself at the pool's timeout; to end it earlier, run "
-            f"`skyward sweep` once this program has ended, or terminate machines with the tag {KEY_TAG}={keys} in the "
-            "console",
-            instance_ids=sorted(self.ids.union(known)),
-            keys=sorted(self.missing),
-        )
+    return await wait_until(looked, deadline_s=unseen_s + deadline_s, interval_s=_LOOK_S, what="the list of machines")
 
 
-async def remove_by_products(account: Account, pool_id: str, *, under_way: int = 0) -> bool:
+def _may_be_left(
+    account: Account, pool_id: str, keys: Collection[str], why: str, known: Collection[str]
+) -> TerminationError:
+    named = ", ".join(sorted(keys))
+    return TerminationError(
+        f"aws {account.region} did not answer the launch of a machine of pool {pool_id}, ledger key {named}, and {why}"
+        ": it may exist and cost money. It ends by itself at the pool's timeout; to end it earlier, run `skyward sweep` "
+        f"once this program has ended, or terminate machines with the tag {KEY_TAG}={named} in the console",
+        instance_ids=sorted(known),
+        keys=sorted(keys),
+    )
+
+
+async def remove_by_products(account: Account, pool_id: str) -> bool:
     """Remove a pool's security groups and launch templates, unless it has machines or launches under way.
 
-    They cost nothing: a failure is logged, and no error.
-
-    Args:
-        account: the account.
-        pool_id: the pool.
-        under_way: number of failed launches that still count as under way.
-
-    Returns:
-        True if nothing of the pool is left.
+    They cost nothing: a failure is logged, and no error. Returns True if nothing of the pool is left.
     """
 
     async def removed() -> bool | NotYet:
-        if account.launching[pool_id] > under_way:
+        if account.book.is_launching(pool_id):
             return False
         try:
             if await account.records({"instance-state-name": LIVE_STATES, f"tag:{POOL_TAG}": [pool_id]}):
@@ -183,7 +157,7 @@ async def remove_by_products(account: Account, pool_id: str, *, under_way: int =
         account.zones.pop(pool_id, None)
         return True
 
-    async with account.locks[pool_id]:
+    async with account.book.locks[pool_id]:
         try:
             return await wait_until(
                 removed, deadline_s=_BY_PRODUCTS_S, interval_s=_AGAIN_S, what="by-products to be removed"
