@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from skyward.providers._common.answer_file import AnswerFile
 from skyward.providers._common.machine_catalogue import MachineType
 from skyward.providers._common.rented_machines import MachineBook
 from skyward.providers.aws.api import Api, Json
-from skyward.providers.aws.boot import MachineImage, find_image
+from skyward.providers.aws.boot import MachineImage, find_image, image_path
 from skyward.providers.aws.machine_types import parse_types
 from skyward.providers.aws.network import find_subnets
 from skyward.providers.aws.payloads import Record, Subnet, filters, parse_record
@@ -20,7 +20,7 @@ __all__ = ["Account", "in_parts"]
 
 _WEEK_S: Final = 7 * 24 * 3600.0
 _MOST_VALUES: Final = 200
-"""Limit of EC2 for the values of one filter."""
+"""Limit of EC2 for the values of one filter; also used for the ids of one call, which may be more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,18 +57,21 @@ class Account:
             if not types:
                 rows = await self.api.pages("ec2", "DescribeInstanceTypes", "InstanceTypes")
                 types = parse_types(rows)
-                await asyncio.to_thread(kept.add, {"types": [_short(row) for row in rows]})
+                await asyncio.to_thread(kept.add, {"types": rows})
             self._types = types
         return self._types
 
-    async def type(self, name: str) -> MachineType:
-        """Return the machine type of that name; raises :class:`KeyError` if the region has none."""
-        return {machine.name: machine for machine in await self.types()}[name]
+    async def image(self, name: str) -> MachineImage:
+        """Return the image of a machine type; raises :class:`KeyError` if the region has no such type."""
+        path = image_path({machine.name: machine for machine in await self.types()}[name])
+        if path not in self._images:
+            self._images[path] = await find_image(self.api, path)
+        return self._images[path]
 
     async def offered(self, names: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         """Return the zones that offer each of these types; an empty tuple if none does."""
         unknown = [name for name in names if name not in self._offered]
-        for part in in_parts(unknown, _MOST_VALUES):
+        for part in in_parts(unknown):
             rows = await self.api.pages(
                 "ec2",
                 "DescribeInstanceTypeOfferings",
@@ -88,17 +91,11 @@ class Account:
             self._subnets = await find_subnets(self.api, self.subnet)
         return self._subnets
 
-    async def image(self, path: str) -> MachineImage:
-        """Return the image of a public parameter."""
-        if path not in self._images:
-            self._images[path] = await find_image(self.api, path)
-        return self._images[path]
-
     async def records(self, wanted: Mapping[str, Sequence[str]]) -> list[Record]:
         """Return the machines that match every filter by one of its values; the last filter may have many values."""
         *others, (name, values) = wanted.items()
         found: list[Record] = []
-        for part in in_parts(values, _MOST_VALUES):
+        for part in in_parts(values):
             rows = await self.api.pages(
                 "ec2", "DescribeInstances", "Reservations", Filters=filters({**dict(others), name: part})
             )
@@ -111,28 +108,6 @@ class Account:
         return AnswerFile(vendor="aws", name=name, place=self.region, endpoint_url=endpoint_url, longest_s=longest_s)
 
 
-def in_parts(values: Iterable[str], most: int) -> list[list[str]]:
-    """Split ``values`` into lists of at most ``most``."""
-    every = list(values)
-    return [every[start : start + most] for start in range(0, len(every), most)]
-
-
-_OF_INTEREST: Final = (
-    "InstanceType",
-    "VCpuInfo",
-    "MemoryInfo",
-    "ProcessorInfo",
-    "SupportedUsageClasses",
-    "CurrentGeneration",
-    "BareMetal",
-    "BurstablePerformanceSupported",
-    "GpuInfo",
-    "NeuronInfo",
-    "InferenceAcceleratorInfo",
-    "FpgaInfo",
-    "MediaAcceleratorInfo",
-)
-
-
-def _short(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in _OF_INTEREST if name in row}
+def in_parts(values: Sequence[str]) -> list[list[str]]:
+    """Split ``values`` into lists of the size that EC2 admits."""
+    return [list(values[start : start + _MOST_VALUES]) for start in range(0, len(values), _MOST_VALUES)]

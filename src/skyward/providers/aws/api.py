@@ -23,19 +23,9 @@ from tenacity import (
 from skyward._concurrency.waiting import to_its_end
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers._common.refusals import Refusal, RefusalKind
-from skyward.providers.aws.errors import Where, explained, is_kind, is_lost, is_stale, judge, refusal
+from skyward.providers.aws.errors import Where, explain, explained, is_kind, is_lost, is_stale, judge, refusal
 
-__all__ = [
-    "Api",
-    "Credentials",
-    "Json",
-    "convert_errors",
-    "judged",
-    "lacks_profile",
-    "new_session",
-    "no_profile",
-    "patiently",
-]
+__all__ = ["Api", "Credentials", "Json", "convert_errors", "new_session", "patiently", "refused_by_fleet"]
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -178,24 +168,18 @@ class Api:
         try:
             return convert_errors(where, lambda: _answer(client, where.operation, parameters, pages))
         except SkywardError as error:
-            if not is_stale(error) or not self._renew(where, keys):
+            if not is_stale(error):
                 raise
-        newer, _ = convert_errors(where, lambda: self._client(where))
+            newer, newer_keys = convert_errors(where, lambda: self._client(where, stale=keys))
+            if newer_keys in (None, keys):
+                raise
         return convert_errors(where, lambda: _answer(newer, where.operation, parameters, pages))
 
-    def _renew(self, where: Where, keys: Any) -> bool:
-        """Return whether there are newer credentials than ``keys``; if so, drop the clients created with older ones."""
-        newer = _keys(new_session(profile=self.credentials.profile, region=where.region))
-        if newer is None or newer == keys:
-            return False
-        with self._lock:
-            self._clients = {place: made for place, made in self._clients.items() if made[1] == newer}
-        return True
-
-    def _client(self, where: Where) -> tuple[Any, Any]:
+    def _client(self, where: Where, *, stale: Any = ()) -> tuple[Any, Any]:
+        """Return a client and its credentials, which are newer than ``stale`` if there are newer ones."""
         key = (where.service, where.region)
         with self._lock:
-            if key not in self._clients:
+            if key not in self._clients or self._clients[key][1] == stale:
                 self._clients[key] = self._make(where)
             return self._clients[key]
 
@@ -316,29 +300,33 @@ async def patiently(
     try:
         return cast("Mapping[str, Any]", await retrying(attempt))
     except SkywardError as error:
-        raise (no_profile(instance_profile) if lacks_profile(refusal(error)) else error) from error.__cause__
+        raise (_no_profile(instance_profile) if _lacks_profile(refusal(error)) else error) from error.__cause__
 
 
-def judged(row: Mapping[str, Any]) -> Refusal:
-    """Classify one of the errors in a fleet's answer."""
+def refused_by_fleet(row: Mapping[str, Any], region: str, *, instance_profile: str | None) -> SkywardError:
+    """Return the error for one of the refusals in a fleet's answer."""
+    where = Where(region=region, service="ec2", operation="CreateFleet")
+    return _no_profile(instance_profile) if _lacks_profile(found := _judged(row)) else explain(found, where)
+
+
+def _judged(row: Mapping[str, Any]) -> Refusal:
     return judge(str(row.get("ErrorCode", "")), str(row.get("ErrorMessage", "")))
 
 
-def lacks_profile(found: Refusal | None) -> bool:
+def _is_unseen_by_fleet(answer: Mapping[str, Any]) -> bool:
+    return not answer.get("Instances") and any(_is_unseen(_judged(row)) for row in answer.get("Errors", ()))
+
+
+def _is_unseen(found: Refusal | None) -> bool:
+    return found is not None and (found.code in _UNSEEN or _lacks_profile(found))
+
+
+def _lacks_profile(found: Refusal | None) -> bool:
     """Return whether the refusal is about a role that does not exist, or not yet."""
     return found is not None and found.code == _PROFILE and "IAM Instance Profile" in found.message
 
 
-def no_profile(name: str | None) -> ConfigurationError:
-    """Return the error for a role that does not exist."""
+def _no_profile(name: str | None) -> ConfigurationError:
     return ConfigurationError(
         f"instance_profile={name!r} does not exist in the account: `aws iam list-instance-profiles` lists those that do"
     )
-
-
-def _is_unseen_by_fleet(answer: Mapping[str, Any]) -> bool:
-    return not answer.get("Instances") and any(_is_unseen(judged(row)) for row in answer.get("Errors", ()))
-
-
-def _is_unseen(found: Refusal | None) -> bool:
-    return found is not None and (found.code in _UNSEEN or lacks_profile(found))

@@ -10,19 +10,7 @@ from typing import Any, Final, cast
 from skyward.errors import SkywardError
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
 
-__all__ = [
-    "CODES",
-    "REFUSALS_OF_AWS",
-    "Where",
-    "explain",
-    "explained",
-    "is_kind",
-    "is_lost",
-    "is_stale",
-    "judge",
-    "meanings",
-    "refusal",
-]
+__all__ = ["CODES", "Where", "explain", "explained", "is_kind", "is_lost", "is_stale", "judge", "meanings", "refusal"]
 
 _LOG_IN = "Refresh them: `aws sso login{profile}`, or new keys in the environment or in ~/.aws/credentials"
 _FORBIDDEN: Final = "UnauthorizedOperation AccessDenied AccessDeniedException NotAuthorized"
@@ -48,7 +36,7 @@ _AUTH: Final[Mapping[str, str]] = {
 }
 """Codes of refused credentials, with the advice; without one that of the class."""
 
-REFUSALS_OF_AWS: Final = RefusalTable(
+_TABLE: Final = RefusalTable(
     rows=(
         *(RefusalRow(kind=RefusalKind.AUTH, codes=codes, advice=advice) for codes, advice in _AUTH.items()),
         RefusalRow(
@@ -118,10 +106,10 @@ REFUSALS_OF_AWS: Final = RefusalTable(
 )
 """Errors of EC2, Pricing, Service Quotas, Systems Manager and botocore."""
 
-CODES: Final = REFUSALS_OF_AWS.codes
+CODES: Final = _TABLE.codes
 """Class of each error code."""
 
-judge: Final = REFUSALS_OF_AWS.judge
+judge: Final = _TABLE.judge
 
 _VALID: Final = (*_FORBIDDEN.split(), "OptInRequired", "Blocked", "SubscriptionRequiredException")
 """Codes for valid credentials without the permission."""
@@ -236,4 +224,4 @@ def explain(found: Refusal, where: Where) -> SkywardError:
     """Return the error for a refusal."""
     profile = f" --profile {where.profile}" if where.profile else ""
     action = f"{where.service}:{where.operation}"
-    return REFUSALS_OF_AWS.explain(found, str(where), region=where.region, profile=profile, action=action)
+    return _TABLE.explain(found, str(where), region=where.region, profile=profile, action=action)

@@ -12,9 +12,9 @@ from typing import Any, Final
 from skyward.errors import CapacityError, QuotaError, SkywardError
 from skyward.providers._common.create_once import summary
 from skyward.providers.aws.account import Account
-from skyward.providers.aws.api import judged, lacks_profile, no_profile, patiently
-from skyward.providers.aws.boot import MachineImage, image_path
-from skyward.providers.aws.errors import Where, explain, is_lost
+from skyward.providers.aws.api import patiently, refused_by_fleet
+from skyward.providers.aws.boot import MachineImage
+from skyward.providers.aws.errors import is_lost
 from skyward.providers.aws.network import ensure_group
 from skyward.providers.aws.payloads import (
     Candidate,
@@ -102,7 +102,7 @@ class Launching:
         zones = await self._account.offered(list(dict.fromkeys(offer.spec.name for offer in offers)))
         found: list[Candidate] = []
         for offer in offers:
-            image = await self._account.image(image_path(await self._account.type(offer.spec.name)))
+            image = await self._account.image(offer.spec.name)
             here = [self._placed(offer, each, image) for each in subnets if each.zone in zones[offer.spec.name]]
             found += [placed for placed in here if placed is not None]
         runs = (list(run) for _, run in groupby(found, lambda each: each.offer.spot))
@@ -219,14 +219,10 @@ class Launching:
 
     def _read_errors(self, rows: Iterable[Mapping[str, Any]], candidates: Sequence[Candidate]) -> list[SkywardError]:
         """Return the errors that a fleet's answer lists next to its machines."""
-        where = Where(region=self._account.region, service="ec2", operation="CreateFleet")
         errors: list[SkywardError] = []
         for row in rows:
-            found = judged(row)
-            profile = self._terms.instance_profile
-            error = no_profile(profile) if lacks_profile(found) else explain(found, where)
-            self._refuse(_launched_as(row, candidates).offer, error)
-            errors.append(error)
+            errors.append(refused_by_fleet(row, self._account.region, instance_profile=self._terms.instance_profile))
+            self._refuse(_launched_as(row, candidates).offer, errors[-1])
         return errors
 
     def _refuse(self, offer: Offer, error: SkywardError) -> None:

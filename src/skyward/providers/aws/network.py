@@ -12,7 +12,7 @@ from skyward.providers.aws.api import Api
 from skyward.providers.aws.errors import is_kind
 from skyward.providers.aws.payloads import POOL_TAG, Subnet, filters, pool_tags, tag_specification
 
-__all__ = ["admit_client", "ensure_group", "find_subnets", "group_ids"]
+__all__ = ["admit_client", "ensure_group", "find_subnets", "groups"]
 
 _SSH_PORT: Final = 22
 _FROM_CLIENT: Final = "SSH from the client"
@@ -27,27 +27,28 @@ async def find_subnets(api: Api, subnet: str | None) -> tuple[Subnet, ...]:
     """
     region = api.credentials.region
     if subnet is not None:
-        found = await api.pages("ec2", "DescribeSubnets", "Subnets", Filters=filters({"subnet-id": [subnet]}))
-        if not found:
-            raise ConfigurationError(
-                f"subnet={subnet!r} does not exist in {region}, or in another account: "
-                f"`aws ec2 describe-subnets --region {region}` lists those that do"
-            )
-        return _subnets(found)
-    vpcs = await api.pages("ec2", "DescribeVpcs", "Vpcs", Filters=filters({"is-default": ["true"]}))
-    if not vpcs:
-        raise ConfigurationError(
-            f"the account has no default VPC in {region}: name a subnet, AWS(subnet='subnet-...'), "
-            f"or create one: `aws ec2 create-default-vpc --region {region}`"
+        wanted = {"subnet-id": [subnet]}
+        missing = (
+            f"subnet={subnet!r} does not exist in {region}, or in another account: "
+            f"`aws ec2 describe-subnets --region {region}` lists those that do"
         )
-    wanted = filters({"vpc-id": [vpcs[0]["VpcId"]], "default-for-az": ["true"]})
-    found = await api.pages("ec2", "DescribeSubnets", "Subnets", Filters=wanted)
-    if not found:
-        raise ConfigurationError(
+    else:
+        vpcs = await api.pages("ec2", "DescribeVpcs", "Vpcs", Filters=filters({"is-default": ["true"]}))
+        if not vpcs:
+            raise ConfigurationError(
+                f"the account has no default VPC in {region}: name a subnet, AWS(subnet='subnet-...'), "
+                f"or create one: `aws ec2 create-default-vpc --region {region}`"
+            )
+        wanted = {"vpc-id": [vpcs[0]["VpcId"]], "default-for-az": ["true"]}
+        missing = (
             f"the default VPC of {region} has no default subnet: name one, AWS(subnet='subnet-...'), or create one: "
             f"`aws ec2 create-default-subnet --region {region} --availability-zone {region}a`"
         )
-    return _subnets(found)
+    rows = await api.pages("ec2", "DescribeSubnets", "Subnets", Filters=filters(wanted))
+    if not rows:
+        raise ConfigurationError(missing)
+    subnets = (Subnet(id=row["SubnetId"], zone=row["AvailabilityZone"], vpc=row["VpcId"]) for row in rows)
+    return tuple(sorted(subnets, key=lambda subnet: subnet.zone))
 
 
 async def ensure_group(api: Api, *, pool_id: str, vpc: str, ssh_from: str | None) -> str:
@@ -62,7 +63,7 @@ async def ensure_group(api: Api, *, pool_id: str, vpc: str, ssh_from: str | None
     Returns:
         The group's id.
     """
-    group = await _find_group(api, pool_id, vpc) or await _make_group(api, pool_id, vpc)
+    group = await _find_group(api, pool_id) or await _make_group(api, pool_id, vpc)
     await _authorize(api, group, {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]})
     if ssh_from is not None:
         await _authorize(api, group, _ssh_rule(ssh_from))
@@ -83,7 +84,7 @@ async def admit_client(api: Api, pool_id: str, ssh_from: str) -> bool:
         True if they were not admitted before.
     """
     changed = False
-    for group in await _groups(api, pool_id):
+    for group in await groups(api, pool_id):
         admitted = _admitted(group)
         if ssh_from not in admitted:
             await _authorize(api, group["GroupId"], _ssh_rule(ssh_from))
@@ -97,12 +98,8 @@ async def admit_client(api: Api, pool_id: str, ssh_from: str) -> bool:
     return changed
 
 
-async def group_ids(api: Api, pool_id: str) -> Sequence[str]:
-    """Return the ids of the pool's security groups."""
-    return [group["GroupId"] for group in await _groups(api, pool_id)]
-
-
-async def _groups(api: Api, pool_id: str) -> Sequence[Mapping[str, Any]]:
+async def groups(api: Api, pool_id: str) -> Sequence[Mapping[str, Any]]:
+    """Return the pool's security groups."""
     wanted = filters({f"tag:{POOL_TAG}": [pool_id]})
     return await api.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", Filters=wanted)
 
@@ -132,18 +129,17 @@ def _admitted(group: Mapping[str, Any]) -> Sequence[str]:
     return [str(each.get("CidrIp") or each.get("CidrIpv6")) for each in ours]
 
 
-async def _find_group(api: Api, pool_id: str, vpc: str) -> str | None:
-    wanted = filters({"vpc-id": [vpc], "group-name": [_group_name(pool_id)]})
-    found = await api.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", Filters=wanted)
-    return found[0]["GroupId"] if found else None
+async def _find_group(api: Api, pool_id: str) -> str | None:
+    return next((str(group["GroupId"]) for group in await groups(api, pool_id)), None)
 
 
 async def _make_group(api: Api, pool_id: str, vpc: str) -> str:
+    name = f"skyward-{pool_id}"
     try:
         made = await api.call(
             "ec2",
             "CreateSecurityGroup",
-            GroupName=_group_name(pool_id),
+            GroupName=name,
             Description=f"Skyward pool {pool_id}",
             VpcId=vpc,
             TagSpecifications=[tag_specification("security-group", pool_tags(pool_id))],
@@ -151,19 +147,9 @@ async def _make_group(api: Api, pool_id: str, vpc: str) -> str:
     except SkywardError as error:
         if not is_kind(error, RefusalKind.EXISTS):  # an interrupted call may have created it
             raise
-        found = await _find_group(api, pool_id, vpc)
-        if found is None:
+        if (found := await _find_group(api, pool_id)) is None:
             raise UnreachableError(
-                f"the security group {_group_name(pool_id)} was created, but EC2 does not list it: try again"
+                f"the security group {name} was created, but EC2 does not list it: try again"
             ) from error
         return found
     return str(made["GroupId"])
-
-
-def _group_name(pool_id: str) -> str:
-    return f"skyward-{pool_id}"
-
-
-def _subnets(rows: Sequence[Mapping[str, Any]]) -> tuple[Subnet, ...]:
-    subnets = (Subnet(id=row["SubnetId"], zone=row["AvailabilityZone"], vpc=row["VpcId"]) for row in rows)
-    return tuple(sorted(subnets, key=lambda subnet: subnet.zone))

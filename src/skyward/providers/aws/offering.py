@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import json
+import operator
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, assert_never, cast
+from typing import Any, Final, cast
 
 from skyward.errors import ConfigurationError, QuotaError, SkywardError
 from skyward.providers._common.machine_catalogue import MachineType, fewest_accelerators
@@ -20,7 +23,7 @@ from skyward.providers.aws.payloads import MINIMUM_BILLED_S, Subnet
 from skyward.providers.aws.quotas import within_quotas
 from skyward.providers.base import Offer
 from skyward.request.request import PoolRequest
-from skyward.request.spot import Spot, SpotNever, SpotStrategy
+from skyward.request.spot import Spot, SpotNever
 
 __all__ = ["PriceTable", "Prices", "find_offers", "make_offers", "parse_product", "parse_spot_prices"]
 
@@ -77,25 +80,11 @@ async def _allowed(
         except QuotaError as error:
             refused[spot] = error
             markets[spot] = []
+    needed = {True: Spot.Always | Spot.Percent, False: Spot.Percent | SpotNever}
     for spot, error in refused.items():
-        if spot in _needed(request.spot) or not any(markets.values()):
+        if isinstance(request.spot, needed[spot]) or not any(markets.values()):
             raise error
     return markets[True], markets[False], "; ".join(str(error) for error in refused.values())
-
-
-def _needed(strategy: SpotStrategy) -> Sequence[bool]:
-    """Return the markets that a strategy requires: True is spot."""
-    match strategy:
-        case Spot.Always():
-            return (True,)
-        case Spot.Percent():
-            return (True, False)
-        case SpotNever():
-            return (False,)
-        case Spot.IfAvailable():
-            return ()
-        case _:
-            assert_never(strategy)
 
 
 def _offer(machine: MachineType, prices: PriceTable, region: str, *, spot: bool, note: str) -> Offer:
@@ -232,14 +221,8 @@ def parse_product(text: str) -> float | None:
 
 def parse_spot_prices(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return USD an hour by machine type and zone: the latest of each."""
-    latest: dict[str, dict[str, tuple[Any, float]]] = {}
-    for row in rows:
-        try:
-            name, zone, price = str(row["InstanceType"]), str(row["AvailabilityZone"]), float(row["SpotPrice"])
-            at = row["Timestamp"]
-        except (KeyError, TypeError, ValueError):
-            continue
-        zones = latest.setdefault(name, {})
-        if zone not in zones or zones[zone][0] < at:
-            zones[zone] = (at, price)
-    return {name: {zone: price for zone, (_, price) in zones.items()} for name, zones in latest.items()}
+    found = defaultdict[str, dict[str, float]](dict)
+    for row in sorted((row for row in rows if "Timestamp" in row), key=operator.itemgetter("Timestamp")):
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            found[str(row["InstanceType"])][str(row["AvailabilityZone"])] = float(row["SpotPrice"])
+    return dict(found)

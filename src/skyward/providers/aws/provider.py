@@ -75,15 +75,11 @@ class AWS:
     address_url: ClassVar[str] = ADDRESS_URL
     """Web page that answers with the client's public address."""
     user: ClassVar[str | None] = "ubuntu"
-    """User name to log in with, set by the images. None leaves it to the SSH configuration."""
     home: ClassVar[str] = "/home/ubuntu"
-    """Home folder of that user."""
     power_off: ClassVar[tuple[str, ...]] = ("sudo", "-n", "shutdown", "-h", "now")
     """Command that ends a machine from within: EC2 terminates machines launched here when they shut down."""
     port: ClassVar[int | None] = 22
-    """Port of sshd; None leaves it to the SSH configuration."""
     boot_s: ClassVar[float] = 300.0
-    """Time for which a machine may refuse the first login, from its first answer on."""
 
     def __post_init__(self) -> None:
         flag("use_ssm", self.use_ssm)

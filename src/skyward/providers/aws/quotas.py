@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from skyward.errors import QuotaError, SkywardError
@@ -13,21 +13,12 @@ from skyward.providers._common.findings import failed, finding
 from skyward.providers._common.machine_catalogue import MachineType
 from skyward.providers._common.refusals import RefusalKind
 from skyward.providers.aws.account import Account
-from skyward.providers.aws.boot import image_path
 from skyward.providers.aws.errors import refusal
 from skyward.providers.aws.ssm import PLUGIN, require_plugin
 from skyward.providers.base import Offer
 from skyward.providers.registry import Finding
 
-__all__ = [
-    "Quota",
-    "check_account",
-    "exceeded",
-    "quota_of",
-    "quota_value",
-    "too_small",
-    "within_quotas",
-]
+__all__ = ["check_account", "exceeded", "quota_of", "within_quotas"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +80,17 @@ async def within_quotas(account: Account, types: Sequence[MachineType], *, spot:
     if types and not allowed:
         quota = quota_of(types[0].name, spot=spot)
         assert quota is not None
-        raise too_small(quota, limits[quota], account.region, [each.name for each in types[:3]])
+        raise _too_small(quota, limits[quota], account.region, [each.name for each in types[:3]])
     return allowed
 
 
 async def _limits(account: Account, types: Sequence[MachineType], *, spot: bool) -> Mapping[Quota, float]:
     quotas = list(dict.fromkeys(filter(None, (quota_of(each.name, spot=spot) for each in types))))
-    found = await asyncio.gather(*(quota_value(account, quota) for quota in quotas))
+    found = await asyncio.gather(*(_value(account, quota) for quota in quotas))
     return {quota: value for quota, value in zip(quotas, found, strict=True) if value is not None}
 
 
-def too_small(quota: Quota, cores: float, region: str, names: Iterable[str]) -> QuotaError:
-    """Return the error for machines that need more cores than a quota allows."""
+def _too_small(quota: Quota, cores: float, region: str, names: Iterable[str]) -> QuotaError:
     return QuotaError(
         f"aws {region}: the account may have {cores:g} cores of {quota.name!r} (quota {quota.code}), too few for "
         f"{', '.join(names)}. Request more at https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/"
@@ -120,7 +110,7 @@ def exceeded(offer: Offer, region: str, message: str) -> QuotaError:
     )
 
 
-async def quota_value(account: Account, quota: Quota) -> float | None:
+async def _value(account: Account, quota: Quota) -> float | None:
     """Return a quota's value in cores; None if the account may not read it."""
     answer = await account.api.ask("service-quotas", "GetServiceQuota", ServiceCode="ec2", QuotaCode=quota.code)
     try:
@@ -133,14 +123,6 @@ _SMALL: Final = "t3.medium"
 _PAGE: Final = "see docs/providers/aws.md"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Action:
-    """Action needed to launch or terminate machines, tested by a dry run."""
-
-    operation: str
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
 async def check_account(account: Account, *, use_ssm: bool) -> Sequence[Finding]:
     """See :meth:`skyward.providers.registry.Checkable.check`."""
     identity = await finding("aws credentials", _identity(account), fix=_PAGE)
@@ -148,7 +130,7 @@ async def check_account(account: Account, *, use_ssm: bool) -> Sequence[Finding]
     if identity.state == "ok":
         image = await _image(account)
         findings += [await finding("aws network", _network(account), fix=_PAGE), image]
-        findings += await asyncio.gather(*(_permission(account, each) for each in _actions(image)))
+        findings += await asyncio.gather(*(_permission(account, *each) for each in _actions(image).items()))
         findings += await asyncio.gather(_prices(account), _quotas(account))
     if use_ssm:
         findings.append(await finding(PLUGIN, _plugin(), fix=_PAGE))
@@ -168,16 +150,11 @@ async def _network(account: Account) -> str:
 async def _image(account: Account) -> Finding:
     what = "aws image"
     try:
-        machine = await account.type(_SMALL)
+        return Finding(what=what, state="ok", found=(await account.image(_SMALL)).id)
     except SkywardError as error:
         return failed(what, error, fix=_PAGE)
     except KeyError:
         return Finding(what=what, state="warn", found=f"{account.region} has no {_SMALL}: not looked for")
-    return await finding(what, _image_id(account, machine), fix=_PAGE)
-
-
-async def _image_id(account: Account, machine: MachineType) -> str:
-    return (await account.image(image_path(machine))).id
 
 
 async def _plugin() -> str:
@@ -185,38 +162,33 @@ async def _plugin() -> str:
     return "on the PATH"
 
 
-def _actions(image: Finding) -> Sequence[_Action]:
-    run = {"InstanceType": _SMALL, "MinCount": 1, "MaxCount": 1}
-    launch = (
-        [_Action(operation="RunInstances", parameters={**run, "ImageId": image.found})] if image.state == "ok" else []
-    )
-    named = {"GroupName": "skyward-doctor", "Description": "a dry run"}
-    template = {"LaunchTemplateName": "skyward-doctor", "LaunchTemplateData": {"InstanceType": _SMALL}}
-    named_template = {"LaunchTemplateName": "skyward-doctor", "Version": "$Latest"}
-    fleet = {
-        "Type": "instant",
-        "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": named_template}],
-        "TargetCapacitySpecification": {"TotalTargetCapacity": 1},
-    }
+def _actions(image: Finding) -> Mapping[str, Mapping[str, Any]]:
+    """Return the actions needed to launch or terminate machines, each with the parameters of a dry run."""
+    run = {"InstanceType": _SMALL, "MinCount": 1, "MaxCount": 1, "ImageId": image.found}
+    name, template = "skyward-doctor", {"LaunchTemplateName": "skyward-doctor", "Version": "$Latest"}
     # Actions that the policy allows on Skyward's tagged resources only cannot be tested: there is no such resource yet.
-    return [
-        *launch,
-        _Action(operation="CreateSecurityGroup", parameters=named),
-        _Action(operation="CreateLaunchTemplate", parameters=template),
-        _Action(operation="CreateFleet", parameters=fleet),
-        _Action(operation="DescribeInstances"),
-        _Action(operation="DescribeInstanceTypeOfferings"),
-        _Action(operation="DescribeSpotPriceHistory"),
-        _Action(operation="DescribeSecurityGroups"),
-        _Action(operation="DescribeLaunchTemplates"),
-    ]
+    return {
+        **({"RunInstances": run} if image.state == "ok" else {}),
+        "CreateSecurityGroup": {"GroupName": name, "Description": "a dry run"},
+        "CreateLaunchTemplate": {"LaunchTemplateName": name, "LaunchTemplateData": {"InstanceType": _SMALL}},
+        "CreateFleet": {
+            "Type": "instant",
+            "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": template}],
+            "TargetCapacitySpecification": {"TotalTargetCapacity": 1},
+        },
+        "DescribeInstances": {},
+        "DescribeInstanceTypeOfferings": {},
+        "DescribeSpotPriceHistory": {},
+        "DescribeSecurityGroups": {},
+        "DescribeLaunchTemplates": {},
+    }
 
 
-async def _permission(account: Account, action: _Action) -> Finding:
+async def _permission(account: Account, operation: str, parameters: Mapping[str, Any]) -> Finding:
     """Test one action by a dry run, which EC2 always refuses; it fails if the reason is a missing permission."""
-    what = f"aws may ec2:{action.operation}"
+    what = f"aws may ec2:{operation}"
     try:
-        await account.api.call("ec2", action.operation, DryRun=True, **action.parameters)
+        await account.api.call("ec2", operation, DryRun=True, **parameters)
     except SkywardError as error:
         refused = refusal(error)
         if refused is None or refused.kind in (RefusalKind.AUTH, RefusalKind.RATE, RefusalKind.TRANSIENT):
@@ -238,7 +210,7 @@ async def _prices(account: Account) -> Finding:
 async def _quotas(account: Account) -> Finding:
     what = "aws quotas"
     quotas = [_quota(listed, spot=spot) for spot in (False, True) for listed in _QUOTAS]
-    values = dict(zip(quotas, await asyncio.gather(*(quota_value(account, each) for each in quotas)), strict=True))
+    values = dict(zip(quotas, await asyncio.gather(*(_value(account, each) for each in quotas)), strict=True))
     if all(value is None for value in values.values()):
         fix = "allow servicequotas:GetServiceQuota to see quotas before a launch is refused"
         return Finding(what=what, state="warn", found="unknown", fix=fix)

@@ -13,7 +13,7 @@ from skyward.providers._common.refusals import RefusalKind
 from skyward.providers._common.until_gone import Asked, EndingCalls, until_gone
 from skyward.providers.aws.account import Account, in_parts
 from skyward.providers.aws.errors import is_kind
-from skyward.providers.aws.network import group_ids
+from skyward.providers.aws.network import groups
 from skyward.providers.aws.payloads import KEY_TAG, LIVE_STATES, POOL_TAG, filters
 from skyward.providers.base import InstanceState
 
@@ -22,7 +22,6 @@ __all__ = ["UNSEEN_S", "end", "remove_by_products", "undo"]
 UNSEEN_S: Final = 120.0
 """Time after its launch during which a machine may be missing from EC2's lists."""
 
-_MOST_IDS: Final = 1000
 _LOOK_S: Final = 0.25
 _AGAIN_S: Final = 0.2
 _BY_PRODUCTS_S: Final = 60.0
@@ -131,8 +130,8 @@ def _may_be_left(
     named = ", ".join(sorted(keys))
     return TerminationError(
         f"aws {account.region} did not answer the launch of a machine of pool {pool_id}, ledger key {named}, and {why}"
-        ": it may exist and cost money. It ends by itself at the pool's timeout; to end it earlier, run `skyward sweep` "
-        f"once this program has ended, or terminate machines with the tag {KEY_TAG}={named} in the console",
+        ": it may exist and cost money. It ends by itself at the pool's timeout; to end it earlier, run `skyward "
+        f"sweep` once this program has ended, or terminate machines with the tag {KEY_TAG}={named} in the console",
         instance_ids=sorted(known),
         keys=sorted(keys),
     )
@@ -150,8 +149,7 @@ async def remove_by_products(account: Account, pool_id: str) -> bool:
         try:
             if await account.records({"instance-state-name": LIVE_STATES, f"tag:{POOL_TAG}": [pool_id]}):
                 return False
-            await _remove_templates(account, pool_id)
-            await _remove_groups(account, pool_id)
+            await _remove_all(account, pool_id)
         except SkywardError as error:
             return NotYet(str(error))
         account.zones.pop(pool_id, None)
@@ -170,7 +168,7 @@ async def remove_by_products(account: Account, pool_id: str) -> bool:
 async def _terminate(account: Account, instance_ids: Sequence[str]) -> dict[str, SkywardError]:
     """Request termination and return the errors by id; a batch that is refused is repeated id by id."""
     refused: dict[str, SkywardError] = {}
-    for part in in_parts(instance_ids, _MOST_IDS):
+    for part in in_parts(instance_ids):
         if error := await _ask(account, part):
             alone = await asyncio.gather(*(_ask(account, [each]) for each in part)) if len(part) > 1 else [error]
             refused |= {each: error for each, error in zip(part, alone, strict=True) if error is not None}
@@ -185,20 +183,14 @@ async def _ask(account: Account, instance_ids: Sequence[str]) -> SkywardError | 
     return None
 
 
-async def _remove_templates(account: Account, pool_id: str) -> None:
+async def _remove_all(account: Account, pool_id: str) -> None:
     wanted = filters({f"tag:{POOL_TAG}": [pool_id]})
-    for row in await account.api.pages("ec2", "DescribeLaunchTemplates", "LaunchTemplates", Filters=wanted):
-        await _delete(account, "DeleteLaunchTemplate", LaunchTemplateId=row["LaunchTemplateId"])
-
-
-async def _remove_groups(account: Account, pool_id: str) -> None:
-    for group in await group_ids(account.api, pool_id):
-        await _delete(account, "DeleteSecurityGroup", GroupId=group)
-
-
-async def _delete(account: Account, operation: str, **what: str) -> None:
-    try:
-        await account.api.call("ec2", operation, **what)
-    except SkywardError as error:
-        if not is_kind(error, RefusalKind.MISSING):
-            raise
+    templates = await account.api.pages("ec2", "DescribeLaunchTemplates", "LaunchTemplates", Filters=wanted)
+    found = [("DeleteLaunchTemplate", {"LaunchTemplateId": row["LaunchTemplateId"]}) for row in templates]
+    found += [("DeleteSecurityGroup", {"GroupId": row["GroupId"]}) for row in await groups(account.api, pool_id)]
+    for operation, what in found:
+        try:
+            await account.api.call("ec2", operation, **what)
+        except SkywardError as error:
+            if not is_kind(error, RefusalKind.MISSING):
+                raise
