@@ -56,6 +56,7 @@ NAMED_BY_THE_API = {
     "skyward/providers/registry.py",  # which class each name means
     "skyward/accelerators.py",  # chips that bear their maker's name
     "skyward/request",  # Accelerator.AWS, S3Volume
+    "skyward/providers/storage/s3.py",  # implements S3Volume, for machines of every provider
 }
 """Where the specification itself puts a vendor's name."""
 

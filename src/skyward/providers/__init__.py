@@ -51,7 +51,7 @@ __all__ = [
     "user_key",
 ]
 
-STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.aws.s3"}
+STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.storage.s3"}
 """Module that implements each kind of volume, by the name of its class."""
 
 # Loaded on first use: nodes import this package for their volumes, and need none of these.

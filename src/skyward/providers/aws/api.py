@@ -204,17 +204,9 @@ def convert_errors(where: Where, work: Callable[[], T]) -> T:
     except SkywardError:
         raise
     except Exception as error:
-        cause = _cause(error)
-        if (converted := explained(cause, where)) is None:
+        if (converted := explained(error, where)) is None:
             raise
-        raise converted from cause
-
-
-def _cause(error: Exception) -> BaseException:
-    """Return the cause of a failed transfer, else ``error``."""
-    from boto3.exceptions import S3TransferFailedError, S3UploadFailedError
-
-    return error.__context__ or error if isinstance(error, S3TransferFailedError | S3UploadFailedError) else error
+        raise converted from error
 
 
 def _answer(client: Any, operation: str, parameters: Mapping[str, Any], pages: str | None) -> Json:

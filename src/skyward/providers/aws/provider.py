@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import ConfigurationError
@@ -21,11 +21,11 @@ from skyward.providers.aws.network import admit_client
 from skyward.providers.aws.offering import Prices, find_offers
 from skyward.providers.aws.payloads import LIVE_STATES, POOL_TAG, Record, Terms
 from skyward.providers.aws.quotas import check_account
-from skyward.providers.aws.s3 import grant_with
 from skyward.providers.aws.ssm import require_plugin, session_command
 from skyward.providers.aws.teardown import UNSEEN_S, end, remove_by_products
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.registry import Finding
+from skyward.providers.storage.s3 import grant_with
 from skyward.request.checks import flag, refusal, text
 from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess
@@ -80,6 +80,7 @@ class AWS:
     """Command that ends a machine from within: EC2 terminates machines launched here when they shut down."""
     port: ClassVar[int | None] = 22
     boot_s: ClassVar[float] = 300.0
+    _account: Account = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         flag("use_ssm", self.use_ssm)
@@ -98,7 +99,7 @@ class AWS:
         _check_region(self.region)
         credentials = Credentials(region=self.region, profile=self.profile, endpoint_url=self.endpoint_url)
         account = Account(api=Api(credentials=credentials, patience_s=self.patience_s), subnet=self.subnet)
-        object.__setattr__(self, "_known", account)
+        object.__setattr__(self, "_account", account)
 
     @property
     def name(self) -> str:
@@ -194,10 +195,6 @@ class AWS:
         """Close the connections to AWS."""
         await asyncio.to_thread(self._account.api.close)
 
-    @property
-    def _account(self) -> Account:
-        return cast("Account", self.__dict__["_known"])
-
     async def _client(self) -> str:
         return await client_cidr(self.address_url, otherwise="use AWS(use_ssm=True)")
 
@@ -210,11 +207,9 @@ class AWS:
         if host is None or record.private_address is None:
             return None
         access = log_in(self, record.id, record.key, host=host, address=record.private_address)
-        proxy = self._session(record.id) if self.use_ssm else ()
+        credentials, port = self._account.api.credentials, self.port or _SSH_PORT
+        proxy = session_command(credentials, record.id, port) if self.use_ssm else ()
         return replace(access, target=replace(access.target, proxy=proxy))
-
-    def _session(self, instance_id: str) -> tuple[str, ...]:
-        return session_command(self._account.api.credentials, instance_id, self.port or _SSH_PORT)
 
 
 def _priced_on_spot(offers: Sequence[Offer]) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Volumes in S3: checked and granted on the client, mounted or copied on a node."""
+"""Volumes in S3, for machines of every provider: checked and granted on the client, mounted or copied on a node."""
 
 from __future__ import annotations
 
@@ -258,8 +258,15 @@ def _client(session: Any, endpoint_url: str | None, region: str | None, key: Sto
 
 def _call_s3(action: str, region: str, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Call S3; the errors name the ``action`` that a policy has to allow."""
-    where = Where(region=region, service="s3", operation=action)
-    return convert_errors(where, lambda: call(*arguments, **named))
+    from boto3.exceptions import S3TransferFailedError, S3UploadFailedError
+
+    def work() -> T:
+        try:
+            return call(*arguments, **named)
+        except (S3TransferFailedError, S3UploadFailedError) as error:
+            raise error.__context__ or error from None
+
+    return convert_errors(Where(region=region, service="s3", operation=action), work)
 
 
 def _code(error: BaseException) -> str:
