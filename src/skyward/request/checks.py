@@ -10,7 +10,7 @@ from typing import cast
 
 from skyward.errors import ConfigurationError
 
-__all__ = ["flag", "gibibytes", "positive_number", "refusal", "secret", "text", "texts", "whole_number"]
+__all__ = ["flag", "gibibytes", "positive_number", "refusal", "secret", "text", "texts", "web_address", "whole_number"]
 
 _GIB_PER_UNIT = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([MGT])i?B\s*", re.IGNORECASE | re.ASCII)
@@ -47,6 +47,13 @@ def text(parameter: str, value: object, *, allowed: str = "non-empty text") -> s
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise refusal(parameter, allowed, value)
     return value
+
+
+def web_address(parameter: str, value: object) -> str:
+    """Return ``value`` if it is a URL of a server."""
+    if not text(parameter, value).startswith(("http://", "https://")):
+        raise refusal(parameter, "a URL such as 'http://127.0.0.1:5000'", value)
+    return cast("str", value)
 
 
 def secret(parameter: str, value: object) -> str:

@@ -79,10 +79,8 @@ class Account:
                 LocationType="availability-zone",
                 Filters=filters({"instance-type": part}),
             )
-            zones: dict[str, set[str]] = {name: set() for name in part}
-            for row in rows:
-                zones.setdefault(row["InstanceType"], set()).add(row["Location"])
-            self._offered |= {name: tuple(sorted(found)) for name, found in zones.items()}
+            for name in part:
+                self._offered[name] = tuple(sorted({row["Location"] for row in rows if row["InstanceType"] == name}))
         return {name: self._offered[name] for name in names}
 
     async def subnets(self) -> tuple[Subnet, ...]:

@@ -22,8 +22,8 @@ from tenacity import (
 
 from skyward._concurrency.waiting import to_its_end
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.providers._common.refusals import Refusal, RefusalKind
-from skyward.providers.aws.errors import Where, explain, explained, is_kind, is_lost, is_stale, judge, refusal
+from skyward.providers._common.refusals import Refusal, RefusalKind, is_kind
+from skyward.providers.aws.errors import Where, explain, explained, is_lost, is_stale, judge, refusal
 
 __all__ = ["Api", "Credentials", "Json", "convert_errors", "new_session", "patiently", "refused_by_fleet"]
 
@@ -81,33 +81,38 @@ class Api:
         if service in self._silent:
             return None
         try:
-            return await self._persist(service, operation, region, parameters, patience_s=min(self.patience_s, _SOON_S))
+            where = self._where(service, operation, region)
+            return await self._persist(where, parameters, patience_s=min(self.patience_s, _SOON_S))
         except SkywardError as error:
             _logger.debug("not known: %s", error)
             self._silent.add(service)
             return None
 
-    async def call(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json:
-        """Make one call, ``"ec2", "RunInstances"``, in ``region`` or the usual one.
+    async def call(self, service: str, operation: str, *, done: Sequence[RefusalKind] = (), **parameters: Any) -> Json:
+        """Make one call, ``"ec2", "RunInstances"``.
 
         Throttled and interrupted calls are retried; a call that creates something therefore carries a client token. If
         the credentials have expired and there are newer ones, the call is made once more with those. A call that
-        changes something completes even if the caller is cancelled, so that its result is never overlooked.
+        changes something completes even if the caller is cancelled, so that its result is never overlooked. A refusal
+        of the kinds ``done`` shows that there is nothing left to do: the answer is empty.
 
         :func:`~skyward.providers.aws.errors.is_lost` is true of an error after which the call may have taken effect: an
         answer was lost, and the answers to later attempts, such as throttling, do not settle the question.
         """
-        return await self._persist(service, operation, region, parameters, patience_s=self.patience_s)
+        try:
+            return await self._persist(self._where(service, operation), parameters)
+        except SkywardError as error:
+            if is_kind(error, *done):
+                return {}
+            raise
 
-    async def pages(self, service: str, operation: str, member: str, *, region: str = "", **parameters: Any) -> Any:
+    async def pages(self, service: str, operation: str, member: str, **parameters: Any) -> Any:
         """Return every item of ``member`` in all pages of an answer."""
-        answer = await self._persist(service, operation, region, parameters, patience_s=self.patience_s, pages=member)
-        return answer[member]
+        return (await self._persist(self._where(service, operation), parameters, pages=member))[member]
 
     async def endpoint(self, service: str) -> str:
         """Return the URL of a service's endpoint."""
-        where = Where(region=self.credentials.region, service=service, operation="")
-        client, _ = await asyncio.to_thread(self._client, where)
+        client, _ = await asyncio.to_thread(self._client, self._where(service, ""))
         return str(client.meta.endpoint_url)
 
     def close(self) -> None:
@@ -117,29 +122,19 @@ class Api:
         for client, _ in clients:
             client.close()
 
+    def _where(self, service: str, operation: str, region: str = "") -> Where:
+        region, profile = region or self.credentials.region, self.credentials.profile
+        return Where(region=region, service=service, operation=operation, profile=profile)
+
     async def _persist(
-        self,
-        service: str,
-        operation: str,
-        region: str,
-        parameters: Mapping[str, Any],
-        *,
-        patience_s: float,
-        pages: str | None = None,
+        self, where: Where, parameters: Mapping[str, Any], *, patience_s: float | None = None, pages: str | None = None
     ) -> Json:
         retrying = AsyncRetrying(
             retry=retry_if_exception(lambda error: is_kind(error, RefusalKind.RATE, RefusalKind.TRANSIENT)),
-            stop=stop_after_delay(patience_s),
+            stop=stop_after_delay(self.patience_s if patience_s is None else patience_s),
             wait=wait_exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S) + wait_random(0, _FIRST_PAUSE_S),
             reraise=True,
         )
-        where = Where(
-            region=region or self.credentials.region,
-            service=service,
-            operation=operation,
-            profile=self.credentials.profile,
-        )
-
         lost: list[SkywardError] = []
         try:
             return cast("Json", await retrying(self._attempt, where, parameters, pages, lost))
@@ -206,7 +201,7 @@ def convert_errors(where: Where, work: Callable[[], T]) -> T:
     except Exception as error:
         if (converted := explained(error, where)) is None:
             raise
-        raise converted from error
+        raise converted from converted.__cause__
 
 
 def _answer(client: Any, operation: str, parameters: Mapping[str, Any], pages: str | None) -> Json:

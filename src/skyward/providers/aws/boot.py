@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from skyward.errors import ConfigurationError, SkywardError
+from skyward.errors import ConfigurationError
 from skyward.providers._common.boot.first_boot import cloud_config
 from skyward.providers._common.machine_catalogue import X86, MachineType
 from skyward.providers._common.refusals import RefusalKind
 from skyward.providers._common.ssh_keys import KeyPair
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.errors import is_kind
 from skyward.request.accelerators import Vendor, find_model
 
 __all__ = ["LARGEST_BYTES", "MachineImage", "find_image", "image_path", "user_data"]
@@ -74,12 +73,9 @@ def _snapshot_gb(row: dict[str, Any], root: str) -> int:
 
 
 async def _parameter(api: Api, path: str) -> str:
-    try:
-        found = await api.call("ssm", "GetParameter", Name=path)
-    except SkywardError as error:
-        if is_kind(error, RefusalKind.MISSING):
-            raise _none(path, api) from error
-        raise
+    found = await api.call("ssm", "GetParameter", Name=path, done=[RefusalKind.MISSING])
+    if not found:
+        raise _none(path, api)
     return str(found["Parameter"]["Value"])
 
 

@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any, Final, cast
 
 from skyward.errors import SkywardError
-from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
 
-__all__ = ["CODES", "Where", "explain", "explained", "is_kind", "is_lost", "is_stale", "judge", "meanings", "refusal"]
+__all__ = ["CODES", "Where", "explain", "explained", "is_lost", "is_stale", "judge", "meanings", "refusal"]
 
 _LOG_IN = "Refresh them: `aws sso login{profile}`, or new keys in the environment or in ~/.aws/credentials"
 _FORBIDDEN: Final = "UnauthorizedOperation AccessDenied AccessDeniedException NotAuthorized"
@@ -174,15 +174,13 @@ def meanings() -> Mapping[type[BaseException], RefusalKind]:
     return {getattr(exceptions, name): kind for name, kind in found.items()}
 
 
-def refusal(error: BaseException | None) -> Refusal | None:
-    """Classify ``error``, or the answer that caused it; None if it is neither AWS's nor botocore's."""
+def refusal(error: BaseException) -> Refusal | None:
+    """Classify ``error``, or return the refusal that caused it; None if it is neither AWS's nor botocore's."""
     from botocore.exceptions import ClientError
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, SkywardError):
-        error = error.__cause__
-    if error is None:
-        return None
+        return error.__cause__.refusal if isinstance(error.__cause__, RefusedCall) else None
     if isinstance(error, ClientError):
         response = cast("Mapping[str, Any]", error.response)
         code, message = (str(response.get("Error", {}).get(name, "")) for name in ("Code", "Message"))
@@ -191,12 +189,6 @@ def refusal(error: BaseException | None) -> Refusal | None:
     known = {**meanings(), ResponseParserError: RefusalKind.TRANSIENT}
     kind = next((known[base] for base in type(error).__mro__ if base in known), None)
     return None if kind is None else replace(judge(type(error).__name__, str(error)), kind=kind)
-
-
-def is_kind(error: BaseException, *kinds: RefusalKind) -> bool:
-    """Return whether ``error`` is a refusal of one of these kinds."""
-    found = refusal(error)
-    return found is not None and found.kind in kinds
 
 
 def is_lost(error: BaseException) -> bool:
@@ -221,7 +213,9 @@ def explained(error: BaseException, where: Where) -> SkywardError | None:
 
 
 def explain(found: Refusal, where: Where) -> SkywardError:
-    """Return the error for a refusal."""
+    """Return the error for a refusal, which is its cause."""
     profile = f" --profile {where.profile}" if where.profile else ""
     action = f"{where.service}:{where.operation}"
-    return _TABLE.explain(found, str(where), region=where.region, profile=profile, action=action)
+    error = _TABLE.explain(found, str(where), region=where.region, profile=profile, action=action)
+    error.__cause__ = RefusedCall(found)
+    return error

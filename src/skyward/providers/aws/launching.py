@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
@@ -178,7 +178,11 @@ class Launching:
             return None
         finally:
             await self._drop(template_id)
-        errors = self._read_errors(answer.get("Errors", ()), candidates)
+        errors: list[SkywardError] = []
+        for row in answer.get("Errors", ()):
+            role = self._terms.instance_profile
+            errors.append(refused_by_fleet(row, self._account.region, instance_profile=role))
+            self._refuse(_launched_as(row, candidates).offer, errors[-1])
         for group in answer.get("Instances", ()):
             got = _launched_as(group, candidates)
             for instance_id in group["InstanceIds"]:
@@ -216,14 +220,6 @@ class Launching:
         self._made[key] = self._account.book.launched.add(new_instance(instance_id, key, offer))
         self._account.book.pools[instance_id] = self._order.pool_id
         self._unsure.discard(key)
-
-    def _read_errors(self, rows: Iterable[Mapping[str, Any]], candidates: Sequence[Candidate]) -> list[SkywardError]:
-        """Return the errors that a fleet's answer lists next to its machines."""
-        errors: list[SkywardError] = []
-        for row in rows:
-            errors.append(refused_by_fleet(row, self._account.region, instance_profile=self._terms.instance_profile))
-            self._refuse(_launched_as(row, candidates).offer, errors[-1])
-        return errors
 
     def _refuse(self, offer: Offer, error: SkywardError) -> None:
         self._refused[offer] = (

@@ -9,7 +9,6 @@ from typing import Any, Final
 from skyward.errors import ConfigurationError, SkywardError, UnreachableError
 from skyward.providers._common.refusals import RefusalKind
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.errors import is_kind
 from skyward.providers.aws.payloads import POOL_TAG, Subnet, filters, pool_tags, tag_specification
 
 __all__ = ["admit_client", "ensure_group", "find_subnets", "groups"]
@@ -63,7 +62,9 @@ async def ensure_group(api: Api, *, pool_id: str, vpc: str, ssh_from: str | None
     Returns:
         The group's id.
     """
-    group = await _find_group(api, pool_id) or await _make_group(api, pool_id, vpc)
+    group = await _find_group(api, pool_id) or await _make_group(api, pool_id, vpc) or await _find_group(api, pool_id)
+    if not group:
+        raise UnreachableError(f"the security group of pool {pool_id} was created, but EC2 does not list it: try again")
     await _authorize(api, group, {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]})
     if ssh_from is not None:
         await _authorize(api, group, _ssh_rule(ssh_from))
@@ -105,11 +106,8 @@ async def groups(api: Api, pool_id: str) -> Sequence[Mapping[str, Any]]:
 
 
 async def _authorize(api: Api, group: str, rule: Mapping[str, Any]) -> None:
-    try:
-        await api.call("ec2", "AuthorizeSecurityGroupIngress", GroupId=group, IpPermissions=[rule])
-    except SkywardError as error:
-        if not is_kind(error, RefusalKind.EXISTS):
-            raise
+    admit, done = "AuthorizeSecurityGroupIngress", [RefusalKind.EXISTS]
+    await api.call("ec2", admit, GroupId=group, IpPermissions=[rule], done=done)
 
 
 def _ssh_rule(ssh_from: str) -> dict[str, Any]:
@@ -129,27 +127,19 @@ def _admitted(group: Mapping[str, Any]) -> Sequence[str]:
     return [str(each.get("CidrIp") or each.get("CidrIpv6")) for each in ours]
 
 
-async def _find_group(api: Api, pool_id: str) -> str | None:
-    return next((str(group["GroupId"]) for group in await groups(api, pool_id)), None)
+async def _find_group(api: Api, pool_id: str) -> str:
+    return next((str(group["GroupId"]) for group in await groups(api, pool_id)), "")
 
 
 async def _make_group(api: Api, pool_id: str, vpc: str) -> str:
-    name = f"skyward-{pool_id}"
-    try:
-        made = await api.call(
-            "ec2",
-            "CreateSecurityGroup",
-            GroupName=name,
-            Description=f"Skyward pool {pool_id}",
-            VpcId=vpc,
-            TagSpecifications=[tag_specification("security-group", pool_tags(pool_id))],
-        )
-    except SkywardError as error:
-        if not is_kind(error, RefusalKind.EXISTS):  # an interrupted call may have created it
-            raise
-        if (found := await _find_group(api, pool_id)) is None:
-            raise UnreachableError(
-                f"the security group {name} was created, but EC2 does not list it: try again"
-            ) from error
-        return found
-    return str(made["GroupId"])
+    """Create the pool's security group and return its id; empty if an interrupted call has created it."""
+    made = await api.call(
+        "ec2",
+        "CreateSecurityGroup",
+        GroupName=f"skyward-{pool_id}",
+        Description=f"Skyward pool {pool_id}",
+        VpcId=vpc,
+        TagSpecifications=[tag_specification("security-group", pool_tags(pool_id))],
+        done=[RefusalKind.EXISTS],
+    )
+    return str(made.get("GroupId", ""))

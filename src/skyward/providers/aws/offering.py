@@ -15,9 +15,8 @@ from typing import Any, Final, cast
 from skyward.errors import ConfigurationError, QuotaError, SkywardError
 from skyward.providers._common.machine_catalogue import MachineType, fewest_accelerators
 from skyward.providers._common.offer_list import cheapest_offers
-from skyward.providers._common.refusals import RefusalKind
+from skyward.providers._common.refusals import RefusalKind, is_kind
 from skyward.providers.aws.account import Account
-from skyward.providers.aws.errors import is_kind
 from skyward.providers.aws.machine_types import candidates
 from skyward.providers.aws.payloads import MINIMUM_BILLED_S, Subnet
 from skyward.providers.aws.quotas import within_quotas

@@ -26,7 +26,7 @@ from skyward.providers.aws.teardown import UNSEEN_S, end, remove_by_products
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.registry import Finding
 from skyward.providers.storage.s3 import grant_with
-from skyward.request.checks import flag, refusal, text
+from skyward.request.checks import flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess
 from skyward.transport.access import SSHAccess
@@ -86,11 +86,9 @@ class AWS:
         flag("use_ssm", self.use_ssm)
         for name in ("profile", "subnet", "instance_profile", "endpoint_url"):
             if (value := getattr(self, name)) is not None:
-                text(name, value)
+                (web_address if name == "endpoint_url" else text)(name, value)
         if not _SUBNET.fullmatch(self.subnet or "subnet-0"):
             raise refusal("subnet", "a subnet's id such as 'subnet-0123456789abcdef0'", self.subnet)
-        if not (self.endpoint_url or "http://").startswith(("http://", "https://")):
-            raise refusal("endpoint_url", "a URL such as 'http://127.0.0.1:5000'", self.endpoint_url)
         if self.use_ssm and self.instance_profile is None:
             raise ConfigurationError(
                 "use_ssm=True needs instance_profile=: a role with the policy AmazonSSMManagedInstanceCore, by which "

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -70,33 +73,19 @@ async def within_quotas(account: Account, types: Sequence[MachineType], *, spot:
     Raises:
         QuotaError: there is none; names the quota.
     """
-    limits = await _limits(account, types, spot=spot)
-
-    def most(machine: MachineType) -> float:
-        quota = quota_of(machine.name, spot=spot)
-        return limits.get(quota, float("inf")) if quota else float("inf")
-
-    allowed = [each for each in types if each.spec.cpu <= most(each)]
-    if types and not allowed:
-        quota = quota_of(types[0].name, spot=spot)
-        assert quota is not None
-        raise _too_small(quota, limits[quota], account.region, [each.name for each in types[:3]])
-    return allowed
-
-
-async def _limits(account: Account, types: Sequence[MachineType], *, spot: bool) -> Mapping[Quota, float]:
-    quotas = list(dict.fromkeys(filter(None, (quota_of(each.name, spot=spot) for each in types))))
-    found = await asyncio.gather(*(_value(account, quota) for quota in quotas))
-    return {quota: value for quota, value in zip(quotas, found, strict=True) if value is not None}
-
-
-def _too_small(quota: Quota, cores: float, region: str, names: Iterable[str]) -> QuotaError:
-    return QuotaError(
-        f"aws {region}: the account may have {cores:g} cores of {quota.name!r} (quota {quota.code}), too few for "
-        f"{', '.join(names)}. Request more at https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/"
-        f"quotas/{quota.code}, or with `aws service-quotas request-service-quota-increase --service-code ec2 "
-        f"--quota-code {quota.code} --region {region} --desired-value N`"
-    )
+    quotas = {each: quota_of(each.name, spot=spot) for each in types}
+    values = await _values(account, list(dict.fromkeys(filter(None, quotas.values()))))
+    lacking = {each: quota for each, quota in quotas.items() if quota and each.spec.cpu > values.get(quota, math.inf)}
+    if lacking and len(lacking) == len(types):
+        quota, region = lacking[types[0]], account.region
+        raise QuotaError(
+            f"aws {region}: the account may have {values[quota]:g} cores of {quota.name!r} (quota {quota.code}), too "
+            f"few for {', '.join(each.name for each in types[:3])}. Request more at https://{region}.console.aws.amazon"
+            f".com/servicequotas/home/services/ec2/quotas/{quota.code}, or with `aws service-quotas "
+            f"request-service-quota-increase --service-code ec2 --quota-code {quota.code} --region {region} "
+            "--desired-value N`"
+        )
+    return [each for each in types if each not in lacking]
 
 
 def exceeded(offer: Offer, region: str, message: str) -> QuotaError:
@@ -110,13 +99,15 @@ def exceeded(offer: Offer, region: str, message: str) -> QuotaError:
     )
 
 
-async def _value(account: Account, quota: Quota) -> float | None:
-    """Return a quota's value in cores; None if the account may not read it."""
-    answer = await account.api.ask("service-quotas", "GetServiceQuota", ServiceCode="ec2", QuotaCode=quota.code)
-    try:
-        return None if answer is None else float(answer["Quota"]["Value"])
-    except (KeyError, TypeError, ValueError):
-        return None
+async def _values(account: Account, quotas: Sequence[Quota]) -> Mapping[Quota, float]:
+    """Return the values of quotas in cores, without those that the account may not read."""
+    ask = functools.partial(account.api.ask, "service-quotas", "GetServiceQuota", ServiceCode="ec2")
+    answers = await asyncio.gather(*(ask(QuotaCode=quota.code) for quota in quotas))
+    values = dict[Quota, float]()
+    for quota, answer in zip(quotas, answers, strict=True):
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            values[quota] = float((answer or {})["Quota"]["Value"])
+    return values
 
 
 _SMALL: Final = "t3.medium"
@@ -210,11 +201,11 @@ async def _prices(account: Account) -> Finding:
 async def _quotas(account: Account) -> Finding:
     what = "aws quotas"
     quotas = [_quota(listed, spot=spot) for spot in (False, True) for listed in _QUOTAS]
-    values = dict(zip(quotas, await asyncio.gather(*(_value(account, each) for each in quotas)), strict=True))
-    if all(value is None for value in values.values()):
+    values = await _values(account, quotas)
+    if not values:
         fix = "allow servicequotas:GetServiceQuota to see quotas before a launch is refused"
         return Finding(what=what, state="warn", found="unknown", fix=fix)
-    listed = "; ".join(f"{each.name}: {value:g} cores" for each, value in values.items() if value is not None)
+    listed = "; ".join(f"{each.name}: {value:g} cores" for each, value in values.items())
     none = [each for each, value in values.items() if value == 0]
     codes = ", ".join(each.code for each in none)
     ask = "`aws service-quotas request-service-quota-increase --service-code ec2 --quota-code CODE --desired-value N`"

@@ -9,10 +9,9 @@ from typing import Final
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import SkywardError, TerminationError, UnreachableError
-from skyward.providers._common.refusals import RefusalKind
+from skyward.providers._common.refusals import RefusalKind, is_kind
 from skyward.providers._common.until_gone import Asked, EndingCalls, until_gone
 from skyward.providers.aws.account import Account, in_parts
-from skyward.providers.aws.errors import is_kind
 from skyward.providers.aws.network import groups
 from skyward.providers.aws.payloads import KEY_TAG, LIVE_STATES, POOL_TAG, filters
 from skyward.providers.base import InstanceState
@@ -189,8 +188,4 @@ async def _remove_all(account: Account, pool_id: str) -> None:
     found = [("DeleteLaunchTemplate", {"LaunchTemplateId": row["LaunchTemplateId"]}) for row in templates]
     found += [("DeleteSecurityGroup", {"GroupId": row["GroupId"]}) for row in await groups(account.api, pool_id)]
     for operation, what in found:
-        try:
-            await account.api.call("ec2", operation, **what)
-        except SkywardError as error:
-            if not is_kind(error, RefusalKind.MISSING):
-                raise
+        await account.api.call("ec2", operation, **what, done=[RefusalKind.MISSING])

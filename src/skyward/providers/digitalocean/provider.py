@@ -19,7 +19,7 @@ from skyward.providers.digitalocean.droplet_api import API_URL, check_account, o
 from skyward.providers.digitalocean.droplet_sizes import find_offers
 from skyward.providers.digitalocean.droplets import Droplets, droplet_order, fingerprint_of
 from skyward.providers.registry import Finding, MachineSecret
-from skyward.request.checks import refusal, secret, text
+from skyward.request.checks import refusal, secret, text, web_address
 from skyward.request.request import PoolRequest
 
 __all__ = ["DigitalOcean"]
@@ -64,13 +64,11 @@ class DigitalOcean(RentedMachines):
     _droplets: Droplets = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, checked in (("token", secret), ("reaper_token", secret), ("endpoint_url", text)):
+        for name, checked in (("token", secret), ("reaper_token", secret), ("endpoint_url", web_address)):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, checked(name, value))
         if not _REGION.fullmatch(text("region", self.region)):
             raise refusal("region", "a region's slug such as 'nyc1'", self.region)
-        if not (self.endpoint_url or "http://").startswith(("http://", "https://")):
-            raise refusal("endpoint_url", "a URL such as 'http://127.0.0.1:5000'", self.endpoint_url)
         rest = open_api(self.region, self.token, self.endpoint_url, patience_s=self.patience_s)
         object.__setattr__(self, "_rest", rest)
         object.__setattr__(self, "_droplets", Droplets(rest, self.region))

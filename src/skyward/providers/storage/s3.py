@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
 from skyward.providers.aws.api import convert_errors, new_session
-from skyward.providers.aws.errors import Where
+from skyward.providers.aws.errors import Where, refusal
 from skyward.providers.storage import MountWay, StoredObject
 from skyward.request.volume import GrantedVolume, StorageKey, Volume, VolumeAccess
 
@@ -269,9 +269,9 @@ def _call_s3(action: str, region: str, call: Callable[P, T], *arguments: P.args,
     return convert_errors(Where(region=region, service="s3", operation=action), work)
 
 
-def _code(error: BaseException) -> str:
-    response: Any = getattr(error.__cause__, "response", {})
-    return str(response.get("Error", {}).get("Code", ""))
+def _code(error: SkywardError) -> str:
+    found = refusal(error)
+    return found.code if found else ""
 
 
 def _literal(text: str) -> str:

@@ -19,7 +19,7 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding, MachineSecret
 from skyward.providers.verda.machine_records import Stock, make_offers, parse_types
 from skyward.providers.verda.verda_account import API_URL, CATALOGUE, VerdaAccount
-from skyward.request.checks import flag, refusal, text
+from skyward.request.checks import flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
 
 __all__ = ["Verda"]
@@ -67,11 +67,9 @@ class Verda(RentedMachines):
         flag("self_destruct", self.self_destruct)
         for name in ("region", "endpoint_url"):
             if (value := getattr(self, name)) is not None:
-                text(name, value)
+                (web_address if name == "endpoint_url" else text)(name, value)
         if not re.fullmatch(r"[\w.-]+", self.region or "any", re.ASCII):
             raise refusal("region", "the code of a location such as 'FIN-03'", self.region)
-        if not (self.endpoint_url or "http://").startswith(("http://", "https://")):
-            raise refusal("endpoint_url", "a URL such as 'http://127.0.0.1:5000/v1'", self.endpoint_url)
         object.__setattr__(self, "_known", VerdaAccount(self._url, patience_s=self.patience_s))
 
     @property
