@@ -21,7 +21,7 @@ from skyward.providers.aws.ssm import PLUGIN, require_plugin
 from skyward.providers.base import Offer
 from skyward.providers.registry import Finding
 
-__all__ = ["check_account", "exceeded", "quota_of", "within_quotas"]
+__all__ = ["Quota", "check_account", "exceeded", "quota_of", "within_quotas"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
