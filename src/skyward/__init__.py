@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from skyward.providers.aws.provider import AWS
     from skyward.providers.digitalocean.provider import DigitalOcean
     from skyward.providers.local import Local
+    from skyward.providers.runpod.provider import RunPod
     from skyward.providers.ssh import SSH
     from skyward.providers.verda.provider import Verda
     from skyward.request.accelerators import NVIDIA, Accelerator, is_nvidia, is_trainium
@@ -148,6 +149,7 @@ __all__ = [
     "RateLimitError",
     "RemoteError",
     "RemoteTraceback",
+    "RunPod",
     "S3Volume",
     "SerializationError",
     "SkywardError",
@@ -244,6 +246,7 @@ _HOMES = {
     "skyward.providers.aws.provider": ("AWS",),
     "skyward.providers.digitalocean.provider": ("DigitalOcean",),
     "skyward.providers.local": ("Local",),
+    "skyward.providers.runpod.provider": ("RunPod",),
     "skyward.providers.ssh": ("SSH",),
     "skyward.providers.verda.provider": ("Verda",),
     "skyward.distributed.runtime": (
@@ -260,7 +263,7 @@ _HOMES = {
     "skyward.request.volume": ("S3Volume",),
     "skyward.submission": ("CallFuture",),
 }
-_NOT_YET = ("RunPod", "VastAI")
+_NOT_YET = ("VastAI",)
 
 
 def __getattr__(name: str) -> Any:

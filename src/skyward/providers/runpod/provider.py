@@ -17,6 +17,7 @@ from skyward.providers._common.boot.container_boot import (
     ContainerBoot,
     HttpCall,
 )
+from skyward.providers._common.boot.container_image import CPU_IMAGE, GPU_IMAGE, checked_image, cuda_of
 from skyward.providers._common.boot.delete_script import store
 from skyward.providers._common.findings import failed
 from skyward.providers._common.machine_catalogue import closest
@@ -33,25 +34,12 @@ from skyward.providers.runpod.pod_catalogue import (
     parse_gpus,
     wanted_count,
 )
-from skyward.request.checks import refusal, secret, text, texts, whole_number
+from skyward.request.checks import refusal, secret, text, texts, web_address, whole_number
 from skyward.request.request import PoolRequest
 
 __all__ = ["RunPod"]
 
 _CLOUDS: Final = ("secure", "community")
-_CUDA: Final = "12.6"
-_GPU_IMAGE: Final = "nvidia/cuda:12.6.3-base-ubuntu24.04"
-_IMAGE: Final = "ubuntu:24.04"
-"""Small images with a shell and a package manager, and without an entrypoint, so that the ordered command runs."""
-_SIZES_GB: Final[Mapping[str, int]] = {
-    "runpod/pytorch": 20,
-    "runpod/tensorflow": 20,
-    "pytorch/pytorch": 10,
-    "nvcr.io/nvidia/": 25,
-    "vllm/vllm-openai": 15,
-    "tensorflow/tensorflow": 8,
-}
-"""Approximate size on disk of images, by the beginning of their names."""
 _VOLUME_PATH: Final = "/workspace"
 
 
@@ -101,10 +89,10 @@ class RunPod(RentedMachines):
     """Address to which the ports of nodes bind: pods reach nothing of each other."""
 
     def __post_init__(self) -> None:
+        disk_gb = whole_number("container_disk_gb", self.container_disk_gb, minimum=10)
         for name, checked in (
-            ("image", text),
             ("network_volume", text),
-            ("endpoint_url", text),
+            ("endpoint_url", web_address),
             ("api_key", secret),
             ("reaper_key", secret),
             ("data_centers", texts),
@@ -117,13 +105,11 @@ class RunPod(RentedMachines):
             raise refusal("data_centers", "None or at least one id such as 'EU-RO-1'", ())
         if self.network_volume is not None and self.cloud != "secure":
             raise ConfigurationError('network_volume needs cloud="secure": no other hardware has network volumes')
-        if not re.fullmatch(r"\S+", self.image or _IMAGE):
-            raise refusal("image", f"a reference such as {_IMAGE!r}", self.image)
+        if self.image is not None:
+            remedy = "pods get no credentials for it; push the image to a public one"
+            checked_image(self.image, disk="container_disk_gb", disk_gb=disk_gb, remedy=remedy)
         if not re.fullmatch(r"[\w-]{4,64}", self.network_volume or "none", re.ASCII):
             raise refusal("network_volume", "the id of a network volume, such as 'agv6w2qcg7'", self.network_volume)
-        if not (self.endpoint_url or "http://").startswith(("http://", "https://")):
-            raise refusal("endpoint_url", "a URL such as 'http://127.0.0.1:5000'", self.endpoint_url)
-        self._check_disk()
         account = PodAccount(self._url, self.api_key, patience_s=self.patience_s)
         object.__setattr__(self, "_known", account)
 
@@ -159,11 +145,12 @@ class RunPod(RentedMachines):
         compute = compute_of(offer.spec)
         device: str = compute.get("gpu", {}).get("id", "")
         nvidia = bool(device) and not device.startswith("AMD")
-        if nvidia and self.image is None:  # hosts with an older driver refuse to start it
-            compute = {"gpu": {**compute["gpu"], "minCudaVersion": _CUDA}}
+        image = self.image or (GPU_IMAGE if nvidia else CPU_IMAGE)
+        if nvidia and (cuda := cuda_of(image)):  # hosts with an older driver refuse to start it
+            compute = {"gpu": {**compute["gpu"], "minCudaVersion": f"{cuda:.1f}"}}
         body = {
             "name": label(order.pool_id, key),
-            "image": self.image or (_GPU_IMAGE if nvidia else _IMAGE),
+            "image": image,
             **compute,
             "cloud": self.cloud.upper(),
             "disk": self.container_disk_gb,
@@ -217,15 +204,6 @@ class RunPod(RentedMachines):
     @property
     def _url(self) -> str:
         return (self.endpoint_url or API_URL).rstrip("/")
-
-    def _check_disk(self) -> None:
-        size = whole_number("container_disk_gb", self.container_disk_gb, minimum=10)
-        needed = next((gb for name, gb in _SIZES_GB.items() if (self.image or "").startswith(name)), 0)
-        if size < needed + 5:
-            raise ConfigurationError(
-                f"container_disk_gb={size}: the image {self.image} takes about {needed} GB, and the environment comes "
-                f"on top: give at least {needed + 5}"
-            )
 
     async def _stock(self, request: PoolRequest) -> Stock:
         if request.accelerator is not None:

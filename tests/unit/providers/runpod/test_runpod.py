@@ -169,9 +169,10 @@ async def launched(provider: RunPod, *keys: str, **asked: Any) -> Sequence[Insta
         ({"data_centers": "EU-RO-1"}, "data_centers must be"),
         ({"data_centers": []}, "data_centers must be None or at least one"),
         ({"image": ""}, "image must be"),
-        ({"image": "a b"}, "image must be a reference"),
+        ({"image": "a b"}, "image must be the name of a container image"),
+        ({"image": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine"}, "private registry: pods get no credentials"),
         ({"container_disk_gb": 5}, "container_disk_gb must be a whole number ≥ 10"),
-        ({"container_disk_gb": 20, "image": "runpod/pytorch:1.0.2"}, "takes about 20 GB.*give at least 25"),
+        ({"container_disk_gb": 15, "image": "runpod/pytorch:1.0.2"}, "container_disk_gb must be at least 20 for"),
         ({"network_volume": "a/b"}, "network_volume must be the id"),
         ({"network_volume": "agv6w2qcg7", "cloud": "community"}, 'network_volume needs cloud="secure"'),
         ({"endpoint_url": "api.runpod.io"}, "a URL such as"),
@@ -311,7 +312,7 @@ async def test_a_pod_gets_its_boot_and_nothing_that_bills_besides(account: Accou
         await launched(provider, "key-1", machine="2x cpu5c")
         await launched(provider, "key-2", accelerator="MI300X")
     nvidia, plain, amd = account.created
-    assert nvidia["gpu"] == {"id": "NVIDIA L4", "count": 1, "minCudaVersion": "12.6"}
+    assert nvidia["gpu"] == {"id": "NVIDIA L4", "count": 1, "minCudaVersion": "12.4"}
     assert plain["cpu"] == {"id": "cpu5c", "vcpuCount": 2}
     assert amd["gpu"] == {"id": "AMD Instinct MI300X OAM", "count": 1}
     assert (nvidia["image"][:12], plain["image"], amd["image"]) == ("nvidia/cuda:", "ubuntu:24.04", "ubuntu:24.04")

@@ -23,14 +23,21 @@ _NAME: Final = re.compile(
 _PRIVATE: Final = re.compile(r"\d{12}\.dkr\.ecr\.|[\w-]+\.azurecr\.io/", re.ASCII)
 """Registries that admit nobody without credentials."""
 _NEEDS_GB: Final[Mapping[str, int]] = {
-    r"pytorch/pytorch": 20,
+    r"\w/pytorch\b": 20,
     r"nvcr\.io/nvidia/|vllm/vllm-openai": 30,
     r"tensorflow/tensorflow|^nvidia/cuda.*-devel": 15,
 }
 """Disk for well-known images, with room for an environment."""
 
 
-def checked_image(image: object, *, disk: str, disk_gb: int, login: str | None) -> str:
+def checked_image(
+    image: object,
+    *,
+    disk: str,
+    disk_gb: int,
+    login: str | None = None,
+    remedy: str = "pass image_login with its credentials",
+) -> str:
     """Return ``image`` if it may be a container image that fits on its disk and can be read.
 
     Args:
@@ -38,6 +45,7 @@ def checked_image(image: object, *, disk: str, disk_gb: int, login: str | None) 
         disk: name of the parameter for the disk's size.
         disk_gb: size of the disk.
         login: credentials for the registry; None for none.
+        remedy: next step for an image that needs some.
 
     Raises:
         ConfigurationError: it is none, does not fit, or is in a registry that needs credentials.
@@ -46,7 +54,7 @@ def checked_image(image: object, *, disk: str, disk_gb: int, login: str | None) 
     if not _NAME.fullmatch(name):
         raise refusal("image", "the name of a container image such as 'ubuntu:24.04'", name)
     if _PRIVATE.match(name) and login is None:
-        raise ConfigurationError(f"image={name!r} is in a private registry: pass image_login with its credentials")
+        raise ConfigurationError(f"image={name!r} is in a private registry: {remedy}")
     for pattern, needs_gb in _NEEDS_GB.items():
         if re.search(pattern, name) and disk_gb < needs_gb:
             raise refusal(disk, f"at least {needs_gb} for the image {name}", disk_gb)
