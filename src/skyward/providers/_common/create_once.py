@@ -9,6 +9,7 @@ from typing import Final
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
 from skyward.errors import CapacityError, QuotaError, SkywardError, TerminationError, UnreachableError
+from skyward.providers._common.refusals import is_unsent
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 
 __all__ = ["MachineCalls", "create_once", "summary"]
@@ -28,7 +29,7 @@ class MachineCalls:
     Attributes:
         create: requests one machine as an offer, tagged with a ledger key, and returns its record without waiting for
             it. Must not repeat the request. Raises one of :data:`~skyward.providers.base.REFUSALS` if no machine was
-            made, and any other error if that is unknown.
+            made, and any other error if that is unknown, or if the request was never sent.
         find: returns the record of the machine tagged with a key, None if none is listed. Idempotent.
         destroy: terminates a machine and returns once it is gone. Idempotent; ignores machines that are gone.
     """
@@ -165,6 +166,9 @@ class _Order:
             self._unsure.discard(key)
             raise
         except Exception as error:
+            if is_unsent(error):
+                self._unsure.discard(key)
+                raise
             return error
         return None
 

@@ -185,7 +185,8 @@ class Catalogue:
             )
         near = closest(name, (each.name for each in self.types))
         raise ConfigurationError(
-            f"machine={name!r}: {self.vendor} has no such machine type{self._here}; closest: {near}"
+            f"machine={name!r}: {self.vendor} has no such machine type{self._here}; closest: {near}. "
+            "`skyward offers --provider NAME` lists a provider's types"
         )
 
     def _none(self, request: PoolRequest) -> str:

@@ -19,7 +19,7 @@ from skyward.errors import (
     UnreachableError,
 )
 
-__all__ = ["ERRORS", "Refusal", "RefusalKind", "RefusalRow", "RefusalTable", "RefusedCall", "is_kind"]
+__all__ = ["ERRORS", "Refusal", "RefusalKind", "RefusalRow", "RefusalTable", "RefusedCall", "is_kind", "is_unsent"]
 
 
 class RefusalKind(enum.Enum):
@@ -91,12 +91,14 @@ class Refusal:
         code: the vendor's error code, or the name of an exception of its library.
         message: the vendor's text.
         advice: next step for exactly this error; empty for that of its class.
+        unsent: True if no connection came about: the request certainly had no effect.
     """
 
     kind: RefusalKind
     code: str
     message: str
     advice: str = ""
+    unsent: bool = False
 
 
 class RefusedCall(Exception):
@@ -113,8 +115,19 @@ class RefusedCall(Exception):
 
 def is_kind(error: BaseException, *kinds: RefusalKind) -> bool:
     """Return whether ``error``, or its cause, is a :class:`RefusedCall` of one of these kinds."""
+    refusal = _refusal_of(error)
+    return refusal is not None and refusal.kind in kinds
+
+
+def is_unsent(error: BaseException) -> bool:
+    """Return whether ``error`` is that of a request that was never sent: it certainly had no effect."""
+    refusal = _refusal_of(error)
+    return refusal is not None and refusal.unsent
+
+
+def _refusal_of(error: BaseException) -> Refusal | None:
     cause = error if isinstance(error, RefusedCall) else error.__cause__
-    return isinstance(cause, RefusedCall) and cause.refusal.kind in kinds
+    return cause.refusal if isinstance(cause, RefusedCall) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

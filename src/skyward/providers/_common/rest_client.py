@@ -16,11 +16,11 @@ from typing import Any, Final, Protocol, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import urllib3
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_fixed
+from tenacity import AsyncRetrying, retry_if_exception, wait_fixed
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
 from skyward.errors import AuthenticationError, ConfigurationError, RateLimitError, SkywardError, UnreachableError
-from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind, is_unsent
 from skyward.providers.base import REFUSALS
 
 __all__ = ["ApiAnswer", "Authorize", "RestClient"]
@@ -30,6 +30,8 @@ _READ_TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
 _UNSEEN_PAUSE_S: Final = 1.0
+_UNSENT_S: Final = 10.0
+_NOT_CONNECTED: Final = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 _CONNECTIONS: Final = 16
 _SUCCESS: Final = range(200, 300)
 _UNAUTHORIZED: Final = 401
@@ -52,12 +54,14 @@ class ApiAnswer:
         headers: the headers, by lower-case name.
         lost: reason for which no answer came, or none that can be used; empty if one did. The request may have taken
             effect.
+        unsent: True if no connection came about, so that it certainly had none.
     """
 
     status: int
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     lost: str = ""
+    unsent: bool = False
 
     def row(self) -> Mapping[str, Any]:
         """Return the body if it is an object, else an empty one."""
@@ -189,13 +193,15 @@ class RestClient:
         """
         return await self._persist(_Request(method=method, path=path, query=query or {}, body=body), done)
 
-    async def create(
-        self, path: str, body: Any, *, method: str = "POST", unseen_s: float = 0.0, throttled_s: float = 0.0
-    ) -> Any:
-        """Send a creating call once, when nobody waits for the provider's patience, and return the answer.
+    async def create(self, path: str, body: Any, *, method: str = "POST", unseen_s: float = 0.0) -> Any:
+        """Send a creating call, when nobody waits for the provider's patience, and return the answer.
 
-        It is awaited even if the caller is cancelled. Raises one of :data:`~skyward.providers.base.REFUSALS` if the
-        provider refused it, and :class:`~skyward.errors.UnreachableError` if it may have taken effect.
+        It is awaited even if the caller is cancelled. It is repeated only where it certainly had no effect: within the
+        client's patience if it was throttled, and for ten seconds if no connection came about.
+
+        Raises one of :data:`~skyward.providers.base.REFUSALS` if the provider refused it, and
+        :class:`~skyward.errors.UnreachableError` if it may have taken effect, or was never sent
+        (:func:`~skyward.providers._common.refusals.is_unsent`).
 
         Args:
             path: the path.
@@ -203,18 +209,26 @@ class RestClient:
             method: the HTTP method.
             unseen_s: time for which the refusal of something that was created just before, as missing, is no answer:
                 then another call is sent.
-            throttled_s: time for which a throttled call, which has no effect, is repeated.
         """
-        kinds = [RefusalKind.MISSING] * (unseen_s > 0) + [RefusalKind.RATE] * (throttled_s > 0)
+        began = self._clock.monotonic()
+
+        def had_no_effect(error: BaseException) -> bool:
+            limits = (
+                unseen_s * is_kind(error, RefusalKind.MISSING),
+                self._patience_s * is_kind(error, RefusalKind.RATE),
+                _UNSENT_S * is_unsent(error),
+            )
+            return self._clock.monotonic() - began < max(limits)
+
         retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: is_kind(error, *kinds)),
-            stop=stop_after_delay(max(unseen_s, throttled_s)),
+            retry=retry_if_exception(had_no_effect),
             wait=wait_fixed(_UNSEEN_PAUSE_S),
             sleep=self._clock.sleep,
             reraise=True,
         )
         try:
-            return await retrying(self._create_once, _Request(method=method, path=path, body=body))
+            request = _Request(method=method, path=path, body=body)
+            return await retrying(self._create_once, request, began + self._patience_s)
         except REFUSALS:
             raise
         except SkywardError as error:
@@ -229,8 +243,8 @@ class RestClient:
         if pool is not None:
             await asyncio.to_thread(_close, pool)
 
-    async def _create_once(self, request: _Request) -> Any:
-        await self._turn(request.route, self._patience_s)
+    async def _create_once(self, request: _Request, deadline: float) -> Any:
+        await self._turn(request.route, deadline - self._clock.monotonic())
         return await to_its_end(self._attempt(request, pauses=0))
 
     async def _persist(self, request: _Request, passed: Sequence[RefusalKind] = ()) -> Any:
@@ -324,7 +338,8 @@ class RestClient:
     def _refused(self, request: _Request, answer: ApiAnswer, pauses: int) -> SkywardError:
         """Return the error for an answer that is no success; after a throttled call block the route for all callers."""
         if answer.lost:
-            refusal = Refusal(kind=RefusalKind.TRANSIENT, code="no answer", message=answer.lost)
+            lost = answer.lost
+            refusal = Refusal(kind=RefusalKind.TRANSIENT, code="no answer", message=lost, unsent=answer.unsent)
         else:
             refusal = self._judge(answer)
         if refusal.kind is RefusalKind.RATE:
@@ -354,7 +369,9 @@ class RestClient:
                 redirect=False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            return ApiAnswer(status=0, lost=f"{type(error).__name__}: {_reason(error)}")
+            return ApiAnswer(
+                status=0, lost=f"{type(error).__name__}: {_reason(error)}", unsent=isinstance(error, _NOT_CONNECTED)
+            )
         named = {name.lower(): value for name, value in answer.headers.items()}
         return _parsed(request.method, answer.status, answer.data, named)
 

@@ -93,7 +93,7 @@ class VastAccount:
 
         self.url = url.removesuffix("/")
         self.market = AskMarket(self.search, terms)
-        self._patience_s, self._terms = patience_s, terms
+        self._terms = terms
         limits: Mapping[str, Any] = {"pace": pace, "patience_s": patience_s}
         self.rest = RestClient(
             vendor="VastAI", base_url=url, authorize=authorize, judge=_judge, explain=_explain, **limits
@@ -117,7 +117,7 @@ class VastAccount:
         """
         path, body = f"/api/v0/asks/{ask.id}/", create_body(ask, self._terms, name, boot, spot=spot)
         try:
-            answer: Mapping[str, Any] = await self.rest.create(path, body, method="PUT", throttled_s=self._patience_s)
+            answer: Mapping[str, Any] = await self.rest.create(path, body, method="PUT")
             if answer.get("success") is False:
                 found = _judge(ApiAnswer(status=_SUCCESS, body=answer))
                 raise _explain(found, f"PUT {path}") from RefusedCall(found)

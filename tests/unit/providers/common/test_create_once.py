@@ -14,6 +14,7 @@ import pytest
 from skyward._concurrency.waiting import Clock
 from skyward.errors import AuthenticationError, CapacityError, QuotaError, TerminationError, UnreachableError
 from skyward.providers._common.create_once import MachineCalls, create_once, summary
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from support.clock import FakeClock
@@ -326,3 +327,29 @@ async def test_machines_on_avoided_hosts_are_ended_before_the_next_one_is_create
     assert (made.host, alive, len(sent)) == ("good", {made.id}, bought)
     assert sent == ([CHEAP] * 3 + [DEAR])[:bought]
     assert [each.id for each in undone] == [f"m{number}" for number in range(1, bought)]
+
+
+async def test_a_create_that_was_never_sent_is_not_searched_for() -> None:
+    """Its connection was refused: it cannot have made anything. The machines of the others are undone."""
+    calls, alive = list[str](), set[str]()
+
+    async def create(offer: Offer, key: str) -> Instance:
+        if key == "k1":
+            refusal = Refusal(kind=RefusalKind.TRANSIENT, code="no answer", message="refused", unsent=True)
+            raise UnreachableError("connection refused") from RefusedCall(refusal)
+        alive.add(key)
+        return Instance(id=key, key=key, state=InstanceState.PENDING, offer=offer)
+
+    async def find(key: str) -> Instance | None:
+        calls.append(key)
+        return None
+
+    async def destroy(instance_id: str) -> None:
+        alive.discard(instance_id)
+
+    clock = FakeClock()
+    with pytest.raises(UnreachableError, match="connection refused"):
+        await create_once(
+            "vendor", MachineCalls(create=create, find=find, destroy=destroy), [CHEAP], ORDER, clock=clock
+        )
+    assert (calls, alive, clock.monotonic()) == ([], set(), 0)

@@ -94,7 +94,7 @@ def test_a_wish_gets_the_types_that_have_it_the_smallest_first(asked: dict[str, 
         ("", {"accelerator": "B200"}, r"in any location; nearest: "),
         ("", {"accelerator": "H100-PCIe"}, r"no H100-PCIe with 80 GiB, but H100.* \(h100x1\).*: request that$"),
         ("", {"cpu": 99}, r"no machine type with 99 cores; nearest: "),
-        ("", {"machine": "x"}, r"no such machine type; closest: none"),
+        ("", {"machine": "x"}, r"no such machine type; closest: none. `skyward offers --provider NAME` lists"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is_and_where(place: str, asked: dict[str, Any], message: str) -> None:

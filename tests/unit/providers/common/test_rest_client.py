@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from skyward.errors import (
     SkywardError,
     UnreachableError,
 )
-from skyward.providers._common.refusals import Refusal, RefusalKind, is_kind
+from skyward.providers._common.refusals import Refusal, RefusalKind, is_kind, is_unsent
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
 from support.clock import FakeClock
 
@@ -110,6 +111,21 @@ def served(service: Service) -> Generator[str]:
 @pytest.fixture
 def service() -> Service:
     return Service()
+
+
+class StandingClock(FakeClock):
+    """Stands from the first pause until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        """See :meth:`FakeClock.sleep`."""
+        self.paused.set()
+        await self.may_go_on.wait()
+        await super().sleep(seconds)
 
 
 @pytest.fixture
@@ -225,20 +241,21 @@ def test_the_named_pause_is_obeyed_by_every_caller_of_the_route(
     monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)
     named = {name: value.format(in_7_s=1_800_000_007) for name, value in headers.items()}
     service.script = [Say(status=429, headers=named)]
-    clock = FakeClock()
+    clock = StandingClock()
 
     async def both(rest: RestClient) -> float:
-        with pytest.raises(RateLimitError):
-            await rest.create("/v2/things", {})
+        first = asyncio.ensure_future(rest.create("/v2/things", {}))
+        await clock.paused.wait()
         await rest.read("/v2/things")  # another route
         other = clock.monotonic()
-        await rest.change("POST", "/v2/things", {})
+        clock.may_go_on.set()
+        await asyncio.gather(first, rest.change("POST", "/v2/things", {}))
         return other
 
     with closing(Client(url, clock, reset_header="RateLimit-Reset")) as rest:
         assert asyncio.run(both(rest)) == 0
-    assert 7 <= clock.monotonic() < 8
-    assert [each.method for each in service.seen] == ["POST", "GET", "POST"]
+    assert clock.monotonic() >= 7
+    assert [each.method for each in service.seen] == ["POST", "GET", "POST", "POST"]
 
 
 def test_more_patience_than_there_is_is_an_error_at_once(
@@ -269,13 +286,15 @@ def test_a_route_keeps_its_pace_without_regard_to_ids(url: str, service: Service
     assert clock.slept_s == [6.0, 6.0]
 
 
-def test_calls_that_waited_for_the_vendors_patience_keep_their_pace(
-    url: str, service: Service, clock: FakeClock
-) -> None:
+def test_calls_that_waited_for_the_vendors_patience_keep_their_pace(url: str, service: Service) -> None:
+    clock = StandingClock()
+
     async def some(rest: RestClient) -> None:
         service.script = [Say(status=429, headers={"Retry-After": "20"})]
-        with pytest.raises(RateLimitError):
-            await rest.create("/v2/things/1", {}, method="PUT")
+        first = asyncio.ensure_future(rest.create("/v2/things/1", {}, method="PUT"))
+        await clock.paused.wait()
+        first.cancel()
+        clock.may_go_on.set()
         await asyncio.gather(rest.change("PUT", "/v2/things/2"), rest.change("PUT", "/v2/things/3"))
 
     with closing(Client(url, clock, pace={"PUT /v2/things/*": 6.0})) as rest:
@@ -285,14 +304,45 @@ def test_calls_that_waited_for_the_vendors_patience_keep_their_pace(
     assert [each.method for each in service.seen] == ["PUT"] * 3
 
 
-@pytest.mark.parametrize("fault", [Say(status=500), Say(status=0), Say(body="<html>"), Say(status=429)])
-def test_a_create_is_sent_once(client: RestClient, service: Service, fault: Say) -> None:
+@pytest.mark.parametrize("fault", [Say(status=500), Say(status=0), Say(body="<html>")])
+def test_a_create_that_may_have_had_an_effect_is_sent_once(client: RestClient, service: Service, fault: Say) -> None:
     service.script = [fault]
 
-    with pytest.raises(RateLimitError if fault.status == 429 else UnreachableError):
+    with pytest.raises(UnreachableError) as caught:
         asyncio.run(client.create("/v2/things", {"name": "a"}))
 
     assert [each.body for each in service.seen] == [{"name": "a"}]
+    assert not is_unsent(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("faults", "sent"), [(1, 2), (3, 4), (99, 0)], ids=["once", "three times", "beyond the patience"]
+)
+def test_a_throttled_create_is_sent_again_within_the_patience(
+    client: RestClient, service: Service, clock: FakeClock, faults: int, sent: int
+) -> None:
+    service.script = [Say(status=429, headers={"Retry-After": "9"})] * faults + [Say(body={"made": 1})]
+
+    if sent:
+        assert asyncio.run(client.create("/v2/things", {})) == {"made": 1}
+        assert len(service.seen) == sent
+    else:
+        with pytest.raises(RateLimitError):
+            asyncio.run(client.create("/v2/things", {}))
+    assert clock.monotonic() <= 61
+
+
+def test_a_create_whose_connection_is_refused_was_not_sent_and_is_tried_for_ten_seconds(clock: FakeClock) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with (
+            closing(Client(f"http://127.0.0.1:{nobody.getsockname()[1]}", clock)) as rest,
+            pytest.raises(UnreachableError, match="refused") as caught,
+        ):
+            asyncio.run(rest.create("/v2/things", {}))
+
+    assert is_unsent(caught.value)
+    assert 10 <= clock.monotonic() < 12
 
 
 @pytest.mark.parametrize(
