@@ -40,6 +40,7 @@ from skyward.request.request import PoolRequest
 __all__ = ["RunPod"]
 
 _CLOUDS: Final = ("secure", "community")
+_DISK_GB: Final = 40
 _VOLUME_PATH: Final = "/workspace"
 
 
@@ -56,7 +57,8 @@ class RunPod(RentedMachines):
         data_centers: ids of data centers, such as ``["EU-RO-1"]``; None means any that has the request in stock.
         image: image of the containers; None is a small one of Ubuntu. It has to run as root, and needs a shell, and
             sshd or a package manager.
-        container_disk_gb: size of the disk, which holds image, environment and files, and ends with the pod.
+        container_disk_gb: size of the disk, which holds image, environment and files, and ends with the pod. None means
+            40, and without GPUs at most 10 for each core.
         network_volume: id of a network volume, mounted at ``/workspace``; pods are in its data center then.
         endpoint_url: URL of the API used instead of RunPod's; for tests and private gateways.
         api_key: the API's key, in place of the environment's. It is not recorded: ``skyward sweep`` needs it in the
@@ -71,7 +73,7 @@ class RunPod(RentedMachines):
     cloud: str = "secure"
     data_centers: Sequence[str] | None = None
     image: str | None = None
-    container_disk_gb: int = 40
+    container_disk_gb: int | None = None
     network_volume: str | None = None
     endpoint_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
@@ -89,7 +91,9 @@ class RunPod(RentedMachines):
     """Address to which the ports of nodes bind: pods reach nothing of each other."""
 
     def __post_init__(self) -> None:
-        disk_gb = whole_number("container_disk_gb", self.container_disk_gb, minimum=10)
+        disk_gb = _DISK_GB
+        if self.container_disk_gb is not None:
+            disk_gb = whole_number("container_disk_gb", self.container_disk_gb, minimum=10)
         for name, checked in (
             ("network_volume", text),
             ("endpoint_url", web_address),
@@ -153,7 +157,7 @@ class RunPod(RentedMachines):
             "image": image,
             **compute,
             "cloud": self.cloud.upper(),
-            "disk": self.container_disk_gb,
+            "disk": self.container_disk_gb or (_DISK_GB if device else min(_DISK_GB, 10 * offer.spec.cpu)),
             "ports": [f"{self.port}/tcp"],
             "env": boot.variable,
             "args": boot.command,
@@ -208,9 +212,13 @@ class RunPod(RentedMachines):
     async def _stock(self, request: PoolRequest) -> Stock:
         if request.accelerator is not None:
             return parse_gpus(await self._gpus(wanted_count(request)), request, cloud=self.cloud)
+        if request.machine is None and self.cloud != "secure":
+            raise ConfigurationError(
+                f'cloud="{self.cloud}": RunPod has no pods without GPUs there: request a GPU, or cloud="secure"'
+            )
         query = {"include": "AVAILABILITY", "product": "POD"}
         cpus: Stock = {}
-        if self.cloud == "secure":  # the community has none without GPUs
+        if self.cloud == "secure":
             cpus = parse_cpus((await self.api.rest.read("/v2/catalog/cpus", query)).get("cpus") or ())
         if request.machine is None or any(each.name == request.machine for each in cpus):
             return cpus

@@ -257,6 +257,8 @@ async def test_a_gpu_without_stock_is_not_offered_and_one_without_places_is_offe
         assert (any_place.region, any_place.price_per_hour) == ("", 0.195)
         with pytest.raises(ConfigurationError, match="H100"):
             await offered(provider, accelerator="H100")
+        with pytest.raises(ConfigurationError, match="no pods without GPUs there: request a GPU"):
+            await offered(provider, cpu=2)
 
 
 async def test_pods_without_gpus_have_every_power_of_two_of_cores(account: Account) -> None:
@@ -313,7 +315,7 @@ async def test_a_pod_gets_its_boot_and_nothing_that_bills_besides(account: Accou
         await launched(provider, "key-2", accelerator="MI300X")
     nvidia, plain, amd = account.created
     assert nvidia["gpu"] == {"id": "NVIDIA L4", "count": 1, "minCudaVersion": "12.4"}
-    assert plain["cpu"] == {"id": "cpu5c", "vcpuCount": 2}
+    assert (plain["cpu"], plain["disk"]) == ({"id": "cpu5c", "vcpuCount": 2}, 20)
     assert amd["gpu"] == {"id": "AMD Instinct MI300X OAM", "count": 1}
     assert (nvidia["image"][:12], plain["image"], amd["image"]) == ("nvidia/cuda:", "ubuntu:24.04", "ubuntu:24.04")
     assert nvidia["name"] == "skyward.sky-pool.key-0"

@@ -82,6 +82,7 @@ knows_authorities() {
 
 # install: until sshd and a program that can send a request are there.
 install() {
+    umask 022 # for what packages make
     while :; do
         set --
         find_sshd || set -- openssh-server
@@ -99,7 +100,8 @@ add() {
     if has apt-get; then
         # The package starts a server of its own on the same port, unless a policy forbids that.
         [ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"; }
-        apt-get update -q && apt-get install -qy --no-install-recommends "$@"
+        apt-get update -q # fails for one broken source of many
+        apt-get install -qy --no-install-recommends "$@"
     elif has apk; then
         apk add "$@"
     else
@@ -212,15 +214,18 @@ send_by_openssl() {
     sed '1,/^.\{0,1\}$/d' "$scratch/heads" >"$scratch/answer"
 }
 
-# judge: may this container end its own bill? A key that was made just now may be refused at first.
+# judge: may this container end its own bill? A key that was made just now may be refused at first. After a refusal
+# that stays it is asked seldom, since all containers of an account may share one quota.
 judge() {
+    refused=0
     until try "$folder/check" call_check; do
-        if [ "$status" = 000 ] || [ "$status" = 429 ]; then
+        case $status in 000 | 429 | 5??) ;; *) refused=$((refused + 1)) ;; esac
+        if [ "$refused" -lt 2 ]; then
             echo "not known: $why" | keep may-end
             pause "$every_s"
         else
             echo "no: $why" | keep may-end
-            pause "$again_s"
+            pause "$accepted_s"
         fi
     done
     echo yes | keep may-end

@@ -339,7 +339,7 @@ def test_one_program_that_sends_requests_suffices_and_no_argument_holds_the_key(
 
 def test_the_outcome_of_the_check_is_kept_and_shown(container):
     made = container(listening=False)
-    made.api.answers["GET"] = [503, 200]
+    made.api.answers["GET"] = [503, 503, 503, 401, 200]
     made.start()
     wait_for(lambda: made.may_end().startswith("not known: no answer from http://localhost"))
     assert made.run("may-end.sh").returncode == 1
