@@ -27,14 +27,24 @@ from skyward.errors import UnreachableError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.providers.registry import Sweepable, Tidies
 from skyward.request.request import parse_request
+from skyward.transport.access import SSHAccess
 from support.clouds.fake_cloud import FakeCloud
+from support.clouds.rest_service import SPECS
 from support.clouds.vendors import VENDORS, Vendor, opened
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 OUTCOMES = ROOT / "build/conformance/judges.json"
-CLIENTS = {"pydo": "digitalocean", "apache-libcloud": "digitalocean", "verda": "verda"}
+CLIENTS = {
+    "pydo": "digitalocean",
+    "apache-libcloud": "digitalocean",
+    "verda": "verda",
+    "vastai": "vastai",
+    "openapi-python-client": "runpod",
+}
 """The provider that each client judges."""
+GENERATED = {"openapi-python-client": "runpod-rest-v2-openapi.json"}
+"""Clients that are generated from a vendor's description."""
 
 NODES = 3
 POOL = "judged"
@@ -59,6 +69,10 @@ Skyward's tests of clouds run on fake vendors, which check every exchange agains
 So that a provider and its fake agree with more than each other, the vendor's own client, or one that many use, looks
 at the same account. Each is installed in a throw-away environment. No run on the real thing has been made;
 `tools/probe-cloud` is for users with an account.
+
+RunPod's own client, `runpod` 1.12.0, is no judge: it makes calls of the vendor's GraphQL API only, and none of REST v2,
+which Skyward uses. In its place is a client that openapi-python-client generates from RunPod's description of REST v2.
+It refuses an answer that lacks a member or has an unknown word; it has no opinion of its own on what RunPod does.
 
 | | {names} |
 |---|{rules}
@@ -115,6 +129,7 @@ def judging(client: str, cloud: FakeCloud) -> Iterator[tuple[Judge, str]]:
         lookup = f"from importlib.metadata import version; print(version({client!r}))"
         version = subprocess.run([python, "-c", lookup], check=True, capture_output=True, text=True).stdout.strip()
         argv = [python, HERE / "vendor_clients.py", client, cloud.endpoint_url, *cloud.environment.values()]
+        argv += [SPECS / GENERATED[client]] if client in GENERATED else []
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             try:
                 yield Judge(process), version
@@ -145,8 +160,9 @@ async def judge(provider: Provider, vendor: Vendor, client: Judge) -> dict[str, 
     ours = await running(provider, vendor)
     ids = [each.id for each in ours]
     checks: dict[str, str] = {}
-    listed = {name: row["address"] for name, row in client.machines().items()}
-    launched = {each.id: each.access and each.access.target.host for each in ours}  # type: ignore[union-attr]
+    listed = {name: (row["address"], row.get("port", 22)) for name, row in client.machines().items()}
+    targets = {each.id: cast("SSHAccess", each.access).target for each in ours}
+    launched = {name: (target.host, target.port) for name, target in targets.items()}
     checks["shows"] = "" if listed == launched else f"{listed}, launched {launched}"
 
     client.ask("delete", ids[0])

@@ -3,14 +3,19 @@
 usage: python vendor_clients.py CLIENT URL CREDENTIAL...
 
 Reads one JSON list per line, a verb and its arguments, and answers each with one JSON value: ``["list"]`` with the
-machines by id, each with its name and address; ``["delete", ID]`` with null; ``["create", NAME]`` with an id.
+machines by id, each with its name and address, and with its public port if it is a container; ``["delete", ID]`` with
+null; ``["create", NAME]`` with an id.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
 import sys
+import tempfile
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -130,7 +135,91 @@ class Verda(VendorClient):
         return made.id
 
 
-CLIENTS = {"pydo": Pydo, "apache-libcloud": Libcloud, "verda": Verda}
+class Vast(VendorClient):
+    """VastAI's own client."""
+
+    def __init__(self, url: str, key: str) -> None:
+        from vastai import VastAI
+
+        self._client = VastAI(api_key=key, server_url=url)
+
+    def list(self) -> Machines:
+        """List the instances, page by page."""
+        return {
+            str(each["id"]): {"name": each["label"], "address": each["public_ipaddr"], "port": _published(each)}
+            for each in self._client.show_instances()
+        }
+
+    def delete(self, machine: str) -> None:
+        """Destroy an instance."""
+        self._client.destroy_instance(id=int(machine))
+
+    def create(self, name: str) -> str:
+        """Rent the cheapest GPU and run a command there."""
+        (ask, *_) = self._client.search_offers(query="num_gpus=1 verified=true", order="dph_total", limit=5)
+        made = self._client.create_instance(
+            id=ask["id"],
+            image="ubuntu:24.04",
+            disk=10,
+            label=name,
+            env="-p 10022:10022",
+            args=["sleep", "infinity"],
+        )
+        return str(made["new_contract"])
+
+
+class Generated(VendorClient):
+    """Client of RunPod's pods that ``openapi-python-client`` generates from the vendor's description."""
+
+    def __init__(self, url: str, key: str, description: str) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        generate = [Path(sys.executable).with_name("openapi-python-client"), "generate", "--meta", "none"]
+        argv = [*generate, "--path", description, "--output-path", f"{self._folder.name}/pods_client"]
+        subprocess.run(argv, check=True, capture_output=True)
+        sys.path.insert(0, self._folder.name)
+        package = importlib.import_module("pods_client")
+        self._client = package.AuthenticatedClient(base_url=url, token=key, raise_on_unexpected_status=True)
+        self._request = importlib.import_module("pods_client.models").CreatePodRequest
+
+    def list(self) -> Machines:
+        """List the pods. An answer without a required member, or with an unknown word, is an error."""
+        pods = self._call("list_pods").pods
+        return {each.id: {"name": each.name, **_direct(each)} for each in pods}
+
+    def delete(self, machine: str) -> None:
+        """Delete a pod."""
+        self._call("delete_pod", machine)
+
+    def create(self, name: str) -> str:
+        """Create a pod without GPUs."""
+        order = {"name": name, "image": "ubuntu:24.04", "cpu": {"id": "cpu3c", "vcpuCount": 2}, "args": "sleep infinity"}
+        return str(self._call("create_pod", body=self._request.from_dict(order)).id)
+
+    def _call(self, operation: str, *path: str, **given: Any) -> Any:
+        found = importlib.import_module(f"pods_client.api.pods.{operation}")
+        answer = found.sync_detailed(*path, client=self._client, **given)
+        if answer.status_code >= 300:
+            raise RuntimeError(f"{operation}: {answer.status_code} {answer.content!r}")
+        return answer.parsed
+
+
+def _published(row: dict[str, Any]) -> int | None:
+    ports = [int(each["HostPort"]) for listed in (row["ports"] or {}).values() for each in listed]
+    return ports[0] if ports else None
+
+
+def _direct(pod: Any) -> dict[str, Any]:
+    direct = pod.ssh.direct
+    return {"address": direct.host, "port": direct.port} if direct else {"address": None, "port": None}
+
+
+CLIENTS = {
+    "pydo": Pydo,
+    "apache-libcloud": Libcloud,
+    "verda": Verda,
+    "vastai": Vast,
+    "openapi-python-client": Generated,
+}
 
 
 def main() -> None:
