@@ -38,6 +38,7 @@ PORT: Final = 10022
 _MONTH_H: Final = 720
 _LEAST_DISK_GB: Final = 8
 _PAGE: Final = 25
+_STARTED: Final = 1_795_435_200.0
 _PULLED_GB: Final = 1.5
 """Traffic of each instance: its image and its environment."""
 _IMAGES: Final = ("ubuntu:", "nvidia/cuda:", "debian:", "vastai/base-image:")
@@ -440,6 +441,8 @@ class VastApi(FakeCloud):
             "image_runtype": "args",
             "ssh_host": "ssh1.vast.ai",
             "ssh_port": 10000,
+            "start_date": _STARTED,
+            "extra_env": [[name, str(value)] for name, value in found.created.get("env", {}).items()],
         }
 
     def _change_bid(self, call: RestCall) -> RestAnswer:
@@ -480,7 +483,10 @@ def _kind(row: Mapping[str, Any]) -> str:
 
 
 def _passes(value: Any, tests: Mapping[str, Any]) -> bool:
-    return all(_OPERATORS[name](value, wanted) for name, wanted in tests.items())
+    """Return whether a column passes every test; the vendor's own client sends numbers as text."""
+    as_number = isinstance(value, int | float)
+    wanted = {name: float(each) if as_number and isinstance(each, str) else each for name, each in tests.items()}
+    return all(_OPERATORS[name](value, each) for name, each in wanted.items())
 
 
 def _exited(machine: FakeMachine) -> None:
