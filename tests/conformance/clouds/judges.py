@@ -58,6 +58,7 @@ CHECKS = {
 """Rows of the table."""
 
 REMARKS = {
+    "vastai": "VastAI's client sorts by one column: its `order` has one pair, the description asks for two.",
     "apache-libcloud": "Libcloud sends `user_data: null` where none is given; the description allows text only.",
 }
 """Explanations of requests outside of a description."""

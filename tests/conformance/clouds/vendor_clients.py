@@ -192,7 +192,12 @@ class Generated(VendorClient):
 
     def create(self, name: str) -> str:
         """Create a pod without GPUs."""
-        order = {"name": name, "image": "ubuntu:24.04", "cpu": {"id": "cpu3c", "vcpuCount": 2}, "args": "sleep infinity"}
+        order = {
+            "name": name,
+            "image": "ubuntu:24.04",
+            "cpu": {"id": "cpu3c", "vcpuCount": 2},
+            "args": "sleep infinity",
+        }
         return str(self._call("create_pod", body=self._request.from_dict(order)).id)
 
     def _call(self, operation: str, *path: str, **given: Any) -> Any:

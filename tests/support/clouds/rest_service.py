@@ -19,6 +19,7 @@ from skyward.testing.loopback import Faults, drop_connection, serving
 
 __all__ = [
     "FAULTS",
+    "SPECS",
     "Bill",
     "Pace",
     "RestAnswer",
