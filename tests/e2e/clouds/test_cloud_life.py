@@ -49,7 +49,7 @@ VICTIM = 1
 TIMEOUT_S = 900
 DEADLINE_S = 120.0
 SLACK_S = 30.0
-ORDERS = ("user_data", "script")
+ORDERS = ("user_data", "script", "env")
 """Fields of calls with first-boot orders."""
 
 
@@ -104,7 +104,7 @@ def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
     with (
         pytest.MonkeyPatch.context() as patch,
-        opened(vendor, patch, folder, machines=True, cache=ssh_cache, env=env, provider=PROMPT) as cloud,
+        opened(vendor, patch, folder, machines=True, image=IMAGE, cache=ssh_cache, env=env, provider=PROMPT) as cloud,
         Listening() as logs,
     ):
         seen = Life(vendor, cloud, logs=logs.messages)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -19,12 +18,10 @@ from joblib import parallel_config
 import skyward as sky
 from skyward.errors import ConfigurationError
 from skyward.events import Error, InstanceProvisioned, Notice, SkywardEvent
-from skyward.provision.preparing.bootstrap import bootstrap
-from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, require_namespaces, require_sshd, share_cache, write_known_hosts
-from skyward.transport.ssh_transport import SshTransport
 from skyward_dask import SkywardCluster
 from support.chaos import ChaosProxy
+from support.environments import build_environment
 
 require_sshd()
 pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
@@ -37,20 +34,7 @@ PROMPT_S = 2.0
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Path:
     """A cache with the environment of the image: islands reach no package index."""
-    folder = tmp_path_factory.mktemp("builder")
-    image = parse_request(image=IMAGE).image
-
-    async def build(host: SshHost) -> None:
-        transport = SshTransport(host.target())
-        try:
-            cache = str(host.home / ".cache/skyward")
-            await bootstrap(image, transport, cache=cache, node=0, progress=lambda _step: None)
-        finally:
-            await transport.close()
-
-    with SshHost(folder / "host", address="127.0.2.2", env={"PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}) as host:
-        share_cache(host.home, ssh_cache)
-        asyncio.run(build(host))
+    build_environment(IMAGE, ssh_cache, tmp_path_factory.mktemp("builder") / "host")
     return ssh_cache
 
 

@@ -295,8 +295,7 @@ class RestService:
             drop_connection(environ)
             raise AssertionError
         data, kind = _encoded(answer.body)
-        headers = {"Content-Type": kind, **answer.headers}
-        response = Response(data, answer.status, headers)
+        response = Response(data, answer.status, {"Content-Type": kind, **answer.headers})
         if documented and not call.faulty and self._spec is not None:
             broken = _violation(self._spec, request, response)
             self.violations += [f"{call.method} {call.path} {call.status}: {broken}"] if broken else []

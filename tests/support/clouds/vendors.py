@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
+import skyward as sky
 from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
 from skyward.providers.base import InstanceState, Provider
 from skyward.providers.registry import provider_type
 from skyward.testing.aws import Looks
+from skyward.testing.hosts import require_namespaces
 from support.clouds.digital_ocean_api import DigitalOceanApi
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import load_json
+from support.clouds.runpod_api import RunPodApi
 from support.clouds.verda_api import VerdaApi
+from support.environments import build_environment
 
 __all__ = ["PATH", "PROMPT", "VENDORS", "Vendor", "opened", "vendor_named"]
 
@@ -38,6 +42,7 @@ class Vendor:
         settings: arguments of the provider.
         ends_itself: arguments with which its machines end their own bill, for that account; None for none.
         islands: True if its machines do not reach each other.
+        containers: True if its machines are containers, which end their own bill and have no package index.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Vendor:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     ends_itself: Callable[[FakeCloud], Mapping[str, Any]] | None = None
     islands: bool = False
+    containers: bool = False
     described: Callable[[], Sequence[str]] = tuple
     states: Mapping[str, InstanceState] = field(default_factory=dict[str, InstanceState])
 
@@ -69,9 +75,9 @@ def _reaper(cloud: FakeCloud) -> Mapping[str, Any]:
 
 
 def state_words(description: str, schema: str) -> Sequence[str]:
-    """Return the words that a schema of a vendor's description has for its ``status``."""
-    found = load_json(description)["components"]["schemas"][schema]["properties"]["status"]["enum"]
-    return [str(each) for each in found]
+    """Return the words of a vendor's description for a state: those of a schema, else of its ``status``."""
+    found = load_json(description)["components"]["schemas"][schema]
+    return [str(each) for each in found.get("enum") or found["properties"]["status"]["enum"]]
 
 
 VENDORS = (
@@ -109,6 +115,25 @@ VENDORS = (
             **dict.fromkeys(("offline", "error", "installation_failed", "no_capacity"), InstanceState.FAILED),
         },
     ),
+    Vendor(
+        name="runpod",
+        fake=RunPodApi,
+        machine="2x cpu3c",
+        usd_per_hour=0.06,
+        creating="POST /v2/pods",
+        ends_itself=lambda cloud: {},
+        islands=True,
+        containers=True,
+        described=lambda: state_words("runpod-rest-v2-openapi.json", "PodStatus"),
+        states={
+            "PROVISIONING": InstanceState.PENDING,
+            "STARTING": InstanceState.PENDING,
+            "RUNNING": InstanceState.RUNNING,
+            "EXITED": InstanceState.FAILED,
+            "ERROR": InstanceState.FAILED,
+            "TERMINATED": InstanceState.GONE,
+        },
+    ),
 )
 
 
@@ -128,6 +153,7 @@ def opened(
     folder: Path,
     *,
     machines: bool = False,
+    image: sky.Image | None = None,
     looks: Looks | None = None,
     provider: Mapping[str, Any] | None = None,
     **room: Any,
@@ -139,6 +165,7 @@ def opened(
         patch: undone by the caller.
         folder: an existing folder.
         machines: True for a real host per machine.
+        image: image of the pools there; None is the default one. Containers find it in the room's ``cache``.
         looks: see :class:`FakeCloud`.
         provider: class variables of the provider.
         **room: settings of the machines' room.
@@ -147,9 +174,13 @@ def opened(
         patch.setenv(variable, str(folder / name))
     patch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
     place = folder / "machines" if machines else None
+    if machines and vendor.containers:
+        require_namespaces()
+        build_environment(image or sky.Image(), room["cache"], folder / "builder")
     try:
         with vendor.fake(place, looks=looks, **room) as cloud:
             cloud.use(patch, vendor.kind, **(provider or {}))
             yield cloud
     finally:
-        shutil.rmtree(folder / "machines", ignore_errors=True)
+        for name in ("machines", "builder"):
+            shutil.rmtree(folder / name, ignore_errors=True)
