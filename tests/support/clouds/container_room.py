@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +30,7 @@ from skyward.testing import hosts
 from skyward.testing.hosts import find_openssh, require_namespaces, share_cache
 from skyward.testing.loopback import reserve_network
 
-__all__ = ["Container", "ContainerOrders", "ContainerRoom"]
+__all__ = ["Container", "ContainerFault", "ContainerOrders", "ContainerRoom"]
 
 IMAGE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """``PATH`` of the main process, as Ubuntu's image has it."""
@@ -50,7 +51,7 @@ if [ "$*" = +%s ]; then echo $(($(/bin/date +%s) + $(cat {shift}))); else exec /
 
 _STRANGER: Final = """\
 mkdir -p /run/sshd && ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/stranger
-exec {sshd} -D -e -p {port} -h /etc/ssh/stranger -o LogLevel=VERBOSE -o PidFile=none
+exec {sshd} -D -e -f /dev/null -p {port} -h /etc/ssh/stranger -o LogLevel=VERBOSE -o PidFile=none
 """
 """Main process of an impostor."""
 
@@ -88,6 +89,17 @@ def _unpacked(value: str) -> str:
         return value
 
 
+class ContainerFault(Enum):
+    """Fault of a container's host."""
+
+    SILENT = "silent"
+    """Nothing in it answers."""
+    IMPOSTOR = "impostor"
+    """Another sshd, with another host key, answers in its place."""
+    SMALL = "small"
+    """It has one core."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Container:
     """One container, from its first start to its end. Verbs block and are thread-safe.
@@ -101,9 +113,7 @@ class Container:
         order: see :class:`ContainerOrders`.
         cache: folder of environments, shared by all containers; None for none.
         api: place of the vendor's API, which is reached at the same address inside.
-        impostor: True if another sshd, with another host key, answers in its place.
-        dead: True if nothing in it answers.
-        cores: number of cores that it has; 0 for those of this machine.
+        fault: fault of its host; None for none.
         exited: called once the main process has ended by itself.
         port: published port, of its host; 0 before the first start.
         off: False: a container does not power off, it is deleted or costs money.
@@ -115,9 +125,7 @@ class Container:
     order: ContainerOrders
     cache: Path | None
     api: str
-    impostor: bool = False
-    dead: bool = False
-    cores: int = 0
+    fault: ContainerFault | None = None
     exited: Callable[[], None] = lambda: None
     port: int = 0
     off: bool = False
@@ -215,7 +223,7 @@ class Container:
                 return
             orders = {
                 "places": self._places(),
-                "cores": self.cores,
+                "cores": int(self.fault is ContainerFault.SMALL),
                 "argv": self._main,
                 "env": dict(self.order.env),
                 "log": str(self.folder / "log"),
@@ -240,9 +248,9 @@ class Container:
 
     @property
     def _main(self) -> list[str]:
-        if self.dead:
+        if self.fault is ContainerFault.SILENT:
             return ["sh", "-c", _ENDLESS]
-        if self.impostor:
+        if self.fault is ContainerFault.IMPOSTOR:
             return ["sh", "-c", _STRANGER.format(sshd=find_openssh("sshd"), port=self.order.port)]
         return shlex.split(self.order.args)
 
@@ -303,7 +311,7 @@ class ContainerRoom:
     Attributes:
         impostors: True for containers from now on in whose place another sshd answers.
         dead: True for containers from now on in which nothing answers.
-        cores: number of cores of containers from now on; 0 for those of this machine.
+        faults: faults of the next containers, one each, before those.
     """
 
     def __init__(
@@ -317,7 +325,7 @@ class ContainerRoom:
     ) -> None:
         self.impostors = False
         self.dead = False
-        self.cores = 0
+        self.faults: list[ContainerFault] = []
         self._folder = folder
         self._api = api
         self._cache = cache or (folder / "cache" if folder else None)
@@ -372,9 +380,7 @@ class ContainerRoom:
                 order=ContainerOrders(args=orders.args, env=self._env | dict(orders.env), port=orders.port),
                 cache=self._cache,
                 api=f"{place.hostname}:{place.port}",
-                impostor=self.impostors,
-                dead=self.dead,
-                cores=self.cores,
+                fault=self._fault(),
                 exited=powered_off,
             )
             made.folder.mkdir(mode=0o700)
@@ -420,6 +426,11 @@ class ContainerRoom:
         """Return the errors of containers that did not start, and the logs of main processes that ended."""
         errors = [repr(boot.exception()) for boot in self._boots.values() if boot.done() and boot.exception()]
         return errors + [each for container in self._containers.values() for each in container.exits]
+
+    def _fault(self) -> ContainerFault | None:
+        if self.faults:
+            return self.faults.pop(0)
+        return ContainerFault.IMPOSTOR if self.impostors else ContainerFault.SILENT if self.dead else None
 
     def _begin(self, machine: str, verb: Callable[[Container], None]) -> None:
         if (found := self._containers.get(machine)) is not None:

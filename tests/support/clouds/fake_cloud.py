@@ -92,6 +92,7 @@ class FakeCloud:
         surcharge: price of the created record, as a multiple of the listed one.
         least_billed_s: shortest time that is billed; None is the vendor's own.
         machines: every machine ever created, by id.
+        containers_may_end: False for containers whose own keys are refused.
     """
 
     def __init__(self, service: RestService, room: Room, looks: Looks | None = None) -> None:
@@ -101,6 +102,7 @@ class FakeCloud:
         self.capacity: dict[str, int] = {}
         self.surcharge = 1.0
         self.least_billed_s: float | None = None
+        self.containers_may_end = True
         self.machines: dict[str, FakeMachine] = {}
         self._stack = contextlib.ExitStack()
 
@@ -163,6 +165,10 @@ class FakeCloud:
         """Take a machine back, without its client having asked."""
         with self.service.lock:
             self.end(self.machines[machine])
+
+    def lose(self, machine: str) -> None:
+        """Let a machine's host fail: its processes end, and its record shows that."""
+        raise NotImplementedError
 
     def failures(self) -> Sequence[str]:
         """Return the errors of machines that did not boot, and first-boot orders that failed."""

@@ -131,7 +131,7 @@ class RunPodApi(FakeCloud):
 
     Attributes:
         keys: the account's keys.
-        pods_may_end: False for pods whose own keys are refused.
+        containers_may_end: False for pods whose own keys are refused.
         market: see :class:`PodMarket`.
         forbidden: ids of GPUs that the account may not use.
         bad_images: images that do not exist, or are private.
@@ -152,7 +152,7 @@ class RunPodApi(FakeCloud):
         super().__init__(service, self.containers, looks)
         self.pods: dict[str, Pod] = {}
         self.keys = [API_KEY]
-        self.pods_may_end = True
+        self.containers_may_end = True
         self.market = PodMarket()
         self.forbidden: set[str] = set()
         self.bad_images: set[str] = set()
@@ -204,8 +204,8 @@ class RunPodApi(FakeCloud):
         """Publish another port of a running pod, whose processes stay."""
         self.containers.machine(machine).move_port()
 
-    def stop(self, machine: str) -> None:
-        """Stop a pod, as RunPod does when the balance is empty."""
+    def lose(self, machine: str) -> None:
+        """Stop a pod, as RunPod does when its host fails, or the balance is empty."""
         with self.service.lock:
             self._stop(self.pods[machine])
 
@@ -227,7 +227,7 @@ class RunPodApi(FakeCloud):
         owner = next((each for each in self.pods.values() if each.key == call.token), None)
         if owner is None:
             return error(401, "invalid bearer token" if call.token else "missing bearer token")
-        if self.pods_may_end and call.parts.get("pod_id") == owner.id:
+        if self.containers_may_end and call.parts.get("pod_id") == owner.id:
             return None
         return error(403, "access denied")
 
