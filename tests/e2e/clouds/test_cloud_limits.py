@@ -23,7 +23,7 @@ from skyward.testing.hosts import require_sshd
 from support.clock import FakeClock
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import SPECS
-from support.clouds.vendors import PATH, PROMPT, VENDORS, Vendor, opened
+from support.clouds.vendors import PATH, PROMPT, SAMPLED, VENDORS, Vendor, opened
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -91,6 +91,7 @@ async def test_the_cost_is_the_vendors_to_the_second_at_the_price_it_charges(
     assert final.hourly_rate == pytest.approx(3 * vendor.usd_per_hour * SURCHARGE, rel=1e-4)
 
 
+@pytest.mark.parametrize("vendor", SAMPLED, indirect=True)
 def test_a_pool_stays_below_max_cost_although_its_record_is_dearer_than_the_offer(
     vendor: Vendor, machines: FakeCloud
 ) -> None:
@@ -132,6 +133,7 @@ class _Offering:
         return [dataclasses.replace(each, **self._fields) for each in await self._provider.offers(request)]
 
 
+@pytest.mark.parametrize("vendor", SAMPLED, indirect=True)
 def test_a_machine_with_another_host_key_gets_no_byte(vendor: Vendor, machines: FakeCloud) -> None:
     machines.room.impostors = True
     provider: Any = _Offering(vendor.provider(machines), ready_within_s=4.0)

@@ -20,7 +20,7 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.provision.buying.opening_sweep import OpeningSweep
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud
-from support.clouds.vendors import PATH, PROMPT, VENDORS, Vendor, opened
+from support.clouds.vendors import PATH, PROMPT, SAMPLED, VENDORS, Vendor, opened
 
 require_sshd()
 pytestmark = pytest.mark.timeout(600)
@@ -158,6 +158,7 @@ def test_whenever_the_client_is_killed_its_machines_power_off_and_the_next_pool_
         assert (cloud.left(), Ledger.of_user().open_entries()) == ({}, ()), (point, notes)
 
 
+@pytest.mark.parametrize("vendor", SAMPLED, indirect=True)
 def test_machines_with_a_secret_of_their_own_remove_themselves(vendor: Vendor, cloud: FakeCloud) -> None:
     """Without anybody's help: the client is dead, and no other pool is opened."""
     assert vendor.ends_itself is not None

@@ -14,6 +14,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
 
+import pytest
+
 from skyward.testing.aws import Looks
 from support.clouds.container_room import ContainerOrders, ContainerRoom
 from support.clouds.fake_cloud import FakeCloud, FakeMachine
@@ -184,6 +186,11 @@ class RunPodApi(FakeCloud):
     @property
     def secrets(self) -> Sequence[str]:
         return [*self.keys, *(each.key for each in self.pods.values())]
+
+    def use(self, patch: pytest.MonkeyPatch, provider: type[Any], **settings: Any) -> None:
+        super().use(patch, provider, **settings)
+        if "look_interval_s" in settings:  # the limit of calls is one of clients with their own intervals
+            self.service.paces.clear()
 
     def left(self) -> Mapping[str, Sequence[str]]:
         self.room.settle()

@@ -24,7 +24,7 @@ from support.clouds.runpod_api import RunPodApi
 from support.clouds.verda_api import VerdaApi
 from support.environments import build_environment
 
-__all__ = ["PATH", "PROMPT", "VENDORS", "Vendor", "opened", "vendor_named"]
+__all__ = ["PATH", "PROMPT", "SAMPLED", "VENDORS", "Vendor", "opened", "vendor_named"]
 
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 """Of machines: there is no uv."""
@@ -141,6 +141,9 @@ def vendor_named(name: str) -> Vendor:
     """Return the vendor of that name."""
     return next(each for each in VENDORS if each.name == name)
 
+
+SAMPLED = [pytest.param(each, marks=pytest.mark.full if each.containers else (), id=each.name) for each in VENDORS]
+"""Vendors for a test of which `make test` has enough with virtual machines: containers' own tests do the like."""
 
 PROMPT: Mapping[str, Any] = {"listing_s": 1.0, "look_s": 0.05, "unlisted_s": 1.0, "look_interval_s": 0.1}
 """Class variables of providers whose waits are short."""
