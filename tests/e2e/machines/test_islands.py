@@ -21,7 +21,7 @@ from skyward.events import Error, InstanceProvisioned, Notice, SkywardEvent
 from skyward.testing.hosts import SshHost, require_namespaces, require_sshd, share_cache, write_known_hosts
 from skyward_dask import SkywardCluster
 from support.chaos import ChaosProxy
-from support.environments import build_environment
+from support.clouds.environments import build_environment
 
 require_sshd()
 pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment

@@ -18,11 +18,11 @@ from skyward.providers.registry import provider_type
 from skyward.testing.aws import Looks
 from skyward.testing.hosts import require_namespaces
 from support.clouds.digital_ocean_api import DigitalOceanApi
+from support.clouds.environments import build_environment
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import load_json
 from support.clouds.runpod_api import RunPodApi
 from support.clouds.verda_api import VerdaApi
-from support.environments import build_environment
 
 __all__ = ["PATH", "PROMPT", "SAMPLED", "VENDORS", "Vendor", "opened", "vendor_named"]
 
