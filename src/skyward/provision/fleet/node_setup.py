@@ -312,6 +312,8 @@ class Starter:
         # A rented machine costs money from its launch on: the timeout counts from there.
         age_s = 0.0 if own else self._clock.elapsed() - machine.usage.launched_at
         config = replace(config, timeout_s=self._machines.timeout_s(age_s=age_s))
+        if config.timeout_s < self._request.timeout_s - age_s:
+            node.cap = "max_cost"
         await self._unless_over(node, node.start(config))
         self._publish(BootstrapCompleted(node.instance.id))
 

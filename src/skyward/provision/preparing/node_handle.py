@@ -113,6 +113,7 @@ class NodeHandle:
         transport: the transport to the machine.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
         volumes: the volumes available on it.
+        cap: the pool's parameter that limits the node's life: ``"timeout"`` or ``"max_cost"``.
         machine_status: requests from its provider how the machine was lost; returns None while it is not, or if it was
             requested a moment ago, except with ``at_once=True``.
     """
@@ -137,6 +138,8 @@ class NodeHandle:
         self._partitions_undone_s = 0.0
         self.lanes: tuple[str, ...] = ()
         self.volumes: tuple[GrantedVolume, ...] = ()
+        self.cap = "timeout"
+        self._lasts_s = self._over_at = math.inf
         self.machine_status: Callable[..., Awaitable[NodeLoss | None]] = _no_status
         self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
         self._noticed = asyncio.Event()
@@ -238,6 +241,7 @@ class NodeHandle:
         Raises :class:`~skyward.errors.BootstrapError` with the supervisor's output.
         """
         self._longest_absence_s = longest_absence_s(config)
+        self._lasts_s, self._over_at = config.timeout_s, SYSTEM_CLOCK.elapsed() + config.timeout_s
         self._partitions_undone_s = MIG_UNDO_S if config.mig and config.own_machine else 0.0
         local = isinstance(self.access, LocalAccess)
         self._ready = await start_supervisor(self.transport, self._environment, config, on_this_machine=local)
@@ -279,7 +283,7 @@ class NodeHandle:
             finally:
                 away.is_over()
             if isinstance(verdict, NodeLoss) and self._loss is None:
-                self._loss = verdict
+                self._loss = self._explained(verdict)
         if self.instance.offer.spot and not (self._loss.timed_out or self._attributed or self._noticed.is_set()):
             # A machine that is taken back without notice may still end its processes in order.
             reported = await self.machine_status(at_once=True)
@@ -347,12 +351,23 @@ class NodeHandle:
     def _receive(self, message: Message) -> None:
         if isinstance(message, Ending):
             self._ending = True
-            self._loss = NodeLoss(reason=message.reason, timed_out=message.timed_out)
+            self._loss = self._explained(NodeLoss(reason=message.reason, timed_out=message.timed_out))
             self._unlinked.set()
         if isinstance(message, Fetched) and (answer := self._fetching.pop(message.path, None)) is not None:
             answer.set_result(message)
         if not self._is_old(message):
             self._on_message(self, message)
+
+    def _explained(self, loss: NodeLoss) -> NodeLoss:
+        """Return a loss with the cap that ended the node as its reason, if one did.
+
+        After its time a node without a report has ended by itself: the client slept, or the machine was faster.
+        """
+        if self.cap == "timeout" if loss.timed_out else SYSTEM_CLOCK.elapsed() < self._over_at:
+            return loss
+        own = f"its timeout of {self._lasts_s:g} s is over"
+        reason = own if self.cap == "timeout" else f"the {self._lasts_s:g} s that {self.cap} allows it are over"
+        return replace(loss, reason=reason, timed_out=True)
 
     def _is_old(self, message: Message) -> bool:
         """Return True for an announcement that the node repeats on a new connection, and that arrived before."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from skyward.errors import HostKeyError, RateLimitError, UnreachableError
+from skyward.errors import BootstrapError, HostKeyError, RateLimitError, UnreachableError
 from skyward.node.supervisor.lease import Lease
 from skyward.providers.base import InstanceState
 from skyward.provision.buying.unfit import UnfitMachineError
@@ -25,6 +25,7 @@ from skyward.testing.provider import FakeProvider
 from skyward.transport.access import Access, SSHAccess, SSHTarget
 from skyward.transport.base import Completed
 from skyward.transport.ssh_transport import SshTransport
+from skyward.wire.control import Ending
 from support.clock import FakeClock
 from support.nodes import node_config, node_instance
 
@@ -49,6 +50,9 @@ class Machine:
         self.asked = 0
         self.asked_again = asyncio.Event()
 
+    async def put(self, *_: Any, **__: Any) -> None:
+        raise OSError("no disk")
+
     async def run(self, argv: Sequence[str], **_: Any) -> Completed:
         self.asked += 1
         if self.asked > len(self.answers) + 1:
@@ -67,7 +71,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def unlinked_node(machine: Machine) -> NodeHandle:
     node = NodeHandle(instance=INSTANCE, rank=1, transport=machine, on_message=lambda node, message: None)  # type: ignore[arg-type]
     node._ready = SimpleNamespace(pid=1)  # type: ignore[assignment]
-    node._environment = SimpleNamespace(python="python")  # type: ignore[assignment]
+    node._environment = SimpleNamespace(python="python", env={})  # type: ignore[assignment]
     node._control = SimpleNamespace(connected=False)  # type: ignore[assignment]
     node._connection_lost()
     return node
@@ -329,3 +333,43 @@ async def test_a_failure_on_a_machine_that_moved_meanwhile_is_the_machines() -> 
 def test_a_disk_without_the_nodes_environment_has_no_supervisor(python: str, verdict: int) -> None:
     asked = ["sh", "-c", nodes._UNLESS_WIPED, "sh", python, "-c", "pass"]
     assert subprocess.run(asked, check=False).returncode == verdict
+
+
+# --- nodes whose time is over -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cap", "reason"),
+    [("timeout", "its timeout of 40 s is over"), ("max_cost", "the 40 s that max_cost allows it are over")],
+)
+@pytest.mark.parametrize("reported", [True, False])
+async def test_a_node_that_ends_at_its_cap_names_it_even_if_it_could_not_report_that(
+    monkeypatch: pytest.MonkeyPatch, cap: str, reason: str, *, reported: bool
+) -> None:
+    """No other node takes its place: the first one's time was all there is."""
+    clock = FakeClock()
+    monkeypatch.setattr(nodes, "SYSTEM_CLOCK", clock)
+    node = unlinked_node(Machine(GONE))
+    node.cap = cap
+    with pytest.raises(BootstrapError, match="no disk"):
+        await node.start(replace(CONFIG, timeout_s=40.0))
+    clock.advance(39.0 if reported else 41.0)
+    if reported:
+        node._receive(Ending(reason="its timeout of 40 s is over", timed_out=True))
+    async with asyncio.timeout(10):
+        loss = await node.wait_gone()
+
+    assert (loss.reason, loss.timed_out) == (reason, True)
+
+
+async def test_a_node_that_is_lost_before_its_time_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(nodes, "SYSTEM_CLOCK", clock)
+    node = unlinked_node(Machine(GONE))
+    with pytest.raises(BootstrapError, match="no disk"):
+        await node.start(replace(CONFIG, timeout_s=40.0))
+    clock.advance(39.0)
+    async with asyncio.timeout(10):
+        loss = await node.wait_gone()
+
+    assert (loss.reason, loss.timed_out) == ("its supervisor is gone", False)
