@@ -29,6 +29,7 @@ EXAMPLES_TESTS = (
     "dask/test_dask_examples.py",
     "machines/test_aws_examples.py",
     "clouds/test_cloud_examples.py",
+    "clouds/test_runpod_example.py",
     "clouds/test_verda_example.py",
 )
 """Where the others have tests that read what they print."""
