@@ -168,7 +168,8 @@ def opened(
         patch: undone by the caller.
         folder: an existing folder.
         machines: True for a real host per machine.
-        image: image of the pools there; None is the default one. Containers find it in the room's ``cache``.
+        image: image of the pools there; None is the default one. Containers find it in the room's ``cache``;
+            without that no pool can be opened.
         looks: see :class:`FakeCloud`.
         provider: class variables of the provider.
         **room: settings of the machines' room.
@@ -179,7 +180,8 @@ def opened(
     place = folder / "machines" if machines else None
     if machines and vendor.containers:
         require_namespaces()
-        build_environment(image or sky.Image(), room["cache"], folder / "builder")
+        if "cache" in room:
+            build_environment(image or sky.Image(), room["cache"], folder / "builder")
     try:
         with vendor.fake(place, looks=looks, **room) as cloud:
             cloud.use(patch, vendor.kind, **(provider or {}))

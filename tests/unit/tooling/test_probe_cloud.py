@@ -82,6 +82,7 @@ def test_facts_are_printed_for_less_than_a_dollar_and_nothing_is_left(
     assert "the ordered ssh-ed25519 after" in facts["host keys shown until then"]
     assert facts["left"].startswith("nothing")
     assert ("states once it powered itself off" in facts) == bool(power_off)
+    assert facts.get("may end its own bill") == ("yes" if vendor.containers else None)
     assert cloud.alive == []
     assert cloud.left() == {}
     assert Ledger.of_user().open_entries() == ()
