@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,7 +11,7 @@ from skyward.providers._common.machine_catalogue import MachineType
 from skyward.providers._common.rented_machines import MachineBook
 from skyward.providers.aws.api import Api, Json
 from skyward.providers.aws.boot import MachineImage, find_image, image_path
-from skyward.providers.aws.machine_types import parse_types
+from skyward.providers.aws.machine_types import FIELDS, parse_types
 from skyward.providers.aws.network import find_subnets
 from skyward.providers.aws.payloads import Record, Subnet, filters, parse_record
 
@@ -51,15 +50,14 @@ class Account:
     async def types(self) -> tuple[MachineType, ...]:
         """Return every machine type of the region; cached on disk for a week."""
         if not self._types:
-            kept = self.kept("types", _WEEK_S)
-            rows: list[Json] = (await asyncio.to_thread(kept.read)).get("types", [])
-            types = parse_types(rows)
-            if not types:
-                rows = await self.api.pages("ec2", "DescribeInstanceTypes", "InstanceTypes")
-                types = parse_types(rows)
-                await asyncio.to_thread(kept.add, {"types": rows})
-            self._types = types
+            kept = await self.kept("types", _WEEK_S).completed(["types"], self._types_now)
+            self._types = parse_types(kept.get("types", ()))
         return self._types
+
+    async def _types_now(self, names: Sequence[str]) -> Mapping[str, Sequence[Json]]:
+        rows: list[Json] = await self.api.pages("ec2", "DescribeInstanceTypes", "InstanceTypes")
+        short = [{each: row[each] for each in FIELDS.split() if each in row} for row in rows]
+        return dict.fromkeys(names, short) if short else {}
 
     async def image(self, name: str) -> MachineImage:
         """Return the image of a machine type; raises :class:`KeyError` if the region has no such type."""

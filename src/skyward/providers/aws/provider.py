@@ -35,7 +35,6 @@ __all__ = ["AWS"]
 
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+", re.ASCII)
 _SUBNET = re.compile(r"subnet-[0-9a-f]+", re.ASCII)
-_SSH_PORT = 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +204,7 @@ class AWS:
         if host is None or record.private_address is None:
             return None
         access = log_in(self, record.id, record.key, host=host, address=record.private_address)
-        credentials, port = self._account.api.credentials, self.port or _SSH_PORT
-        proxy = session_command(credentials, record.id, port) if self.use_ssm else ()
+        proxy = session_command(self._account.api.credentials, record.id, self.port or 22) if self.use_ssm else ()
         return replace(access, target=replace(access.target, proxy=proxy))
 
 

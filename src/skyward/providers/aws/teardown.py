@@ -94,7 +94,7 @@ async def undo(
         try:
             new = await _found(account, missing, unseen_s=0.0 if last else unseen_s, deadline_s=deadline_s)
         except UnreachableError as error:
-            raise _may_be_left(account, pool_id, keys, f"EC2 cannot list it: {error}", left) from error
+            raise _may_be_left(account, pool_id, missing, f"EC2 cannot list it: {error}", left) from error
         found |= new
         if left := left.union(new.values()):
             await end(account, sorted(left), deadline_s=deadline_s)
