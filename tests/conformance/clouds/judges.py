@@ -231,7 +231,8 @@ def page(verdicts: dict[str, dict[str, Any]]) -> str:
 def main() -> int:
     """Do what the arguments say; return the exit status."""
     verdicts = json.loads(OUTCOMES.read_text(encoding="utf-8")) if OUTCOMES.exists() else {}
-    named = sys.argv[1:] or list(CLIENTS)
+    described = [each for each in CLIENTS if each not in GENERATED or (SPECS / GENERATED[each]).exists()]
+    named = sys.argv[1:] or described
     for client in named:
         verdict = run(client)
         verdicts[client] = {"version": verdict.version, "checks": verdict.checks, "outside": verdict.outside}
