@@ -30,6 +30,7 @@ POINTS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 8
 CALLS = 30
 """Calls of a healthy client, about: points later than its last one kill it at its end."""
 DEADLINE_S = 120.0
+LEASE_S = 3
 
 CLIENT = """
 import json, sys
@@ -38,11 +39,11 @@ from skyward.providers.registry import provider_type
 from skyward.provision.preparing import machine_size
 
 machine_size.CORES_SHARE = machine_size.MEMORY_SHARE = 0.0
-name, settings, variables, machine = json.loads(sys.argv[1])
+name, settings, variables, machine, lease_s = json.loads(sys.argv[1])
 kind = provider_type(name)
 for variable, value in variables.items():
     setattr(kind, variable, value)
-terms = {"nodes": 2, "machine": machine, "timeout": 900, "lease": 3, "display": "quiet"}
+terms = {"nodes": 2, "machine": machine, "timeout": 900, "lease": lease_s, "display": "quiet"}
 with sky.ComputePool(provider=kind(**settings), **terms):
     print("up", flush=True)
     sys.stdin.read()
@@ -78,7 +79,7 @@ class Client:
     def __init__(self, vendor: Vendor, cloud: FakeCloud, **settings: Any) -> None:
         settings = {"endpoint_url": cloud.endpoint_url, **vendor.settings, **settings}
         variables = {**PROMPT, **cloud.room.settings}
-        argument = json.dumps([vendor.name, settings, variables, vendor.machine])
+        argument = json.dumps([vendor.name, settings, variables, vendor.machine, LEASE_S])
         self.process = subprocess.Popen(
             [sys.executable, "-c", CLIENT, argument],
             stdin=subprocess.PIPE,
@@ -138,6 +139,16 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def ended_by(cloud: FakeCloud) -> set[str]:
+    """The keys with which machines were ended."""
+    return {call.token for call in cloud.service.calls if call.method == "DELETE" and 0 < call.status < 300}
+
+
+def own_keys(cloud: FakeCloud) -> set[str]:
+    machines: list[Any] = [*cloud.machines.values()]
+    return {machine.key for machine in machines}
+
+
 def all_off(cloud: FakeCloud) -> bool:
     """Let the timers pass, those of a machine whose create call arrived after its client's death as well."""
     cloud.room.elapse()
@@ -151,6 +162,7 @@ def test_whenever_the_client_is_killed_its_machines_power_off_and_the_next_pool_
     for point in points:
         killed_at(vendor, cloud, point)
         eventually(lambda: all_off(cloud))
+        assert not vendor.containers or ended_by(cloud) == own_keys(cloud)
         hosts = [cloud.room.machine(each).host for each in cloud.alive]
         assert [host.processes() for host in hosts if host is not None] == [[]] * len(hosts)
         assert [*cloud.service.bill.open] == [*cloud.alive], "powering off must not be taken for the end of the bill"
@@ -165,6 +177,10 @@ def test_machines_with_a_secret_of_their_own_remove_themselves(vendor: Vendor, c
     client = Client(vendor, cloud, **vendor.ends_itself(cloud))
     assert client.up() == "up\n"
     client.kill()
+    killed = cloud.service.clock()
     client.end()
     eventually(lambda: not cloud.alive)
     assert cloud.service.bill.open == []
+    if vendor.containers:
+        assert ended_by(cloud) == own_keys(cloud)
+        assert cloud.service.calls[-1].at - killed < LEASE_S + 30
