@@ -43,6 +43,7 @@ BUILT_IN: Mapping[str, str] = {
     "local": "skyward.providers.local:Local",
     "runpod": "skyward.providers.runpod.provider:RunPod",
     "ssh": "skyward.providers.ssh:SSH",
+    "vastai": "skyward.providers.vastai.provider:VastAI",
     "verda": "skyward.providers.verda.provider:Verda",
 }
 """Class of each of Skyward's own providers, by its name in the ledger. A provider is a dataclass of its settings."""

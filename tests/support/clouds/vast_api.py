@@ -25,10 +25,12 @@ from support.clouds.container_room import ContainerOrders, ContainerRoom
 from support.clouds.fake_cloud import FakeCloud, FakeMachine
 from support.clouds.rest_service import Pace, RestAnswer, RestCall, RestService, Tariff
 
-__all__ = ["API_KEY", "SCOPES", "VastApi", "VastInstance", "ask", "disk_price"]
+__all__ = ["API_KEY", "SCOPES", "STATUSES", "VastApi", "VastInstance", "ask", "disk_price"]
 
 API_KEY: Final = "vast-test-key-0123456789abcdef0123456789abcdef"
 SCOPES: Final = frozenset({"misc", "user_read", "instance_read", "instance_write"})
+STATUSES: Final = ("created", "loading", "running", "stopped", "exited", "frozen", "rebooting", "unknown", "offline")
+"""Every ``actual_status`` of the vendor's pages; its description lists none."""
 QUICK: Final = 0.02
 """Length of the client's intervals here, as a share of the real ones."""
 _JITTER: Final = 0.5

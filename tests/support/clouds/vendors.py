@@ -22,6 +22,7 @@ from support.clouds.environments import build_environment
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import load_json
 from support.clouds.runpod_api import RunPodApi
+from support.clouds.vast_api import STATUSES, VastApi
 from support.clouds.verda_api import VerdaApi
 
 __all__ = ["PATH", "PROMPT", "SAMPLED", "VENDORS", "Vendor", "opened", "vendor_named"]
@@ -132,6 +133,22 @@ VENDORS = (
             "EXITED": InstanceState.FAILED,
             "ERROR": InstanceState.FAILED,
             "TERMINATED": InstanceState.GONE,
+        },
+    ),
+    Vendor(
+        name="vastai",
+        fake=VastApi,
+        machine="CPU",
+        usd_per_hour=0.03 + 40 * 0.15 / 720,
+        creating="PUT /api/v0/asks/{ask_id}/",
+        ends_itself=lambda cloud: {},
+        islands=True,
+        containers=True,
+        described=lambda: STATUSES,
+        states={
+            **dict.fromkeys(("created", "loading", "rebooting"), InstanceState.PENDING),
+            "running": InstanceState.RUNNING,
+            **dict.fromkeys(("exited", "frozen", "offline", "stopped", "unknown"), InstanceState.FAILED),
         },
     ),
 )
