@@ -272,10 +272,13 @@ class CloudContract(ProviderContract):
         self, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
     ) -> Iterator[None]:
         machines = request.function.__name__ == "test_a_machine_that_claims_to_end_itself_does"
+        room = {"cache": request.getfixturevalue("ssh_cache")} if machines and self.vendor.containers else {}
         if machines:
             require_sshd()
         looks = Looks(pending=1, ending=0 if machines else 1)
-        with opened(self.vendor, monkeypatch, tmp_path, machines=machines, looks=looks, provider=PROMPT) as cloud:
+        with opened(
+            self.vendor, monkeypatch, tmp_path, machines=machines, looks=looks, provider=PROMPT, **room
+        ) as cloud:
             self._cloud = cloud
             yield
 
@@ -325,6 +328,13 @@ class TestDigitalOceanReaped(TestDigitalOcean):
     ending_themselves = True
 
 
+class TestVastAI(CloudContract):
+    """Containers of a marketplace, each on a host of its own, which end by their own keys."""
+
+    vendor = vendor_named("vastai")
+    ending_themselves = True
+
+
 def _connects(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=5).close()
@@ -357,6 +367,7 @@ def test_every_provider_is_bound_and_what_does_not_apply_to_it_is_listed_with_a_
         "TestAWS": ["avoid"],
         "TestDigitalOcean": ["avoid"],
         "TestDigitalOceanReaped": ["avoid"],
+        "TestVastAI": [],
         "TestVerda": ["avoid"],
         "TestVerdaSelfDestruct": ["avoid"],
     }

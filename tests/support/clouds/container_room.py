@@ -137,6 +137,11 @@ class Container:
     _ended: bool = False
 
     @property
+    def ended(self) -> bool:
+        """True once it has begun to end for good."""
+        return self._ended
+
+    @property
     def own_root(self) -> Path:
         """Folder with the container's own folders, in place of ``/``."""
         return self.folder / "root"
