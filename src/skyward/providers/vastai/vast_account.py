@@ -25,7 +25,7 @@ __all__ = ["API_URL", "TABLE", "TOP_UP", "VastAccount", "find_key", "instance_pa
 API_URL: Final = "https://console.vast.ai"
 _LIST: Final = "/api/v1/instances/"
 _PAGE: Final = 25
-_SUCCESS: Final = 200
+_SUCCESS, _NOT_FOUND = 200, 404
 _CONTRACT: Final = re.compile(r"\(it made contract (\d+)\)")
 _DAY_S: Final = 86400
 _KEYS: Final = (
@@ -94,10 +94,8 @@ class VastAccount:
         self.url = url.removesuffix("/")
         self.market = AskMarket(self.search, terms)
         self._terms = terms
-        limits: Mapping[str, Any] = {"pace": pace, "patience_s": patience_s}
-        self.rest = RestClient(
-            vendor="VastAI", base_url=url, authorize=authorize, judge=_judge, explain=_explain, **limits
-        )
+        api: Mapping[str, Any] = {"vendor": "VastAI", "base_url": url, "pace": pace, "patience_s": patience_s}
+        self.rest = RestClient(authorize=authorize, judge=_judge, explain=_explain, **api)
 
     async def credit(self) -> float:
         """Return the USD that are left."""
@@ -143,6 +141,8 @@ class VastAccount:
 
     async def request_end(self, machine: str) -> None:
         """Destroy an instance with its disk. It is never stopped: the disk of a stopped one bills."""
+        if not machine.isdecimal():
+            raise TABLE.refused("no_such_instance", f"{machine!r} is no number", "VastAI", status=_NOT_FOUND)
         await self.rest.change("DELETE", instance_path(machine), {})
 
     async def remove(self, pool_id: str) -> None:
