@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from skyward.providers.local import Local
     from skyward.providers.runpod.provider import RunPod
     from skyward.providers.ssh import SSH
+    from skyward.providers.vastai.provider import VastAI
     from skyward.providers.verda.provider import Verda
     from skyward.request.accelerators import NVIDIA, Accelerator, is_nvidia, is_trainium
     from skyward.request.image import Image
@@ -159,6 +160,7 @@ __all__ = [
     "TerminationError",
     "TimeoutApproaching",
     "UnreachableError",
+    "VastAI",
     "Verda",
     "WorkerLost",
     "WorkerLostError",
@@ -248,6 +250,7 @@ _HOMES = {
     "skyward.providers.local": ("Local",),
     "skyward.providers.runpod.provider": ("RunPod",),
     "skyward.providers.ssh": ("SSH",),
+    "skyward.providers.vastai.provider": ("VastAI",),
     "skyward.providers.verda.provider": ("Verda",),
     "skyward.distributed.runtime": (
         "DistributedSampler",
@@ -263,7 +266,6 @@ _HOMES = {
     "skyward.request.volume": ("S3Volume",),
     "skyward.submission": ("CallFuture",),
 }
-_NOT_YET = ("VastAI",)
 
 
 def __getattr__(name: str) -> Any:
@@ -273,9 +275,6 @@ def __getattr__(name: str) -> Any:
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(home), name)
             return value
-    if name in _NOT_YET:
-        # Not an AttributeError, whose text `from skyward import …` would replace with its own.
-        raise ImportError(f"skyward.{name} is not in this version yet; sky.Local() runs a pool on this machine")
     raise AttributeError(f"module 'skyward' has no attribute {name!r}")
 
 

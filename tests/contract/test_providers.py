@@ -328,6 +328,16 @@ class TestDigitalOceanReaped(TestDigitalOcean):
     ending_themselves = True
 
 
+class TestRunPod(CloudContract):
+    """Pods, which end by their own keys."""
+
+    vendor = vendor_named("runpod")
+    ending_themselves = True
+    does_not_apply: Mapping[Promise, str] = {
+        "avoid": "RunPod does not report which physical machine a pod is on, nor lets one choose",
+    }
+
+
 class TestVastAI(CloudContract):
     """Containers of a marketplace, each on a host of its own, which end by their own keys."""
 
@@ -367,6 +377,7 @@ def test_every_provider_is_bound_and_what_does_not_apply_to_it_is_listed_with_a_
         "TestAWS": ["avoid"],
         "TestDigitalOcean": ["avoid"],
         "TestDigitalOceanReaped": ["avoid"],
+        "TestRunPod": ["avoid"],
         "TestVastAI": [],
         "TestVerda": ["avoid"],
         "TestVerdaSelfDestruct": ["avoid"],

@@ -20,18 +20,22 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 FOLDER = Path(__file__).parents[3] / "examples"
 
 
-@pytest.mark.parametrize(("vendor", "example"), [("digitalocean", "digitalocean_droplets.py")])
+@pytest.mark.parametrize(
+    ("vendor", "arguments"),
+    [("digitalocean", ["digitalocean_droplets.py"]), ("vastai", ["vastai_bids.py", "CPU"])],
+    ids=["digitalocean", "vastai"],
+)
 def test_an_example_prints_its_results_and_leaves_nothing(
-    vendor: str, example: str, ssh_cache: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    vendor: str, arguments: list[str], ssh_cache: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     capsys, tmp_path = request.getfixturevalue("capsys"), request.getfixturevalue("tmp_path")
     (found,) = [each for each in VENDORS if each.name == vendor]
     env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
     with opened(found, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env) as cloud:
         monkeypatch.setattr(sky, found.kind.__name__, partial(found.kind, endpoint_url=cloud.endpoint_url))
-        monkeypatch.setattr(sys, "argv", [example])
+        monkeypatch.setattr(sys, "argv", arguments)
 
-        runpy.run_path(str(FOLDER / example), run_name="__main__")
+        runpy.run_path(str(FOLDER / arguments[0]), run_name="__main__")
 
         said = capsys.readouterr().out
         assert cloud.left() == {}

@@ -125,17 +125,6 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         from skyward import computer  # noqa: F401
 
 
-@pytest.mark.parametrize("name", skyward._NOT_YET)
-def test_a_name_of_a_later_version_says_so(name: str) -> None:
-    text = rf"skyward\.{name} is not in this version yet; sky\.Local\(\) runs"
-
-    assert name not in skyward.__all__
-    with pytest.raises(ImportError, match=text):
-        getattr(skyward, name)
-    with pytest.raises(ImportError, match=text):
-        exec(f"from skyward import {name}")
-
-
 def test_integrations_come_from_skyward_joblib() -> None:
     pytest.importorskip("joblib")
     import skyward_joblib

@@ -40,7 +40,7 @@ SHOWN = words("""
 """)
 """Used or defined on the pages, without an import line."""
 
-CLOUD = ["DigitalOcean", "RunPod", "Verda", "distributed"]
+CLOUD = ["DigitalOcean", "RunPod", "VastAI", "Verda", "distributed"]
 """Names that come with the clouds, and with training on several nodes."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
