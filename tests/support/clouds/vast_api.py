@@ -90,7 +90,6 @@ def ask(
     number: int, machine: int, *, gpu: str = "", count: int = 0, place: str = "Utah, US", **other: Any
 ) -> dict[str, Any]:
     """Return a row of the market: ``count`` GPUs of a host, with a share of its cores and memory."""
-    share = max(count, 1)
     row = {
         "id": number,
         "ask_contract_id": number,
@@ -101,7 +100,7 @@ def ask(
         "gpu_ram": 24564 if count else 0,
         "cpu_arch": "amd64",
         "cpu_cores": 32,
-        "cpu_cores_effective": 4.0 * share,
+        "cpu_cores_effective": 4.0 * count or 2.0,
         "cpu_ram": 131072,
         "disk_space": 500.0,
         "dph_base": 0.03 if not count else 0.3 * count,
@@ -184,7 +183,6 @@ class VastApi(FakeCloud):
 
     Attributes:
         keys: scopes of each of the account's keys.
-        containers_may_end: False for containers whose own keys are refused.
         asks: rows of the market, by id; a test may change them.
         credit: USD left; without any, nothing is rented.
         searches_left: number of searches before the end of the day.
@@ -195,11 +193,10 @@ class VastApi(FakeCloud):
         service = RestService(
             "vast-api", errors=error, description="vast-openapi-patched.json", authorize=self._authorize
         )
-        super().__init__(service, ContainerRoom(folder, api=lambda: service.url, **room), looks)
-        self.containers: ContainerRoom = self.room  # type: ignore[assignment]
+        self.containers = ContainerRoom(folder, api=lambda: service.url, **room)
+        super().__init__(service, self.containers, looks)
         self.instances: dict[str, VastInstance] = {}
         self.keys: dict[str, frozenset[str]] = {API_KEY: SCOPES}
-        self.containers_may_end = True
         self.asks: dict[int, dict[str, Any]] = {row["id"]: row for row in market()}
         self.credit = 50.0
         self.searches_left = 500
@@ -252,6 +249,12 @@ class VastApi(FakeCloud):
             assert found.price is not None, "an instance on demand cannot be outbid"
             found.ask["min_bid"] = least_bid
             self._stop(found)
+
+    def lose(self, machine: str) -> None:
+        """Let a host fail: its processes end, it is offline, and the vendor bills on."""
+        with self.service.lock:
+            self.instances[machine].status = "offline"
+            self.containers.lose(machine)
 
     def rent_away(self, numbers: Iterable[int]) -> None:
         """Let somebody else rent asks on demand: they are gone, although a search has listed them."""

@@ -43,6 +43,7 @@ class Vendor:
         settings: arguments of the provider.
         ends_itself: arguments with which its machines end their own bill, for that account; None for none.
         islands: True if its machines do not reach each other.
+        regions: name of the provider's parameter for a place, or for several.
         containers: True if its machines are containers, which end their own bill and have no package index.
     """
 
@@ -54,6 +55,7 @@ class Vendor:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     ends_itself: Callable[[FakeCloud], Mapping[str, Any]] | None = None
     islands: bool = False
+    regions: str = "region"
     containers: bool = False
     described: Callable[[], Sequence[str]] = tuple
     states: Mapping[str, InstanceState] = field(default_factory=dict[str, InstanceState])
@@ -119,6 +121,7 @@ VENDORS = (
     Vendor(
         name="runpod",
         fake=RunPodApi,
+        regions="data_centers",
         machine="2x cpu3c",
         usd_per_hour=0.06,
         creating="POST /v2/pods",
@@ -138,6 +141,7 @@ VENDORS = (
     Vendor(
         name="vastai",
         fake=VastApi,
+        regions="regions",
         machine="CPU",
         usd_per_hour=0.03 + 40 * 0.15 / 720,
         creating="PUT /api/v0/asks/{ask_id}/",

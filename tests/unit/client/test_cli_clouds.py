@@ -108,7 +108,9 @@ def test_offers_have_prices_and_places_and_the_cheapest_comes_first(shop: Shop) 
 
 
 def test_an_unknown_region_is_an_error_that_names_it(shop: Shop) -> None:
-    errors = answer("offers", "--cpu", "2", *shop.place, "--region", "nowhere-9", exit_code=1)["errors"]
+    name = shop.vendor.regions
+    place = ("--region", "nowhere-9") if name == "region" else ("--set", f"{name}=nowhere-9")
+    errors = answer("offers", "--cpu", "2", *shop.place, *place, exit_code=1)["errors"]
 
     error = errors[shop.vendor.name]
     assert "nowhere-9" in error or "has no parameter 'region'" in error

@@ -190,7 +190,7 @@ async def test_a_class_costs_as_much_as_the_dearest_ask_that_the_nodes_take(vast
         ({"accelerator": "A100-40GB"}, "1x A100 PCIE", "A100-40GB"),
         ({"accelerator": "T4"}, "1x Tesla T4", "T4"),
         ({"machine": "2x RTX 4090"}, "2x RTX 4090", "RTX-4090"),
-        ({"cpu": 3, "memory": "16GB"}, "CPU", None),
+        ({"cpu": 2, "memory": "8GB"}, "CPU", None),
     ],
 )
 async def test_a_request_finds_its_machines(
