@@ -39,7 +39,7 @@ EARLY = 120
 """Number of calls that do not wait for the restart of a container."""
 
 
-@pytest.fixture(params=CONTAINERS, ids=[each.name for each in CONTAINERS])
+@pytest.fixture
 def vendor(request: pytest.FixtureRequest) -> Vendor:
     require_namespaces()
     found: Vendor = request.param
@@ -90,6 +90,14 @@ def load(folder: str) -> str:
         time.sleep(0.05)
 
 
+def sampled(*often: str) -> pytest.MarkDecorator:
+    """Vendors of containers; in `make test` only these."""
+    params = [
+        pytest.param(each, marks=() if each.name in often else pytest.mark.full, id=each.name) for each in CONTAINERS
+    ]
+    return pytest.mark.parametrize("vendor", params, indirect=True)
+
+
 def eventually(condition: Callable[[], Any]) -> Any:
     began = time.monotonic()
     while not (found := condition()):
@@ -109,6 +117,7 @@ def deadline(of: Container) -> str:
     return next(line for line in text.splitlines() if line.startswith("ends_at="))
 
 
+@sampled("runpod")
 def test_two_containers_that_reach_nothing_of_each_other_do_all_but_train_together(
     vendor: Vendor, cloud: FakeCloud, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
@@ -213,11 +222,13 @@ class Impatient:
         return [dataclasses.replace(each, ready_within_s=READY_WITHIN_S) for each in found]
 
 
+@sampled("vastai")  # which names its hosts
 def test_hosts_that_fail_are_replaced_elsewhere_and_their_cost_is_in_the_summary(
     vendor: Vendor, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One never answers, one has another host key, one is smaller than sold, one dies at its first load."""
-    monkeypatch.setattr(machine_size, "CORES_SHARE", 1.0)
+    (sold,) = sky.offers(vendor.provider(cloud), machine=vendor.machine)
+    monkeypatch.setattr(machine_size, "CORES_SHARE", 2 / sold.cpu)
     room_of(cloud).faults += [ContainerFault.SILENT, ContainerFault.IMPOSTOR, ContainerFault.SMALL]
     events: list[SkywardEvent] = []
     provider: Any = Impatient(vendor.provider(cloud))
@@ -233,10 +244,10 @@ def test_hosts_that_fail_are_replaced_elsewhere_and_their_cost_is_in_the_summary
     made = list(cloud.machines.values())
     assert len(made) == 6
     assert first not in running
-    assert len({each.address for each in made}) == 6
+    assert len({each.host for each in made}) == 6
     notes = " ".join(event.message for event in events if isinstance(event, Notice))
     assert "host key" in notes
-    assert "smaller than bought: it has 1 of 2 cores" in notes
+    assert "smaller than bought: it has 1 of" in notes
     (final,) = [event for event in events if isinstance(event, CostFinal)]
-    assert final.ondemand_count == 6
+    assert final.spot_count + final.ondemand_count == 6
     assert 0 < cloud.service.bill.usd() <= final.total_cost

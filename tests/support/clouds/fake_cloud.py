@@ -75,6 +75,11 @@ class FakeMachine:
     ending: int = 0
     ended: bool = False
 
+    @property
+    def host(self) -> str:
+        """Name of the physical machine."""
+        return self.address
+
 
 class FakeCloud:
     """A vendor's account, on loopback addresses. A context manager.

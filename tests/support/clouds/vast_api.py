@@ -172,6 +172,10 @@ class VastInstance(FakeMachine):
     stopped: bool = False
     message: str = ""
 
+    @property
+    def host(self) -> str:
+        return str(self.ask["machine_id"])
+
 
 class VastApi(FakeCloud):
     """An account at VastAI. See :class:`~support.clouds.fake_cloud.FakeCloud`.
