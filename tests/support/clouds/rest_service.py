@@ -342,7 +342,8 @@ class RestService:
             if len(recent) > pace.calls:
                 left_s = recent[-pace.calls] + pace.per_s - call.at
                 refusal = self._errors(_TOO_MANY, f"more than {pace.calls} calls in {pace.per_s:g} s")
-                return RestAnswer(status=refusal.status, body=refusal.body, headers=pace.headers(left_s))
+                headers = {**refusal.headers, **pace.headers(left_s)}
+                return RestAnswer(status=refusal.status, body=refusal.body, headers=headers)
         return None
 
 

@@ -277,7 +277,9 @@ class RunPodApi(FakeCloud):
         order = call.body
         if refused := self._refused(order):
             return refused
-        return RestAnswer(status=201, body=self._row(self._make(order)))
+        made = self._make(order)
+        made.pending += 1  # this answer is no look
+        return RestAnswer(status=201, body={**self._row(made), "status": "PROVISIONING"})
 
     def _refused(self, order: Mapping[str, Any]) -> RestAnswer | None:
         if ("gpu" in order) == ("cpu" in order) or not order.get("image"):
