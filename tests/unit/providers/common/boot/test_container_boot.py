@@ -321,6 +321,7 @@ def test_the_end_is_requested_in_every_way_until_it_is_accepted_and_then_not_aga
     assert len(made.api.asked("DELETE")) == 5
     assert [each[0] for each in made.api.calls if each[0] != "GET"][-9:] == ["DELETE", "POST"] * 4 + ["DELETE"]
     made.stop()
+    assert len(made.api.asked("DELETE")) == 5
     made.start()  # the provider accepted it, and has restarted it instead
     wait_for(lambda: len(made.api.asked("DELETE")) == 6)
 
