@@ -26,6 +26,7 @@ from skyward.testing.provider import FakeProvider, Fate
 from skyward.testing.provider_contract import Promise, ProviderContract
 from skyward.transport.access import SSHAccess
 from skyward.transport.ssh_transport import SshTransport
+from support.aws_clients import remember_classes
 from support.clouds.rest_service import FAULTS, RestFault
 from support.clouds.vendors import PROMPT, Vendor, opened, vendor_named
 from support.clouds.verda_api import VerdaApi
@@ -169,6 +170,7 @@ class TestAWS(ProviderContract):
         if machines:
             require_sshd()
         looks = Looks(pending=1, ending=0 if machines else 1)
+        remember_classes()
         with LocalEC2(tmp_path, machines=machines, looks=looks, block=71) as ec2:
             use_ec2(ec2, monkeypatch, {"listing_s": 0.0})
             self._ec2 = ec2
@@ -256,6 +258,7 @@ class TestVerda(ProviderContract):
 class TestVerdaSelfDestruct(TestVerda):
     """Machines that delete themselves without their client."""
 
+    same_calls = True  # as TestVerda makes
     settings: ClassVar[Mapping[str, Any]] = {"self_destruct": True}
     over: ClassVar[Collection[str]] = ("deleting",)
 
@@ -325,6 +328,7 @@ class TestDigitalOcean(CloudContract):
 class TestDigitalOceanReaped(TestDigitalOcean):
     """Droplets that hold a token by which they delete themselves."""
 
+    same_calls = True  # as TestDigitalOcean makes
     ending_themselves = True
 
 

@@ -71,6 +71,7 @@ class Api:
     _clients: dict[tuple[str, str], tuple[Any, Any]] = field(
         default_factory=dict[tuple[str, str], tuple[Any, Any]], repr=False
     )
+    _session: Any = field(default=None, repr=False)  # to create one takes as long as a client of a small service
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def ask(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json | None:
@@ -175,21 +176,22 @@ class Api:
         key = (where.service, where.region)
         with self._lock:
             if key not in self._clients or self._clients[key][1] == stale:
-                self._clients[key] = self._make(where)
+                self._clients[key] = self._make(where, renewed=key in self._clients)
             return self._clients[key]
 
-    def _make(self, where: Where) -> tuple[Any, Any]:
+    def _make(self, where: Where, *, renewed: bool) -> tuple[Any, Any]:
         from botocore.config import Config
 
-        session = new_session(profile=self.credentials.profile, region=where.region)
+        if renewed or self._session is None:
+            self._session = new_session(profile=self.credentials.profile, region=self.credentials.region)
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
             max_pool_connections=_POOL,
             retries={"mode": "standard", "total_max_attempts": 1},  # botocore would retry refusals for lack of capacity
         )
-        client = session.client(where.service, endpoint_url=self.credentials.endpoint_url, config=config)
-        return client, _keys(session)
+        place = {"region_name": where.region, "endpoint_url": self.credentials.endpoint_url}
+        return self._session.client(where.service, config=config, **place), _keys(self._session)
 
 
 def convert_errors(where: Where, work: Callable[[], T]) -> T:

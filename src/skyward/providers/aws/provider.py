@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import ClassVar
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
@@ -214,10 +215,15 @@ def _priced_on_spot(offers: Sequence[Offer]) -> Sequence[str]:
 
 def _check_region(region: object) -> None:
     named = text("region", region)
-    session = new_session()
-    known = [each for part in session.get_available_partitions() for each in session.get_available_regions("ec2", part)]
+    known = _known_regions()
     if named in known:
         return
     if not _REGION.fullmatch(named):
         raise refusal("region", f"a region such as 'eu-central-1' (closest: {closest(named, known)})", named)
     raise ConfigurationError(f"region={named!r}: AWS has no such region; closest: {closest(named, known)}")
+
+
+@cache
+def _known_regions() -> Sequence[str]:
+    session = new_session()
+    return [each for part in session.get_available_partitions() for each in session.get_available_regions("ec2", part)]
