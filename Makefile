@@ -16,7 +16,7 @@ MATRIX := .venv-matrix
 ML := .venv-ml
 CONFORMANCE := .venv-conformance
 
-PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/ml
+PYTEST = $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder --ignore tests/ml
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 # What each target needs beside the library itself.
