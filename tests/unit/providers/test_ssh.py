@@ -218,20 +218,20 @@ async def test_closing_for_one_pool_does_not_disturb_another(provider: SSH) -> N
         await provider.close()
 
 
-@pytest.mark.parametrize("tags", ["", '{"instance_id": "ssh-', "[]", '{"key": "known", "later": 1}'])
-async def test_tags_that_a_crash_or_another_skyward_left_hinder_nobody(
-    provider: SSH, hosts: list[SshHost], tags: str
-) -> None:
-    folder = hosts[0].home / ".cache/skyward/nodes/ssh-0-0123456789ab"
-    folder.mkdir(parents=True)
-    (folder / "instance.json").write_text(tags)
+async def test_tags_that_a_crash_or_another_skyward_left_hinder_nobody(provider: SSH, hosts: list[SshHost]) -> None:
+    left = dict(enumerate(["", '{"instance_id": "ssh-', "[]", '{"key": "known", "later": 1}']))
+    folders = {number: hosts[0].home / f".cache/skyward/nodes/ssh-0-{number:012x}" for number in left}
+    for number, tags in left.items():
+        folders[number].mkdir(parents=True)
+        (folders[number] / "instance.json").write_text(tags)
     try:
         (instance,) = await launch(provider, "key-0")
         assert (await provider.describe([instance.id]))[0].state is InstanceState.RUNNING
         keys = {each.id: each.key for each in await provider.tagged()}
-        assert keys == {instance.id: "key-0", folder.name: "known" if "known" in tags else folder.name}
+        known = {folder.name: "known" if "known" in left[number] else folder.name for number, folder in folders.items()}
+        assert keys == {instance.id: "key-0"} | known
         await provider.terminate([*keys])
-        assert not folder.exists()
+        assert not any(folder.exists() for folder in folders.values())
     finally:
         await provider.close()
 

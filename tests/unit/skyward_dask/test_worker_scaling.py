@@ -60,19 +60,16 @@ class TestByHand:
         assert [nodes for nodes, _ in fleet.scaled] == [1, 1]
         assert capsys.readouterr().out.count("scale(0): node 0 stays, with its 2 workers") == 1
 
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
+    def test_wrong_numbers_are_named_and_change_nothing(self, cluster, fleet, subtests):
+        for arguments, says in (
             ({"n": -1}, "n must be a whole number ≥ 0, got -1"),
             ({"n": "x"}, "n must be a whole number ≥ 0, got 'x'"),
             ({"n": 2.5}, "n must be a whole number ≥ 0, got 2.5"),
             ({"cores": -2}, "cores must be a whole number ≥ 0"),
             ({"memory": "much"}, 'memory must be a size such as "64 GiB"'),
-        ],
-    )
-    def test_wrong_numbers_are_named_and_change_nothing(self, cluster, fleet, arguments, says):
-        with pytest.raises(ConfigurationError, match=says):
-            cluster.scale(**arguments)
+        ):
+            with subtests.test(arguments), pytest.raises(ConfigurationError, match=says):
+                cluster.scale(**arguments)
         assert fleet.scaled == []
 
     def test_scale_down_takes_the_nodes_that_are_wholly_named(self, cluster, fleet, until):
@@ -171,9 +168,8 @@ class TestWithTheWork:
     def test_no_wait_is_a_wait_count_of_zero(self, cluster):
         assert cluster.adapt(**(QUICKLY | {"wait_count": 0})).wait_count == 0
 
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
+    def test_wrong_arguments_are_named_and_change_nothing(self, cluster, fleet, subtests):
+        for arguments, says in (
             ({"minimum": 4, "maximum": 2}, r"minimum must not be above maximum \(2 workers\), got 4"),
             ({"minimum": -1}, "minimum must be a whole number ≥ 0, got -1"),
             ({"maximum": "many"}, "maximum must be a whole number ≥ 0, got 'many'"),
@@ -182,11 +178,10 @@ class TestWithTheWork:
             ({"interval": "often"}, "interval must be a duration above zero"),
             ({"wait_count": -1}, "wait_count must be a whole number ≥ 0, got -1"),
             ({"target_duration": -3}, "target_duration must be a duration above zero"),
-        ],
-    )
-    def test_wrong_arguments_are_named_and_change_nothing(self, cluster, arguments, says):
-        with pytest.raises(ConfigurationError, match=says):
-            cluster.adapt(**arguments)
+        ):
+            with subtests.test(arguments), pytest.raises(ConfigurationError, match=says):
+                cluster.adapt(**arguments)
+        assert fleet.scaled == []
 
 
 def test_a_fleet_of_several_sizes_agrees_with_itself():
