@@ -25,7 +25,7 @@ from uv import find_uv_bin
 import skyward as sky
 from skyward.node.supervisor import template
 from skyward.provision.preparing.sources import pip_settings
-from support.compiled_packages import keep_compiled
+from support.clouds.compiled_packages import keep_compiled
 
 SETTLE_S = 10.0
 """How long what a test started may take to end by itself after the test."""

@@ -26,7 +26,7 @@ from skyward.testing.provider import FakeProvider, Fate
 from skyward.testing.provider_contract import Promise, ProviderContract
 from skyward.transport.access import SSHAccess
 from skyward.transport.ssh_transport import SshTransport
-from support.aws_clients import remember_classes
+from support.clouds.aws_clients import remember_classes
 from support.clouds.rest_service import FAULTS, RestFault
 from support.clouds.vendors import PROMPT, Vendor, opened, vendor_named
 from support.clouds.verda_api import VerdaApi

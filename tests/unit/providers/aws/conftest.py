@@ -11,7 +11,7 @@ from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
 from skyward.providers._common.machine_catalogue import MachineType
 from skyward.providers.aws.machine_types import parse_types
 from skyward.testing.aws import LocalEC2, Looks, use_ec2
-from support.aws_clients import remember_classes
+from support.clouds.aws_clients import remember_classes
 
 
 @pytest.fixture(scope="session", autouse=True)
