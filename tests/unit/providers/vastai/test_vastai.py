@@ -299,6 +299,7 @@ async def test_hosts_to_avoid_get_no_machine(vast: VastApi) -> None:
     async with opened(vast) as provider:
         made = await launched(provider, "a", "b", machine=GPU, avoid=["30", "31", "41"])
         assert {each.host for each in made} == {"32", "33"}
+        assert vast.service.count(RENT) == 2
         await provider.terminate(vast.alive)
 
 

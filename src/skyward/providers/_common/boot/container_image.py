@@ -17,7 +17,7 @@ CPU_IMAGE: Final = "ubuntu:24.04"
 """Small official image without CUDA."""
 
 _NAME: Final = re.compile(
-    r"[\w.-]+(:\d+)?(/[\w.-]+)*(:\w[\w.-]*|:@[\w-]+)?(@sha256:[0-9a-f]{64})?",
+    r"\w[\w.-]*(:\d+)?(/[\w.-]+)*(:\w[\w.-]*|:@[\w-]+)?(@sha256:[0-9a-f]{64})?",
     re.ASCII,
 )
 _PRIVATE: Final = re.compile(r"\d{12}\.dkr\.ecr\.|[\w-]+\.azurecr\.io/", re.ASCII)
