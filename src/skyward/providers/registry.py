@@ -27,6 +27,7 @@ __all__ = [
     "Paced",
     "Sweepable",
     "Tidies",
+    "Troubled",
     "Zoned",
     "is_rented",
     "make_provider",
@@ -143,6 +144,16 @@ class Paced(Protocol):
     @property
     def look_interval_s(self) -> float:
         """Least number of seconds between two calls of ``describe``."""
+        ...
+
+
+@runtime_checkable
+class Troubled(Protocol):
+    """Provider that repeats calls on which its API fails, and reports them."""
+
+    @property
+    def trouble(self) -> str:
+        """Errors of the calls that are being repeated at present; empty for none."""
         ...
 
 

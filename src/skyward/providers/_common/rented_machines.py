@@ -92,6 +92,11 @@ class MachineBook:
 class MachineApi(Protocol):
     """Calls of a vendor's API that concern machines, of one place where it has several. All are idempotent."""
 
+    @property
+    def trouble(self) -> str:
+        """Errors of the calls that are being repeated at present; empty for none."""
+        ...
+
     async def find(self, key: str) -> MachineRecord | None:
         """Return the machine with that ledger key; None if none is listed."""
         ...
@@ -153,6 +158,11 @@ class RentedMachines:
     def api(self) -> MachineApi:
         """The vendor's calls that concern machines."""
         raise NotImplementedError
+
+    @property
+    def trouble(self) -> str:
+        """See :attr:`skyward.providers.registry.Troubled.trouble`."""
+        return self.api.trouble
 
     async def prepare(self, order: LaunchOrder) -> None:
         """Create the pool's resources other than machines. Idempotent."""

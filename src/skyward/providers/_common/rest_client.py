@@ -136,10 +136,16 @@ class RestClient:
         self._lock = threading.Lock()
         self._next_at: dict[str, float] = {}
         self._blocked_until: dict[str, float] = {}
+        self._troubles: dict[str, str] = {}
         self._pool: urllib3.PoolManager | None = None
 
     def __repr__(self) -> str:
         return f"RestClient({self._vendor!r}, {self._base_url!r})"
+
+    @property
+    def trouble(self) -> str:
+        """Errors of the calls that are being repeated at present; empty for none."""
+        return "; ".join(self._troubles.values())
 
     async def read(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return the answer to ``GET path``; throttled and interrupted calls are repeated."""
@@ -266,6 +272,7 @@ class RestClient:
                 if not is_kind(error, *_REPEATED):
                     raise
                 refused, pauses = error, pauses + 1
+                self._troubles[request.route] = str(error)
                 return NotYet(str(error))
 
         try:
@@ -280,6 +287,8 @@ class RestClient:
             if refused is None:
                 raise
             raise refused from refused.__cause__
+        finally:
+            self._troubles.pop(request.route, None)
         return answer
 
     async def _turn(self, route: str, patience_s: float, refused: SkywardError | None = None) -> None:

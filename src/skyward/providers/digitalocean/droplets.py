@@ -60,6 +60,11 @@ class Droplets:
         assert record is not None, "the answer to a creation is of another droplet"
         return record
 
+    @property
+    def trouble(self) -> str:
+        """Errors of the calls that are being repeated at present."""
+        return self._rest.trouble
+
     async def find(self, key: str) -> MachineRecord | None:
         """Return the droplet with that ledger key; None if none is listed."""
         found = await self._list({"name": _NAME + key})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import TerminationError
 from skyward.providers.base import InstanceState, Provider
+from skyward.providers.registry import Troubled
 
 __all__ = ["end_instances"]
 
@@ -15,13 +17,29 @@ _ATTEMPTS = 6
 _DEADLINE_S = 180.0
 _ATTEMPT_S = 420.0  # a machine with many accelerators may take minutes to go
 _SECOND = 2
+_LOOK_S = 1.0
+_TROUBLE_S = 10.0
+"""Seconds of failing calls after which that is reported."""
 _logger = logging.getLogger("skyward")
 
 
-async def end_instances(provider: Provider, instance_ids: Sequence[str]) -> None:
+async def end_instances(
+    provider: Provider,
+    instance_ids: Sequence[str],
+    *,
+    report: Callable[[str], None] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
     """Terminate machines and confirm it with the provider; retry within some three minutes.
 
-    Raises :class:`~skyward.errors.TerminationError` with the unconfirmed ids; it is logged as an error too.
+    Args:
+        provider: the provider.
+        instance_ids: the machines.
+        report: receives a remark once the provider's API has failed for ten seconds on end; it goes on being tried.
+        clock: the time between two looks at that.
+
+    Raises:
+        TerminationError: names the unconfirmed ids; it is logged as an error too.
     """
     import stamina
 
@@ -30,6 +48,7 @@ async def end_instances(provider: Provider, instance_ids: Sequence[str]) -> None
     retries = stamina.retry_context(
         on=Exception, attempts=_ATTEMPTS, timeout=_DEADLINE_S, wait_initial=0.5, wait_max=30.0
     )
+    watching = asyncio.ensure_future(_watch_trouble(provider, instance_ids, report, clock))
     try:
         async for attempt in retries:
             with attempt:
@@ -51,6 +70,27 @@ async def end_instances(provider: Provider, instance_ids: Sequence[str]) -> None
         )
         _logger.error("%s", message)
         raise TerminationError(message, instance_ids=left) from error
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _watch_trouble(
+    provider: Provider, instance_ids: Sequence[str], report: Callable[[str], None] | None, clock: Clock
+) -> None:
+    """Report once that the provider's API keeps failing."""
+    well_at = clock.monotonic()
+    while report is not None and isinstance(provider, Troubled):
+        await clock.sleep(_LOOK_S)
+        if not (trouble := provider.trouble):
+            well_at = clock.monotonic()
+        elif clock.monotonic() - well_at >= _TROUBLE_S:
+            report(
+                f"{provider.name} does not confirm the end of {', '.join(instance_ids)}: {trouble}. It is tried again "
+                "for some minutes; keep this program running. If it ends before, run `skyward sweep`, or end the "
+                "machines in the provider's console: they may cost money until then"
+            )
+            return
 
 
 async def _confirm(provider: Provider, instance_ids: Sequence[str]) -> None:

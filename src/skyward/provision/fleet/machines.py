@@ -289,7 +289,8 @@ class Machines:
             self._publish(InstanceStopping(machine.instance.id))
         await asyncio.gather(*(_stop(machine.node) for machine in machines if machine.node is not None))
         try:
-            await end_instances(self._provider, [machine.instance.id for machine in machines])
+            ids = [machine.instance.id for machine in machines]
+            await end_instances(self._provider, ids, report=self._notice, clock=self._clock)
         except TerminationError as error:
             await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
             raise

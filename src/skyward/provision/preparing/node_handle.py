@@ -363,7 +363,9 @@ class NodeHandle:
 
         After its time a node without a report has ended by itself: the client slept, or the machine was faster.
         """
-        if self.cap == "timeout" if loss.timed_out else SYSTEM_CLOCK.elapsed() < self._over_at:
+        if loss.timed_out and self.cap == "timeout":
+            return loss
+        if not loss.timed_out and SYSTEM_CLOCK.elapsed() < self._over_at:
             return loss
         own = f"its timeout of {self._lasts_s:g} s is over"
         reason = own if self.cap == "timeout" else f"the {self._lasts_s:g} s that {self.cap} allows it are over"

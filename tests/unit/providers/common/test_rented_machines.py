@@ -30,6 +30,10 @@ class Account:
         self.may_remove = asyncio.Event()
         self.may_remove.set()
 
+    @property
+    def trouble(self) -> str:
+        return ""
+
     async def find(self, key: str) -> MachineRecord | None:
         return next((each for each in await self.listed() if each.key == key), None)
 

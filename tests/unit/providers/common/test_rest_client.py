@@ -467,3 +467,26 @@ def test_proxies_of_the_environment_are_used(
 
 def test_one_client_serves_several_event_loops(client: RestClient) -> None:
     assert [asyncio.run(client.read("/v2/things")) for _ in range(2)] == [{}, {}]
+
+
+def test_calls_that_are_being_repeated_are_the_clients_trouble(url: str, service: Service) -> None:
+    """It is over with the call, whether that succeeds or is given up."""
+    clock = StandingClock()
+
+    async def some(rest: RestClient) -> tuple[str, str]:
+        service.script = [Say(status=500, body={"id": "broken"})]
+        ending = asyncio.ensure_future(rest.change("DELETE", "/v2/things/1"))
+        await clock.paused.wait()
+        await rest.read("/v2/things")
+        during = rest.trouble
+        clock.may_go_on.set()
+        await ending
+        service.script = [Say(status=500)] * 99
+        with pytest.raises(UnreachableError):
+            await rest.read("/v2/things")
+        return during, rest.trouble
+
+    with closing(Client(url, clock)) as rest:
+        during, after = asyncio.run(some(rest))
+    assert "broken" in during
+    assert after == ""
