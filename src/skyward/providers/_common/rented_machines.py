@@ -15,6 +15,7 @@ from skyward.errors import SkywardError
 from skyward.providers._common.create_once import MachineCalls, create_once
 from skyward.providers._common.launched_machines import LaunchedMachines, log_in
 from skyward.providers._common.refusals import RefusalKind, is_kind
+from skyward.providers._common.rest_client import RestClient
 from skyward.providers._common.until_gone import Asked, EndingCalls, until_gone
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 
@@ -93,8 +94,8 @@ class MachineApi(Protocol):
     """Calls of a vendor's API that concern machines, of one place where it has several. All are idempotent."""
 
     @property
-    def trouble(self) -> str:
-        """Errors of the calls that are being repeated at present; empty for none."""
+    def rest(self) -> RestClient:
+        """The API's client."""
         ...
 
     async def find(self, key: str) -> MachineRecord | None:
@@ -162,7 +163,7 @@ class RentedMachines:
     @property
     def trouble(self) -> str:
         """See :attr:`skyward.providers.registry.Troubled.trouble`."""
-        return self.api.trouble
+        return self.api.rest.trouble
 
     async def prepare(self, order: LaunchOrder) -> None:
         """Create the pool's resources other than machines. Idempotent."""

@@ -42,28 +42,23 @@ class Droplets:
     """
 
     def __init__(self, rest: RestClient, region: str) -> None:
-        self._rest = rest
+        self.rest = rest
         self._region = region
 
     async def ensure_key(self, public: str) -> None:
         """Register the user's public key with the account, unless it is there."""
         fingerprint = fingerprint_of(public)
-        if await self._rest.optional(f"{_KEYS}/{fingerprint}") is None:
+        if await self.rest.optional(f"{_KEYS}/{fingerprint}") is None:
             body = {"name": f"skyward {fingerprint[:8]}", "public_key": public}
             # Repeated even if the answer was lost: the same key is not added twice.
-            await self._rest.change("POST", _KEYS, body, done=(RefusalKind.EXISTS,))
+            await self.rest.change("POST", _KEYS, body, done=(RefusalKind.EXISTS,))
 
     async def create(self, order: Mapping[str, Any]) -> MachineRecord:
         """Create a droplet, with one call that is accepted."""
-        answer = await self._rest.create(_DROPLETS, order, unseen_s=_FRESH_S)
+        answer = await self.rest.create(_DROPLETS, order, unseen_s=_FRESH_S)
         record = parse_droplet(answer["droplet"])
         assert record is not None, "the answer to a creation is of another droplet"
         return record
-
-    @property
-    def trouble(self) -> str:
-        """Errors of the calls that are being repeated at present."""
-        return self._rest.trouble
 
     async def find(self, key: str) -> MachineRecord | None:
         """Return the droplet with that ledger key; None if none is listed."""
@@ -78,21 +73,21 @@ class Droplets:
         """Return droplets, those with these ids among them: from two lists, and a call for each that they miss."""
         found = {each.id: each for each in await self.listed(pool_id)}
         missing = [each for each in instance_ids if each not in found and each.isdecimal()]
-        answers = await asyncio.gather(*(self._rest.optional(f"{_DROPLETS}/{each}") for each in missing))
+        answers = await asyncio.gather(*(self.rest.optional(f"{_DROPLETS}/{each}") for each in missing))
         rows = (parse_droplet(answer["droplet"]) for answer in answers if answer is not None)
         return [*found.values(), *(each for each in rows if each is not None)]
 
     async def request_end(self, machine: str) -> None:
         """Request the end of a droplet."""
         if machine.isdecimal():
-            await self._rest.change("DELETE", f"{_DROPLETS}/{machine}")
+            await self.rest.change("DELETE", f"{_DROPLETS}/{machine}")
 
     async def ensure_firewall(self, pool_id: str, client: str) -> None:
         """Create the pool's firewall: it admits all traffic among its droplets, and SSH from ``client``. Idempotent."""
         if await self._firewall(pool_id) is None:
-            await self._rest.change("POST", "/v2/tags", {"name": _POOL_TAG + pool_id}, done=(RefusalKind.EXISTS,))
+            await self.rest.change("POST", "/v2/tags", {"name": _POOL_TAG + pool_id}, done=(RefusalKind.EXISTS,))
             # As for the key: a name is not taken twice.
-            await self._rest.change("POST", _FIREWALLS, _rules(pool_id, client), done=(RefusalKind.EXISTS,))
+            await self.rest.change("POST", _FIREWALLS, _rules(pool_id, client), done=(RefusalKind.EXISTS,))
         else:
             await self.admit(pool_id, client)
 
@@ -101,24 +96,24 @@ class Droplets:
         found = await self._firewall(pool_id)
         if found is None or _admitted(found) == [client]:
             return False
-        await self._rest.change("PUT", f"{_FIREWALLS}/{found['id']}", _rules(pool_id, client))
+        await self.rest.change("PUT", f"{_FIREWALLS}/{found['id']}", _rules(pool_id, client))
         return True
 
     async def remove(self, pool_id: str) -> None:
         """Remove the pool's firewall and tag. Idempotent."""
         if (found := await self._firewall(pool_id)) is not None:
-            await self._rest.change("DELETE", f"{_FIREWALLS}/{found['id']}", done=(RefusalKind.MISSING,))
-        await self._rest.change("DELETE", f"/v2/tags/{_POOL_TAG}{pool_id}", done=(RefusalKind.MISSING,))
+            await self.rest.change("DELETE", f"{_FIREWALLS}/{found['id']}", done=(RefusalKind.MISSING,))
+        await self.rest.change("DELETE", f"/v2/tags/{_POOL_TAG}{pool_id}", done=(RefusalKind.MISSING,))
 
     async def _firewall(self, pool_id: str) -> Mapping[str, Any] | None:
-        rows = await self._rest.pages(_FIREWALLS, "firewalls", _PAGE)
+        rows = await self.rest.pages(_FIREWALLS, "firewalls", _PAGE)
         return next((row for row in rows if row["name"] == _NAME + pool_id), None)
 
     async def _list(self, query: Mapping[str, str]) -> Sequence[MachineRecord]:
         """Return Skyward's droplets of a list without GPUs, and of one with GPUs only: no list has both."""
         with_gpus = {name: value for name, value in query.items() if name != "tag_name"} | {"type": "gpus"}
         answers = await asyncio.gather(
-            *(self._rest.pages(_DROPLETS, "droplets", {**_PAGE, **each}) for each in (query, with_gpus))
+            *(self.rest.pages(_DROPLETS, "droplets", {**_PAGE, **each}) for each in (query, with_gpus))
         )
         found = (parse_droplet(row) for rows in answers for row in rows)
         return [*{each.id: each for each in found if each is not None and each.offer.region == self._region}.values()]

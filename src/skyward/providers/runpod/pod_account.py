@@ -121,11 +121,6 @@ class PodAccount:
             patience_s=patience_s,
         )
 
-    @property
-    def trouble(self) -> str:
-        """Errors of the calls that are being repeated at present."""
-        return self.rest.trouble
-
     async def find(self, key: str) -> MachineRecord | None:
         """Return the pod with that ledger key; None if none is listed."""
         return next((each for each in await self.listed() if each.key == key), None)

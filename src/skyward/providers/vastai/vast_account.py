@@ -127,11 +127,6 @@ class VastAccount:
             raise UnreachableError(f"VastAI answered a creating call with success, but no id: {str(answer)[:80]}")
         return str(made)
 
-    @property
-    def trouble(self) -> str:
-        """Errors of the calls that are being repeated at present."""
-        return self.rest.trouble
-
     async def find(self, key: str) -> MachineRecord | None:
         """Return the instance with that ledger key; None if none is listed."""
         return next((each for each in await self.listed() if each.key == key), None)

@@ -84,11 +84,6 @@ class VerdaAccount:
         self._key_id = ""
         self._seen: dict[str, Mapping[str, Any]] = {}
 
-    @property
-    def trouble(self) -> str:
-        """Errors of the calls that are being repeated at present."""
-        return self.rest.trouble
-
     async def find(self, key: str) -> MachineRecord | None:
         """Return the machine with that ledger key; None if none is listed."""
         return next((each for each in await self.listed() if each.key == key), None)

@@ -11,6 +11,7 @@ import pytest
 
 from skyward.errors import CapacityError, UnreachableError
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines
+from skyward.providers._common.rest_client import RestClient
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.transport.access import SSHAccess
@@ -30,9 +31,7 @@ class Account:
         self.may_remove = asyncio.Event()
         self.may_remove.set()
 
-    @property
-    def trouble(self) -> str:
-        return ""
+    rest: RestClient  # of which no call fails here
 
     async def find(self, key: str) -> MachineRecord | None:
         return next((each for each in await self.listed() if each.key == key), None)
