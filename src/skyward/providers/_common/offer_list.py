@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from skyward.providers.base import Offer
 from skyward.request.request import PoolRequest
 
-__all__ = ["cheapest_offers"]
+__all__ = ["cheapest_offers", "spread"]
+
+T = TypeVar("T")
 
 _OFFERED: Final = 10
 """Number of offers on each market."""
@@ -23,6 +26,16 @@ def cheapest_offers(offers: Iterable[Offer], request: PoolRequest, *, vendor: st
     every = sorted(offers, key=_rank)
     chosen = [each for spot in (True, False) for each in [each for each in every if each.spot is spot][:_OFFERED]]
     return [replace(each, note="; ".join(filter(None, (_more(each, request, vendor), each.note)))) for each in chosen]
+
+
+def spread(items: Iterable[T], host: Callable[[T], str], used: Mapping[str, int]) -> list[T]:
+    """Return items with those of the hosts used least first, else in their order; ``used`` are uses until now."""
+    uses = Counter(used)
+    turns: list[tuple[int, T]] = []
+    for each in items:
+        turns.append((uses[host(each)], each))
+        uses[host(each)] += 1
+    return [each for _, each in sorted(turns, key=lambda turn: turn[0])]
 
 
 def _rank(offer: Offer) -> tuple[float, float, float]:

@@ -17,7 +17,7 @@ from skyward.providers.base import InstanceState, Offer
 from skyward.providers.runpod.pod_catalogue import pod_name
 from skyward.request.instance import InstanceSpec
 
-__all__ = ["API_URL", "STATES", "TABLE", "PodAccount", "find_key", "label"]
+__all__ = ["API_URL", "STATES", "TABLE", "PodAccount", "find_key"]
 
 API_URL: Final = "https://api.runpod.io"
 _KEYS_URL: Final = "https://console.runpod.io/user/settings"
@@ -53,11 +53,6 @@ TABLE: Final = RefusalTable(
     },
 )
 """RunPod's errors. They have no codes: the status and words have to do."""
-
-
-def label(pool_id: str, key: str) -> str:
-    """Return the name of a pod."""
-    return f"skyward.{pool_id}.{key}"
 
 
 def find_key() -> str:

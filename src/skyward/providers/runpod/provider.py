@@ -10,22 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, cast
 
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.providers._common.boot.container_boot import (
-    END_COMMAND,
-    MAY_END_COMMAND,
-    SECRET_FILE,
-    ContainerBoot,
-    HttpCall,
-)
+from skyward.providers._common.boot.container_boot import SECRET_FILE, ContainerBoot, HttpCall
 from skyward.providers._common.boot.container_image import CPU_IMAGE, GPU_IMAGE, checked_image, cuda_of
 from skyward.providers._common.boot.delete_script import store
+from skyward.providers._common.boot.rented_containers import RentedContainers, label
 from skyward.providers._common.findings import failed
 from skyward.providers._common.machine_catalogue import closest
-from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
+from skyward.providers._common.rented_machines import MachineRecord
 from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.registry import Finding, MachineSecret
-from skyward.providers.runpod.pod_account import API_URL, PodAccount, label
+from skyward.providers.runpod.pod_account import API_URL, PodAccount
 from skyward.providers.runpod.pod_catalogue import (
     Stock,
     compute_of,
@@ -45,7 +40,7 @@ _VOLUME_PATH: Final = "/workspace"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPod(RentedMachines):
+class RunPod(RentedContainers):
     """Pods of RunPod, with and without GPUs, reached over SSH as root, billed by the second from a prepaid balance.
 
     The key is that of the environment, ``RUNPOD_API_KEY``, else the one in ``~/.runpod/config.toml``. Pods are islands.
@@ -87,8 +82,6 @@ class RunPod(RentedMachines):
     """Pause between two looks at pods that end."""
     boot_s: ClassVar[float] = 600.0
     """Time for which a pod installs sshd."""
-    bind: ClassVar[str] = "127.0.0.1"
-    """Address to which the ports of nodes bind: pods reach nothing of each other."""
 
     def __post_init__(self) -> None:
         disk_gb = _DISK_GB
@@ -121,11 +114,6 @@ class RunPod(RentedMachines):
     def name(self) -> str:
         """``"runpod"``."""
         return "runpod"
-
-    @property
-    def ends_itself(self) -> bool:
-        """True, as far as a pod's own check confirms it."""
-        return True
 
     @property
     def api(self) -> PodAccount:
@@ -174,16 +162,6 @@ class RunPod(RentedMachines):
         if self.reaper_key is None:
             return None
         return MachineSecret(command=("sh", "-c", store(SECRET_FILE)), value=self.reaper_key)
-
-    def end_command(self, key: str) -> tuple[str, ...]:
-        """Return the command by which a pod terminates itself."""
-        del key
-        return END_COMMAND
-
-    def end_check(self, key: str) -> tuple[str, ...]:
-        """Return the command that reports whether a pod's key was accepted."""
-        del key
-        return MAY_END_COMMAND
 
     async def check(self) -> Sequence[Finding]:
         """Check the key, the data centers and the stock; creates nothing."""

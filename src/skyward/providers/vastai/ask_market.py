@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from skyward.errors import CapacityError
 from skyward.providers._common.machine_catalogue import sold_as
-from skyward.providers._common.offer_list import cheapest_offers
+from skyward.providers._common.offer_list import cheapest_offers, spread
+from skyward.providers._common.shared_answers import SharedAnswer, SharedAnswers
 from skyward.providers.base import LaunchOrder, Offer
 from skyward.providers.vastai.ask_terms import CPU_ONLY, AskTerms
 from skyward.request.accelerators import model_name
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest
 
-__all__ = ["MALFORMED", "Ask", "AskMarket", "region_of", "spec_of"]
+__all__ = ["MALFORMED", "Ask", "AskMarket", "AskOffer", "region_of", "spec_of"]
 
 MALFORMED: Final = (ArithmeticError, KeyError, TypeError, ValueError)
 """Errors of rows in which something is missing."""
@@ -26,11 +29,26 @@ _KEPT_S: Final = 60.0
 """Longest age of asks. Searches have a quota by the minute and another by the day."""
 _LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
 """Smallest machine for a request that gives no size."""
-_LEAST_BID: Final = 0.001
+_LEAST_BID, _BID_STEP, _DEARER = 0.001, 1e-6, 1.01
+"""Least bid; least distance of a bid from the price on demand; highest price of an ask as a share of its offer's."""
 _SPARE: Final = 12
 """Asks of a class beyond one per node: the size of the class is the least of all of them."""
 
-Search = Callable[[Mapping[str, Any]], Awaitable[Sequence[Mapping[str, Any]]]]
+_Rows = Sequence[Mapping[str, Any]]
+Search = Callable[[Mapping[str, Any]], Awaitable[_Rows]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskOffer(Offer):
+    """A class of asks, as it was offered for a request.
+
+    Attributes:
+        request: the request; it says which asks suit the pool.
+        traffic: USD a GB of incoming and of outgoing traffic, as the note states them.
+    """
+
+    request: PoolRequest = field(compare=False, repr=False)
+    traffic: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +62,7 @@ class Ask:
         spec: its share of the machine; the name is that of its class.
         price: USD an hour on demand, disk included.
         disk: USD an hour of the disk.
-        bid: the bid that is made for it, without the disk; at most the price on demand.
+        bid: the bid that is made for it, without the disk; infinite if none would run and be below the price on demand.
         traffic: USD a GB of incoming and of outgoing traffic.
     """
 
@@ -58,17 +76,19 @@ class Ask:
     traffic: tuple[float, float]
 
     def charged(self, *, spot: bool) -> float:
-        """Return the USD an hour, disk included."""
+        """Return the USD an hour, disk included; infinity if it is not on that market."""
         return self.bid + self.disk if spot else self.price
 
-    def serves(self, offer: Offer) -> bool:
-        """Return whether it belongs to the class that an offer stands for."""
+    def serves(self, offer: AskOffer) -> bool:
+        """Return whether it belongs to the class that an offer stands for, and costs no more than was offered."""
         fits = not InstanceWish(cpu=offer.spec.cpu, memory_gib=offer.spec.memory_gib).shortfall(self.spec)
-        return (self.spec.name, self.region) == (offer.spec.name, offer.region) and fits
+        fits &= self.charged(spot=offer.spot) <= _DEARER * (offer.price_per_hour or 0.0)
+        fits &= self.traffic[0] <= offer.traffic[0] and self.traffic[1] <= offer.traffic[1]
+        return fits and (self.spec.name, self.region) == (offer.spec.name, offer.region)
 
 
 class AskMarket:
-    """Asks that meet the terms; those that one search found are kept for a minute.
+    """Asks that meet the terms; those that one search found are kept for a minute. Serves several event loops.
 
     Args:
         search: performs a search.
@@ -80,8 +100,9 @@ class AskMarket:
         self._search = search
         self._terms = terms
         self._now = now
-        self._found: dict[str, tuple[list[Ask], float]] = {}
-        self._requests: dict[tuple[str, str], PoolRequest] = {}
+        self._found = SharedAnswers[_Rows](_KEPT_S, now)
+        self._lock = threading.Lock()
+        self._taken: dict[int, float] = {}
         self._used: dict[str, Counter[str]] = defaultdict(Counter)
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
@@ -92,8 +113,8 @@ class AskMarket:
         Raises:
             CapacityError: no ask does.
         """
-        asks, at = await self._asks(request)
-        fitting = [each for each in asks if _fits(each, request)]
+        found = await self._asks(request)
+        fitting = [each for each in self._left(found) if _fits(each, request)]
         if not fitting:
             free = ", free traffic because of max_cost" if self._terms.pays_no_traffic(request) else ""
             raise CapacityError(
@@ -101,37 +122,42 @@ class AskMarket:
                 "later, or relax regions, min_reliability, min_inet_mbps, verified, disk_gb, billed_traffic of VastAI"
             )
         fewest = min(each.spec.accelerator_count for each in fitting)
-        classes: dict[tuple[str, str, bool], list[Ask]] = defaultdict(list)
+        groups: dict[tuple[str, str, bool], list[Ask]] = defaultdict(list)
         for each in fitting:
-            for spot in (True, False):  # a bid as high as the price on demand buys nothing
-                if each.spec.accelerator_count == fewest and not (spot and each.charged(spot=True) >= each.price):
-                    classes[each.spec.name, each.region, spot].append(each)
-        offers = [_offer(same, request, spot=spot, age_s=self._now() - at) for (*_, spot), same in classes.items()]
-        self._requests |= {(each.spec.name, each.region): request for each in offers}
+            for spot in (True, False):
+                if each.spec.accelerator_count == fewest and each.charged(spot=spot) < math.inf:
+                    groups[each.spec.name, each.region, spot].append(each)
+        offers = [_offer(same, request, spot=spot, age_s=self._now() - found.at) for (*_, spot), same in groups.items()]
         return cheapest_offers(offers, request, vendor="VastAI")
 
-    async def take(self, offer: Offer, order: LaunchOrder) -> Ask | None:
-        """Return the next ask of an offer's class, which nobody gets again; None if there is none.
+    async def take(self, offer: AskOffer, order: LaunchOrder) -> Ask | None:
+        """Return the next ask of an offer's class, at about its price at most; None if there is none.
 
-        Hosts without a machine of the pool come first, those to be avoided never.
+        Hosts without a machine of the pool come first, those to be avoided never. Nobody gets the ask again before it
+        is released.
         """
-        asks, _ = await self._asks(self._requests[offer.spec.name, offer.region])
-        left = [each for each in asks if each.serves(offer) and each.host not in order.avoid]
-        if not left:
-            return None
-        first = _in_order(left, spot=offer.spot, used=self._used[order.pool_id])[0]
-        asks.remove(first)
-        self._used[order.pool_id][first.host] += 1
+        found = await self._asks(offer.request)
+        with self._lock:
+            left = [each for each in self._left(found) if each.serves(offer) and each.host not in order.avoid]
+            first = next(iter(_in_order(left, spot=offer.spot, used=self._used[order.pool_id])), None)
+            if first is not None:
+                self._taken[first.id] = math.inf
+                self._used[order.pool_id][first.host] += 1
         return first
 
-    async def _asks(self, request: PoolRequest) -> tuple[list[Ask], float]:
-        """Return the asks of a search that were not tried since, and the time of the search."""
+    def release(self, ask: int) -> None:
+        """Let an ask, whose machine is destroyed, be taken again once a later search finds it."""
+        self._taken[ask] = self._now()
+
+    def _left(self, found: SharedAnswer[_Rows]) -> Sequence[Ask]:
+        """Return the asks of a search that nobody took: the vendor may list a rented one for a while."""
+        asks = (_parse(row, self._terms.bid_factor) for row in found.value)
+        return [each for each in asks if each is not None and self._taken.get(each.id, -math.inf) < found.at]
+
+    async def _asks(self, request: PoolRequest) -> SharedAnswer[_Rows]:
+        """Return the rows that one search has found for a request's terms."""
         body = self._terms.search_body(request)
-        name = json.dumps(body, sort_keys=True)
-        if name not in self._found or self._now() - self._found[name][1] > _KEPT_S:
-            asks = [_parse(row, self._terms.bid_factor) for row in await self._search(body)]
-            self._found[name] = [each for each in asks if each is not None], self._now()
-        return self._found[name]
+        return await self._found.of(json.dumps(body, sort_keys=True), lambda: self._search(body))
 
 
 def spec_of(row: Mapping[str, Any]) -> InstanceSpec:
@@ -155,22 +181,19 @@ def region_of(row: Mapping[str, Any]) -> str:
 def _in_order(asks: Iterable[Ask], *, spot: bool, used: Mapping[str, int]) -> list[Ask]:
     """Return asks in the order in which they are tried: the hosts used least first, then the cheapest."""
     cheapest = sorted(asks, key=lambda ask: (ask.charged(spot=spot), ask.id))
-    turns: dict[int, int] = {}
-    seen = Counter(used)
-    for each in cheapest:
-        turns[each.id] = seen[each.host]
-        seen[each.host] += 1
-    return sorted(cheapest, key=lambda ask: turns[ask.id])
+    return spread(cheapest, lambda ask: ask.host, used)
 
 
-def _offer(asks: Sequence[Ask], request: PoolRequest, *, spot: bool, age_s: float) -> Offer:
+def _offer(asks: Sequence[Ask], request: PoolRequest, *, spot: bool, age_s: float) -> AskOffer:
     ordered = _in_order(asks, spot=spot, used={})[: request.nodes + _SPARE]
     first = ordered[: request.nodes]
     cpu, memory_gib = min(each.spec.cpu for each in ordered), min(each.spec.memory_gib for each in ordered)
     inward, outward = (max(each.traffic[index] for each in ordered) for index in (0, 1))
     note = f"traffic is billed in addition, up to ${inward:.3g} a GB in and ${outward:.3g} a GB out"
     note += "" if request.max_cost is None else ": max_cost does not hold for it"
-    return Offer(
+    return AskOffer(
+        request=request,
+        traffic=(inward, outward),
         spec=replace(first[0].spec, cpu=cpu, memory_gib=memory_gib),
         region=first[0].region,
         spot=spot,
@@ -190,7 +213,8 @@ def _fits(ask: Ask, request: PoolRequest) -> bool:
 def _parse(row: Mapping[str, Any], bid_factor: float) -> Ask | None:
     """Parse an ask; None for a malformed one."""
     try:
-        price, base = float(row["dph_total"]), float(row["dph_base"])
+        price, base, least = float(row["dph_total"]), float(row["dph_base"]), float(row["min_bid"])
+        bid = max(_LEAST_BID, round(least * bid_factor, 6), least)  # one below the least leaves a stopped contract
         return Ask(
             id=int(row["id"]),
             host=str(row["machine_id"]),
@@ -198,7 +222,7 @@ def _parse(row: Mapping[str, Any], bid_factor: float) -> Ask | None:
             spec=spec_of(row),
             price=price,
             disk=price - base,
-            bid=round(max(_LEAST_BID, min(float(row["min_bid"]) * bid_factor, base)), 6),
+            bid=bid if bid < base - _BID_STEP else math.inf,
             traffic=(float(row.get("inet_down_cost") or 0), float(row.get("inet_up_cost") or 0)),
         )
     except MALFORMED:

@@ -57,8 +57,7 @@ class AskTerms:
             if value != 0 and positive_number(name, value) > most:
                 raise refusal(name, f"a number from 0 to {most:g}", value)
         if positive_number("bid_factor", self.bid_factor) < 1:
-            why = "a number ≥ 1: a bid below the minimum never runs, and its disk is billed"
-            raise refusal("bid_factor", why, self.bid_factor)
+            raise refusal("bid_factor", "a number ≥ 1 (a bid below the minimum never runs but bills)", self.bid_factor)
         if self.regions is not None:
             object.__setattr__(self, "regions", checked_countries("regions", self.regions))
         if self.image_login is not None:

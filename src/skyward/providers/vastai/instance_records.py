@@ -14,7 +14,7 @@ from skyward.providers.vastai.ask_market import MALFORMED, Ask, region_of, spec_
 from skyward.providers.vastai.ask_terms import AskTerms
 from skyward.request.instance import InstanceSpec
 
-__all__ = ["PORT", "STATES", "create_body", "label", "parse_record"]
+__all__ = ["PORT", "STATES", "create_body", "parse_record"]
 
 PORT: Final = 10022
 """Port of Skyward's sshd in a container."""
@@ -32,11 +32,6 @@ _NEVER_RUNS: Final = re.compile(
     re.IGNORECASE,
 )
 """Messages of instances that do not come up, although their status goes on as if they did."""
-
-
-def label(pool_id: str, key: str) -> str:
-    """Return the label of an instance."""
-    return f"skyward.{pool_id}.{key}"
 
 
 def create_body(ask: Ask, terms: AskTerms, name: str, boot: ContainerBoot, *, spot: bool) -> Mapping[str, Any]:

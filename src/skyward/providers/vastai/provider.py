@@ -9,17 +9,18 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, cast
 
 from skyward.errors import CapacityError, QuotaError, SkywardError
-from skyward.providers._common.boot.container_boot import END_COMMAND, MAY_END_COMMAND, ContainerBoot, HttpCall
+from skyward.providers._common.boot.container_boot import ContainerBoot, HttpCall
+from skyward.providers._common.boot.rented_containers import RentedContainers, label
 from skyward.providers._common.findings import failed
-from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
+from skyward.providers._common.rented_machines import MachineRecord
 from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding
-from skyward.providers.vastai.ask_market import Ask
+from skyward.providers.vastai.ask_market import Ask, AskOffer
 from skyward.providers.vastai.ask_terms import AskTerms
-from skyward.providers.vastai.instance_records import PORT, label
-from skyward.providers.vastai.vast_account import API_URL, TOP_UP, VastAccount, instance_path
-from skyward.request.checks import refusal, secret, text
+from skyward.providers.vastai.instance_records import PORT
+from skyward.providers.vastai.vast_account import TOP_UP, VastAccount, instance_path
+from skyward.request.checks import secret, web_address
 from skyward.request.request import PoolRequest
 
 __all__ = ["VastAI"]
@@ -29,7 +30,7 @@ _TRIES: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class VastAI(AskTerms, RentedMachines):
+class VastAI(AskTerms, RentedContainers):
     """Containers on hosts of VastAI's marketplace, reached over SSH as root at a mapped port.
 
     The key is ``VAST_API_KEY`` of the environment, else that of VastAI's command line. Each node is an island. The
@@ -68,27 +69,19 @@ class VastAI(AskTerms, RentedMachines):
         "GET /api/v1/instances": 1.2,
     }
     """Least number of seconds between two calls of a route: VastAI refuses them below 4.5, 3 and 1."""
-    bind: ClassVar[str] = "127.0.0.1"
-    """Address to which the ports of nodes bind: a host runs containers of strangers, too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, checked in (("api_key", secret), ("endpoint_url", text)):
+        for name, checked in (("api_key", secret), ("endpoint_url", web_address)):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, checked(name, value))
-        if not (url := self.endpoint_url or API_URL).startswith(("http://", "https://")):
-            raise refusal("endpoint_url", "a URL such as 'http://127.0.0.1:5000'", self.endpoint_url)
-        self.__dict__["_api"] = VastAccount(url, self.api_key, self, patience_s=self.patience_s, pace=self.pace)
+        account = VastAccount(self.endpoint_url, self.api_key, self, patience_s=self.patience_s, pace=self.pace)
+        self.__dict__["_api"] = account
 
     @property
     def name(self) -> str:
         """``"vastai"``."""
         return "vastai"
-
-    @property
-    def ends_itself(self) -> bool:
-        """True: a container's own key can destroy it, and nothing else but start and stop it."""
-        return True
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
         """Return classes of asks: a number of GPUs in a country on one market, at the price of the dearest one taken.
@@ -112,23 +105,15 @@ class VastAI(AskTerms, RentedMachines):
         Asks that are gone, or too dear by now for the pool's limits, are passed over. After an answer that leaves the
         outcome open no other ask is tried.
         """
-        refused: SkywardError = CapacityError(f"VastAI has no other {offer.spec.name} in {offer.region}")
+        refused: SkywardError = CapacityError(f"VastAI has no other {offer.spec.name} in {offer.region} at that price")
         for _ in range(_TRIES):
-            if (ask := await self.api.market.take(offer, order)) is None:
+            if (ask := await self.api.market.take(cast("AskOffer", offer), order)) is None:
                 break
             try:
                 return await self._rent(ask, offer, key, order)
             except CapacityError as error:
                 refused = error
         raise refused
-
-    def end_command(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - it is the same on every container
-        """Return the command by which a container destroys itself."""
-        return END_COMMAND
-
-    def end_check(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - it is the same on every container
-        """Return the command that shows whether the container's key works."""
-        return MAY_END_COMMAND
 
     async def check(self) -> Sequence[Finding]:
         """Check the key, the credit, and whether the key may list instances; creates nothing and searches nothing."""
@@ -158,8 +143,8 @@ class VastAI(AskTerms, RentedMachines):
             raise CapacityError(f"ask {ask.id} costs ${actual.price_per_hour:.4g} an hour, more than is allowed")
         boot = await asyncio.to_thread(self._boot, key, int(time.time() + lasts_s))
         made = await self.api.rent(ask, label(order.pool_id, key), boot, spot=offer.spot)
-        pending, pool_id = InstanceState.PENDING, order.pool_id
-        return MachineRecord(id=made, key=key, pool_id=pool_id, state=pending, offer=actual, host=ask.host)
+        pool_id, new = order.pool_id, InstanceState.PENDING
+        return MachineRecord(id=made, key=key, pool_id=pool_id, state=new, offer=actual, host=ask.host)
 
     def _boot(self, key: str, ends_at: int) -> ContainerBoot:
         """Return the orders of a container, which ends with the key that VastAI gives to it alone."""

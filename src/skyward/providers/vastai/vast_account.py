@@ -73,7 +73,7 @@ class VastAccount:
     """Instances of one account; they bear labels, and there is nothing else to remove.
 
     Args:
-        url: URL of the API.
+        url: URL of the API; None for the vendor's.
         key: the account's key; None for that of the environment.
         terms: terms of the rentals.
         patience_s: time for which throttled and interrupted calls are repeated.
@@ -86,15 +86,15 @@ class VastAccount:
     """
 
     def __init__(
-        self, url: str, key: str | None, terms: AskTerms, *, patience_s: float, pace: Mapping[str, float]
+        self, url: str | None, key: str | None, terms: AskTerms, *, patience_s: float, pace: Mapping[str, float]
     ) -> None:
         async def authorize(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - there is one key
             return {"Authorization": f"Bearer {find_key(key)}"}
 
-        self.url = url.removesuffix("/")
+        self.url = (url or API_URL).removesuffix("/")
         self.market = AskMarket(self.search, terms)
-        self._terms = terms
-        api: Mapping[str, Any] = {"vendor": "VastAI", "base_url": url, "pace": pace, "patience_s": patience_s}
+        self._terms, self._asks = terms, dict[str, int]()
+        api: Mapping[str, Any] = {"vendor": "VastAI", "base_url": self.url, "pace": pace, "patience_s": patience_s}
         self.rest = RestClient(authorize=authorize, judge=_judge, explain=_explain, **api)
 
     async def credit(self) -> float:
@@ -125,6 +125,7 @@ class VastAccount:
             raise
         if not (made := answer.get("new_contract")):
             raise UnreachableError(f"VastAI answered a creating call with success, but no id: {str(answer)[:80]}")
+        self._asks[str(made)] = ask.id
         return str(made)
 
     async def find(self, key: str) -> MachineRecord | None:
@@ -144,6 +145,7 @@ class VastAccount:
         if not machine.isdecimal():
             raise TABLE.refused("no_such_instance", f"{machine!r} is no number", "VastAI", status=_NOT_FOUND)
         await self.rest.change("DELETE", instance_path(machine), {})
+        self.market.release(self._asks.pop(machine, 0))
 
     async def remove(self, pool_id: str) -> None:
         """Do nothing: a pool has instances, and nothing else."""

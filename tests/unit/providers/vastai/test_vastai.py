@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,18 +321,73 @@ async def test_asks_that_are_gone_are_passed_over_within_one_search(vast: VastAp
 
 
 async def test_an_ask_that_is_dearer_than_the_pools_limit_is_not_rented(vast: VastApi) -> None:
-    vast.asks[200]["dph_base"] = 0.2
+    vast.asks[200]["dph_base"] = 0.299
     async with opened(vast, regions=["US"]) as provider:
         offers = of_market(await offered(provider, machine=GPU), spot=False)
         vast.rent_away([200])
 
         def allowance(offer: Offer) -> float:
-            return 600.0 if (offer.price_per_hour or 0.0) < 0.25 else 0.0
+            return 600.0 if (offer.price_per_hour or 0.0) < 0.308 else 0.0
 
         order = LaunchOrder(pool_id=POOL, keys=("a",), timeout_s=600.0, allowance=allowance)
         with pytest.raises(CapacityError, match="more than is allowed"):
             await provider.launch(offers, order)
     assert vast.service.count(RENT) == 1
+
+
+async def test_an_ask_that_costs_more_than_its_offer_is_not_rented_as_that(vast: VastApi) -> None:
+    vast.asks[200]["dph_base"] = 0.2  # the others cost 0.3
+    async with opened(vast) as provider:
+        offers = of_market(await offered(provider, machine=GPU), spot=False)
+        assert [each.region for each in offers] == ["US", "DE"]
+        vast.rent_away([200])
+        (made,) = await provider.launch(offers, LaunchOrder(pool_id=POOL, keys=("a",), timeout_s=600.0))
+        assert vast.instances[made.id].ask["id"] == 221
+        (renewed,) = of_market(await offered(provider, machine=GPU), spot=False)
+        (other,) = await provider.launch([renewed], LaunchOrder(pool_id=POOL, keys=("b",), timeout_s=600.0))
+        assert other.price_per_hour == pytest.approx(0.3 + 40 * 0.15 / 720)
+        await provider.terminate([made.id, other.id])
+
+
+async def test_the_terms_of_a_pool_hold_for_its_offers_beside_another_pool_of_the_same_provider(vast: VastApi) -> None:
+    vast.asks[241] = {**vast.asks[240], "id": 241, "inet_down_cost": 0.0, "inet_up_cost": 0.0}
+    async with opened(vast) as provider:
+        capped = of_market(await offered(provider, accelerator="T4", max_cost=1.0), spot=False)
+        free = of_market(await offered(provider, accelerator="T4"), spot=False)
+        assert (capped[0].note, free[0].note != "") == ("", True)
+        (made,) = await provider.launch(capped, LaunchOrder(pool_id="a", keys=("a",), timeout_s=600.0))
+        assert vast.instances[made.id].ask["id"] == 241
+        with pytest.raises(CapacityError, match="no other 1x Tesla T4 in US at that price"):
+            await provider.launch(capped, LaunchOrder(pool_id="a", keys=("b",), timeout_s=600.0))
+        (other,) = await provider.launch(free, LaunchOrder(pool_id="b", keys=("c",), timeout_s=600.0))
+        await provider.terminate([made.id, other.id])
+
+
+@pytest.mark.parametrize(
+    ("least", "base", "bid"),
+    [
+        (0.1234564, 0.2, 0.1234564),
+        (0.1234564, 0.1234564, None),
+        (6.0, 5.0, None),
+        (0.2999999, 0.3, None),
+        (0.0, 0.3, 0.001),
+    ],
+)
+async def test_a_bid_is_not_below_the_lowest_one_and_below_the_price_on_demand_or_there_is_none(
+    vast: VastApi, least: float, base: float, bid: float | None
+) -> None:
+    vast.asks = {230: {**vast.asks[230], "min_bid": least, "dph_base": base}}
+    async with opened(vast, bid_factor=1.0) as provider:
+        found = await offered(provider, machine="1x A100 SXM4")
+        assert [each.spot for each in found] == ([False] if bid is None else [True, False])
+        spot = [replace(found[-1], spot=True)]
+        if bid is None:
+            with pytest.raises(CapacityError, match="no other"):
+                await provider.launch(spot, LaunchOrder(pool_id=POOL, keys=("a",), timeout_s=600.0))
+        else:
+            (made,) = await provider.launch(spot, LaunchOrder(pool_id=POOL, keys=("a",), timeout_s=600.0))
+            assert vast.instances[made.id].created["price"] == bid
+            await provider.terminate([made.id])
 
 
 async def test_a_bid_is_a_multiple_of_the_lowest_one_and_its_price_is_read_back(vast: VastApi) -> None:

@@ -1,0 +1,38 @@
+"""Life of containers that a provider rents out: rented machines that end with their own key."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from skyward.providers._common.boot.container_boot import END_COMMAND, MAY_END_COMMAND
+from skyward.providers._common.rented_machines import RentedMachines
+
+__all__ = ["RentedContainers", "label"]
+
+
+def label(pool_id: str, key: str) -> str:
+    """Return the name of a container."""
+    return f"skyward.{pool_id}.{key}"
+
+
+class RentedContainers(RentedMachines):
+    """Base of providers of containers; see :class:`~skyward.providers._common.rented_machines.RentedMachines`.
+
+    :class:`~skyward.providers._common.boot.container_boot.ContainerBoot` starts them. They are islands, on hosts that
+    run those of strangers, too.
+    """
+
+    bind: ClassVar[str] = "127.0.0.1"
+
+    @property
+    def ends_itself(self) -> bool:
+        """True, as far as a container's own check confirms it."""
+        return True
+
+    def end_command(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - it is the same in every container
+        """Return the command by which a container ends itself."""
+        return END_COMMAND
+
+    def end_check(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - it is the same in every container
+        """Return the command that reports whether a container's key was accepted."""
+        return MAY_END_COMMAND
