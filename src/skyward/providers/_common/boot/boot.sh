@@ -2,6 +2,8 @@
 # First process of a rented container: its sshd, its deadline, its lease, its end. Running it again changes nothing,
 # since its provider may restart it at any time. container_boot.py puts the facts in front: variables, and one function
 # for each call of the provider's API.
+# On a full disk it goes on: calls use no file, and the order to end the container is the removal of a file. A special
+# builtin such as ":" must not be redirected, or a POSIX shell ends when the file cannot be made.
 # shellcheck disable=SC2154 # the facts are assigned in front of this text
 set -u
 umask 077
@@ -22,10 +24,11 @@ pause() {
 keep() { cat >"$folder/$1.new" && mv "$folder/$1.new" "$folder/$1"; }
 
 prepare() {
-    mkdir -p "$folder/check" "$folder/last" || exit
+    [ -d "$folder/begun" ] ||
+        { echo yes | keep wanted && echo "rm -f '$folder/wanted'" | keep end && mkdir "$folder/begun"; } ||
+        end "its disk takes no file"
     echo "$host_key" | keep host_key
     echo "$user_key" | keep authorized_keys
-    echo "echo 'its node has ended' >'$folder/ending'" | keep end
     keep may-end.sh <<EOF
 tries=0
 while [ "\$tries" -lt "$answer_s" ]; do
@@ -106,10 +109,11 @@ add() {
         apk add "$@"
     else
         for manager in dnf microdnf yum; do
-            ! has "$manager" || { "$manager" install -y "$@" && return; }
+            ! has "$manager" || { "$manager" install -y "$@"; return; }
         done
+        report "the image has no package manager, and lacks $*"
         # Nobody can ever log in without sshd: that must not cost money until the deadline.
-        find_sshd || echo "the image has no package manager, and lacks $*" | keep ending
+        find_sshd || rm -f "$folder/wanted"
         return 1
     fi
 }
@@ -129,70 +133,73 @@ serve() {
 
 # --- calls of the provider's API ----------------------------------------------------------------------------------
 
-# try FOLDER CALL: makes the call, and leaves its answer in that folder; without success, the reason is in $why.
+# try CALL: makes the call; without success, the reason is in $why.
 try() {
-    scratch=$1
     # shellcheck disable=SC2034 # calls name it
     SKYWARD_SECRET=$(cat "$folder/secret" 2>/dev/null)
-    "$2"
+    "$1"
     for each in $needs; do
         eval "value=\${$each-}"
         [ -n "$value" ] || { status=000 why="the container has no $each" && return 1; }
     done
-    printf %s "$body" >"$scratch/body"
-    : >"$scratch/answer"
-    status=000
     for program in curl python wget openssl; do
+        status=000 answer=
         "send_by_$program"
         case $status in
         2??) return 0 ;;
-        [13-5]??) why="status $status for $method $url: $(head -c 300 "$scratch/answer" | tr -d '\r\n')" && return 1 ;;
-        *) status=000 ;;
+        [13-5]??) why="status $status for $method $url: $(echo "$answer" | tail -c 300 | tr -d '\r\n')" && return 1 ;;
         esac
     done
-    why="no answer from $url" && return 1
+    status=000 why="no answer from $url" && return 1
 }
 
 # Every process can read the arguments of all others: the key is in a header, which no argument holds.
 send_by_curl() {
     has curl || return
-    status=$({
-        printf 'request = "%s"\nurl = "%s"\noutput = "%s/answer"\n' "$method" "$url" "$scratch"
-        [ -z "$body" ] || printf 'data-binary = "@%s/body"\n' "$scratch"
+    answer=$({
+        printf 'request = "%s"\nurl = "%s"\n' "$method" "$url"
         echo "$headers" | sed 's/.*/header = "&"/'
-    } | curl --disable --config - --silent --max-time 20 --write-out '%{http_code}' 2>/dev/null)
+        [ -z "$body" ] || echo "$body" | sed 's/[\\"]/\\&/g; s/.*/data-binary = "&"/'
+    } | curl --disable --config - --silent --max-time 20 --write-out '\n%{http_code}' 2>/dev/null)
+    status=${answer##*"$newline"}
+    answer=${answer%"$newline"*}
 }
 
 send_by_python() {
     for python in python3 "${HOME:-/root}"/.cache/skyward/python/*/bin/python3; do
         has "$python" || continue
-        status=$(printf '%s\n' "$method" "$url" "$headers" | "$python" -I -c "$python_program" "$scratch" 2>/dev/null)
+        answer=$(printf '%s\n' "$method" "$url" "$body" "$headers" | "$python" -I -c "$python_program" 2>/dev/null)
+        status=${answer%%"$newline"*}
+        answer=${answer#*"$newline"}
         [ -z "$status" ] || return
     done
 }
 
 python_program='
 import sys, urllib.error, urllib.request
-method, url, *headers = sys.stdin.read().splitlines()
-body = open(sys.argv[1] + "/body", "rb").read() or None
+method, url, body, *headers = sys.stdin.read().splitlines()
 fields = dict(each.split(": ", 1) for each in headers)
 try:
-    answer = urllib.request.urlopen(urllib.request.Request(url, body, fields, method=method), timeout=20)
+    order = urllib.request.Request(url, body.encode() or None, fields, method=method)
+    answer = urllib.request.urlopen(order, timeout=20)
 except urllib.error.HTTPError as error:
     answer = error
-open(sys.argv[1] + "/answer", "wb").write(answer.read())
 print(answer.status)
+print(answer.read(4096).decode(errors="replace"))
 '
 
 send_by_wget() {
     has_gnu_wget || return
-    echo "$headers" | sed 's/^/header = /' >"$scratch/wgetrc"
     set --
-    [ -z "$body" ] || set -- --body-file="$scratch/body"
-    wget --config="$scratch/wgetrc" --no-verbose --server-response --content-on-error --tries=1 --timeout=20 \
-        --max-redirect=0 --method="$method" "$@" --output-document="$scratch/answer" "$url" 2>"$scratch/heads"
-    status=$(sed -n 's,^ *HTTP/[0-9.]* \([0-9][0-9][0-9]\).*,\1,p' "$scratch/heads" | tail -n 1)
-    rm -f "$scratch/wgetrc"
+    [ -z "$body" ] || set -- --body-data="$body"
+    # It reads headers from files only. The memory below /dev/shm is there for a full disk.
+    for settings in "$folder/wgetrc" /dev/shm/skyward-wgetrc; do
+        echo "$headers" | sed 's/^/header = /' 2>/dev/null >"$settings" && break
+    done
+    answer=$(wget --config="$settings" --no-verbose --server-response --content-on-error --tries=1 --timeout=20 \
+        --max-redirect=0 --method="$method" "$@" --output-document=- "$url" 2>&1)
+    rm -f "$settings"
+    status=$(echo "$answer" | sed -n 's,^ *HTTP/[0-9.]* \([0-9][0-9][0-9]\).*,\1,p' | head -n 1)
 }
 
 send_by_openssl() {
@@ -204,21 +211,20 @@ send_by_openssl() {
     [ "$host" != "$place" ] || place=$place:443
     set --
     ! has timeout || set -- timeout 30
-    {
+    answer=$({
         printf '%s %s HTTP/1.0\r\nHost: %s\r\n' "$method" "/${rest#*/}" "$host"
         echo "$headers" | sed "s/\$/$(printf '\r')/"
-        printf 'Content-Length: %s\r\n\r\n%s' "$(wc -c <"$scratch/body" | tr -d ' ')" "$body"
+        printf 'Content-Length: %s\r\n\r\n%s' "${#body}" "$body"
     } | "$@" openssl s_client -quiet -connect "$place" -servername "$host" -verify_hostname "$host" \
-        -verify_return_error >"$scratch/heads" 2>/dev/null
-    status=$(sed -n '1s,^HTTP/[0-9.]* \([0-9][0-9][0-9]\).*,\1,p' "$scratch/heads")
-    sed '1,/^.\{0,1\}$/d' "$scratch/heads" >"$scratch/answer"
+        -verify_return_error 2>/dev/null)
+    status=$(echo "$answer" | sed -n '1s,^HTTP/[0-9.]* \([0-9][0-9][0-9]\).*,\1,p')
 }
 
 # judge: may this container end its own bill? A key that was made just now may be refused at first. After a refusal
 # that stays it is asked seldom, since all containers of an account may share one quota.
 judge() {
     refused=0
-    until try "$folder/check" call_check; do
+    until try call_check; do
         case $status in 000 | 429 | 5??) ;; *) refused=$((refused + 1)) ;; esac
         if [ "$refused" -lt 2 ]; then
             echo "not known: $why" | keep may-end
@@ -236,11 +242,11 @@ judge() {
 # end REASON: for ever, since nothing else ends the bill; the provider ends this script.
 end() {
     report "the end: $1"
-    echo "$1" | keep ending
+    rm -f "$folder/wanted"
     while :; do
         wait_s=$again_s
         for each_call in $end_calls; do
-            if try "$folder/last" "$each_call"; then
+            if try "$each_call"; then
                 report "the provider accepts the end"
                 wait_s=$accepted_s
                 break
@@ -254,28 +260,40 @@ end() {
 # is_supervised: grep's own environment lacks the variable, which only a node's processes have.
 is_supervised() { grep -qs "$supervisor" /proc/[0-9]*/environ; }
 
+# is_attended: its client is connected, or that cannot be seen here.
+is_attended() {
+    [ ! -r "$connections" ] || grep -qs "$(printf ':%04X [0-9A-F]*:[0-9A-F]* 01 ' "$port")" "$connections" "${connections}6"
+}
+
 # is_over: a machine out of memory may fail to run the clock; that ends nothing.
 is_over() { [ "$(date +%s)" -ge "$ends_at" ] 2>/dev/null; }
 
+# watch: the disk may have been emptied before a restart, and the client may die before it starts the supervisor. So
+# a container without either ends as well, after a longer time.
 watch() {
     server=
-    absences=-1
-    [ ! -e "$folder/supervised" ] || absences=0
+    absences=0
     while :; do
         serve
-        [ ! -e "$folder/ending" ] || end "$(cat "$folder/ending")"
+        [ -e "$folder/wanted" ] || end "its node has ended, or cannot begin"
         is_over && end "its time is over"
+        absences=$((absences + 1))
         if is_supervised; then
             absences=0
-            : >"$folder/supervised"
-        elif [ "$absences" -ge 0 ]; then
-            absences=$((absences + 1))
+            [ -d "$folder/supervised" ] || mkdir "$folder/supervised"
+        elif [ -d "$folder/supervised" ]; then
             [ "$absences" -le "$most_absences" ] || end "its supervisor is gone"
+        elif is_attended; then
+            absences=0
+        else
+            [ "$absences" -le "$most_unattended" ] || end "nobody has used it"
         fi
         pause "$every_s"
     done
 }
 
+newline='
+'
 trap 'exit 0' TERM INT
 unset SKYWARD_BOOT
 prepare

@@ -37,6 +37,7 @@ _FACTS: Final[Mapping[str, str]] = {
     "shadow": "/etc/shadow",
     "policy": "/usr/sbin/policy-rc.d",
     "supervisor": "SKYWARD_INSTANCE=",
+    "connections": "/proc/net/tcp",
     "every_s": str(_EVERY_S),
     "again_s": "30",
     "accepted_s": "300",
@@ -88,6 +89,7 @@ class ContainerBoot:
         end: calls that end the container, tried in turn until one is accepted.
         check: harmless call with the same key; it shows whether ``end`` is permitted.
         unsupervised_s: time after which a container whose supervisor is gone ends.
+        unattended_s: time after which one that has never had a supervisor ends, unless its client is connected.
         facts: other values for variables of the script; for tests.
     """
 
@@ -98,6 +100,7 @@ class ContainerBoot:
     end: Sequence[HttpCall]
     check: HttpCall
     unsupervised_s: int = 120
+    unattended_s: int = 1800
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -111,6 +114,7 @@ class ContainerBoot:
             "port": str(self.port),
             "ends_at": str(int(self.ends_at + GRACE_S)),
             "most_absences": str(self.unsupervised_s // _EVERY_S),
+            "most_unattended": str(self.unattended_s // _EVERY_S),
             "end_calls": " ".join(calls),
             **self.facts,
         }
@@ -128,9 +132,11 @@ class ContainerBoot:
     def arguments(self) -> tuple[str, ...]:
         """Command that unpacks the script and becomes it."""
         folder = self.facts.get("folder", _FOLDER)
-        unpack = f"umask 077;mkdir -p {folder};echo $SKYWARD_BOOT|base64 -d|gzip -dc>{folder}/boot.sh"
-        # No blank, quote or backslash: it does not matter then how a provider splits one text into arguments.
-        return ("sh", "-c", f"{unpack};exec sh {folder}/boot.sh".replace(" ", "${IFS}"))
+        unpack = f"umask 077;mkdir -p {folder};echo $SKYWARD_BOOT|base64 -d|gzip -dc>{folder}/new"
+        # After a restart on a full disk the former text runs. No blank, quote or backslash: it does not matter then how
+        # a provider splits one text into arguments.
+        run = f"mv {folder}/new {folder}/boot.sh;exec sh {folder}/boot.sh"
+        return ("sh", "-c", f"{unpack}&&{run}".replace(" ", "${IFS}"))
 
     @property
     def command(self) -> str:

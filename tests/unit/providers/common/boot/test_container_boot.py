@@ -293,6 +293,46 @@ def test_a_container_whose_supervisor_was_there_and_is_gone_ends(container, supe
     wait_for(lambda: made.api.asked("DELETE"))
 
 
+def test_a_container_that_nobody_uses_ends_unless_its_client_is_connected(container, tmp_path):
+    """The client died before it started the supervisor, or before its container's disk was emptied by a restart."""
+    connections = tmp_path / "tcp"
+    connections.write_text("   0: 0100007F:1F90 00000000:0000 0A 0\n   1: 0100007F:1F90 0100007F:D2A4 01 0\n")
+    made = container(facts={"port": "8080", "connections": str(connections), "most_unattended": "5"})
+    made.start()
+    made.passes(12)
+    assert made.api.asked("DELETE") == []
+    connections.write_text("   0: 0100007F:1F90 00000000:0000 0A 0\n   1: 0100007F:1F91 0100007F:D2A4 01 0\n")
+    wait_for(lambda: made.api.asked("DELETE"))
+    assert "nobody has used it" in made.log
+
+
+@pytest.mark.parametrize("sender", [each for each in SENDERS if each in ("curl", "python3")])
+def test_a_full_disk_keeps_nothing_from_ending(container, sender):
+    """On a disk without room, and after a restart there; a quota and a file system that went read-only are alike."""
+    made = container(sender)
+    made.start()
+    wait_for(lambda: made.may_end() == "yes")
+    made.stop()
+    # A folder of a name makes every file of that name impossible: root may write to read-only folders.
+    for name in ("new", "host_key.new", "authorized_keys.new", "may-end.new", "may-end.sh.new", "sshd_config.new"):
+        (made.folder / name).unlink(missing_ok=True)
+        (made.folder / name).mkdir()
+        (made.folder / name / "x").touch()
+    made.start()
+    made.passes()
+    assert made.api.asked("DELETE") == []
+    assert made.run("end").returncode == 0
+    wait_for(lambda: "accepts the end" in made.log)
+
+
+def test_a_disk_that_takes_nothing_at_the_first_start_ends_the_container(container):
+    made = container()
+    made.folder.mkdir()
+    (made.folder / "end.new").mkdir()
+    made.start()
+    wait_for(lambda: "accepts the end" in made.log)
+
+
 def test_a_restart_after_which_no_supervisor_comes_ends_the_container(container, supervisor):
     made = container()
     made.start()
@@ -482,6 +522,17 @@ def test_missing_programs_are_installed_whatever_the_image(container, manager, o
     assert manager != "apt-get" or "exit 101" in (made.place / "policy").read_text()
 
 
+def test_an_installation_that_fails_once_is_repeated(container):
+    made = container()
+    made.facts["sshd_paths"] = f"{made.tools}/sshd"
+    text = f'[ -e {made.place}/tried ] && echo "exec sleep 1000" >{made.tools}/sshd && chmod +x {made.tools}/sshd'
+    made.program("dnf", f"{text} && exit; echo once >{made.place}/tried; exit 1")
+    made.start()
+    wait_for((made.tools / "sshd").exists)
+    made.passes()
+    assert made.api.asked("DELETE") == []
+
+
 def test_an_image_in_which_nobody_could_ever_log_in_ends_at_once(container):
     made = container("curl")
     (made.place / "sshd").unlink()
@@ -489,7 +540,7 @@ def test_an_image_in_which_nobody_could_ever_log_in_ends_at_once(container):
 
     wait_for(lambda: made.api.asked("DELETE"))
 
-    assert "the end: the image has no package manager, and lacks openssh-server" in made.log
+    assert "the image has no package manager, and lacks openssh-server" in made.log
 
 
 def test_the_command_is_the_same_text_however_a_vendor_splits_it(container):
