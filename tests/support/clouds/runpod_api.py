@@ -173,6 +173,7 @@ class RunPodApi(FakeCloud):
             "GET /v2/pods": self._list,
             "POST /v2/pods": self._create,
             "GET /v2/pods/{pod_id}": self._show,
+            "PATCH /v2/pods/{pod_id}": self._update,
             "DELETE /v2/pods/{pod_id}": self._delete,
             "POST /v2/pods/{pod_id}/action": self._act,
         }
@@ -411,6 +412,13 @@ class RunPodApi(FakeCloud):
         port = self.containers.port(pod.id)
         command = f"ssh root@{pod.address} -p {port}"
         return {"host": pod.address, "port": port, "username": "root", "command": command}
+
+    def _update(self, call: RestCall) -> RestAnswer:
+        pod = self.pods.get(call.parts["pod_id"])
+        if pod is None or pod.ended:
+            return error(404, "pod not found")
+        pod.created = {**pod.created, **call.body}
+        return RestAnswer(body=self._row(pod))
 
     def _delete(self, call: RestCall) -> RestAnswer:
         pod = self.pods.get(call.parts["pod_id"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -133,7 +134,8 @@ class RunPod(RentedContainers):
 
     async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
         """Create a pod, whose first process is the container's loop."""
-        boot = await asyncio.to_thread(self._boot, key, time.time() + order.lasts_s(offer))
+        name = label(order.pool_id, key)
+        boot = await asyncio.to_thread(self._boot, key, name, order.lasts_s(offer))
         compute = compute_of(offer.spec)
         device: str = compute.get("gpu", {}).get("id", "")
         nvidia = bool(device) and not device.startswith("AMD")
@@ -141,7 +143,7 @@ class RunPod(RentedContainers):
         if nvidia and (cuda := cuda_of(image)):  # hosts with an older driver refuse to start it
             compute = {"gpu": {**compute["gpu"], "minCudaVersion": f"{cuda:.1f}"}}
         body = {
-            "name": label(order.pool_id, key),
+            "name": name,
             "image": image,
             **compute,
             "cloud": self.cloud.upper(),
@@ -230,8 +232,9 @@ class RunPod(RentedContainers):
             raise ConfigurationError(f"network_volume {self.network_volume!r} is in {home}: name it in data_centers")
         return [home]
 
-    def _boot(self, key: str, ends_at: float) -> ContainerBoot:
+    def _boot(self, key: str, name: str, lasts_s: float) -> ContainerBoot:
         _, user = user_key()
+        now = time.time()
         pod = f"{self._url}/v2/pods/${{RUNPOD_POD_ID}}"
         keys = ["RUNPOD_API_KEY"] if self.reaper_key is None else ["SKYWARD_SECRET", "RUNPOD_API_KEY"]
         signed = [(f"Authorization: Bearer ${{{each}}}",) for each in keys]
@@ -247,7 +250,9 @@ class RunPod(RentedContainers):
             host_key=host_key(key),
             user_key=user.public,
             port=cast("int", self.port),
-            ends_at=int(ends_at),
+            made_at=int(now),
+            ends_at=int(now + lasts_s),
             end=terminate,
-            check=HttpCall(method="GET", url=pod, headers=signed[0]),
+            # A key that reads a pod may be refused every change. This one changes nothing: the pod has that name.
+            check=HttpCall(method="PATCH", url=pod, headers=signed[0], body=json.dumps({"name": name})),
         )

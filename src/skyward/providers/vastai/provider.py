@@ -25,6 +25,7 @@ from skyward.request.request import PoolRequest
 
 __all__ = ["VastAI"]
 
+_REFUSAL: Final = '"success":false'
 _TRIES: Final = 8
 """Most asks of a class that are tried for one machine: asks go stale within seconds."""
 
@@ -155,8 +156,9 @@ class VastAI(AskTerms, RentedContainers):
             host_key=host_key(key),
             user_key=user.public,
             port=PORT,
+            made_at=int(time.time()),
             ends_at=ends_at,
-            end=[HttpCall(method="DELETE", url=url, headers=headers, body="{}")],
+            end=[HttpCall(method="DELETE", url=url, headers=headers, body="{}", refusal=_REFUSAL)],
             # Starting a container that runs changes nothing; the key is not documented to read anything.
-            check=HttpCall(method="PUT", url=url, headers=headers, body='{"state":"running"}'),
+            check=HttpCall(method="PUT", url=url, headers=headers, body='{"state":"running"}', refusal=_REFUSAL),
         )

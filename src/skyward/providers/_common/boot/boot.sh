@@ -106,7 +106,7 @@ add() {
         apt-get update -q # fails for one broken source of many
         apt-get install -qy --no-install-recommends "$@"
     elif has apk; then
-        apk add "$@"
+        apk add --no-cache "$@"
     else
         for manager in dnf microdnf yum; do
             ! has "$manager" || { "$manager" install -y "$@"; return; }
@@ -146,7 +146,11 @@ try() {
         status=000 answer=
         "send_by_$program"
         case $status in
-        2??) return 0 ;;
+        2??)
+            # Some refusals have a status of success, and are recognised by their text.
+            case $(echo "$answer" | tr -d ' \r\n') in *"${refusal:-$newline}"*) ;; *) return 0 ;; esac
+            why="refused by $method $url: $(echo "$answer" | tail -c 300 | tr -d '\r\n')" && return 1
+            ;;
         [13-5]??) why="status $status for $method $url: $(echo "$answer" | tail -c 300 | tr -d '\r\n')" && return 1 ;;
         esac
     done
@@ -257,8 +261,8 @@ end() {
     done
 }
 
-# is_supervised: grep's own environment lacks the variable, which only a node's processes have.
-is_supervised() { grep -qs "$supervisor" /proc/[0-9]*/environ; }
+# is_supervised: by its arguments, which no process has that it leaves behind. The pattern does not match its own text.
+is_supervised() { cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\000' '\n' | grep -qx "$supervisor"; }
 
 # is_attended: its client is connected, or that cannot be seen here.
 is_attended() {
@@ -267,6 +271,15 @@ is_attended() {
 
 # is_over: a machine out of memory may fail to run the clock; that ends nothing.
 is_over() { [ "$(date +%s)" -ge "$ends_at" ] 2>/dev/null; }
+
+# set_deadline: a host's clock may be behind, and would then postpone the end. So it is measured from the first start.
+set_deadline() {
+    now=$(date +%s) || return
+    late=$((made_at - now))
+    [ "$late" -le "$skew_s" ] || [ -e "$folder/late" ] || echo "$late" | keep late
+    kept=$(cat "$folder/late" 2>/dev/null)
+    case $kept in "" | *[!0-9]*) ;; *) ends_at=$((ends_at - kept)) ;; esac
+}
 
 # watch: the disk may have been emptied before a restart, and the client may die before it starts the supervisor. So
 # a container without either ends as well, after a longer time.
@@ -297,6 +310,7 @@ newline='
 trap 'exit 0' TERM INT
 unset SKYWARD_BOOT
 prepare
+set_deadline
 install &
 judge &
 watch

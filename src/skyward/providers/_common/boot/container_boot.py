@@ -36,12 +36,13 @@ _FACTS: Final[Mapping[str, str]] = {
     "empty_folder": "/run/sshd",
     "shadow": "/etc/shadow",
     "policy": "/usr/sbin/policy-rc.d",
-    "supervisor": "SKYWARD_INSTANCE=",
+    "supervisor": r"skyward[.]node[.]supervisor",
     "connections": "/proc/net/tcp",
     "every_s": str(_EVERY_S),
     "again_s": "30",
     "accepted_s": "300",
     "answer_s": "60",
+    "skew_s": "300",
 }
 """Places, and seconds between two attempts, in production."""
 
@@ -57,17 +58,19 @@ class HttpCall:
         url: the URL.
         headers: lines ``"Name: value"``; the only place for a key.
         body: the body; empty for none.
+        refusal: text, without blanks, that makes an answer a refusal whose status is one of success; empty for none.
     """
 
     method: str
     url: str
     headers: tuple[str, ...] = ()
     body: str = ""
+    refusal: str = ""
 
     def function(self, name: str) -> str:
         """Return the shell function of that name that assigns this call's parts."""
         headers = "\n".join((*self.headers, *(["Content-Type: application/json"] if self.body else [])))
-        parts = {"method": self.method, "url": self.url, "headers": headers, "body": self.body}
+        parts = {"method": self.method, "url": self.url, "headers": headers, "body": self.body, "refusal": self.refusal}
         needs = " ".join(dict.fromkeys(_VARIABLE.findall(" ".join((self.url, *self.headers, self.body)))))
         lines = [f"    {part}={_expanded(text)}" for part, text in parts.items()]
         return "\n".join([f"{name}() {{", *lines, f"    needs={shlex.quote(needs)}", "}", ""])
@@ -85,6 +88,7 @@ class ContainerBoot:
         host_key: the only host key of its sshd.
         user_key: the public key that it admits.
         port: port of its sshd.
+        made_at: Unix time of its creation, by this machine's clock.
         ends_at: Unix time of its deadline; two minutes are added for the node to end by itself.
         end: calls that end the container, tried in turn until one is accepted.
         check: harmless call with the same key; it shows whether ``end`` is permitted.
@@ -96,6 +100,7 @@ class ContainerBoot:
     host_key: KeyPair
     user_key: str
     port: int
+    made_at: int
     ends_at: int
     end: Sequence[HttpCall]
     check: HttpCall
@@ -112,6 +117,7 @@ class ContainerBoot:
             "host_key": self.host_key.private.strip(),
             "user_key": self.user_key,
             "port": str(self.port),
+            "made_at": str(self.made_at),
             "ends_at": str(int(self.ends_at + GRACE_S)),
             "most_absences": str(self.unsupervised_s // _EVERY_S),
             "most_unattended": str(self.unattended_s // _EVERY_S),

@@ -95,7 +95,7 @@ def make_api(certificate: Path | None = None) -> Api:
             self.end_headers()
             self.wfile.write(text)
 
-        do_GET = do_DELETE = do_POST = answer  # noqa: N815 - the server's names
+        do_GET = do_DELETE = do_POST = do_PUT = answer  # noqa: N815 - the server's names
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -120,9 +120,10 @@ class Container:
     facts: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     running: Any = None
+    check: HttpCall | None = None
 
     def __post_init__(self) -> None:
-        self.tools, self.folder, self.mark = self.place / "bin", self.place / "state", f"M{uuid.uuid4().hex}="
+        self.tools, self.folder, self.mark = self.place / "bin", self.place / "state", f"M{uuid.uuid4().hex}"
         self.tools.mkdir()
         for name in TOOLS.split():
             self.give(name)
@@ -152,15 +153,16 @@ class Container:
         auth, url = ("Authorization: Bearer ${POD_KEY}",), self.url + "/pods/${POD_ID}"
         last = HttpCall(method="POST", url=url + "/action", headers=auth, body='{"action": "$terminate"}')
         facts = {"folder": str(self.folder), "sshd_paths": f"{self.place}/sshd", "policy": f"{self.place}/policy"}
-        facts |= {"shadow": f"{self.place}/shadow", "empty_folder": f"{self.place}/empty", "supervisor": self.mark}
+        facts |= {"shadow": f"{self.place}/shadow", "empty_folder": f"{self.place}/empty", "supervisor": f"[M]{self.mark[1:]}"}
         facts |= {"every_s": "0.1", "again_s": "0.1", "accepted_s": "1000", "most_absences": "3", "answer_s": "1"}
         return ContainerBoot(
             host_key=self.own,
             user_key=self.user.public,
             port=int(self.facts.get("port", 22)),
+            made_at=1000,
             ends_at=1880,
             end=[HttpCall(method="DELETE", url=url, headers=auth), last],
-            check=HttpCall(method="GET", url=url, headers=auth),
+            check=self.check or HttpCall(method="GET", url=url, headers=auth),
             facts=facts | self.facts,
         )
 
@@ -224,8 +226,7 @@ def supervisor() -> Iterator[Callable[[Container], "subprocess.Popen[bytes]"]]:
     with ExitStack() as stack:
 
         def start(container: Container) -> "subprocess.Popen[bytes]":
-            sleeping = ["/bin/sleep", "1000"]
-            process = subprocess.Popen(sleeping, env={container.mark[:-1]: "i-1"})
+            process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", container.mark])
             stack.callback(process.wait)
             stack.callback(process.kill)
             return process
@@ -265,6 +266,20 @@ def test_the_deadline_is_absolute_however_often_the_main_process_restarts(contai
 
     made.now(2000)  # 120 s after `ends_at`
 
+    wait_for(lambda: made.api.asked("DELETE"))
+
+
+def test_a_clock_that_is_behind_postpones_nothing(container):
+    """An hour behind at the first start: the deadline is 1000 s after it, restarts or not."""
+    made = container(facts={"made_at": "4600", "ends_at": "5600"})
+    made.start()
+    made.passes()
+    made.stop()
+    made.now(1990)
+    made.start()
+    made.passes()
+    assert made.api.asked("DELETE") == []
+    made.now(2001)
     wait_for(lambda: made.api.asked("DELETE"))
 
 
@@ -366,6 +381,14 @@ def test_the_end_is_requested_in_every_way_until_it_is_accepted_and_then_not_aga
     wait_for(lambda: len(made.api.asked("DELETE")) == 6)
 
 
+def test_a_refusal_may_have_a_status_of_success(container):
+    made = container(facts={"answer_s": "0"})
+    call = HttpCall(method="PUT", url=made.url, headers=("Authorization: Bearer ${POD_KEY}",), refusal='"detail":"this')
+    made.check, made.api.answers["PUT"] = call, [200]
+    made.start()
+    wait_for(lambda: made.may_end().startswith("no: refused by PUT"))
+
+
 @pytest.mark.parametrize("sender", SENDERS)
 def test_one_program_that_sends_requests_suffices_and_no_argument_holds_the_key(container, tmp_path, sender):
     certificate = make_certificate(tmp_path / "certificate") if sender == "openssl" else None
@@ -427,7 +450,7 @@ def test_the_secret_of_the_user_is_read_from_its_file(container):
     made = container()
     call = HttpCall(method="DELETE", url=made.url + "/x", headers=("Authorization: Bearer ${SKYWARD_SECRET}",))
     wanted = ContainerBoot(
-        host_key=made.own, user_key="", port=1, ends_at=0, end=[call], check=call, facts=made.boot.facts
+        host_key=made.own, user_key="", port=1, made_at=0, ends_at=0, end=[call], check=call, facts=made.boot.facts
     )
     made.folder.mkdir()
     (made.folder / "secret").write_text("of-the-user")
@@ -500,7 +523,7 @@ def test_sshd_that_dies_is_started_again(container):
     ("manager", "order"),
     [
         ("apt-get", "install -qy --no-install-recommends openssh-server curl"),
-        ("apk", "add openssh-server curl"),
+        ("apk", "add --no-cache openssh-server curl"),
         ("dnf", "install -y openssh-server curl"),
         ("microdnf", "install -y openssh-server curl"),
         ("yum", "install -y openssh-server curl"),
