@@ -25,7 +25,6 @@ from skyward.request.request import PoolRequest
 
 __all__ = ["VastAI"]
 
-_REFUSAL: Final = '"success":false'
 _TRIES: Final = 8
 """Most asks of a class that are tried for one machine: asks go stale within seconds."""
 
@@ -149,16 +148,15 @@ class VastAI(AskTerms, RentedContainers):
 
     def _boot(self, key: str, ends_at: int) -> ContainerBoot:
         """Return the orders of a container, which ends with the key that VastAI gives to it alone."""
-        _, user = user_key()
         url = self.api.url + instance_path("${CONTAINER_ID}")
-        headers = ("Authorization: Bearer ${CONTAINER_API_KEY}",)
+        headers, refused = ("Authorization: Bearer ${CONTAINER_API_KEY}",), '"success":false'
         return ContainerBoot(
             host_key=host_key(key),
-            user_key=user.public,
+            user_key=user_key()[1].public,
             port=PORT,
             made_at=int(time.time()),
             ends_at=ends_at,
-            end=[HttpCall(method="DELETE", url=url, headers=headers, body="{}", refusal=_REFUSAL)],
+            end=[HttpCall(method="DELETE", url=url, headers=headers, body="{}", refusal=refused)],
             # Starting a container that runs changes nothing; the key is not documented to read anything.
-            check=HttpCall(method="PUT", url=url, headers=headers, body='{"state":"running"}', refusal=_REFUSAL),
+            check=HttpCall(method="PUT", url=url, headers=headers, body='{"state":"running"}', refusal=refused),
         )

@@ -153,7 +153,8 @@ class Container:
         auth, url = ("Authorization: Bearer ${POD_KEY}",), self.url + "/pods/${POD_ID}"
         last = HttpCall(method="POST", url=url + "/action", headers=auth, body='{"action": "$terminate"}')
         facts = {"folder": str(self.folder), "sshd_paths": f"{self.place}/sshd", "policy": f"{self.place}/policy"}
-        facts |= {"shadow": f"{self.place}/shadow", "empty_folder": f"{self.place}/empty", "supervisor": f"[M]{self.mark[1:]}"}
+        facts |= {"shadow": f"{self.place}/shadow", "empty_folder": f"{self.place}/empty"}
+        facts |= {"supervisor": f"[M]{self.mark[1:]}"}
         facts |= {"every_s": "0.1", "again_s": "0.1", "accepted_s": "1000", "most_absences": "3", "answer_s": "1"}
         return ContainerBoot(
             host_key=self.own,
