@@ -69,7 +69,7 @@ def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
     state = InstanceState.FAILED if stopped else STATES.get(status, InstanceState.PENDING)
     if state is InstanceState.PENDING and _NEVER_RUNS.search(message):
         state = InstanceState.FAILED
-    outbid = row.get("is_bid") is True and (stopped or status in ("stopped", "exited"))
+    outbid = stopped and row.get("is_bid") is True  # "exited" alone: its main process ended, which is no host's doing
     reason = "outbid: the host runs somebody else's bid" if outbid else f"{status}: {message[:200]}".rstrip(": ")
     port = _public_port(row)
     return MachineRecord(

@@ -7,11 +7,11 @@ import base64
 import gzip
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,12 +25,14 @@ from skyward.errors import (
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Checkable, Paced, Sweepable, provider_settings
+from skyward.providers.vastai.ask_market import AskMarket, AskOffer
+from skyward.providers.vastai.ask_terms import AskTerms
 from skyward.providers.vastai.provider import VastAI
 from skyward.request.request import parse_request
 from skyward.testing.aws import Looks
 from skyward.transport.access import SSHAccess
 from support.clouds.rest_service import RestFault
-from support.clouds.vast_api import API_KEY, VastApi
+from support.clouds.vast_api import API_KEY, VastApi, ask
 
 PROMPT = {"listing_s": 0.5, "unlisted_s": 0.5, "look_s": 0.02, "patience_s": 5.0}
 POOL = "sky-pool"
@@ -349,6 +351,40 @@ async def test_an_ask_that_costs_more_than_its_offer_is_not_rented_as_that(vast:
         await provider.terminate([made.id, other.id])
 
 
+async def test_machines_whose_asks_are_stale_are_found_by_one_search_and_each_gets_an_ask_of_its_own() -> None:
+    now, searches = 0.0, 0
+
+    async def search(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        nonlocal searches
+        searches += 1
+        await asyncio.sleep(0)
+        return [ask(number, number, dph_total=0.04) for number in range(8)]
+
+    market = AskMarket(search, AskTerms(), lambda: now)
+    offer = of_market(await market.offers(parse_request(machine="CPU")), spot=False)[0]
+    now = 61.0
+    orders = [LaunchOrder(pool_id=f"pool-{number % 2}", keys=(), timeout_s=600.0) for number in range(9)]
+    taken = await asyncio.gather(*(market.take(cast("AskOffer", offer), each) for each in orders))
+    assert sorted(each.id for each in taken if each is not None) == [*range(8)]
+    assert searches == 2
+
+
+async def test_a_rented_ask_that_is_listed_all_the_same_is_rented_again_only_once_its_machine_is_gone(
+    vast: VastApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyward.providers.vastai.ask_market._KEPT_S", -1.0)
+    async with opened(vast, regions=["DE"]) as provider:
+        offers = of_market(await offered(provider, machine=GPU), spot=False)
+        order = LaunchOrder(pool_id=POOL, keys=("a",), timeout_s=600.0)
+        for _ in range(2):
+            (made,) = await provider.launch(offers, order)
+            vast.asks[221]["rentable"] = True
+            with pytest.raises(CapacityError, match="no other"):
+                await provider.launch(offers, order)
+            await provider.terminate([made.id])
+    assert vast.service.count(RENT) == 2
+
+
 async def test_the_terms_of_a_pool_hold_for_its_offers_beside_another_pool_of_the_same_provider(vast: VastApi) -> None:
     vast.asks[241] = {**vast.asks[240], "id": 241, "inet_down_cost": 0.0, "inet_up_cost": 0.0}
     async with opened(vast) as provider:
@@ -490,6 +526,16 @@ async def test_an_outbid_instance_is_preempted_and_destroyed_never_stopped(vast:
         await provider.terminate([made.id])
     assert vast.service.bill.open == []
     assert [call.body for call in vast.service.calls if call.method == "PUT" and call.route != RENT] == []
+
+
+async def test_a_bid_whose_container_exited_has_failed_and_was_not_preempted(vast: VastApi) -> None:
+    async with opened(vast) as provider:
+        (made,) = await launched(provider, spot=True, machine=GPU)
+        for status in ("exited", "stopped"):
+            vast.instances[made.id].status = status
+            (seen,) = await provider.describe([made.id])
+            assert (seen.state, seen.preempted, seen.reason) == (InstanceState.FAILED, False, status)
+        await provider.terminate([made.id])
 
 
 async def test_an_instance_on_demand_that_was_stopped_has_failed(vast: VastApi) -> None:
