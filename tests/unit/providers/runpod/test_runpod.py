@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import shlex
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -265,15 +266,43 @@ async def test_a_pod_is_running_once_its_own_port_is_published_and_moves_with_it
         assert account.left() == {}
 
 
-@pytest.mark.parametrize("status", ["EXITED", "ERROR", "TERMINATED", "NEWWORD"])
-async def test_every_state_is_mapped_and_an_unknown_one_is_pending(account: RunPodApi, status: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("EXITED", InstanceState.FAILED),  # its disk is billed
+        ("ERROR", InstanceState.FAILED),
+        ("TERMINATED", InstanceState.GONE),
+        ("NEWWORD", InstanceState.PENDING),
+    ],
+)
+async def test_every_state_is_mapped_and_an_unknown_one_is_pending(
+    account: RunPodApi, status: str, state: InstanceState
+) -> None:
     async with opened(account) as provider:
         (made,) = await launched(provider)
         account.pods[made.id].status = status
         (seen,) = await provider.describe([made.id])
-        assert seen.state is STATES.get(status, InstanceState.PENDING)
+        assert seen.state is state
         assert bool(seen.reason) is (status != "NEWWORD")
     account.service.violations.clear()
+
+
+async def test_a_pod_of_the_community_is_ordered_there_at_its_price(account: RunPodApi) -> None:
+    async with opened(account, cloud="community") as provider:
+        (made,) = await launched(provider)
+    assert created(account)[0]["cloud"] == "COMMUNITY"
+    assert made.offer.price_per_hour == account.pods[made.id].price_per_hour
+
+
+async def test_a_pod_tries_its_key_with_a_change_to_the_name_that_it_has(account: RunPodApi) -> None:
+    async with opened(account) as provider:
+        (made,) = await launched(provider)
+        script = gzip.decompress(base64.b64decode(created(account)[0]["env"]["SKYWARD_BOOT"])).decode()
+        check = script.partition("call_check()")[2].partition("\n}")[0]
+        assert 'method="PATCH"' in check
+        assert json.loads(check.partition('body="')[2].partition('"\n')[0].replace("\\", "")) == {
+            "name": account.pods[made.id].created["name"]
+        }
 
 
 async def test_a_private_image_is_a_pod_that_failed_with_the_reason(account: RunPodApi) -> None:
