@@ -68,16 +68,14 @@ class Api:
     patience_s: float
     _silent: set[str] = field(default_factory=set[str])
     # Client of each service and region, and the credentials that it was created with.
-    _clients: dict[tuple[str, str], tuple[Any, Any]] = field(
-        default_factory=dict[tuple[str, str], tuple[Any, Any]], repr=False
-    )
+    _clients: dict[tuple[str, str], Any] = field(default_factory=dict[tuple[str, str], Any], repr=False)
     _session: Any = field(default=None, repr=False)  # to create one takes as long as a client of a small service
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def ask(self, service: str, operation: str, *, region: str = "", **parameters: Any) -> Json | None:
         """Return the answer to an optional question; None if it is refused, or does not come within 3 s.
 
-        A service that has left one unanswered is asked no other.
+        A service that has left one unanswered, or does not permit it, is asked no other.
         """
         if service in self._silent:
             return None
@@ -86,7 +84,8 @@ class Api:
             return await self._persist(where, parameters, patience_s=min(self.patience_s, _SOON_S))
         except SkywardError as error:
             _logger.debug("not known: %s", error)
-            self._silent.add(service)
+            if not is_kind(error, RefusalKind.RATE, RefusalKind.MISSING):  # those concern this question only
+                self._silent.add(service)
             return None
 
     async def call(self, service: str, operation: str, *, done: Sequence[RefusalKind] = (), **parameters: Any) -> Json:

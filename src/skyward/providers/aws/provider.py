@@ -34,7 +34,6 @@ from skyward.transport.access import SSHAccess
 
 __all__ = ["AWS"]
 
-_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+", re.ASCII)
 _SUBNET = re.compile(r"subnet-[0-9a-f]+", re.ASCII)
 
 
@@ -215,12 +214,8 @@ def _priced_on_spot(offers: Sequence[Offer]) -> Sequence[str]:
 
 def _check_region(region: object) -> None:
     named = text("region", region)
-    known = _known_regions()
-    if named in known:
-        return
-    if not _REGION.fullmatch(named):
-        raise refusal("region", f"a region such as 'eu-central-1' (closest: {closest(named, known)})", named)
-    raise ConfigurationError(f"region={named!r}: AWS has no such region; closest: {closest(named, known)}")
+    if named not in (known := _known_regions()):
+        raise ConfigurationError(f"region={named!r}: AWS has no such region; closest: {closest(named, known)}")
 
 
 @cache

@@ -75,7 +75,7 @@ def described(ec2: LocalEC2) -> list[Any]:
     ("settings", "message"),
     [
         ({"region": "us-esat-1"}, "no such region; closest: .*us-east-1"),
-        ({"region": "frankfurt"}, "region must be a region such as 'eu-central-1'"),
+        ({"region": "frankfurt"}, "region='frankfurt': AWS has no such region"),
         ({"region": 3}, "region must be"),
         ({"subnet": "vpc-123"}, "subnet must be a subnet's id"),
         ({"use_ssm": "yes"}, "use_ssm must be True or False"),
@@ -173,6 +173,18 @@ def test_a_quota_that_may_not_be_asked_for_is_no_zero(ec2: LocalEC2) -> None:
     ec2.fail(AwsFault(code="AccessDeniedException", status=400), action="GetServiceQuota", times=100)
 
     assert [offer.spot for offer in use(ec2, lambda provider: offers_of(provider, **G4DN))] == [True, False]
+
+
+def test_a_quota_that_is_not_found_once_is_asked_for_again(ec2: LocalEC2) -> None:
+    ec2.market.quotas["L-3819A6DF"] = 0
+    ec2.fail(AwsFault(code="NoSuchResourceException", status=400), action="GetServiceQuota", times=1)
+
+    async def twice(provider: AWS) -> None:
+        await offers_of(provider, **G4DN)
+        with pytest.raises(QuotaError):
+            await offers_of(provider, **G4DN)
+
+    use(ec2, twice)
 
 
 def test_no_default_network_is_said_before_anything_is_made(ec2: LocalEC2) -> None:
