@@ -128,6 +128,8 @@ class RentedMachines:
 
     termination_s: ClassVar[float] = 300.0
     """Deadline for the termination of machines."""
+    ending_pace_s: ClassVar[float] = 0.0
+    """Addition to that for each machine, where the calls that end them have to keep a pace."""
     look_s: ClassVar[float] = 2.0
     """First pause between two looks at machines that are being terminated."""
     listing_s: ClassVar[float] = 15.0
@@ -268,7 +270,7 @@ class RentedMachines:
             self.name,
             calls,
             instance_ids,
-            deadline_s=self.termination_s,
+            deadline_s=self.termination_s + self.ending_pace_s * len(instance_ids),
             unlisted_s=self.unlisted_s,
             look_s=self.look_s,
         )

@@ -12,13 +12,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import urllib3
 from tenacity import AsyncRetrying, retry_if_exception, wait_fixed
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, to_its_end
 from skyward.errors import AuthenticationError, ConfigurationError, RateLimitError, SkywardError, UnreachableError
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind, is_unsent
 from skyward.providers.base import REFUSALS
@@ -29,6 +29,7 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 _READ_TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
+_GROWTH: Final = 1.5
 _UNSEEN_PAUSE_S: Final = 1.0
 _UNSENT_S: Final = 10.0
 _NOT_CONNECTED: Final = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
@@ -107,7 +108,7 @@ class RestClient:
         explain: returns the error for a refusal of a call, given as ``"POST /v2/things"``.
         pace: least seconds between two calls of a route, by route: ``"POST /v2/things/*"``, ids as asterisks.
         reset_header: name of the header with the Unix time from which calls are accepted again; empty for none.
-        patience_s: throttled and interrupted calls are repeated for so long.
+        patience_s: throttled and interrupted calls are repeated for so long, without the time waited for ``pace``.
         clock: the time.
     """
 
@@ -218,6 +219,11 @@ class RestClient:
         """
         began = self._clock.monotonic()
 
+        async def attempt(request: _Request) -> Any:
+            nonlocal began
+            began = await self._turn(request.route, began + self._patience_s) - self._patience_s
+            return await to_its_end(self._attempt(request, pauses=0))
+
         def had_no_effect(error: BaseException) -> bool:
             limits = (
                 unseen_s * is_kind(error, RefusalKind.MISSING),
@@ -233,8 +239,7 @@ class RestClient:
             reraise=True,
         )
         try:
-            request = _Request(method=method, path=path, body=body)
-            return await retrying(self._create_once, request, began + self._patience_s)
+            return await retrying(attempt, _Request(method=method, path=path, body=body))
         except REFUSALS:
             raise
         except SkywardError as error:
@@ -249,74 +254,69 @@ class RestClient:
         if pool is not None:
             await asyncio.to_thread(_close, pool)
 
-    async def _create_once(self, request: _Request, deadline: float) -> Any:
-        await self._turn(request.route, deadline - self._clock.monotonic())
-        return await to_its_end(self._attempt(request, pauses=0))
-
     async def _persist(self, request: _Request, passed: Sequence[RefusalKind] = ()) -> Any:
         """Return the answer to a request that may be repeated; None after a refusal that is passed over."""
         await self._headers()  # with a patience of its own: an error of it is not lost in the wait below
         refused: SkywardError | None = None
         pauses = 0
         deadline = self._clock.monotonic() + self._patience_s
-
-        async def attempt() -> tuple[Any] | NotYet:
-            nonlocal refused, pauses
-            await self._turn(request.route, deadline - self._clock.monotonic(), refused)
-            try:
-                work = self._attempt(request, pauses)
-                return (await (work if request.method == "GET" else to_its_end(work)),)
-            except SkywardError as error:
-                if is_kind(error, *passed):
-                    return (None,)
-                if not is_kind(error, *_REPEATED):
-                    raise
-                refused, pauses = error, pauses + 1
-                self._troubles[request.route] = str(error)
-                return NotYet(str(error))
-
         try:
-            (answer,) = await wait_until(
-                attempt,
-                deadline_s=self._patience_s,
-                interval_s=_FIRST_PAUSE_S,
-                what=f"{self._vendor} to answer {request.route}",
-                clock=self._clock,
-            )
-        except UnreachableError:
-            if refused is None:
-                raise
-            raise refused from refused.__cause__
+            while True:
+                deadline = await self._turn(request.route, deadline, refused)
+                try:
+                    return await self._answer(request, pauses, deadline - self._clock.monotonic())
+                except TimeoutError:
+                    self._give_up(request.route, refused)
+                except SkywardError as error:
+                    if is_kind(error, *passed):
+                        return None
+                    if not is_kind(error, *_REPEATED):
+                        raise
+                    refused = error
+                    self._troubles[request.route] = str(error)
+                if (left_s := deadline - self._clock.monotonic()) <= 0:
+                    self._give_up(request.route, refused)
+                await self._clock.sleep(min(_FIRST_PAUSE_S * _GROWTH**pauses, _LONGEST_PAUSE_S, left_s))
+                pauses += 1
         finally:
             self._troubles.pop(request.route, None)
-        return answer
 
-    async def _turn(self, route: str, patience_s: float, refused: SkywardError | None = None) -> None:
-        """Return when a call of the route may be made.
+    async def _answer(self, request: _Request, pauses: int, left_s: float) -> Any:
+        """Make one attempt within the time that is left; the last one has as long as the first pause."""
+        async with asyncio.timeout(max(left_s, _FIRST_PAUSE_S)):
+            work = self._attempt(request, pauses)
+            return await (work if request.method == "GET" else to_its_end(work))
+
+    def _give_up(self, route: str, refused: SkywardError | None) -> NoReturn:
+        if refused is not None:
+            raise refused from refused.__cause__
+        raise UnreachableError(f"waited {self._patience_s:g} s for {self._vendor} to answer {route}: no answer")
+
+    async def _turn(self, route: str, deadline: float, refused: SkywardError | None = None) -> float:
+        """Return when a call of the route may be made, with the deadline: later by the time waited for one's own pace.
+
+        A turn is taken when it has come, not before, so that a caller who is cancelled until then leaves no gap.
 
         Raises:
             RateLimitError: the provider asks for more patience than there is.
         """
-        pace_s = self._pace.get(route, 0.0)
         while True:
             with self._lock:
                 now = self._clock.monotonic()
-                blocked_until = self._blocked_until.get(route, now)
-                at = max(now, self._next_at.get(route, now), blocked_until)
-                if (left_s := blocked_until - now) <= max(0.0, patience_s):
-                    self._next_at[route] = at + pace_s
-            if left_s > max(0.0, patience_s):
+                blocked_until = max(now, self._blocked_until.get(route, now))
+                at = max(self._next_at.get(route, now), blocked_until)
+                if at <= now:
+                    self._next_at[route] = now + self._pace.get(route, 0.0)
+                    return deadline
+            if blocked_until > max(now, deadline):
                 if refused is not None:
                     raise refused from refused.__cause__
                 raise RateLimitError(
-                    f"{self._vendor} accepts no {route} for another {left_s:.0f} s: try again later, or run fewer "
-                    "pools at once"
+                    f"{self._vendor} accepts no {route} for another {blocked_until - now:.0f} s: try again later, or "
+                    "run fewer pools at once"
                 )
-            if at > now:
-                await self._clock.sleep(at - now)
-                patience_s -= at - now
-            if self._blocked_until.get(route, at) <= at:
-                return
+            await self._clock.sleep(at - now)
+            deadline += at - blocked_until
 
     async def _attempt(self, request: _Request, pauses: int) -> Any:
         """Make one attempt, and one more if the credentials were refused and there are others."""

@@ -59,8 +59,7 @@ class VastAI(AskTerms, RentedContainers):
 
     patience_s: ClassVar[float] = 60.0
     """Time for which throttled and interrupted calls are retried."""
-    termination_s: ClassVar[float] = 600.0
-    """Deadline for the termination of machines: those calls are throttled often."""
+    ending_pace_s: ClassVar[float] = 3.5
     look_interval_s: ClassVar[float] = 2.0
     """Least number of seconds between two lists of machines."""
     pace: ClassVar[Mapping[str, float]] = {

@@ -127,6 +127,19 @@ async def test_a_failed_launch_removes_what_it_prepared_though_it_is_cancelled()
     assert account.prepared == []
 
 
+async def test_machines_whose_ends_keep_a_pace_have_more_time_the_more_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Rented, "termination_s", 0.0)
+    monkeypatch.setattr(Rented, "ending_pace_s", 15.0)
+    account = Account()
+    provider = Rented(account=account)
+    provider.may_create.set()
+    made = await provider.launch([OFFER], LaunchOrder(pool_id=POOL, keys=("a", "b"), timeout_s=60.0))
+    await provider.terminate([each.id for each in made])
+    assert account.machines == {}
+
+
 async def test_an_adopted_machine_is_pending_while_a_list_lacks_it() -> None:
     account = Account()
     provider = Rented(account=account, lost=True)

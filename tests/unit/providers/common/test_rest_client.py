@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import (
     AuthenticationError,
     CapacityError,
@@ -142,7 +143,7 @@ def url(service: Service) -> Iterator[str]:
 class Client:
     """The client under test, and its credentials."""
 
-    def __init__(self, url: str, clock: FakeClock, **options: Any) -> None:
+    def __init__(self, url: str, clock: Clock, **options: Any) -> None:
         self.tokens = [TOKEN]
         self.rest = RestClient(
             vendor="cloud",
@@ -284,6 +285,48 @@ def test_a_route_keeps_its_pace_without_regard_to_ids(url: str, service: Service
         asyncio.run(some(rest))
 
     assert clock.slept_s == [6.0, 6.0]
+
+
+def test_a_caller_who_is_cancelled_before_its_turn_leaves_it_to_the_next_one(url: str, service: Service) -> None:
+    clock = StandingClock()
+
+    async def some(rest: RestClient) -> None:
+        await rest.read("/v2/keys/1a")
+        waiting = asyncio.ensure_future(rest.read("/v2/keys/1b"))
+        await clock.paused.wait()
+        waiting.cancel()
+        clock.may_go_on.set()
+        await rest.read("/v2/keys/1c")
+
+    with closing(Client(url, clock, pace={"GET /v2/keys/*": 6.0})) as rest:
+        asyncio.run(some(rest))
+
+    assert clock.monotonic() == 6.0
+    assert [each.path for each in service.seen] == ["/v2/keys/1a", "/v2/keys/1c"]
+
+
+def test_the_wait_for_ones_own_pace_uses_up_no_patience(url: str, service: Service) -> None:
+    """Forty machines are ended at once; the last one's turn comes after the patience for a call."""
+
+    async def some(rest: RestClient) -> None:
+        await asyncio.gather(*(rest.change("DELETE", f"/v2/things/{number}") for number in range(40)))
+
+    with closing(Client(url, SYSTEM_CLOCK, pace={"DELETE /v2/things/*": 0.06}, patience_s=2.0)) as rest:
+        asyncio.run(some(rest))
+
+    assert len(service.seen) == 40
+
+
+def test_a_throttled_create_has_its_patience_from_its_turn_on(url: str, service: Service, clock: FakeClock) -> None:
+    async def some(rest: RestClient) -> None:
+        await rest.create("/v2/things/1", {}, method="PUT")
+        service.script = [Say(status=429, headers={"Retry-After": "1"})]
+        await rest.create("/v2/things/2", {}, method="PUT")
+
+    with closing(Client(url, clock, pace={"PUT /v2/things/*": 90.0})) as rest:
+        asyncio.run(some(rest))
+
+    assert len(service.seen) == 3
 
 
 def test_calls_that_waited_for_the_vendors_patience_keep_their_pace(url: str, service: Service) -> None:

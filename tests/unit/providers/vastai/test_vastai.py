@@ -113,6 +113,7 @@ def test_it_is_recreated_from_its_settings_without_secrets() -> None:
     assert VastAI(**settings) == VastAI(regions=("US", "DE"), image="own/image")
     assert "secret" not in repr(provider) + repr(settings)
     assert API_KEY not in repr(provider) + repr(settings)
+    assert VastAI.ending_pace_s == VastAI.pace["DELETE /api/v0/instances/*"]
     for capability in (Checkable, Paced, Sweepable):
         assert isinstance(provider, capability)
 
@@ -395,6 +396,9 @@ async def test_the_terms_of_a_pool_hold_for_its_offers_beside_another_pool_of_th
         assert vast.instances[made.id].ask["id"] == 241
         with pytest.raises(CapacityError, match="no other 1x Tesla T4 in US at that price"):
             await provider.launch(capped, LaunchOrder(pool_id="a", keys=("b",), timeout_s=600.0))
+        quiet = [replace(free[0], traffic=(0.01, 0.01))]  # the ask bills more than its note said
+        with pytest.raises(CapacityError, match="no other"):
+            await provider.launch(quiet, LaunchOrder(pool_id="b", keys=("c",), timeout_s=600.0))
         (other,) = await provider.launch(free, LaunchOrder(pool_id="b", keys=("c",), timeout_s=600.0))
         await provider.terminate([made.id, other.id])
 
