@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import operator
+import secrets
 import shlex
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -205,7 +206,8 @@ class VastApi(FakeCloud):
         self.credit = 50.0
         self.searches_left = 500
         self.broken: dict[int, str] = {}
-        self._next_contract = 51_000_000
+        # A node ends every process of this machine that carries its id: those of another test must differ.
+        self._next_contract = secrets.randbelow(80_000_000) + 10_000_000
         service.paces = [Pace(calls=1, per_s=_JITTER * QUICK * each_s, route=route) for route, each_s in _PACES.items()]
         service.paces.append(Pace(calls=SEARCHES_A_MINUTE, per_s=60.0, route="POST /api/v0/bundles/"))
         routes: Mapping[str, Callable[[RestCall], RestAnswer]] = {

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import TerminationError
 from skyward.providers.base import InstanceState, Provider
 from skyward.providers.registry import Troubled
@@ -29,7 +29,6 @@ async def end_instances(
     instance_ids: Sequence[str],
     *,
     report: Callable[[str], None] | None = None,
-    clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Terminate machines and confirm it with the provider; retry within some three minutes.
 
@@ -37,7 +36,6 @@ async def end_instances(
         provider: the provider.
         instance_ids: the machines.
         report: receives a remark once the provider's API has failed for ten seconds on end; it goes on being tried.
-        clock: the time between two looks at that.
 
     Raises:
         TerminationError: names the unconfirmed ids; it is logged as an error too.
@@ -49,7 +47,7 @@ async def end_instances(
     retries = stamina.retry_context(
         on=Exception, attempts=_ATTEMPTS, timeout=_DEADLINE_S, wait_initial=0.5, wait_max=30.0
     )
-    watching = asyncio.ensure_future(_watch_trouble(provider, instance_ids, report, clock))
+    watching = asyncio.ensure_future(_watch_trouble(provider, instance_ids, report))
     try:
         async for attempt in retries:
             with attempt:
@@ -77,16 +75,14 @@ async def end_instances(
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _watch_trouble(
-    provider: Provider, instance_ids: Sequence[str], report: Callable[[str], None] | None, clock: Clock
-) -> None:
+async def _watch_trouble(provider: Provider, instance_ids: Sequence[str], report: Callable[[str], None] | None) -> None:
     """Report once that the provider's API keeps failing."""
-    well_at = clock.monotonic()
+    well_at = SYSTEM_CLOCK.monotonic()
     while report is not None and isinstance(provider, Troubled):
-        await clock.sleep(_LOOK_S)
+        await SYSTEM_CLOCK.sleep(_LOOK_S)
         if not (trouble := provider.trouble):
-            well_at = clock.monotonic()
-        elif clock.monotonic() - well_at >= _TROUBLE_S:
+            well_at = SYSTEM_CLOCK.monotonic()
+        elif SYSTEM_CLOCK.monotonic() - well_at >= _TROUBLE_S:
             report(
                 f"{provider.name} does not confirm the end of {', '.join(instance_ids)}: {trouble}. It is tried again "
                 "for some minutes; keep this program running. If it ends before, run `skyward sweep`, or end the "
