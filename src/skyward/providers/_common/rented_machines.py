@@ -229,6 +229,10 @@ class RentedMachines:
         for pool_id in sorted(filter(None, pools)):
             await self.tidy(pool_id)
 
+    async def close(self) -> None:
+        """Close the connections to the vendor."""
+        await self.api.rest.close()
+
     async def tidy(self, pool_id: str) -> None:
         """Remove what belongs to a pool, unless it has machines, listed or not, or launches under way.
 

@@ -149,10 +149,6 @@ class PodAccount:
     async def remove(self, pool_id: str) -> None:
         """Do nothing: a pool has nothing but pods."""
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self.rest.close()
-
 
 def _parse_pod(row: Any) -> MachineRecord | None:
     """Parse one pod of an answer; None for a pod of somebody else, or of a cluster."""

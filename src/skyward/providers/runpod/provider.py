@@ -181,10 +181,6 @@ class RunPod(RentedContainers):
         stock = Finding(what="stock", state="ok" if held else "warn", found=f"{held} kinds of GPU; asked for {where}")
         return [*found, stock]
 
-    async def close(self) -> None:
-        """Close the connections to RunPod."""
-        await self.api.close()
-
     @property
     def _url(self) -> str:
         return (self.endpoint_url or API_URL).rstrip("/")

@@ -61,8 +61,7 @@ def create_body(ask: Ask, terms: AskTerms, name: str, boot: ContainerBoot, *, sp
 
 def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
     """Parse one instance of a list; None for one of somebody else."""
-    labels = re.fullmatch(r"skyward\.([\w-]+)\.([\w-]+)", str(row.get("label")))
-    if labels is None:
+    if (labels := re.fullmatch(r"skyward\.([\w-]+)\.([\w-]+)", str(row.get("label")))) is None:
         return None
     status, message = cast("str | None", row.get("actual_status")), str(row.get("status_msg") or "").strip()
     stopped = {row.get(name) for name in ("cur_state", "next_state", "intended_status")} == {"stopped"}

@@ -127,10 +127,6 @@ class VastAI(AskTerms, RentedContainers):
             return [*found, failed("scopes" if found else "key", error, fix="see docs/providers/vastai.md")]
         return [*found, Finding(what="scopes", state="ok", found=f"{listed}; only a launch shows the others")]
 
-    async def close(self) -> None:
-        """Close the connections to VastAI."""
-        await self.api.close()
-
     @property
     def api(self) -> VastAccount:
         """The account."""

@@ -8,14 +8,14 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from skyward.errors import AuthenticationError, SkywardError, UnreachableError
 from skyward.providers._common.boot.container_boot import ContainerBoot
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
 from skyward.providers._common.rented_machines import MachineRecord
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
-from skyward.providers.base import REFUSALS
+from skyward.providers.base import REFUSALS, InstanceState
 from skyward.providers.vastai.ask_market import Ask, AskMarket
 from skyward.providers.vastai.ask_terms import AskTerms
 from skyward.providers.vastai.instance_records import create_body, parse_record
@@ -91,9 +91,8 @@ class VastAccount:
         async def authorize(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - there is one key
             return {"Authorization": f"Bearer {find_key(key)}"}
 
-        self.url = (url or API_URL).removesuffix("/")
+        self.url, self._terms, self._asks = (url or API_URL).removesuffix("/"), terms, dict[str, int]()
         self.market = AskMarket(self.search, terms)
-        self._terms, self._asks = terms, dict[str, int]()
         api: Mapping[str, Any] = {"vendor": "VastAI", "base_url": self.url, "pace": pace, "patience_s": patience_s}
         self.rest = RestClient(authorize=authorize, judge=_judge, explain=_explain, **api)
 
@@ -115,10 +114,7 @@ class VastAccount:
         """
         path, body = f"/api/v0/asks/{ask.id}/", create_body(ask, self._terms, name, boot, spot=spot)
         try:
-            answer: Mapping[str, Any] = await self.rest.create(path, body, method="PUT")
-            if answer.get("success") is False:
-                found = _judge(ApiAnswer(status=_SUCCESS, body=answer))
-                raise _explain(found, f"PUT {path}") from RefusedCall(found)
+            answer = _accepted(await self.rest.create(path, body, method="PUT"), f"PUT {path}")
         except REFUSALS as error:
             if contract := _CONTRACT.search(str(error.__cause__)):
                 await self._destroy(contract[1])
@@ -129,8 +125,12 @@ class VastAccount:
         return str(made)
 
     async def find(self, key: str) -> MachineRecord | None:
-        """Return the instance with that ledger key; None if none is listed."""
-        return next((each for each in await self.listed() if each.key == key), None)
+        """Return the instance with that ledger key; None if none is listed.
+
+        A contract that was made with a refusal has the key, too, and is listed for some seconds: it is older.
+        """
+        found = [each for each in await self.listed() if each.key == key]
+        return max(found, key=lambda each: (each.state is not InstanceState.FAILED, int(each.id)), default=None)
 
     async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:  # noqa: ARG002 - ids do
         """Return the instances with these ids that exist."""
@@ -144,15 +144,11 @@ class VastAccount:
         """Destroy an instance with its disk. It is never stopped: the disk of a stopped one bills."""
         if not machine.isdecimal():
             raise TABLE.refused("no_such_instance", f"{machine!r} is no number", "VastAI", status=_NOT_FOUND)
-        await self.rest.change("DELETE", instance_path(machine), {})
+        _accepted(await self.rest.change("DELETE", instance_path(machine), {}), f"DELETE {instance_path(machine)}")
         self.market.release(self._asks.pop(machine, 0))
 
     async def remove(self, pool_id: str) -> None:
         """Do nothing: a pool has instances, and nothing else."""
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self.rest.close()
 
     async def _rows(self, filters: Mapping[str, Any]) -> Sequence[MachineRecord]:
         def following(page: Mapping[str, Any]) -> Mapping[str, str] | None:
@@ -181,6 +177,15 @@ def _judge(answer: ApiAnswer) -> Refusal:
     if contract := row.get("new_contract"):
         words += f" (it made contract {contract})"
     return TABLE.judge(str(row.get("error") or f"HTTP {answer.status}"), words, status=answer.status)
+
+
+def _accepted(answer: Any, call: str) -> Mapping[str, Any]:
+    """Return an answer with a status of success; raises if it is a refusal all the same."""
+    row = cast("Mapping[str, Any]", answer) if isinstance(answer, dict) else {}
+    if row.get("success") is False:
+        found = _judge(ApiAnswer(status=_SUCCESS, body=row))
+        raise _explain(found, call) from RefusedCall(found)
+    return row
 
 
 def _explain(found: Refusal, call: str) -> SkywardError:

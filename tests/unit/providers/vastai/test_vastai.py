@@ -591,3 +591,22 @@ async def test_the_key_of_a_container_ends_its_own_instance_and_no_other(vast: V
         await asyncio.sleep(0)
         await contained.api.request_end(one.id)
     assert vast.alive == [other.id]
+
+
+async def test_of_two_instances_with_a_key_the_one_that_lives_is_found(vast: VastApi) -> None:
+    """A contract that was made with a refusal is listed for seconds after its end."""
+    async with opened(vast) as provider:
+        old, new = [(await launched(provider, "key-0"))[0].id for _ in range(2)]
+        for left, found in ((old, new), (new, old)):
+            vast.machines[left].status = "exited"
+            vast.machines[found].status = "running"
+            assert getattr(await provider.api.find("key-0"), "id", "") == found
+
+
+async def test_an_end_that_is_refused_with_a_status_of_success_is_asked_for_again(vast: VastApi) -> None:
+    async with opened(vast) as provider:
+        (made,) = await launched(provider)
+        vast.service.fail(RestFault(status=200, message="busy"), route=DESTROY, times=2)
+        async with asyncio.timeout(20):  # one that counts as accepted is repeated after 30 s
+            await provider.terminate([made.id])
+    assert (vast.left(), vast.service.count(DESTROY)) == ({}, 3)
