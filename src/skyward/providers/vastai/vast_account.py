@@ -181,7 +181,7 @@ def _judge(answer: ApiAnswer) -> Refusal:
 
 def _accepted(answer: Any, call: str) -> Mapping[str, Any]:
     """Return an answer with a status of success; raises if it is a refusal all the same."""
-    row = cast("Mapping[str, Any]", answer) if isinstance(answer, dict) else {}
+    row = cast("Mapping[str, Any]", answer if isinstance(answer, dict) else {})
     if row.get("success") is False:
         found = _judge(ApiAnswer(status=_SUCCESS, body=row))
         raise _explain(found, call) from RefusedCall(found)
