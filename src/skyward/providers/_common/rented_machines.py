@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, Final, Protocol, cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, to_its_end
 from skyward.errors import SkywardError
@@ -19,9 +20,21 @@ from skyward.providers._common.rest_client import RestClient
 from skyward.providers._common.until_gone import Asked, EndingCalls, until_gone
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 
-__all__ = ["MachineApi", "MachineBook", "MachineRecord", "RentedMachines"]
+__all__ = ["MachineApi", "MachineBook", "MachineRecord", "RentedMachines", "label", "labels_of"]
 
+_LABEL: Final = re.compile(r"skyward\.([\w-]+)\.([\w-]+)")
 _logger = logging.getLogger("skyward")
+
+
+def label(pool_id: str, key: str) -> str:
+    """Return the name of a machine at a provider without tags."""
+    return f"skyward.{pool_id}.{key}"
+
+
+def labels_of(name: object) -> tuple[str, ...]:
+    """Return the pool and the ledger key of a name that :func:`label` made; empty for any other."""
+    found = _LABEL.fullmatch(str(name))
+    return found.groups() if found else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final, cast
 
 from skyward.errors import AuthenticationError, CapacityError, SkywardError, UnreachableError
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
-from skyward.providers._common.rented_machines import MachineRecord
+from skyward.providers._common.rented_machines import MachineRecord, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
 from skyward.providers.base import InstanceState, Offer
 from skyward.providers.runpod.pod_catalogue import pod_name
@@ -153,8 +152,7 @@ class PodAccount:
 def _parse_pod(row: Any) -> MachineRecord | None:
     """Parse one pod of an answer; None for a pod of somebody else, or of a cluster."""
     pod: Mapping[str, Any] = cast("Mapping[str, Any]", row) if isinstance(row, dict) else {}
-    labels = re.fullmatch(r"skyward\.([\w-]+)\.([\w-]+)", str(pod.get("name")))
-    if labels is None or not pod.get("id") or pod.get("cluster"):
+    if not (labels := labels_of(pod.get("name"))) or not pod.get("id") or pod.get("cluster"):
         return None
     status = str(pod.get("status", ""))
     state = STATES.get(status, InstanceState.PENDING)
@@ -167,8 +165,8 @@ def _parse_pod(row: Any) -> MachineRecord | None:
     direct: Mapping[str, Any] = ways.get("direct") or {}
     return MachineRecord(
         id=str(pod["id"]),
-        key=labels[2],
-        pool_id=labels[1],
+        key=labels[1],
+        pool_id=labels[0],
         state=state,
         offer=Offer(
             spec=spec,

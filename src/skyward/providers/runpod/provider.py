@@ -14,10 +14,10 @@ from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers._common.boot.container_boot import SECRET_FILE, ContainerBoot, HttpCall
 from skyward.providers._common.boot.container_image import CPU_IMAGE, GPU_IMAGE, checked_image, cuda_of
 from skyward.providers._common.boot.delete_script import store
-from skyward.providers._common.boot.rented_containers import RentedContainers, label
+from skyward.providers._common.boot.rented_containers import RentedContainers
 from skyward.providers._common.findings import failed
 from skyward.providers._common.machine_catalogue import closest
-from skyward.providers._common.rented_machines import MachineRecord
+from skyward.providers._common.rented_machines import MachineRecord, label
 from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.registry import Finding, MachineSecret

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from skyward.providers._common.boot.container_boot import ContainerBoot
-from skyward.providers._common.rented_machines import MachineRecord
+from skyward.providers._common.rented_machines import MachineRecord, labels_of
 from skyward.providers.base import InstanceState, Offer
 from skyward.providers.vastai.ask_market import MALFORMED, Ask, region_of, spec_of
 from skyward.providers.vastai.ask_terms import AskTerms
@@ -61,7 +61,7 @@ def create_body(ask: Ask, terms: AskTerms, name: str, boot: ContainerBoot, *, sp
 
 def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
     """Parse one instance of a list; None for one of somebody else."""
-    if (labels := re.fullmatch(r"skyward\.([\w-]+)\.([\w-]+)", str(row.get("label")))) is None:
+    if not (labels := labels_of(row.get("label"))):
         return None
     status, message = cast("str | None", row.get("actual_status")), str(row.get("status_msg") or "").strip()
     stopped = {row.get(name) for name in ("cur_state", "next_state", "intended_status")} == {"stopped"}
@@ -73,8 +73,8 @@ def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
     port = _public_port(row)
     return MachineRecord(
         id=str(row["id"]),
-        key=labels[2],
-        pool_id=labels[1],
+        key=labels[1],
+        pool_id=labels[0],
         state=state,
         offer=_offer(row),
         public_address=str(row.get("public_ipaddr") or "").strip() if port else "",

@@ -10,9 +10,9 @@ from typing import ClassVar, Final, cast
 
 from skyward.errors import CapacityError, QuotaError, SkywardError
 from skyward.providers._common.boot.container_boot import ContainerBoot, HttpCall
-from skyward.providers._common.boot.rented_containers import RentedContainers, label
+from skyward.providers._common.boot.rented_containers import RentedContainers
 from skyward.providers._common.findings import failed
-from skyward.providers._common.rented_machines import MachineRecord
+from skyward.providers._common.rented_machines import MachineRecord, label
 from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding

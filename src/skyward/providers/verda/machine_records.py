@@ -16,7 +16,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_as,
 )
 from skyward.providers._common.offer_list import cheapest_offers
-from skyward.providers._common.rented_machines import MachineRecord
+from skyward.providers._common.rented_machines import MachineRecord, label, labels_of
 from skyward.providers.base import InstanceState, Offer
 from skyward.request.accelerators import model_name
 from skyward.request.instance import InstanceSpec
@@ -27,8 +27,6 @@ __all__ = [
     "Stock",
     "choose_image",
     "create_body",
-    "label",
-    "labels_of",
     "make_offers",
     "parse_images",
     "parse_record",
@@ -59,12 +57,7 @@ _GPU_DISK_GB: Final = 100
 _DISK_GB: Final = 50
 
 
-def label(pool_id: str, key: str) -> str:
-    """Return the name of a machine's startup script and volume, which is its description, too."""
-    return f"skyward.{pool_id}.{key}"
-
-
-def labels_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _labels_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the pool and the ledger key of a machine; empty for a machine of somebody else.
 
     They are its tags, else in its description: Verda's tags are new.
@@ -72,13 +65,12 @@ def labels_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     tags = {tag.get("key"): str(tag.get("value")) for tag in row.get("tags") or ()}
     if _KEY_TAG in tags and _POOL_TAG in tags:
         return tags[_POOL_TAG], tags[_KEY_TAG]
-    found = re.fullmatch(r"skyward\.([\w-]+)\.([\w-]+)", str(row.get("description")))
-    return found.groups() if found else ()
+    return labels_of(row.get("description"))
 
 
 def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
     """Parse one machine of an answer; None for a machine of somebody else."""
-    if not (labels := labels_of(row)):
+    if not (labels := _labels_of(row)):
         return None
     status, spot = str(row.get("status", "")), row.get("is_spot") is True
     state = STATES.get(status, InstanceState.PENDING)

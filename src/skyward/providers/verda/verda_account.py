@@ -12,10 +12,10 @@ from typing import Any, Final, cast
 from skyward.errors import ConfigurationError, RateLimitError, SkywardError, UnreachableError
 from skyward.providers._common.oauth_client import BearerTokens, ClientCredentials, read_credentials
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
-from skyward.providers._common.rented_machines import MachineRecord
+from skyward.providers._common.rented_machines import MachineRecord, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
 from skyward.providers.base import REFUSALS, InstanceState, Offer
-from skyward.providers.verda.machine_records import create_body, label, labels_of, parse_images, parse_record
+from skyward.providers.verda.machine_records import create_body, parse_images, parse_record
 
 __all__ = ["API_URL", "CATALOGUE", "TABLE", "VerdaAccount", "find_credentials"]
 
@@ -147,7 +147,7 @@ class VerdaAccount:
         """Remove the startup scripts and volumes of a pool. Idempotent."""
         for path in ("/scripts", "/volumes"):
             for row in await self._rows(path):
-                if labels_of({"description": row.get("name")})[:1] == (pool_id,):
+                if labels_of(row.get("name"))[:1] == (pool_id,):
                     await self._delete(path, str(row["id"]))
 
     async def close(self) -> None:

@@ -7,12 +7,7 @@ from typing import ClassVar
 from skyward.providers._common.boot.container_boot import END_COMMAND, MAY_END_COMMAND
 from skyward.providers._common.rented_machines import RentedMachines
 
-__all__ = ["RentedContainers", "label"]
-
-
-def label(pool_id: str, key: str) -> str:
-    """Return the name of a container."""
-    return f"skyward.{pool_id}.{key}"
+__all__ = ["RentedContainers"]
 
 
 class RentedContainers(RentedMachines):
