@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo demo-ssh test test-full test-gpu test-ml test-matrix coverage check conformance bench dist docs clean
+.PHONY: help demo demo-ssh test test-full test-gpu test-ml test-matrix coverage check check-types check-macos check-text conformance bench dist docs clean
 
 # Where it is set, every process of every test compiles Skyward and its tests again: 1.1 s and 20 s of processor time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,16 +16,16 @@ MATRIX := .venv-matrix
 ML := .venv-ml
 CONFORMANCE := .venv-conformance
 
-PYTEST = $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder --ignore tests/ml
+PYTEST = $(BIN)/python -m pytest --processes 5 --at-most 10 --ignore tests/ml
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 # What each target needs beside the library itself.
-demo_needs := -e '.[sklearn]'
+demo_needs := -e '.[local,sklearn]'
 test_needs := -e '.[all,testing]' --group test
 check_needs := -e '.[all,testing]' --group test --group check
 coverage_needs := -e '.[all,testing]' --group test --group coverage
 bench_needs := -e '.[all]' --group bench
-docs_needs := -e . --group docs
+docs_needs := -e '.[all,testing]' --group docs
 dist_needs := --group dist
 ml_needs := -e '.[all,testing]' --group test --group ml
 conformance_needs := -e '.[all,testing]' --group test --group conformance
@@ -33,6 +33,15 @@ conformance_needs := -e '.[all,testing]' --group test --group conformance
 # joblib and scikit-learn in pairs, old with old and new with new, and what is tested with each.
 pairs := 1.4+1.6 1.5+1.7 1.6+1.8 1.6+1.9
 pair_tests := tests/unit/skyward_joblib tests/e2e/joblib tests/conformance
+
+# Releases of dask and distributed of the last nine months, and the tests of what relies on their parts. The oldest and
+# the newest are those of skyward/dask_parts.py.
+dasks := 2026.3.0 2026.6.0 2026.7.0 2026.7.1 2026.8.0
+dask_tests := tests/unit/skyward_dask tests/unit/node tests/e2e/dask
+
+# Every Python that Skyward supports besides PYTHON, and the tests of what differs between them, with pools of all kinds.
+pythons := 3.11 3.12 3.13 3.14
+python_tests := tests/unit tests/contract tests/e2e/calls tests/e2e/dask tests/e2e/joblib tests/e2e/processes
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,7 +53,7 @@ demo-ssh: $(VENV)/demo.installed ## the same, on two machines that SSH servers o
 	tools/sshd
 	$(BIN)/python examples/demo_ssh.py
 
-test: $(VENV)/test.installed ## every behaviour once, except training; about eight minutes
+test: $(VENV)/test.installed ## every behaviour once, except training; about six minutes on two cores
 	-tools/browser
 	tools/sshd
 	$(PYTEST) -m "not full"
@@ -68,19 +77,38 @@ coverage: $(VENV)/coverage.installed ## branch coverage of src by `make test`, n
 
 test-ml: $(ML)/ml.installed ## the tests that train: torch, jax, tensorflow, keras, transformers and the examples with them
 	tools/sshd
-	$(ML)/bin/python -m pytest tests/ml -n 2 --dist loadfile
+	$(ML)/bin/python -m pytest tests/ml --processes 2 --at-most 3
 
-test-matrix: $(pairs:%=test-with-%) ## joblib and scikit-learn, old and new; one: make test-with-1.4+1.6
+test-matrix: $(pairs:%=test-with-%) $(dasks:%=test-with-dask-%) $(pythons:%=test-with-python-%) ## joblib and scikit-learn, and Dask, old and new, and each Python; one: make test-with-1.4+1.6, test-with-dask-2026.3.0, test-with-python-3.14
 
 test-with-%: $(MATRIX)/%/installed
 	$(MATRIX)/$*/bin/python -m pytest $(pair_tests)
 
-check: $(VENV)/check.installed ## lint, format, prose, the map of modules, types, imports
+test-with-dask-%: $(MATRIX)/dask-%/installed
+	tools/sshd
+	$(MATRIX)/dask-$*/bin/python -m pytest --processes 5 -m "not full" $(dask_tests)
+
+test-with-python-%: $(MATRIX)/python-%/installed
+	tools/sshd
+	$(MATRIX)/python-$*/bin/python -m pytest --processes 5 -m "not full" $(python_tests)
+
+check: $(VENV)/check.installed ## lint, format, spelling, prose, the map of modules, types, imports
+	$(MAKE) --no-print-directory -j 2 --output-sync=target check-types check-macos check-text
+
+check-types:
+	$(BIN)/pyright
+
+# Only the modules that import a part of the standard library which differs there: a third of all, and of the time.
+check-macos:
+	$(BIN)/pyright --pythonplatform Darwin \
+	    $$(grep -rlE '^(import|from) (fcntl|mmap|multiprocessing|os|pty|resource|select|signal|socket|termios|time)\b' src --include='*.py')
+
+check-text:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell src docs examples README.md CONTRIBUTING.md CHANGELOG.md
 	$(BIN)/python tools/prose
 	$(BIN)/python tools/map --check
-	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck --shell=sh $$(find src -name '*.sh' ! -name bootstrap.sh) # a template: its test checks it rendered
 
@@ -93,10 +121,11 @@ conformance: $(VENV)/test.installed $(CONFORMANCE)/conformance.installed ## othe
 bench: $(BENCH)/bench.installed ## the numbers in the docs; ROWS="gather idle" or QUICK=1: fewer, only printed
 	$(BENCH)/bin/python -m benchmarks $(if $(QUICK),--quick) $(ROWS)
 
-dist: $(VENV)/dist.installed ## the wheel and the sdist, built and checked, in dist
+dist: $(VENV)/dist.installed ## the wheel and the sdist in dist; each installed into a bare environment and tried
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
+	tools/try-dist $(PYTHON) dist build/dist
 
 docs: $(VENV)/docs.installed ## the site, in docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
@@ -116,10 +145,12 @@ $(BENCH)/bench.installed: pyproject.toml tools/install
 	@touch $@
 
 # Torch comes first, alone and in this very spelling: so pip takes the build for processors where it has one at hand.
-# As a requirement of others it would bring gigabytes for GPUs.
+# As a requirement of others it would bring gigabytes for GPUs. The import compiles once what else four workers, starting
+# at the same moment, would each compile.
 $(ML)/ml.installed: pyproject.toml tools/install
 	tools/install $(PYTHON) $(ML) torch==2.13.0
 	tools/install $(PYTHON) $(ML) $(ml_needs)
+	TF_CPP_MIN_LOG_LEVEL=3 $(ML)/bin/python -c "import jax, keras, tensorflow, torch.distributed, transformers.trainer"
 	@touch $@
 
 # Libraries on Dask; they live apart from the tests. distributed's tests come from a checkout: DISTRIBUTED=folder.
@@ -127,9 +158,19 @@ $(CONFORMANCE)/conformance.installed: pyproject.toml tools/install
 	tools/install $(PYTHON) $(CONFORMANCE) $(conformance_needs)
 	@touch $@
 
+.PRECIOUS: $(MATRIX)/dask-%/installed
+$(MATRIX)/dask-%/installed: pyproject.toml tools/install
+	tools/install $(PYTHON) $(@D) -e '.[dask,joblib,testing]' --group test dask==$* distributed==$*
+	@touch $@
+
+.PRECIOUS: $(MATRIX)/python-%/installed
+$(MATRIX)/python-%/installed: pyproject.toml tools/install tools/find-python
+	tools/install "$$(tools/find-python $*)" $(@D) -e '.[all,testing]' --group test
+	@touch $@
+
 # Precious, or make would remove the stamps, which only patterns name.
 .PRECIOUS: $(MATRIX)/%/installed
 $(MATRIX)/%/installed: pyproject.toml tools/install
-	tools/install $(PYTHON) $(@D) -e '.[testing]' --group test threadpoolctl $(patsubst %,'%.*',\
+	tools/install $(PYTHON) $(@D) -e '.[local,testing]' --group test threadpoolctl $(patsubst %,'%.*',\
 	    joblib==$(word 1,$(subst +, ,$*)) scikit-learn==$(word 2,$(subst +, ,$*)))
 	@touch $@

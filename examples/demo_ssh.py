@@ -1,4 +1,7 @@
-"""The same tour on two machines over SSH, which two SSH servers of this machine simulate."""
+"""The same tour on two machines over SSH, which two SSH servers of this machine simulate.
+
+usage: python examples/demo_ssh.py
+"""
 
 from __future__ import annotations
 

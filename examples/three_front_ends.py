@@ -1,6 +1,6 @@
 """scikit-learn, a Dask graph and native calls on one pool at the same time, and the processes that each of them used.
 
-usage: python three_front_ends.py
+usage: python examples/three_front_ends.py
 """
 
 from __future__ import annotations

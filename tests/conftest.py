@@ -7,6 +7,7 @@ import os
 import pwd
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from skyward.node.supervisor import template
 from skyward.provision.preparing.sources import pip_settings
 from support.clouds.compiled_packages import keep_compiled
 
+pytest_plugins = ["forked_runs"]
+
 SETTLE_S = 10.0
 """How long what a test started may take to end by itself after the test."""
 
@@ -34,6 +37,7 @@ KEPT_THREADS = ("Dask-Offload",)  # distributed's pool for (de)serialization
 """Prefixes of the names of threads that live as long as the process does."""
 
 LONGEST = (
+    "conformance/test_joblib_suite.py",
     "test_docs.py",
     "unit/provision/fleet/test_fleet_properties.py",
     "unit/providers/aws/",
@@ -69,6 +73,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             patch.setenv(name, str(path))
         patch.setattr(tempfile, "tempdir", None)
+        # This process has imported the packages of all tests: nodes of each test would get them.
+        patch.setenv("SKYWARD_MIRROR", "0")
         yield home
 
 
@@ -88,6 +94,17 @@ def session_leaves_nothing(own_home: Path) -> Iterator[None]:
 def leaves_nothing(own_home: Path) -> Iterator[None]:
     """Fail a test that leaves a thread, a child process, a listening socket or a temporary file behind."""
     yield from _leaving_nothing()
+
+
+@pytest.fixture(autouse=True)
+def forgets_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Unload what a test imported from a temporary folder: which test comes next depends on the processes' pace."""
+    before = frozenset(sys.modules)
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in sys.modules.keys() - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")
@@ -122,6 +139,28 @@ def ssh_cache() -> Iterator[Path]:
     (folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]), encoding="utf-8")
     yield folder
     keep_compiled(folder)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator[Path]:
+    """A home in which `ssh gpu1` and `ssh gpu2` work, as pages and examples have it."""
+    from skyward.testing.hosts import SshHost, share_cache, write_known_hosts
+
+    folder = tmp_path_factory.mktemp("lab")
+    config = folder / "home/.ssh/config"
+    config.parent.mkdir(parents=True, mode=0o700)
+    env = {"PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
+    with (
+        SshHost(folder / "gpu1", address="127.0.0.2", env=env) as first,
+        SshHost(folder / "gpu2", address="127.0.0.3", env=env) as second,
+    ):
+        write_known_hosts(config.with_name("known_hosts"), first, second)
+        for name, host in (("gpu1", first), ("gpu2", second)):
+            share_cache(host.home, ssh_cache)
+            with config.open("a", encoding="utf-8") as file:
+                file.write(f"Host {name}\n  HostName {host.address}\n  Port {host.port}\n")
+                file.write(f"  IdentityFile {host.key_path}\n  IdentitiesOnly yes\n")
+        yield folder / "home"
 
 
 @pytest.fixture(scope="module")
@@ -257,8 +296,17 @@ def _temporary_files() -> Iterator[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files go to processes whole, in this order: what takes minutes must not begin last."""
-    items.sort(key=lambda item: not item.path.relative_to(SKIPS.parent).as_posix().startswith(LONGEST))
+    """Files go to processes whole, in this order: what takes minutes must not begin last.
+
+    Unit tests are last, since before the first one a process ends what its pools were forked from, and another pool
+    would need it again.
+    """
+
+    def turn(item: pytest.Item) -> tuple[bool, bool]:
+        path = item.path.relative_to(SKIPS.parent).as_posix()
+        return path.startswith("unit/"), not path.startswith(LONGEST)
+
+    items.sort(key=turn)
 
 
 @cache

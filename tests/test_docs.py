@@ -6,14 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from skyward.testing.hosts import SshHost, share_cache, write_known_hosts
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -60,39 +57,14 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Iterator[Path]:
-    """A home in which `ssh gpu1` and `ssh gpu2` work, as the pages have it."""
-    folder = tmp_path_factory.mktemp("lab")
-    config = folder / "home/.ssh/config"
-    config.parent.mkdir(parents=True, mode=0o700)
-    env = {"PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
-    with (
-        SshHost(folder / "gpu1", address="127.0.0.2", env=env) as first,
-        SshHost(folder / "gpu2", address="127.0.0.3", env=env) as second,
-    ):
-        write_known_hosts(config.with_name("known_hosts"), first, second)
-        for name, host in (("gpu1", first), ("gpu2", second)):
-            share_cache(host.home, ssh_cache)
-            with config.open("a", encoding="utf-8") as file:
-                file.write(f"Host {name}\n  HostName {host.address}\n  Port {host.port}\n")
-                file.write(f"  IdentityFile {host.key_path}\n  IdentitiesOnly yes\n")
-        yield folder / "home"
-
-
 RUNNABLE = [page for page in PAGES if program(page, "").strip()]
 ON_HOSTS = [page for page in RUNNABLE if "gpu1" in program(page, "")]
-FIRST = (ROOT / "README.md",)
-"""The pages that `make test` runs; the behaviours on the others have tests of their own."""
 
 
-def tiered(pages: Iterable[Path]) -> list[Any]:
-    """Return the pages as parameters, those not in `FIRST` marked `full`."""
-    return [page if page in FIRST else pytest.param(page, marks=pytest.mark.full) for page in pages]
-
-
+# In `make test`: the behaviours on the pages have tests of their own, and every block is compiled below.
+@pytest.mark.full
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("page", tiered(page for page in RUNNABLE if page not in ON_HOSTS), ids=name)
+@pytest.mark.parametrize("page", [page for page in RUNNABLE if page not in ON_HOSTS], ids=name)
 def test_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
     run(page, tmp_path, {})
 
@@ -116,7 +88,8 @@ def run(page: Path, folder: Path, env: dict[str, str]) -> None:
         timeout=170,
         check=False,
         cwd=folder,
-        env=os.environ | env,
+        # Dask's own clusters leave a folder for temporary files.
+        env=os.environ | {"DASK_TEMPORARY_DIRECTORY": str(folder / "dask")} | env,
     )
 
     assert completed.returncode == 0, completed.stdout + completed.stderr

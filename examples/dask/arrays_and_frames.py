@@ -1,6 +1,6 @@
 """Dask's arrays and data frames on a fleet: the code is Dask's own, one line selects the cluster.
 
-usage: python arrays_and_frames.py [local|skyward]
+usage: python examples/dask/arrays_and_frames.py [local|skyward]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A graph of ordinary functions, on a fleet that grows while it runs.
 
-usage: python delayed.py
+usage: python examples/dask/delayed.py
 """
 
 from __future__ import annotations

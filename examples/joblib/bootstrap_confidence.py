@@ -1,6 +1,6 @@
 """The confidence interval of a percentile: many samples of one large array, which each node receives once.
 
-usage: python bootstrap_confidence.py [loky|skyward]
+usage: python examples/joblib/bootstrap_confidence.py [loky|skyward]
 """
 
 from __future__ import annotations

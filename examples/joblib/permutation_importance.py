@@ -1,6 +1,6 @@
 """The importance of a model's features: shuffle each of them many times, and measure the loss of accuracy.
 
-usage: python permutation_importance.py [loky|skyward]
+usage: python examples/joblib/permutation_importance.py [loky|skyward]
 """
 
 from __future__ import annotations

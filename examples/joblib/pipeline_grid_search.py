@@ -1,6 +1,6 @@
 """A grid search over a whole pipeline, scaling and components included.
 
-usage: python pipeline_grid_search.py [loky|skyward]
+usage: python examples/joblib/pipeline_grid_search.py [loky|skyward]
 """
 
 from __future__ import annotations

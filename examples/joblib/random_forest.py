@@ -1,6 +1,6 @@
 """A random forest, grown in parallel tree by tree, and evaluated on the samples that each tree did not see.
 
-usage: python random_forest.py [loky|skyward]
+usage: python examples/joblib/random_forest.py [loky|skyward]
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It computes the price of an Asian option from a model of its asset.
 
-usage: python stream_results.py [loky|skyward]
+usage: python examples/joblib/stream_results.py [loky|skyward]
 """
 
 from __future__ import annotations

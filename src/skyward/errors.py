@@ -9,6 +9,7 @@
     │   ├── PoolStateError            the pool is not open, already closed, or not usable here (also a RuntimeError)
     │   ├── NotInPoolError            a fact of a node was requested on the client (also a RuntimeError)
     │   ├── BudgetError               the pool has cost, or would cost, more than its max_cost; carries both sums
+    │   ├── FetchError                files of nodes could not be fetched; the message names them (also an OSError)
     │   ├── LedgerError               the file of purchases cannot be used; no machine is requested without it
     │   └── AuthenticationError       credentials or keys were refused
     │       └── HostKeyError          a machine is unknown, or not the one it should be
@@ -21,23 +22,28 @@
     └── report
         ├── BootstrapError            preparing a node failed; carries the step and the log's tail
         ├── WorkerLostError           a call lost its worker more often than its retries allow
+        ├── CallTimeoutError          a call ran longer than its timeout (also a TimeoutError)
         ├── RemoteError               a call failed with an exception that could not be rebuilt here
         └── TerminationError          machines could not be confirmed gone; carries their ids
 
 A call that raises on a worker raises the same exception here, with :class:`RemoteTraceback` as its ``__cause__``.
+A call that is never sent is no error; an :class:`UnsentCallWarning` names it.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "AuthenticationError",
     "BootstrapError",
     "BudgetError",
+    "CallTimeoutError",
     "CapacityError",
     "ConfigurationError",
+    "FetchError",
     "HostKeyError",
     "LedgerError",
     "NotInPoolError",
@@ -50,12 +56,23 @@ __all__ = [
     "SkywardError",
     "TerminationError",
     "UnreachableError",
+    "UnsentCallWarning",
     "WorkerLostError",
 ]
 
 
 class SkywardError(Exception):
     """Base of every error that Skyward itself raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default a pickle calls the class with `args`, which lack the keywords that some classes require.
+        return _rebuilt, (type(self), self.args), {**vars(self)}
+
+
+def _rebuilt(cls: type[SkywardError], args: tuple[Any, ...]) -> SkywardError:
+    error = cls.__new__(cls, *args)
+    error.args = args  # OSError's own `__new__` leaves them to an `__init__`
+    return error
 
 
 class ConfigurationError(SkywardError, ValueError):
@@ -79,11 +96,11 @@ class AuthenticationError(SkywardError):
 
 
 class BudgetError(SkywardError):
-    """The pool was ended, or gets no further machine, so that it does not cost more than its ``max_cost``.
+    """The pool was ended, or gets no machine, so that it does not cost more than its limit.
 
     Attributes:
-        max_cost: USD that it may cost.
-        cost: USD that it has cost by then.
+        max_cost: USD that it may cost, by its ``max_cost`` or by ``SKYWARD_CONFIRM_ABOVE``.
+        cost: USD that it has cost by then, or could cost if it were not refused.
     """
 
     def __init__(self, message: str, *, max_cost: float, cost: float) -> None:
@@ -97,7 +114,15 @@ class LedgerError(SkywardError):
 
 
 class HostKeyError(AuthenticationError):
-    """A machine does not show the host key that is on file for it, or none is on file. It received no credentials."""
+    """A machine does not show the host key that is on file for it, or none is on file. It received no credentials.
+
+    Attributes:
+        on_file: False if no key of it is on file: then it was not contacted.
+    """
+
+    def __init__(self, message: str, *, on_file: bool = True) -> None:
+        super().__init__(message)
+        self.on_file = on_file
 
 
 class CapacityError(SkywardError):
@@ -123,6 +148,10 @@ class RateLimitError(SkywardError):
 
 class UnreachableError(SkywardError):
     """A node or a provider's API did not answer within its deadline."""
+
+
+class FetchError(SkywardError, OSError):
+    """Files of nodes could not be fetched; the message names them and the reason. Those that could be are here."""
 
 
 class BootstrapError(SkywardError):
@@ -158,6 +187,24 @@ class WorkerLostError(SkywardError):
         self.node = node
         self.worker = worker
         self.reason = reason
+        self.log_path = log_path
+
+
+class CallTimeoutError(SkywardError, TimeoutError):
+    """A call ran longer than its ``timeout`` and was ended, with its worker. It is not run again.
+
+    Attributes:
+        timeout_s: the limit, in seconds from the call's beginning on its worker.
+        node: rank of the node.
+        worker: index of the worker on that node.
+        log_path: the worker's log, on its node.
+    """
+
+    def __init__(self, message: str, *, timeout_s: float, node: int, worker: int, log_path: str = "") -> None:
+        super().__init__(message)
+        self.timeout_s = timeout_s
+        self.node = node
+        self.worker = worker
         self.log_path = log_path
 
 
@@ -199,3 +246,7 @@ class TerminationError(SkywardError):
         super().__init__(message)
         self.instance_ids = tuple(instance_ids)
         self.keys = tuple(keys)
+
+
+class UnsentCallWarning(UserWarning):
+    """A pending call was dropped before any pool received it; given once for each function and line."""

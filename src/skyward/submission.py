@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentMemo",
     "CallFuture",
+    "CallLimits",
     "ElasticFleet",
     "FleetStatus",
     "Invocation",
@@ -51,6 +53,19 @@ class ArgumentMemo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """Limits of one run of a call, which ends with its worker when it exceeds one of them.
+
+    Attributes:
+        timeout_s: seconds that it may take, from its beginning on the worker; None is no limit.
+        memory_gib: memory that it may add to its worker's, in GiB; None is no limit besides the worker's own.
+    """
+
+    timeout_s: float | None = None
+    memory_gib: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
 class Invocation:
     """Function with its arguments, not yet submitted.
 
@@ -58,10 +73,16 @@ class Invocation:
         fn: the function to run on a worker.
         args: positional arguments.
         kwargs: keyword arguments.
-        retries: number of runs after the first, each after the loss of a worker; 0 allows none.
+        retries: number of runs after the first, each after the loss of a worker; 0 allows none. With 1 or
+            more, preemptions are not counted.
         label: name for logs, progress and errors; empty takes the function's.
         gang: True if all workers run the call together: as a broadcast, or on a fleet of one.
+        work: label of the progress that a front-end publishes for the call; empty leaves that to the pool.
+        tasks: number of the user's items in the call, for the pool's progress.
+        limits: limits of a run; None if there are none.
     """
+
+    # Not frozen, as that costs 1 µs, and it is paid for every call.
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -69,6 +90,9 @@ class Invocation:
     retries: int = 3
     label: str = ""
     gang: bool = False
+    work: str = ""
+    tasks: int = 1
+    limits: CallLimits | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -86,6 +110,31 @@ class CallFuture(Future[R]):
     """
 
     worker_seconds: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the call; empty if it has none."""
+        return ""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(self._facts())}>"
+
+    def _repr_html_(self) -> str:
+        """Return the call's name, state and duration, and the last line of its error, for notebooks."""
+        name, *facts = map(escape, self._facts())
+        if self.done() and not self.cancelled() and (error := self.exception()) is not None:
+            *_, last = str(error).strip().splitlines() or [""]
+            facts.append(f"<code>{escape(f'{type(error).__name__}: {last}')}</code>")
+        return f"<div>{' · '.join([f'<b>{name}</b>', *facts])}</div>"
+
+    def _facts(self) -> list[str]:
+        """Return name, state and duration. No exception is unpickled for it."""
+        state = {"PENDING": "queued", "RUNNING": "running"}.get(self._state, "")  # as in the base's own repr
+        if not state:
+            failed = not self.cancelled() and super().exception() is not None
+            state = "cancelled" if self.cancelled() else "failed" if failed else "finished"
+        seconds = [] if self.worker_seconds is None else [f"{self.worker_seconds:.3g} s on its worker"]
+        return [self.name or "call", state, *seconds]
 
     def __await__(self) -> Generator[Any, None, R]:
         return asyncio.wrap_future(self).__await__()
@@ -105,7 +154,12 @@ class TaskSubmitter(Protocol):
         ...
 
     def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:
-        """Queue calls, each for any worker; the futures are in the order of the calls."""
+        """Queue ``calls``, each for any worker; the futures are in the order of the calls.
+
+        Args:
+            calls: the calls.
+            memo: content ids of large arguments, shared by several submissions; None is one for these calls.
+        """
         ...
 
     def broadcast_call(self, call: Invocation) -> list[CallFuture[Any]]:
@@ -113,7 +167,10 @@ class TaskSubmitter(Protocol):
         ...
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
-        """Drop queued calls, and end running ones by killing their worker, which comes back. Idempotent."""
+        """Drop the queued calls of ``futures``, and end running ones by killing their worker, which comes back.
+
+        Idempotent.
+        """
         ...
 
     def publish(self, event: SkywardEvent) -> None:
@@ -210,5 +267,9 @@ class ElasticFleet(Protocol):
         ...
 
     def forward(self, address: str) -> str:
-        """Return the ``host:port`` through which this process reaches ``host:port`` of the head node. May block."""
+        """Return the ``host:port`` through which this process reaches ``address`` from the head node. May block.
+
+        Args:
+            address: ``host:port``, as the head node reaches it.
+        """
         ...

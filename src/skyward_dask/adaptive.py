@@ -6,9 +6,9 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Protocol, cast
 
-from distributed.deploy.adaptive import Adaptive
-from distributed.protocol import pickle
+import cloudpickle
 
+from skyward.dask_parts import Adaptive
 from skyward_dask.pool_handle import PoolLike
 from skyward_dask.sizing import superfluous
 
@@ -79,7 +79,7 @@ class NodeAdaptive(Adaptive):
     async def workers_to_close(self, target: int) -> list[str]:
         """Return names of workers to close until ``target`` remain, by whole nodes, the cheapest first."""
         order = await cast("Any", self.scheduler).workers_to_close(
-            target=0, key=pickle.dumps(_BY_NODE), attribute="name"
+            target=0, key=cloudpickle.dumps(_BY_NODE), attribute="name"
         )
         return superfluous(
             self._nodes.pool.status, target=target, observed=self.observed, cheapest_first=cast("Sequence[str]", order)

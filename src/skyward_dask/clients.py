@@ -11,16 +11,20 @@ from collections.abc import Mapping
 from typing import Any, cast
 from weakref import WeakSet
 
-import distributed.client
 from distributed import Client, Security, Status
-from distributed.comm.core import Comm
-from distributed.comm.registry import backends
-from distributed.comm.tcp import TLSBackend, TLSConnector
-from distributed.deploy.cluster import Cluster
 
+from skyward.client.dask_clients import bring_modules
+from skyward.dask_parts import Cluster, Comm, TLSBackend, TLSConnector, add_client_extension, backends
 from skyward.errors import ConfigurationError
 
-__all__ = ["NO_DIRECT_ACCESS", "DirectAccess", "admit_by_address", "check_versions", "refuse_past_tunnel"]
+__all__ = [
+    "NO_DIRECT_ACCESS",
+    "DirectAccess",
+    "LocalModules",
+    "admit_by_address",
+    "check_versions",
+    "refuse_past_tunnel",
+]
 
 NO_DIRECT_ACCESS = (
     "cannot work here: this process reaches only the scheduler of the pool, through a tunnel, and none of its workers. "
@@ -35,6 +39,7 @@ _tunnelled: WeakSet[Cluster] = WeakSet()
 def admit_by_address(cluster: Cluster) -> None:
     """Accept connections to ``cluster`` by its address alone while it is running. Idempotent."""
     _clusters.add(cluster)
+    add_client_extension("skyward_modules", LocalModules)
     if type(backends["tls"]) is TLSBackend:  # leave another library's backend
         backends["tls"] = _Backend()
 
@@ -56,6 +61,18 @@ class _Connector(TLSConnector):
 
 class _Backend(TLSBackend):
     _connector_class = _Connector
+
+
+class LocalModules:
+    """Extension of a new Dask client that sends the user's own modules along with graphs, to open clusters only.
+
+    Dask adds it to every client; it ignores clients of other clusters.
+    """
+
+    def __init__(self, client: Client) -> None:
+        address = getattr(client, "_start_arg", None)
+        if client.cluster in _clusters or (isinstance(address, str) and _security_of(address) is not None):
+            bring_modules(client)
 
 
 class DirectAccess:
@@ -80,7 +97,7 @@ class DirectAccess:
 def refuse_past_tunnel(cluster: Cluster) -> None:
     """Refuse clients of ``cluster`` with ``direct_to_workers`` from now on."""
     _tunnelled.add(cluster)
-    distributed.client.DEFAULT_EXTENSIONS["skyward"] = DirectAccess
+    add_client_extension("skyward", DirectAccess)
 
 
 def check_versions(versions: Mapping[str, Any]) -> None:

@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from skyward.errors import UnreachableError
 
-__all__ = ["DashboardLink"]
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["DashboardLink", "NotebookView", "without_token"]
 
 _logger = logging.getLogger("skyward.dask")
+_TOKEN = re.compile(r"\?token=[\w-]+")
+
+
+def without_token(html: str) -> str:
+    """Return a notebook's view of a cluster with a link that asks for the token: a notebook's file is passed on."""
+    return _TOKEN.sub("", html)
+
+
+class NotebookView:
+    """Extension of a new Dask client that leaves the token out of the client's view in a notebook.
+
+    Dask adds it to every client; it ignores clients of other clusters.
+    """
+
+    def __init__(self, client: Client) -> None:
+        if isinstance(getattr(cast("Any", client).cluster, "_dashboard", None), DashboardLink):
+            view = client._repr_html_  # pyright: ignore[reportPrivateUsage]
+            cast("Any", client)._repr_html_ = lambda: without_token(view())  # the class is Dask's
 
 
 class DashboardLink:

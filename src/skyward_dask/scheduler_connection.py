@@ -11,13 +11,10 @@ from weakref import WeakKeyDictionary
 
 import dask.config
 from distributed import Security, Status
-from distributed.comm.core import Comm
-from distributed.core import rpc
-from distributed.deploy.cluster import Cluster
-from distributed.objects import SchedulerInfo as DaskSchedulerInfo
-from distributed.versions import get_versions
 from tornado.ioloop import IOLoop, PeriodicCallback
 
+from skyward.dask_parts import Cluster, Comm, check_parts, get_versions, rpc
+from skyward.dask_parts import SchedulerInfo as DaskSchedulerInfo
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.submission import SchedulerInfo
 from skyward_dask.clients import NO_DIRECT_ACCESS, admit_by_address, check_versions, refuse_past_tunnel
@@ -55,6 +52,7 @@ class ConnectedCluster(Cluster):
         quiet: bool,
         scheduler_sync_interval: Any,
     ) -> None:
+        check_parts()
         interval_s = seconds("scheduler_sync_interval", scheduler_sync_interval)
         super().__init__(
             asynchronous=asynchronous,

@@ -13,6 +13,7 @@ from distributed import Status
 from tornado.ioloop import IOLoop
 
 from skyward._concurrency.exits import at_exit
+from skyward.dask_parts import add_client_extension
 from skyward.errors import ConfigurationError
 from skyward.events import Callback
 from skyward.request.accelerators import Accelerator
@@ -20,7 +21,7 @@ from skyward.request.image import Image
 from skyward.request.spot import SpotLike
 from skyward.request.volume import Volume
 from skyward.submission import FleetStatus
-from skyward_dask.dashboard_link import DashboardLink
+from skyward_dask.dashboard_link import DashboardLink, NotebookView, without_token
 from skyward_dask.pool_handle import PoolLike, make_pool_handle
 from skyward_dask.settings import seconds, setting
 from skyward_dask.sizing import staying
@@ -104,6 +105,7 @@ class SkywardCluster(ElasticCluster):
             scheduler_sync_interval=scheduler_sync_interval,
         )
         self._dashboard = DashboardLink(self.pool.forward)
+        add_client_extension("skyward_view", NotebookView)
         _clusters.add(self)
         if not asynchronous:
             self._start_here()
@@ -152,6 +154,11 @@ class SkywardCluster(ElasticCluster):
     def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:  # noqa: FBT001, FBT002 - Dask's
         """Return logs by source: the cluster object, the scheduler, and each worker by its address.
 
+        Args:
+            cluster: True includes the cluster object's log.
+            scheduler: True includes the scheduler's log.
+            workers: True includes all workers, or a list of their addresses.
+
         Raises:
             PoolStateError: the cluster or its pool is closed.
         """
@@ -180,7 +187,7 @@ class SkywardCluster(ElasticCluster):
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         status = self._status()
         rows = fleet_rows(status) if status else ""
-        return super()._repr_html_(cluster_status=rows + (cluster_status or ""))
+        return without_token(super()._repr_html_(cluster_status=rows + (cluster_status or "")))
 
 
 def fleet_rows(status: FleetStatus) -> str:

@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import Any, cast
 
 from distributed import Status
-from distributed.deploy.adaptive import Adaptive
-from distributed.utils import NoOpAwaitable
 
+from skyward.dask_parts import Adaptive, NoOpAwaitable
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.submission import FleetStatus
 from skyward_dask.adaptive import NodeAdaptive

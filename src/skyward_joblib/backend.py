@@ -27,21 +27,25 @@ class LoopProgress:
     Args:
         pool: the pool of the call; None publishes nothing.
         total: number of tasks in the call; None if unknown to joblib.
+
+    Attributes:
+        label: name of its tasks; empty before the first batch.
     """
 
     def __init__(self, pool: TaskSubmitter | None, *, total: int | None) -> None:
         self._publisher = pool
         self._total = total
-        self._label = ""
+        self.label = ""
         self._done = 0
+        self._failed = 0
         self._due = 0.0
         self._lock = threading.Lock()
 
     def begin(self, label: str) -> None:
         """Publish the start with the first batch; later calls change nothing."""
         with self._lock:
-            if not self._label:
-                self._label = label
+            if not self.label:
+                self.label = label
                 self._publish()
 
     def add(self, tasks: int) -> None:
@@ -53,17 +57,25 @@ class LoopProgress:
                 self._due = now + _PROGRESS_INTERVAL_S
                 self._publish()
 
-    def end(self) -> None:
-        """Publish the end: nothing more follows, even if tasks were given up. Idempotent."""
+    def fail(self) -> None:
+        """Count a task that failed."""
         with self._lock:
-            if self._done != self._total:
-                self._total = self._done
-                self._publish()
+            self._failed += 1
+
+    def end(self) -> None:
+        """Publish the end: nothing more follows, and tasks that are left were given up. Idempotent."""
+        with self._lock:
+            if self._total is None:
+                self._total = self._done + self._failed
+            elif self._done == self._total:
+                self._publisher = None
+            self._publish(cancelled=self._total - self._done - self._failed)
             self._publisher = None
 
-    def _publish(self) -> None:
-        if self._publisher is not None and self._label:
-            self._publisher.publish(Progress(self._label, self._done, self._total))
+    def _publish(self, cancelled: int = 0) -> None:
+        if self._publisher is not None and self.label:
+            progress = Progress(self.label, self._done, self._total, failed=self._failed, cancelled=cancelled)
+            self._publisher.publish(progress)
 
 
 _Done = Callable[[CallFuture[Any]], object]
@@ -263,7 +275,8 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         name = _name_of_first_task(func)
         self._progress.begin(name)
         label = name if len(func) == 1 else f"{name} ({len(func)} tasks)"
-        call = Invocation(fn=run_batch, args=(func, self.inner_max_num_threads, self._initializer), label=label)
+        arguments = func, self.inner_max_num_threads, self._initializer
+        call = Invocation(fn=run_batch, args=arguments, label=label, work=self._progress.label)
         return self._window.submit(call, callback or _ignore)
 
     apply_async = submit  # the name in joblib 1.4
@@ -271,7 +284,12 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
     def retrieve_result_callback(self, out: CallFuture[Any]) -> Any:
         """Return the batch's results, or raise its exception with the remote traceback as its cause."""
         self._just_retrieved.worker_s = out.worker_seconds
-        return out.result()
+        try:
+            return out.result()
+        except Exception:
+            if not out.cancelled():
+                self._progress.fail()
+            raise
 
     def batch_completed(self, batch_size: int, duration: float) -> None:
         """Learn from a batch; joblib calls it after :meth:`retrieve_result_callback`, in the same thread.

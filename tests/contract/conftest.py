@@ -12,8 +12,12 @@ CHANGED = ("makes_the_provider_again", "claims_to_end_itself")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark as full the tests of every class with ``same_calls``, but for those that see its settings."""
+    """Mark as full the tests of every class with ``same_calls``, but for those that see its settings.
+
+    Of a class with ``often``, those whose names have none of these parts are marked.
+    """
     for item in items:
-        repeats = getattr(getattr(item, "cls", None), "same_calls", False)
-        if repeats and not any(part in item.name for part in CHANGED):
+        suite = getattr(item, "cls", None)
+        often = CHANGED if getattr(suite, "same_calls", False) else getattr(suite, "often", ())
+        if often and not any(part in item.name for part in often):
             item.add_marker(pytest.mark.full)

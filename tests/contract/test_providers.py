@@ -117,6 +117,8 @@ class TestLocal(ProviderContract):
 
 
 class TestSSH(ProviderContract):
+    # Each test has two hosts and costs a second of processor time; unit/providers/test_ssh.py has most of them too.
+    often = ("launch_answers", "describe_keeps", "terminate_is_idempotent", "reach_each_other", "claims_to_end_itself")
     polls = POLLS
     calls_per_look = 2  # a command for each of the two hosts, which belong to nobody who could list them
     does_not_apply: Mapping[Promise, str] = {

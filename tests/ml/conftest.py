@@ -1,4 +1,4 @@
-"""Pools for trainings: four workers on this machine, and four on two machines that SSH servers stand in for."""
+"""Pools for trainings: on this machine, and on two machines that SSH servers stand in for."""
 
 from __future__ import annotations
 
@@ -69,16 +69,24 @@ def open_pool(tmp_path_factory: pytest.TempPathFactory) -> OpenPool:
 def pool(
     request: pytest.FixtureRequest, open_pool: OpenPool, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[sky.ComputePool]:
-    """Two nodes of two workers, ``local`` or by ``ssh``."""
+    """Two nodes: ``local`` ones of two workers, ``small`` local ones of one worker, or such ones by ``ssh``."""
     with ExitStack() as stack:
         provider = two_hosts(stack, tmp_path_factory.mktemp("hosts")) if request.param == "ssh" else sky.Local()
-        yield stack.enter_context(open_pool(provider=provider, nodes=NODES, concurrency=CONCURRENCY))
+        concurrency = CONCURRENCY if request.param == "local" else 1
+        yield stack.enter_context(open_pool(provider=provider, nodes=NODES, concurrency=concurrency))
 
 
 @pytest.fixture(scope="module")
 def local_pool(open_pool: OpenPool) -> Iterator[sky.ComputePool]:
     """Two nodes of two workers on this machine."""
     with open_pool(nodes=NODES, concurrency=CONCURRENCY) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def small_pool(open_pool: OpenPool) -> Iterator[sky.ComputePool]:
+    """Two nodes of one worker on this machine: TensorFlow's import takes each worker 7 s of processor time."""
+    with open_pool(nodes=NODES) as pool:
         yield pool
 
 

@@ -1,4 +1,4 @@
-"""The scripts of examples/training run on nodes of this machine, and what they print is true."""
+"""The scripts that train run on nodes of this machine, and what they print is true, and what the gallery shows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "examples/training"
-WORKERS_LINE = re.compile(r"\d\d:\d\d:\d\d node ")
+import gallery
+
+PYTHON = (sys.executable, "-W", "error::ResourceWarning")
+WORKERS_LINE = re.compile(r"\d\d:\d\d:\d\d \d+/\d+ ")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 pytestmark = [pytest.mark.example, pytest.mark.timeout(240)]
 
 
-def run(name: str, folder: Path) -> tuple[list[str], list[str]]:
+def run(name: str, folder: Path, *, inside: str = "training") -> tuple[list[str], list[str]]:
     """What the script prints, and what its workers print."""
+    example = f"{inside}/{name}.py"
     completed = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", FOLDER / f"{name}.py"],
+        [*PYTHON, gallery.EXAMPLES / example, *gallery.shown()[example].arguments],
         capture_output=True,
         text=True,
         timeout=220,
@@ -32,7 +35,8 @@ def run(name: str, folder: Path) -> tuple[list[str], list[str]]:
     assert "Traceback" not in completed.stdout + completed.stderr
     shown = (completed.stdout + completed.stderr).splitlines()
     workers = [line.partition("│ ")[2] for line in shown if WORKERS_LINE.match(line)]
-    return [line for line in completed.stdout.splitlines() if "│" not in line], workers
+    gallery.compare(example, completed.stdout, exactly=False)
+    return completed.stdout.splitlines(), workers
 
 
 def numbers(line: str) -> list[float]:
@@ -131,9 +135,34 @@ def test_a_grid_search_over_a_torch_model(tmp_path: Path) -> None:
     assert numbers(unseen)[-1] > 0.85
 
 
+def test_a_pretrained_model_needs_fewer_examples(tmp_path: Path) -> None:
+    printed, _ = run("image_classification", tmp_path)
+
+    counts, tuned, scratch = zip(*map(numbers, printed), strict=True)
+    assert counts == (12, 24, 48, 96)
+    assert sum(tuned) > sum(scratch)
+    assert tuned[-1] > 85
+    gallery.compare_picture("training/image_classification.py", tmp_path / "image_classification.png")
+
+
+def test_the_processor_is_measured_where_there_is_no_gpu(tmp_path: Path) -> None:
+    [measured, remark], _ = run("gpu_against_cpu", tmp_path)
+
+    assert numbers(measured)[-1] < 0.1
+    assert "no GPU" in remark
+
+
+def test_xgboost_learns_on_the_workers_of_a_fleet(tmp_path: Path) -> None:
+    [errors, correlation], _ = run("xgboost_training", tmp_path, inside="dask")
+
+    _, first, _, last = numbers(errors)
+    assert last < 0.3 * first
+    assert numbers(correlation)[-1] > 0.95
+
+
 def test_every_example_has_a_test_and_a_line_in_the_docs() -> None:
-    names = {path.stem for path in FOLDER.glob("*.py")}
-    page = (FOLDER.parents[1] / "docs/training.md").read_text(encoding="utf-8")
+    names = {path.stem for path in (gallery.EXAMPLES / "training").glob("*.py")}
+    page = (gallery.EXAMPLES.parent / "docs/training.md").read_text(encoding="utf-8")
 
     assert {name for name in names if f'"{name}"' not in Path(__file__).read_text(encoding="utf-8")} == set()
     assert {name for name in names if f"`{name}.py`" not in page} == set()

@@ -76,27 +76,27 @@ def training(framework: str, then: Callable[[Callable[[], float]], None] = lambd
     return trainer(framework, then)()
 
 
-def rank() -> int:
+def own_place() -> tuple[int, int]:
     info = sky.instance_info()
-    return info.node * info.workers_per_node + info.worker
+    return info.node, info.worker
 
 
-def fail_on(failing: int) -> Callable[[Callable[[], float]], None]:
+def fail_on(failing: tuple[int, int]) -> Callable[[Callable[[], float]], None]:
     """While the others wait for it in a collective."""
 
     def fail(rank_sum: Callable[[], float]) -> None:
-        if rank() == failing:
-            raise ValueError(f"rank {failing} has had enough")
+        if own_place() == failing:
+            raise ValueError(f"{failing} has had enough")
         rank_sum()
 
     return fail
 
 
-def kill_rank_2(noted: Path) -> Callable[[Callable[[], float]], None]:
+def kill_first_of_node_1(noted: Path) -> Callable[[Callable[[], float]], None]:
     """In the middle, noting when: the others wait for it in a collective."""
 
     def kill(rank_sum: Callable[[], float]) -> None:
-        if rank() == 2:
+        if own_place() == (1, 0):
             noted.write_text(str(time.time()), encoding="utf-8")
             os.kill(os.getpid(), signal.SIGKILL)
         rank_sum()
@@ -105,16 +105,33 @@ def kill_rank_2(noted: Path) -> Callable[[Callable[[], float]], None]:
 
 
 TOTAL = ((6.0, 6.0),) * 4
+TOTAL_OF_TWO = ((1.0, 1.0),) * 2
 
 
-@pytest.mark.parametrize(("framework", "failing"), [("torch", 0), ("torch", 1), ("jax", 0), ("tensorflow", 1)])
+@pytest.fixture
+def framework(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def pool_and_total(
+    framework: str, local_pool: sky.ComputePool, small_pool: sky.ComputePool
+) -> tuple[sky.ComputePool, tuple[Any, ...]]:
+    return (small_pool, TOTAL_OF_TWO) if framework == "tensorflow" else (local_pool, TOTAL)
+
+
+@pytest.mark.parametrize(
+    ("framework", "failing"), [("torch", (0, 0)), ("jax", (0, 1)), ("tensorflow", (1, 0))], indirect=["framework"]
+)
 def test_after_a_rank_has_raised_its_error_arrives_and_the_next_training_works(
-    local_pool: sky.ComputePool, framework: str, failing: int
+    pool_and_total: tuple[sky.ComputePool, tuple[Any, ...]], framework: str, failing: tuple[int, int]
 ) -> None:
-    with pytest.raises(ValueError, match=f"rank {failing} has had enough") as caught:
-        training(framework, fail_on(failing)) @ local_pool
-    assert f"raised on node 0, worker {failing}" in caught.value.__notes__
-    assert training(framework) @ local_pool == TOTAL
+    pool, total = pool_and_total
+    with pytest.raises(ValueError, match="has had enough") as caught:
+        training(framework, fail_on(failing)) @ pool
+    node, worker = failing
+    assert f"raised on node {node}, worker {worker}" in caught.value.__notes__
+    assert training(framework) @ pool == total
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
@@ -128,25 +145,27 @@ def test_a_training_inside_a_call_that_is_none_is_its_workers_own(local_pool: sk
     assert outer() @ local_pool == ((0.0, 0.0),) * 4
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", FRAMEWORKS, indirect=True)
 def test_after_a_rank_was_killed_the_others_end_at_once_and_the_next_training_works(
-    local_pool: sky.ComputePool, framework: str, tmp_path: Path
+    pool_and_total: tuple[sky.ComputePool, tuple[Any, ...]], framework: str, tmp_path: Path
 ) -> None:
+    pool, total = pool_and_total
     noted = tmp_path / "killed"
     with pytest.raises(WorkerLostError, match=r"node 1, worker 0.*signal 9 \(SIGKILL\)"):
-        training(framework, kill_rank_2(noted)) @ local_pool
+        training(framework, kill_first_of_node_1(noted)) @ pool
     assert time.time() - float(noted.read_text(encoding="utf-8")) < PROMPTLY_S
-    assert training(framework) @ local_pool == TOTAL
+    assert training(framework) @ pool == total
 
 
 def test_frameworks_follow_each_other_in_one_pool(local_pool: sky.ComputePool) -> None:
-    for framework in ("jax", "torch", "jax", "tensorflow", "torch"):
+    """Both follow TensorFlow in test_frameworks.py."""
+    for framework in ("jax", "torch", "jax", "torch"):
         assert training(framework) @ local_pool == TOTAL
 
 
 def test_two_pools_train_at_once(local_pool: sky.ComputePool, open_pool: Callable[..., sky.ComputePool]) -> None:
     with open_pool(concurrency=2) as other, ThreadPoolExecutor(2) as threads:
-        for framework in FRAMEWORKS:
+        for framework in ("torch", "jax"):  # TensorFlow's ports are found as jax's
             both = threading.Barrier(2)
 
             def train(pool: sky.ComputePool, framework: str = framework, both: threading.Barrier = both) -> Any:

@@ -34,22 +34,11 @@ def of_jax() -> list[tuple[str, int]]:
     return listening()
 
 
-def of_keras() -> list[tuple[str, int]]:
-    import keras
-    import numpy as np
-
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(loss="mse")
-    model.fit(np.ones((4, 1)), np.ones((4, 1)), verbose=0)
-    return listening()
-
-
 FRAMEWORKS = {
     "torch": (sky.distributed.torch(), of_torch),
-    "transformers": (sky.distributed.transformers(), of_torch),
     "jax": (sky.distributed.jax(), of_jax),
-    "keras": (sky.distributed.keras(backend="jax"), of_keras),
 }
+"""Keras and transformers are initialized as one of these is."""
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

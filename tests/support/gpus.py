@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support._gpu_cards import COMPUTE_SLICES, PROFILES, R470, Profile, place_for
+from support.gpu_parts._gpu_cards import COMPUTE_SLICES, PROFILES, R470, Profile, place_for
 
 __all__ = [
     "DRIVERS",
@@ -59,7 +59,7 @@ class FakeGpu:
     """A GPU.
 
     Attributes:
-        card: its model, one of :data:`support._gpu_cards.CARDS`.
+        card: its model, one of :data:`support.gpu_parts._gpu_cards.CARDS`.
         uuid: the driver's name of it.
         mig: whether MIG mode is on.
         pending: whether it will be after a reset.
@@ -152,7 +152,7 @@ class FakeGpus:
 
     def run(self, argv: Sequence[str]) -> tuple[int, str]:
         """Run a command: its exit status, and what it prints."""
-        from support._gpu_smi import Smi
+        from support.gpu_parts._gpu_smi import Smi
 
         with self.change() as machine:
             machine.commands.append(" ".join(argv))
@@ -169,7 +169,7 @@ class FakeGpus:
 
     def nvml(self, *, root: bool | None = None) -> Any:
         """What ``import pynvml`` gives to root, or to another user; by default to the machine's."""
-        from support._gpu_nvml import FakeNvml
+        from support.gpu_parts._gpu_nvml import FakeNvml
 
         return FakeNvml(self, root=root)
 

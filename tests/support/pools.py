@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import pickle
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -49,12 +49,16 @@ _TLS = TlsIdentity(ca="ca", cert="cert", key="key")
 _FUNCTION = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")))
 
 
+def _only_the_loop_reads(_connection: object) -> None:
+    """Open no gate, as on a system without epoll: a simulated connection has no descriptor."""
+
+
 @contextmanager
 def simulated_time() -> Generator[None]:
     """Everywhere in this process, lanes are simulated ones and time is that of :class:`SimulatedLoop`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(skyward.engine.membership, "Lane", SimulatedLane)
-        patch.setattr(skyward.wire.link._Gate, "available", False)  # pyright: ignore[reportPrivateUsage]
+        patch.setattr(skyward.wire.link, "_open_gate", _only_the_loop_reads)
         patch.setattr(SystemClock, "monotonic", SimulatedClock.monotonic)
         patch.setattr(SystemClock, "elapsed", SimulatedClock.monotonic)
         patch.setattr(skyward.engine.cluster, "_REBALANCE_S", _REBALANCE_S)  # else nine tenths of all that happens
@@ -113,11 +117,11 @@ class _WatchedElastic(Elastic):
         self.expected.update(ranks)
         super().expect(ranks)
 
-    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
         self.detached.update(node.instance.id for node in self.nodes.opened if node.rank == rank)
         if for_good:
             self.expected.discard(rank)
-        super().detach(rank, reason, for_good=for_good)
+        super().detach(rank, reason, for_good=for_good, preempted=preempted)
 
 
 class SimulatedPool:
@@ -194,7 +198,7 @@ class SimulatedPool:
             ledger=ledger,
             open_node=self.nodes,
         )
-        bus: Any = SimpleNamespace(publish=lambda event, _callbacks=(): self.events.append(event))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        bus: Any = SimpleNamespace(publish=self._publish, together=nullcontext)
         network: Any = self.network
         loop: Any = SimpleNamespace(loop=asyncio.get_running_loop(), is_current=True)
         self.cluster = Cluster(network, bus, workers_per_node=workers)
@@ -270,6 +274,9 @@ class SimulatedPool:
             return of_call[0]
         (rank,) = {node.rank for node in self.nodes.opened if node.instance.id == worker.host}
         return next(each for each in of_call if each.live.pinned == WorkerId(rank, worker.index))
+
+    def _publish(self, event: SkywardEvent, _callbacks: object = ()) -> None:
+        self.events.append(event)
 
     def _hear(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
         self.cluster.members.handle(node, message)

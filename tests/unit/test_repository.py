@@ -13,6 +13,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -20,19 +21,12 @@ from typing import get_args
 
 import pytest
 
+import gallery
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 FILES = sorted(SOURCE.rglob("*.py"))
 TEXTS = sorted(path for path in SOURCE.rglob("*") if path.suffix in {".py", ".sh", ".toml", ".yaml"})
-EXAMPLES = [ROOT / "examples" / name for name in ("demo.py", "demo_ssh.py")]
-EXAMPLES_TESTS = (
-    "dask/test_dask_examples.py",
-    "machines/test_aws_examples.py",
-    "clouds/test_cloud_examples.py",
-    "clouds/test_runpod_example.py",
-    "clouds/test_verda_example.py",
-)
-"""Where the others have tests that read what they print."""
 DOCS = "\n".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))])
 
 HEAVY = ("boto3", "cryptography", "dask", "distributed", "joblib", "numpy", "paramiko", "rich")
@@ -66,6 +60,7 @@ def relative(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
@@ -158,7 +153,7 @@ def test_a_provider_stays_small_and_leaves_to_the_kit_what_is_not_its_own(subtes
             assert {what: size for what, size in sizes.items() if size > limits[what]} == {}
 
 
-ENTRIES = {"skyward/engine": 20}
+ENTRIES = {"skyward": 17, "skyward/engine": 20, "skyward/wire": 17}
 """Folders that may show more than 16 entries."""
 SHARED_NAMES = {"__init__", "__main__", "base", "provider", "errors"}
 
@@ -272,6 +267,54 @@ def test_every_import_package_says_that_it_is_typed() -> None:
     assert [package.name for package in packages if not (package / "py.typed").exists()] == []
 
 
+LINUX_ONLY = re.compile(
+    r"memfd_create|epoll|sched_getaffinity|pidfd|waitid|prctl|CLOCK_BOOTTIME|MADV_HUGE|os\.O_PATH|setns|unshare|inotify"
+    r"|/proc\b|/sys/fs|/dev/shm"
+)
+LINUX_MODULES = (
+    "skyward/_concurrency/linux_parts.py",
+    # Programs of nodes about one facility of Linux alone.
+    "skyward/node/cgroups.py",
+    "skyward/node/gpu/partitioner.py",
+    "skyward/node/supervisor/proc_entry.py",
+    "skyward/node/supervisor/template.py",
+    "skyward/node/supervisor/template_program.py",
+    "skyward/node/worker/mapped_blobs.py",
+    # Text of programs that run on nodes.
+    "skyward/providers/_common/boot/container_boot.py",
+    "skyward/provision/preparing/machine_size.py",
+    "skyward/provision/preparing/node_handle.py",
+    # Simulated machines of tests.
+    "skyward/testing/_guard.py",
+    "skyward/testing/hosts.py",
+)
+
+
+def test_calls_that_only_linux_has_are_in_one_module() -> None:
+    def lines_of(path: Path) -> set[str]:
+        tree = parse(path)
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        return {
+            text
+            for node in ast.walk(tree)
+            if id(node) not in prose and (text := _name_or_text(node)) and LINUX_ONLY.search(text)
+        }
+
+    elsewhere = {relative(path): lines_of(path) for path in FILES if relative(path) not in LINUX_MODULES}
+
+    assert {place: found for place, found in elsewhere.items() if found} == {}
+
+
+def _name_or_text(node: ast.AST) -> str:
+    match node:
+        case ast.Attribute(value=ast.Name(id=module), attr=name):
+            return f"{module}.{name}"
+        case ast.Constant(value=str(text)):
+            return text
+        case _:
+            return ""
+
+
 # --- documentation ------------------------------------------------------------------------------------------------
 
 
@@ -291,13 +334,6 @@ def test_every_public_name_appears_in_the_docs(module: str) -> None:
     names = getattr(importlib.import_module(module), "__all__", [])
 
     assert [name for name in names if not documented(name)] == []
-
-
-def test_the_reference_has_every_public_name() -> None:
-    page = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
-    names = importlib.import_module("skyward").__all__
-
-    assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
 
 
 def test_what_the_map_names_exists() -> None:
@@ -357,9 +393,37 @@ def test_every_allowed_skip_is_of_a_test_that_exists_and_gives_a_reason() -> Non
 # --- examples -----------------------------------------------------------------------------------------------------
 
 
-def test_every_example_has_a_test() -> None:
-    tests = "".join((ROOT / f"tests/e2e/{name}").read_text(encoding="utf-8") for name in EXAMPLES_TESTS)
-    others = [path for path in (ROOT / "examples").glob("*.py") if path not in EXAMPLES]
+TOPICS = 22
+"""Topics of examples in the specification's index."""
 
-    assert len(others) >= 4
-    assert [path.name for path in others if f"{path.name}" not in tests] == []
+
+def test_every_example_is_in_the_gallery_and_among_its_topics() -> None:
+    names = {path.relative_to(gallery.EXAMPLES).as_posix() for path in gallery.EXAMPLES.rglob("*.py")}
+    programs = {name for name in names if not name.startswith("extending/")}  # packages: docs/extending
+    page = gallery.PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+) \| (\[`.*) \|$", page, re.MULTILINE)
+
+    assert set(gallery.shown()) == programs
+    assert {name for _, cell in rows for name in re.findall(r"`(.+?)`", cell)} == programs
+    assert len({topic for topic, _ in rows}) == TOPICS
+    assert [name for name in programs if f"../../examples/{name}\n" not in page] == []
+    assert [name for name in programs if f"\nusage: python examples/{name}" not in program(name)] == []
+
+
+def program(name: str) -> str:
+    return (gallery.EXAMPLES / name).read_text(encoding="utf-8")
+
+
+def test_every_example_has_a_test() -> None:
+    tests = {name: (ROOT / "tests" / test).read_text(encoding="utf-8") for name, test in gallery.ELSEWHERE.items()}
+
+    assert set(tests) <= set(gallery.shown())
+    assert [name for name, test in tests.items() if "gallery.compare(" not in test] == []
+    by_name = [name for name in tests if not name.startswith("joblib/")]  # whose test takes all in the folder
+    assert [name for name in by_name if Path(name).stem not in tests[name]] == []
+
+
+def test_no_folder_of_examples_shows_more_than_sixteen_entries() -> None:
+    folders = [gallery.EXAMPLES, *(path for path in gallery.EXAMPLES.iterdir() if path.is_dir())]
+
+    assert [folder.name for folder in folders if sum(_holds_files(path) for path in folder.iterdir()) > 16] == []

@@ -15,9 +15,10 @@ import signal
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from skyward._concurrency.linux_parts import is_caught
 
 __all__ = ["arm", "at_exit", "disarm", "hold", "release", "uninterrupted", "wait_for"]
 
@@ -59,7 +60,7 @@ class _Watch:
         for number in _with_default_effect():
             if number in self._watched:
                 faulthandler.unregister(number)  # else a handler that has replaced this one meanwhile stays
-            elif _is_caught(number):
+            elif is_caught(number):  # in C code: the application's ``faulthandler.register``
                 continue
             faulthandler.register(number, file=self._pipes[number][1], all_threads=False)
             self._watched.add(number)
@@ -211,16 +212,6 @@ def _restore() -> None:
 
 def _with_default_effect() -> list[signal.Signals]:
     return [number for number in _WATCHED if signal.getsignal(number) is signal.SIG_DFL]
-
-
-def _is_caught(number: signal.Signals) -> bool:
-    """Return True if C code handles a signal that Python does not: the application's ``faulthandler.register``."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _forget() -> None:

@@ -1,7 +1,8 @@
-"""Sockets that forked children do not keep open.
+"""Sockets and locked files that forked children do not keep open.
 
 A node takes an open connection for a living client. A child that outlives its parent, such as a data loader's worker or
 a daemon, would hold the connection open, and the node would wait for ``away`` instead of ``lease``.
+It would hold locks of files, too.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import os
 import socket
 import weakref
+from io import FileIO
+from typing import TypeVar
 
 __all__ = ["abandon", "keep_from_forks"]
 
-_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_Opened = TypeVar("_Opened", socket.socket, FileIO)
+_opened: weakref.WeakSet[socket.socket | FileIO] = weakref.WeakSet()
 
 
-def keep_from_forks(sock: socket.socket) -> socket.socket:
-    """Release ``sock`` in every child forked from now on; return it. Started programs never inherit it."""
-    _sockets.add(sock)
-    return sock
+def keep_from_forks(opened: _Opened) -> _Opened:
+    """Release a socket or file in every child forked from now on; return it. Started programs never inherit it."""
+    _opened.add(opened)
+    return opened
 
 
 def abandon(*descriptors: int) -> None:
@@ -31,7 +35,8 @@ def abandon(*descriptors: int) -> None:
 
 
 def _abandon_all() -> None:
-    if descriptors := [sock.fileno() for sock in _sockets if sock.fileno() >= 0]:
+    files = (each for each in _opened if not (isinstance(each, FileIO) and each.closed))
+    if descriptors := [number for each in files if (number := each.fileno()) >= 0]:
         abandon(*descriptors)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from skyward._concurrency.linux_parts import BOOT_CLOCK
 from skyward.errors import UnreachableError
 
 __all__ = ["EAGER_S", "PROMPT_S", "SYSTEM_CLOCK", "Clock", "NotYet", "SystemClock", "to_its_end", "wait_until"]
@@ -21,8 +22,6 @@ EAGER_S: Final = 0.0005
 
 _GROWTH = 1.5
 _LONGEST_PAUSE = 10
-_BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
-"""Linux's clock that goes on while the machine is suspended; elsewhere the wall clock does, which may be set."""
 
 
 class Clock(Protocol):
@@ -56,7 +55,7 @@ class SystemClock:
 
     def elapsed(self) -> float:
         """See :meth:`Clock.elapsed`."""
-        return time.time() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
+        return time.time() if BOOT_CLOCK is None else time.clock_gettime(BOOT_CLOCK)
 
     async def sleep(self, seconds: float) -> None:
         """See :meth:`Clock.sleep`."""

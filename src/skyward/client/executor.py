@@ -14,8 +14,10 @@ from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
 from skyward.client.pending import ComputeFunction, PendingCompute, invocation_of
+from skyward.client.watching.failures import ItemNotes, kept
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.submission import CallFuture, Invocation, TaskSubmitter
+from skyward.wire.tracebacks import hide_frames, is_explained
 
 __all__ = ["CallsByFunction", "PoolExecutor"]
 
@@ -77,9 +79,11 @@ class CallsByFunction(ABC):
             raise ConfigurationError(f"chunksize must be a whole number ≥ 1, got {chunksize!r}")
         deadline_s = None if timeout is None else time.monotonic() + timeout
         items = list(zip(*iterables, strict=False))
-        if chunksize == 1:
-            return _results(self._submit_all([invocation_of(fn, item, {}) for item in items]), deadline_s)
-        return _flattened(_results(self._submit_all(_chunked(fn, items, chunksize)), deadline_s))
+        calls = [invocation_of(fn, item, {}) for item in items] if chunksize == 1 else _chunked(fn, items, chunksize)
+        name = calls[0].label if calls else ""
+        notes = ItemNotes(name, [kept(item) for item in items] if chunksize == 1 else len(items), chunksize)
+        results = _results(self._submit_all(calls), deadline_s, notes)
+        return results if chunksize == 1 else _flattened(results)
 
 
 class PoolExecutor(CallsByFunction, Executor):
@@ -124,36 +128,55 @@ class PoolExecutor(CallsByFunction, Executor):
         return futures
 
 
-def _results(futures: list[CallFuture[Any]], deadline_s: float | None) -> Iterator[Any]:
+def _results(futures: list[CallFuture[Any]], deadline_s: float | None, notes: ItemNotes) -> Iterator[Any]:
     """Yield the results in order, and keep no reference to a yielded one: its caller decides its lifetime."""
     futures.reverse()
+    calls = len(futures)
     try:
         while futures:
-            yield _take_result(futures, deadline_s)
+            yield _take_result(futures, deadline_s, notes, calls - len(futures))
+    except Exception as error:
+        if is_explained(error):
+            hide_frames(error)
+        raise
     finally:
         for future in futures:
             future.cancel()
 
 
-def _take_result(futures: list[CallFuture[Any]], deadline_s: float | None) -> Any:
+def _take_result(futures: list[CallFuture[Any]], deadline_s: float | None, notes: ItemNotes, index: int) -> Any:
     """Wait for the last future, then drop it, because a future keeps its result alive."""
-    result = futures[-1].result(None if deadline_s is None else deadline_s - time.monotonic())
+    try:
+        result = futures[-1].result(None if deadline_s is None else deadline_s - time.monotonic())
+    except Exception as error:
+        if futures[-1].done():  # else the timeout expired
+            notes.add(error, index)
+        raise
     futures.pop()
     return result
 
 
 def _flattened(chunks: Iterator[list[Any]]) -> Iterator[Any]:
-    for chunk in chunks:
-        chunk.reverse()
-        while chunk:
-            yield chunk.pop()
+    try:
+        for chunk in chunks:
+            chunk.reverse()
+            while chunk:
+                yield chunk.pop()
+    except Exception as error:
+        if is_explained(error):
+            hide_frames(error)
+        raise
 
 
 def _chunked(fn: Callable[..., Any], items: list[tuple[Any, ...]], size: int) -> list[Invocation]:
-    single = invocation_of(fn, (), {})
-    run_chunk = functools.partial(_run_chunk, functools.partial(single.fn, *single.args))
+    if not items:
+        return []
+    single = invocation_of(fn, items[0], {})
+    before = single.args[: len(single.args) - len(items[0])]  # the object of a method
+    run_chunk = functools.partial(_run_chunk, functools.partial(single.fn, *before))
     starts = range(0, len(items), size)
-    return [replace(single, fn=run_chunk, args=(items[start : start + size],)) for start in starts]
+    chunks = [items[start : start + size] for start in starts]
+    return [replace(single, fn=run_chunk, args=(chunk,), tasks=len(chunk)) for chunk in chunks]
 
 
 def _run_chunk(fn: Callable[..., T], items: list[tuple[Any, ...]]) -> list[T]:

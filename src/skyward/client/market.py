@@ -4,15 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
+from html import escape
 from typing import Any, cast
 
 from skyward._concurrency.loop import acquire_loop
+from skyward.errors import SkywardError
 from skyward.providers.base import Offer, Provider, checked_provider
 from skyward.request.accelerators import Accelerator
-from skyward.request.instance import InstanceSpec
+from skyward.request.accelerators.accelerator import any_accelerator
+from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest, parse_request
 
-__all__ = ["offers", "priced"]
+__all__ = ["Offers", "find_offers", "offers", "priced"]
+
+_COLUMNS = ("type", "accelerators", "cores", "memory", "spot $/h", "on demand $/h")
+
+
+class Offers(tuple[InstanceSpec, ...]):
+    """Machine types, cheapest first; a tuple that is shown as a table, as text and in notebooks."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no machine type satisfies the request"
+        rows = [_COLUMNS, *map(_cells, self)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return f"<p>{self!r}</p>"
+        head, *rows = (
+            "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+            for tag, cells in [("th", _COLUMNS), *(("td", _cells(spec)) for spec in self)]
+        )
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cells(spec: InstanceSpec) -> tuple[str, ...]:
+    memory = f" {spec.accelerator_memory_gib:g} GiB" if spec.accelerator_memory_gib else ""
+    return (
+        spec.name,
+        f"{spec.accelerator_count} x {spec.accelerator}{memory}" if spec.accelerator else "",
+        str(spec.cpu),
+        f"{spec.memory_gib:g} GiB",
+        *("?" if usd is None else f"{usd:.4f}" for usd in (spec.price_spot, spec.price_on_demand)),
+    )
 
 
 def offers(
@@ -22,10 +61,11 @@ def offers(
     cpu: int | None = None,
     memory: str | None = None,
     machine: str | None = None,
-) -> tuple[InstanceSpec, ...]:
+) -> Offers:
     """Return the machine types that satisfy a request, cheapest first; create nothing.
 
-    Prices are in USD an hour. :func:`~skyward.select_instance` chooses the smallest type of them::
+    Prices are in USD an hour. The result is a tuple that is shown as a table.
+    :func:`~skyward.select_instance` chooses the smallest type of them::
 
         sky.select_instance(sky.offers(provider, accelerator="A100"), accelerator="A100", memory="128GB")
 
@@ -48,17 +88,38 @@ def offers(
         loop.release()
     types = dict.fromkeys(offer.spec.name for offer in found)
     specs = [priced([offer for offer in found if offer.spec.name == name]) for name in types]
-    return tuple(sorted(specs, key=_price))
+    return Offers(sorted(specs, key=_price))
 
 
 async def _ask(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
     # A copy: open pools may share the provider, and closing it would close their connections.
     own = cast("Provider", replace(cast("Any", provider))) if is_dataclass(provider) else provider
     try:
-        return await own.offers(request)
+        return await find_offers(own, request)
     finally:
         if own is not provider:
             await own.close()
+
+
+async def find_offers(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
+    """Return a provider's offers; where nothing is requested, of machines without accelerators and with any.
+
+    A pool that requests nothing gets none with accelerators, and so providers leave them out.
+    """
+    if request.machine is not None or request.wish != InstanceWish():
+        return await provider.offers(request)
+    plain: Sequence[Offer] = ()
+    refusal: SkywardError | None = None
+    try:
+        plain = await provider.offers(request)
+    except SkywardError as error:
+        refusal = error
+    try:
+        return [*plain, *await provider.offers(replace(request, accelerator=any_accelerator()))]
+    except SkywardError:
+        if refusal is not None:
+            raise refusal from None
+        return plain
 
 
 def priced(found: Sequence[Offer]) -> InstanceSpec:

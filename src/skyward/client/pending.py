@@ -6,20 +6,24 @@
     fn(x) @ pool                  # once on every worker
     (f(x) & g(y)) >> pool         # both, in parallel
     gather(*calls) >> pool        # any number, in parallel
+    fn(x).options(timeout=60) >> pool
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
     Literal,
+    Never,
     NoReturn,
     ParamSpec,
     Protocol,
@@ -29,10 +33,37 @@ from typing import (
     overload,
 )
 
+from skyward.client.call_options import (
+    OPTIONS,
+    Unchanged,
+    checked_memory,
+    checked_retries,
+    checked_retry,
+    checked_timeout,
+    limits_of,
+    parameter_check,
+    unknown_option,
+)
+from skyward.client.forgotten import (
+    CallSite,
+    Unsent,
+    checked_pool,
+    leave_to_caller,
+    mark_all_used,
+    misplaced_call,
+    no_attribute,
+    not_pending,
+    refuse_misplaced,
+    refuses_uses,
+    refuses_uses_of_batch,
+    short_call,
+    warn_unsent,
+)
 from skyward.distributed._gang import is_gang
 from skyward.errors import ConfigurationError
-from skyward.submission import Invocation
-from skyward.wire.pickling import pack, unpack
+from skyward.submission import CallLimits, Invocation
+from skyward.wire.pickling import pack, packing, unpack
+from skyward.wire.tracebacks import hide_frames
 
 __all__ = [
     "ComputeFunction",
@@ -74,29 +105,84 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PendingCompute(Generic[R]):
+@refuses_uses
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class PendingCompute(Unsent, Generic[R]):
     """Call that is not yet sent to a pool; its result is an ``R``. Immutable; picklable by any pickler.
 
     Attributes:
         fn: function to run on the worker.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        retries: maximum number of further runs after the loss of a worker.
+        retries: maximum number of further runs after the loss of a worker; preemptions do not count.
+        limits: limits of a run, in time and memory; None if there are none.
     """
 
     fn: Callable[..., R]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     retries: int = 3
+    limits: CallLimits | None = None
+    _site: CallSite | None = None
+    """Place of a call that nothing has used yet, for the warning of a call that is dropped unsent."""
 
     def __rshift__(self, pool: Runner) -> R:
         """Run the call on one worker and return its result: ``call >> pool``."""
-        return _checked_pool(pool, ">>").run(self)
+        try:
+            return checked_pool(pool, ">>").run(self)
+        except BaseException as error:
+            leave_to_caller(self, error, pool)
+            raise
 
     def __matmul__(self, pool: Runner) -> tuple[R, ...]:
         """Run the call once on every worker and return the results by (node, worker): ``call @ pool``."""
-        return _checked_pool(pool, "@").broadcast(self)
+        try:
+            return checked_pool(pool, "@").broadcast(self)
+        except BaseException as error:
+            leave_to_caller(self, error, pool)
+            raise
+
+    def options(
+        self,
+        *,
+        retries: int | Unchanged = ...,
+        timeout: float | Unchanged | None = ...,
+        memory: str | Unchanged | None = ...,
+        **unknown: Never,
+    ) -> PendingCompute[R]:
+        """Return the call with these options instead of those of its function; others stay as they are.
+
+        Args:
+            retries: as for :func:`compute`.
+            timeout: as for :func:`compute`.
+            memory: as for :func:`compute`.
+            **unknown: refused.
+
+        Raises:
+            ConfigurationError: an option is unknown, or has a wrong type or value.
+        """
+        site, limits = self._site, self.limits or CallLimits()
+        self.mark_used()
+        if unknown:
+            raise unknown_option(f"{self.label}(...).options", unknown, OPTIONS)
+        return replace(
+            self,
+            _site=site,
+            retries=self.retries if isinstance(retries, Unchanged) else checked_retries(retries),
+            limits=limits_of(
+                limits.timeout_s if isinstance(timeout, Unchanged) else checked_timeout(timeout),
+                limits.memory_gib if isinstance(memory, Unchanged) else checked_memory(memory),
+            ),
+        )
+
+    @property
+    def label(self) -> str:
+        """Name of the function, for messages."""
+        return _name_of(self.fn)
+
+    def mark_used(self) -> None:
+        """Expect no more of the call: its end is no reason for a warning."""
+        object.__setattr__(self, "_site", None)
 
     @overload
     def __and__(self, other: PendingCompute[S]) -> PendingBatch[R, S]: ...
@@ -109,27 +195,54 @@ class PendingCompute(Generic[R]):
 
     def __rand__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
         """Raise: the left operand is not a pending call."""
-        raise _not_pending(other)
+        raise not_pending(self, other)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = (self.fn, self.args, self.kwargs, self.retries)
-        packed = pack(parts, what=_name_of(self.fn))
+        if packing.arguments_of:
+            raise misplaced_call(packing.arguments_of, self.label)
+        self.mark_used()
+        parts = (self.fn, self.args, self.kwargs, self.retries, self.limits)
+        packed = pack(parts, what=self.label)
         return _unpickled, (packed.data, [bytes(buffer) for buffer in packed.buffers])
+
+    def __repr__(self) -> str:
+        return f"<pending call {short_call(self.label, self.args, self.kwargs)}: not sent, write ... >> pool>"
+
+    def __del__(self) -> None:
+        try:
+            if self._site is not None:
+                warn_unsent(self.label, self._site)
+        except AttributeError:  # its creation failed
+            pass
+
+    if not TYPE_CHECKING:  # a type checker knows that results' attributes are not there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            error = no_attribute("" if name == "fn" else self.label, "PendingCompute", name)
+            try:
+                raise error
+            except AttributeError:
+                hide_frames(error)
+                raise
 
     def invocation(self) -> Invocation:
         """Return the call in the form of the task-submission interface."""
+        object.__setattr__(self, "_site", None)  # mark_used(), without the cost of a method
+        fn = self.fn
         return Invocation(
-            fn=self.fn,
+            fn=fn,
             args=self.args,
             kwargs=self.kwargs,
             retries=self.retries,
-            label=_name_of(self.fn),
-            gang=is_gang(self.fn),
+            label=_name_of(fn),
+            gang=is_gang(fn),
+            limits=self.limits,
         )
 
 
+@refuses_uses_of_batch
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PendingBatch(Generic[*Ts]):
+class PendingBatch(Unsent, Generic[*Ts]):
     """Calls to run in parallel; the results are a ``tuple[*Ts]``, in order. Immutable; picklable.
 
     Attributes:
@@ -142,7 +255,21 @@ class PendingBatch(Generic[*Ts]):
 
     def __rshift__(self, pool: Runner) -> tuple[*Ts]:
         """Run the calls in parallel: ``batch >> pool``; the first failure is raised at once."""
-        return _checked_pool(pool, ">>").run_batch(self)
+        try:
+            return checked_pool(pool, ">>").run_batch(self)
+        except BaseException as error:
+            leave_to_caller(self, error, pool)
+            raise
+
+    @property
+    def label(self) -> str:
+        """Name for messages."""
+        return "gather"
+
+    def mark_used(self) -> None:
+        """Expect no more of the calls: see :meth:`PendingCompute.mark_used`."""
+        for call in self.calls:
+            call.mark_used()
 
     @overload
     def __and__(self, other: PendingCompute[S]) -> PendingBatch[*Ts, S]: ...
@@ -157,11 +284,11 @@ class PendingBatch(Generic[*Ts]):
                 either = self.return_exceptions or other.return_exceptions
                 return replace(self, calls=self.calls + other.calls, return_exceptions=either)
             case _:
-                raise _not_pending(other)
+                raise not_pending(self, other)
 
     def __rand__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
         """Raise: the left operand is not a pending call."""
-        raise _not_pending(other)
+        raise not_pending(self, other)
 
     def __iter__(self) -> Iterator[PendingCompute[Any]]:
         return iter(self.calls)
@@ -176,21 +303,36 @@ class ComputeFunction(Generic[P, R]):
     It has the name, documentation and signature of the original function. It works as a method too: the object is
     sent to the worker as the first argument, and the method's changes to it stay there.
 
+    Args:
+        fn: the original function.
+        retries: maximum number of further runs of a call after the loss of its worker; preemptions do not count.
+        retry: errors of the function after which it runs again, on the same worker, at most ``retries`` times.
+        limits: limits of a run of a call, in time and memory; None if there are none.
+
     Attributes:
-        retries: maximum number of further runs of a call after the loss of its worker.
+        retries: maximum number of further runs of a call after the loss of its worker; preemptions do not count.
+        limits: limits of a run of a call, in time and memory; None if there are none.
     """
 
     __name__: str
     __qualname__: str
     __wrapped__: Callable[P, R]
 
-    def __init__(self, fn: Callable[P, R], *, retries: int = 3, retry: tuple[type[Exception], ...] = ()) -> None:
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        *,
+        retries: int = 3,
+        retry: tuple[type[Exception], ...] = (),
+        limits: CallLimits | None = None,
+    ) -> None:
         body = _body_of(fn, retries, retry)
         functools.update_wrapper(self, body)
         # Workers run the body. It can be imported under this name, so it is pickled like any function: by reference or
         # by value, as its module requires. The decorated function cannot: its name refers to this object.
         body.__qualname__ = f"{self.__qualname__}.__wrapped__"
         self.retries = retries
+        self.limits = limits
         self._retry = retry
 
     @property
@@ -200,16 +342,37 @@ class ComputeFunction(Generic[P, R]):
 
     def decorated_inside(self, decorate: Callable[[Callable[P, R]], Callable[P, R]]) -> ComputeFunction[P, R]:
         """Return a compute function of the original function with ``decorate`` applied first."""
-        return ComputeFunction(decorate(self.local), retries=self.retries, retry=self._retry)
+        return ComputeFunction(decorate(self.local), retries=self.retries, retry=self._retry, limits=self.limits)
+
+    @functools.cached_property
+    def _check(self) -> Callable[..., None]:
+        return parameter_check(self.local)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_check"}  # it has no name to pickle it by
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[R]:
         """Return a pending call with these arguments.
 
         Raises:
-            ConfigurationError: an argument is a pool.
+            TypeError: the function does not take these arguments.
+            ConfigurationError: an argument is a pool, or a call whose result is not there yet.
         """
-        _refuse_pools(self.__name__, args, kwargs)
-        return PendingCompute(fn=self.__wrapped__, args=args, kwargs=kwargs, retries=self.retries)
+        try:
+            self._check(*args, **kwargs)
+            refuse_misplaced(self.__name__, args, kwargs)
+        except (TypeError, ConfigurationError) as error:
+            hide_frames(error)
+            raise
+        caller = sys._getframe(1)  # noqa: SLF001 - 0.1 µs; inspect reads files  # pyright: ignore[reportPrivateUsage]
+        return PendingCompute(
+            fn=self.__wrapped__,
+            args=args,
+            kwargs=kwargs,
+            retries=self.retries,
+            limits=self.limits,
+            _site=(caller.f_code, caller.f_lasti),
+        )
 
     @overload
     def __get__(self, instance: None, owner: type) -> ComputeFunction[P, R]: ...
@@ -237,10 +400,21 @@ class ComputeFunction(Generic[P, R]):
 def compute(fn: Callable[P, R], /) -> ComputeFunction[P, R]: ...
 @overload
 def compute(
-    *, retries: int = 3, retry: tuple[type[Exception], ...] = ()
+    *,
+    retries: int = 3,
+    retry: tuple[type[Exception], ...] = (),
+    timeout: float | None = None,
+    memory: str | None = None,
 ) -> Callable[[Callable[P, R]], ComputeFunction[P, R]]: ...
 def compute(
-    fn: Callable[..., Any] | None = None, /, *, retries: int = 3, retry: tuple[type[Exception], ...] = ()
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    retries: int = 3,
+    retry: tuple[type[Exception], ...] = (),
+    timeout: float | None = None,
+    memory: str | None = None,
+    **unknown: Never,
 ) -> Any:
     """Make a function lazy: calling it gives a :class:`PendingCompute`. Used bare or with options.
 
@@ -249,15 +423,23 @@ def compute(
         retries: maximum number of further runs of a call, after the loss of its worker or one of ``retry``.
         retry: exception classes after which the function is called again, on the same worker, with exponential backoff.
             Other exceptions are raised at once.
+        timeout: seconds that a run of a call may take, from its beginning on the worker. A call that takes longer is
+            ended, with its worker, and fails with :class:`~skyward.errors.CallTimeoutError`; it is not run again.
+        memory: memory, such as ``"4GB"``, that a run of a call may add to its worker's. A call that takes more is
+            ended, with its worker, and fails with :class:`~skyward.errors.WorkerLostError`; it is not run again.
+        **unknown: refused.
 
     Raises:
-        ConfigurationError: an option has a wrong type or value.
+        ConfigurationError: an option is unknown, or has a wrong type or value.
     """
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"retries must be a whole number ≥ 0, got {retries!r}")
-    if not isinstance(retry, tuple) or not all(_is_exception_class(entry) for entry in retry):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"retry must be a tuple of exception classes such as (OSError,), got {retry!r}")
-    decorate = functools.partial(_decorated, retries=retries, retry=retry)
+    if unknown:
+        raise unknown_option("compute", unknown, (*OPTIONS, "retry"))
+    decorate = functools.partial(
+        _decorated,
+        retries=checked_retries(retries),
+        retry=checked_retry(retry),
+        limits=limits_of(checked_timeout(timeout), checked_memory(memory)),
+    )
     return decorate if fn is None else decorate(fn)
 
 
@@ -320,6 +502,7 @@ def gather(*computations: PendingCompute[Any], return_exceptions: bool = False) 
     """
     for position, computation in enumerate(computations, start=1):
         if not isinstance(computation, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
+            mark_all_used(computations)
             raise ConfigurationError(
                 f"gather takes pending calls, got {type(computation).__name__} as argument {position}; "
                 "write gather(fn(1), fn(2)), or gather(*calls) for a list or a generator"
@@ -354,18 +537,18 @@ def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         raise ConfigurationError("submit takes one call: write `batch >> pool`, or submit its calls one by one")
     if isinstance(getattr(fn, "__func__", fn), ComputeFunction):
         return fn(*args, **kwargs).invocation()
-    _refuse_pools(_name_of(fn), args, kwargs)
+    refuse_misplaced(_name_of(fn), args, kwargs)
     return Invocation(fn=fn, args=args, kwargs=kwargs, label=_name_of(fn), gang=is_gang(fn))
 
 
-def _decorated(fn: Callable[P, R], *, retries: int, retry: tuple[type[Exception], ...]) -> ComputeFunction[P, R]:
+def _decorated(fn: Callable[P, R], **options: Any) -> ComputeFunction[P, R]:
     if not callable(fn):
         raise ConfigurationError(f"compute decorates a function, got {type(fn).__name__}")
     if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise ConfigurationError(
             f"compute decorates a plain function; {_name_of(fn)} is async or a generator: return a list"
         )
-    return ComputeFunction(fn, retries=retries, retry=retry)
+    return ComputeFunction(fn, **options)
 
 
 def _body_of(fn: Callable[P, R], retries: int, retry: tuple[type[Exception], ...]) -> Callable[P, R]:
@@ -392,39 +575,9 @@ def _run_with_retries(
 
 
 def _unpickled(data: bytes, buffers: list[bytes]) -> PendingCompute[Any]:
-    fn, args, kwargs, retries = unpack(data, [bytearray(buffer) for buffer in buffers])
-    return PendingCompute(fn=fn, args=args, kwargs=kwargs, retries=retries)
+    fn, args, kwargs, retries, limits = unpack(data, [bytearray(buffer) for buffer in buffers])
+    return PendingCompute(fn=fn, args=args, kwargs=kwargs, retries=retries, limits=limits)
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", None) or type(fn).__name__
-
-
-def _is_exception_class(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Exception)
-
-
-def _is_pool(value: object) -> bool:
-    # Cheaper than isinstance with a Protocol, which would run for every argument.
-    return hasattr(type(value), "run_batch")
-
-
-def _checked_pool(value: Runner, operator: str) -> Runner:
-    if not _is_pool(value):
-        raise TypeError(f"a pool must stand to the right of {operator}, got {type(value).__name__}")
-    return value
-
-
-def _refuse_pools(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if any(map(_is_pool, args)) or any(map(_is_pool, kwargs.values())):
-        raise ConfigurationError(
-            f"an argument of {name}() is a pool, and a pool does not travel to its workers; "
-            f"leave it out and write {name}(...) >> pool"
-        )
-
-
-def _not_pending(value: object) -> TypeError:
-    return TypeError(
-        f"& joins pending calls, got {type(value).__name__}: >> and @ bind tighter than &, so that side has already "
-        "run; write (f() & g()) >> pool"
-    )

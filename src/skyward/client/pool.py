@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import itertools
 import logging
@@ -13,29 +12,40 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from skyward._concurrency.exits import arm, at_exit, disarm, hold, release, uninterrupted, wait_for
+from skyward._concurrency.exits import at_exit, hold, release, uninterrupted, wait_for
 from skyward._concurrency.loop import acquire_loop
-from skyward._concurrency.waiting import to_its_end
+from skyward.client.call_options import by_name_only
+from skyward.client.dask_clients import make_client
 from skyward.client.display import PoolTag, open_display, parse_display
 from skyward.client.executor import CallsByFunction, PoolExecutor
+from skyward.client.kept_output import keep_output
+from skyward.client.node_packages import callers_names, with_environment
+from skyward.client.opening import Opening
 from skyward.client.pending import PendingBatch, PendingCompute, Ts, checked_call
+from skyward.client.telemetry import open_telemetry
+from skyward.client.watching.failures import result_of
+from skyward.client.watching.pool_output import Watched
 from skyward.distributed.runtime import refuse_inside_call
 from skyward.engine.futures import CallBatch, RemoteFuture
 from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.events import Callback, E, SkywardEvent, current_callbacks, forward_emitted
+from skyward.events import Callback, E, Notice, SkywardEvent, current_callbacks, forward_emitted
 from skyward.events.bus import EventBus
 from skyward.providers.base import Provider, checked_provider
 from skyward.request.accelerators import Accelerator
 from skyward.request.image import Image
+from skyward.request.patterns import checked_patterns
 from skyward.request.request import checked_nodes, checked_ranks, parse_request
 from skyward.request.spot import SpotLike
 from skyward.request.volume import Volume
 from skyward.submission import ArgumentMemo, CallFuture, FleetStatus, Invocation, SchedulerInfo
+from skyward.wire.tracebacks import hide_frames, is_explained, without_frames
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -51,15 +61,16 @@ _current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=No
 _open_pools: list[ComputePool] = []
 
 
-class ComputePool(CallsByFunction):
-    """Machines that exist for the duration of a ``with`` block.
+class ComputePool(Opening, Watched, CallsByFunction):
+    """Machines that exist for the duration of a ``with`` block, or from ``open()`` to ``close()``.
 
     Entering creates and prepares them. Leaving, by an exception too, terminates them and confirms it. A pool may be
     entered again later; it gets new machines then. Methods are thread-safe.
 
     Args:
         provider: source of the machines, such as ``sky.Local()``.
-        image: the environment of the workers.
+        image: the environment of the workers. Without ``image`` and ``pip``, nodes on other machines get the
+            distributions that this program imports, in the versions installed here; ``Image()`` gives them none.
         nodes: number of machines.
         machine: the provider's name of an instance type; by default the cheapest that satisfies the request.
         accelerator: accelerator of each machine, such as ``"A100"`` or ``Accelerator.NVIDIA.H100(count=8)``.
@@ -88,6 +99,7 @@ class ComputePool(CallsByFunction):
         ConfigurationError: a parameter is wrong; nothing was created.
     """
 
+    @by_name_only
     def __init__(
         self,
         *,
@@ -132,20 +144,29 @@ class ComputePool(CallsByFunction):
             max_cost=max_cost,
             max_price_per_hour=max_price_per_hour,
         )
+        self.mirrors = image is None and pip is None
+        self._names = callers_names()
         self._display = parse_display(display)
         if on_event is not None and not callable(on_event):
             raise ConfigurationError(f"on_event must be a function of one event, got {type(on_event).__name__}")
         self._subscriptions: list[tuple[type[Any] | None, Callback]] = [(None, on_event)] if on_event else []
-        self._made = next(_pools_made)
+        self._tag = PoolTag(provider=provider.name, made=next(_pools_made))
         self._opener = threading.current_thread()
         self._outer: ComputePool | None = None
         self._reset()
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_active else "opening or closing" if self._entered else "not open"
+        nodes = self.instance_count if self.is_active else self._request.nodes
+        return f"<{type(self).__name__} of {nodes} node{'s' * (nodes != 1)} of {self._provider.name}: {state}>"
 
     def __enter__(self) -> Self:
         refuse_inside_call()
         with self._lock:
             if self._entered:
-                raise PoolStateError("the pool is already open; leave its `with` block first, or make another pool")
+                raise PoolStateError(
+                    "the pool is already open; use it as it is, or leave its `with` block, or call close() first"
+                )
             self._entered = True
         self._opener = threading.current_thread()
         _open_pools.append(self)  # before anything is created: any failure or exit from here on closes the pool
@@ -155,14 +176,18 @@ class ComputePool(CallsByFunction):
             self._closing.callback(release)
             self._open(self._closing)
             self._make_current()
-        except BaseException:
+        except BaseException as error:
             self.__exit__(None, None, None)
+            if is_explained(error):
+                hide_frames(error)
             raise
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if exc is not None and is_explained(exc):
+            hide_frames(exc)
         with uninterrupted(), self._shutting:
             if _current.get() is self:
                 _current.set(self._outer)
@@ -173,33 +198,6 @@ class ComputePool(CallsByFunction):
                 self._entered = False
                 if self in _open_pools:  # a forked child has an empty list, and nothing to close
                     _open_pools.remove(self)
-
-    async def __aenter__(self) -> Self:
-        arm()
-        opening = asyncio.ensure_future(asyncio.to_thread(self.__enter__))
-        try:
-            await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # A thread cannot be cancelled: let the pool open, then close it at once.
-            await to_its_end(self._close_once_open(opening))
-            raise
-        finally:
-            disarm()
-        self._make_current()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            await to_its_end(asyncio.to_thread(self.__exit__, exc_type, exc, traceback))
-        finally:
-            disarm()
-
-    async def _close_once_open(self, opening: asyncio.Future[Self]) -> None:
-        await asyncio.gather(opening, return_exceptions=True)
-        if opening.exception() is None:
-            await asyncio.to_thread(self.__exit__, None, None, None)
 
     def _make_current(self) -> None:
         self._outer = _current.get()
@@ -225,7 +223,7 @@ class ComputePool(CallsByFunction):
     def close_logged(self, why: str) -> None:
         """Terminate the machines, from any thread; log an error instead of raising it."""
         try:
-            self.__exit__(None, None, None)
+            self.close()
         except Exception:
             _logger.exception("could not close a pool when %s", why)
 
@@ -233,24 +231,40 @@ class ComputePool(CallsByFunction):
         loop = acquire_loop()
         stack.callback(loop.release)
         bus = self._bus = EventBus()
+        pool_id = f"sky-{uuid.uuid4().hex[:10]}"
+        folder = keep_output(pool_id, bus, loop, stack)
         stack.callback(self._forget)
+        telemetry = open_telemetry(pool_id, self._provider.name, self._request)
+        if telemetry is not None:
+            bus.subscribe(None, telemetry.take)
+            stack.callback(telemetry.close)
         stack.callback(bus.close)
-        display = open_display(self._display, bus, tag=PoolTag(provider=self._provider.name, made=self._made))
+        display = open_display(self._display, bus, tag=replace(self._tag, pool_id=pool_id))
         stack.callback(display.close)
         stack.callback(bus.close)  # delivers all events before the display closes; closing twice is harmless
         outer = current_callbacks()
         for event_type, callback in [*self._subscriptions, *((None, callback) for callback in outer)]:
             bus.subscribe(cast("type[SkywardEvent]", event_type), callback)
         stack.callback(forward_emitted(self._publish_emitted))
+        request = with_environment(
+            self._request,
+            self._provider,
+            chosen=not self.mirrors,
+            names=self._names,
+            report=lambda text: bus.publish(Notice(text)),
+        )
         running = RunningPool(
-            pool_id=f"sky-{uuid.uuid4().hex[:10]}",
+            pool_id=pool_id,
             provider=self._provider,
-            request=self._request,
+            request=request,
             loop=loop,
             bus=bus,
             subscribed=outer,
+            folder=folder,
+            observer=telemetry,
         )
         stack.callback(running.close)
+        self._watch(loop, running.take_snapshot, folder, stack)
         running.open()
         self._running = running
 
@@ -270,16 +284,15 @@ class ComputePool(CallsByFunction):
     def on(self, event_type: type[E], callback: Callable[[E], SkywardEvent | None]) -> None:
         """Call ``callback`` with every event of ``event_type``, in the pool's event thread, until the pool closes."""
         if not (isinstance(event_type, type) and callable(callback)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(
-                "pool.on takes an event class and a function of one event, such as pool.on(Metrics, print)"
-            )
+            raise ConfigurationError("pool.on takes an event class and a function, such as pool.on(Metrics, print)")
         self._subscriptions.append((event_type, cast("Callback", callback)))
         if self._bus is not None:
             self._bus.subscribe(event_type, callback)
 
     def run(self, pending: PendingCompute[R]) -> R:
         """Run one call on any worker and return its result: ``pending >> pool``."""
-        batch = self._ready.submit_batch([checked_call(pending).invocation()])
+        call = checked_call(pending).invocation()
+        batch = self._ready.submit_batch([call])
         self._ready.wait(batch, all_of_them=False)
         return batch.result(0)
 
@@ -289,24 +302,28 @@ class ComputePool(CallsByFunction):
         The first failure is raised at once: queued calls are dropped, running calls finish. A batch with
         ``return_exceptions`` returns exceptions as values instead.
         """
-        running = self._ready.submit_batch([call.invocation() for call in batch.calls])
-        return cast("tuple[*Ts]", self._results(running, return_exceptions=batch.return_exceptions))
+        calls = [call.invocation() for call in batch.calls]
+        running = self._ready.submit_batch(calls)
+        return cast("tuple[*Ts]", self._results(running, batch.calls, return_exceptions=batch.return_exceptions))
 
     def broadcast(self, pending: PendingCompute[R]) -> tuple[R, ...]:
         """Run one call once on every worker and return the results by (node, worker): ``pending @ pool``."""
-        running = self._ready.broadcast_batch(checked_call(pending).invocation())
-        return self._results(running, return_exceptions=False)
+        call = checked_call(pending).invocation()
+        running = self._ready.broadcast_batch(call)
+        return self._results(running, (pending,) * len(running), return_exceptions=False)
 
     def executor(self) -> PoolExecutor:
         """Return the pool as a :class:`concurrent.futures.Executor`; its shutdown leaves the pool open."""
         return PoolExecutor(self)
 
-    def _results(self, batch: CallBatch, *, return_exceptions: bool) -> tuple[Any, ...]:
+    def _results(
+        self, batch: CallBatch, calls: Sequence[PendingCompute[Any]], *, return_exceptions: bool
+    ) -> tuple[Any, ...]:
         self._ready.wait(batch, all_of_them=return_exceptions)
         if return_exceptions:
-            return tuple(_outcome_of(batch, index) for index in range(len(batch)))
+            return tuple(_outcome_of(batch, index, calls) for index in range(len(batch)))
         if batch.failed is not None:
-            batch.result(batch.failed)
+            result_of(batch, batch.failed, calls)
         return tuple(map(batch.result, range(len(batch))))
 
     @property
@@ -339,6 +356,31 @@ class ComputePool(CallsByFunction):
         """
         return self._ready.scale(checked_nodes(nodes), checked_ranks("drop", drop))
 
+    @without_frames
+    def fetch(
+        self, patterns: str | Sequence[str], *, to: str | os.PathLike[str], node: int | None = None
+    ) -> list[Path]:
+        """Fetch files from the working folder of calls, such as ``pool.fetch("*.bin", to="results")``.
+
+        Files keep their paths below ``to``; on a pool of several nodes, below ``to/0``, ``to/1`` and so on, unless
+        ``node`` names one. Files that exist are replaced. Large files are streamed.
+
+        Args:
+            patterns: one pattern or several, relative to that folder: ``"*.bin"``, ``"**/*.csv"``, ``"models/"`` with
+                everything in it.
+            to: the folder here; made if there is none.
+            node: rank of the only node to fetch from; None means all.
+
+        Returns:
+            The paths of the files here, by node and name.
+
+        Raises:
+            ConfigurationError: a pattern, or a link, leads out of the folder, or there is no such node.
+            FetchError: nothing matches, there is no room here, or a file changed twice while it was read.
+            PoolStateError: the pool is not open.
+        """
+        return self._ready.fetch(checked_patterns("patterns", patterns), Path(to).absolute(), node)
+
     @property
     def total_slots(self) -> int:
         """Number of calls that run at once on the target number of nodes: nodes times workers per node.
@@ -356,7 +398,7 @@ class ComputePool(CallsByFunction):
         They change when the head node, which runs the scheduler, is replaced.
 
         Raises:
-            ConfigurationError: Dask or Python differ between this process and a node.
+            ConfigurationError: Dask is not installed here, or Dask or Python differ between this process and a node.
             PoolStateError: the pool is not open, or its head node is being replaced.
         """
         return self._ready.scheduler()
@@ -368,19 +410,11 @@ class ComputePool(CallsByFunction):
             **options: options of :class:`distributed.Client`, such as ``set_as_default`` or ``asynchronous``.
 
         Raises:
-            ConfigurationError: Dask or Python differ between this process and a node; or ``direct_to_workers``
-                is set although workers cannot be reached.
+            ConfigurationError: Dask is not installed here; Dask or Python differ between this process and a node; or
+                ``direct_to_workers`` is set although workers cannot be reached.
             PoolStateError: the pool is not open, or its head node is being replaced.
         """
-        from distributed import Client
-
-        info = self.scheduler
-        if info.tunnelled and options.get("direct_to_workers"):
-            raise ConfigurationError(
-                "direct_to_workers=True cannot work here: this process reaches only the pool's scheduler, through "
-                "a tunnel; leave it out: data then comes through the scheduler"
-            )
-        return Client(info.address, security=info.security, **options)
+        return make_client(self.scheduler, options)
 
     def forward(self, address: str) -> str:
         """See :meth:`skyward.submission.ElasticFleet.forward`."""
@@ -411,8 +445,8 @@ class ComputePool(CallsByFunction):
 
     def publish(self, event: SkywardEvent) -> None:
         """See :meth:`skyward.submission.TaskSubmitter.publish`."""
-        if self._bus is not None:
-            self._bus.publish(event)
+        if self._running is not None:
+            self._running.publish(event)
 
     def _publish_emitted(self, event: SkywardEvent, received_by: tuple[Callback, ...]) -> None:
         if self._bus is not None:
@@ -422,7 +456,9 @@ class ComputePool(CallsByFunction):
     def _ready(self) -> RunningPool:
         if self._running is None:
             refuse_inside_call()
-            raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
+            raise PoolStateError(
+                "the pool is not open; use it inside `with ComputePool(...) as pool:` or after pool.open()"
+            )
         return self._running
 
     def __reduce__(self) -> Any:
@@ -431,9 +467,9 @@ class ComputePool(CallsByFunction):
         )
 
 
-def _outcome_of(batch: CallBatch, index: int) -> Any:
+def _outcome_of(batch: CallBatch, index: int, calls: Sequence[PendingCompute[Any]]) -> Any:
     try:
-        return batch.result(index)
+        return result_of(batch, index, calls)
     except Exception as error:
         return error
 

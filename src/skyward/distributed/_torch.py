@@ -62,7 +62,7 @@ class TorchFramework:
     """Support for torch.
 
     Attributes:
-        backend: see :func:`torch`.
+        backend: see :func:`~skyward.distributed.torch`.
     """
 
     backend: str | None

@@ -20,13 +20,14 @@ _TRAINER_PREFIXES = ("ACCELERATE_", "FSDP_")
 
 
 def transformers(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Run the function with ``torch.distributed`` initialised as :func:`torch` does, for ``transformers.Trainer``.
+    """Run the function with ``torch.distributed`` initialised, for ``transformers.Trainer``.
 
-    A Trainer detects the process group, divides the data among the workers, and averages gradients. On CPUs it needs
-    ``use_cpu=True`` and ``ddp_backend="gloo"``. Every call starts without state of earlier ones.
+    Sets the variables that :func:`~skyward.distributed.torch` sets. A Trainer detects the process group, divides the
+    data among the workers, and averages gradients. On CPUs it needs ``use_cpu=True`` and ``ddp_backend="gloo"``. Every
+    call starts without state of earlier ones.
 
     Args:
-        backend: as in :func:`torch`.
+        backend: as in :func:`~skyward.distributed.torch`.
 
     Raises:
         ConfigurationError: the backend does not exist; in the call: torch, transformers, or accelerate, which the

@@ -7,7 +7,9 @@ import logging
 import ssl
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from typing import assert_never
+from dataclasses import replace
+from functools import partial
+from typing import assert_never, cast
 
 from skyward._concurrency.waiting import EAGER_S, PROMPT_S
 from skyward.engine.calls import CallTable, Incoming, LiveCall
@@ -17,8 +19,11 @@ from skyward.engine.lane import Lane
 from skyward.engine.membership import Membership
 from skyward.engine.slots import Slot, out_of_reach
 from skyward.errors import PoolStateError, SkywardError
-from skyward.events import Error
+from skyward.events import Error, LogLine, Progress
 from skyward.events.bus import EventBus
+from skyward.events.records import handle_record
+from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
+from skyward.events.works import WorkCount
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.wire.messages import (
     CallResult,
@@ -26,6 +31,7 @@ from skyward.wire.messages import (
     GangAddress,
     GangAddresses,
     Kind,
+    LoggedRecord,
     MissingBlobs,
     PrintedLines,
     ResultChunk,
@@ -57,7 +63,7 @@ class Cluster:
         self._loop = asyncio.get_running_loop()
         self._bus = bus
         self._dispatch = Dispatch()
-        self._calls = CallTable()
+        self._calls = CallTable(bus.publish)
         self.members = Membership(
             tls=tls, bus=bus, dispatch=self._dispatch, calls=self._calls, workers_per_node=workers_per_node
         )
@@ -71,6 +77,48 @@ class Cluster:
     def ended_calls(self) -> int:
         """Number of calls that have ended so far, failed ones included."""
         return self._calls.ended
+
+    def snapshot(self, base: PoolSnapshot) -> PoolSnapshot:
+        """Return ``base`` with the calls, and with the present state of its nodes' workers."""
+        now, calls = self._loop.time(), self._calls
+        nodes = tuple(
+            replace(node, workers=tuple(self._worker(WorkerId(node.node, each.worker), now) for each in node.workers))
+            for node in base.nodes
+        )
+        running = len(self._dispatch.running())
+        return replace(
+            base,
+            nodes=nodes,
+            queued=len(calls) - running,
+            running=running,
+            done=calls.ended - calls.failed - calls.cancelled,
+            failed=calls.failed,
+            cancelled=calls.cancelled,
+            last_failure=calls.last_failure,
+            works=calls.works.all(self._running_works()),
+        )
+
+    def completed(self, event: Progress) -> Progress:
+        """See :meth:`skyward.events.works.WorkCounts.completed`. Thread-safe."""
+        return self._calls.works.completed(event)
+
+    def _running_works(self) -> Iterator[WorkCount | None]:
+        return (cast("LiveCall", call).work for call in self._dispatch.running())
+
+    def _worker(self, worker_id: WorkerId, now: float) -> WorkerSnapshot:
+        load = self._dispatch.load(worker_id)
+        if load is None:
+            return WorkerSnapshot(worker=worker_id.worker)
+        if load.call is None:
+            return WorkerSnapshot(worker=worker_id.worker, state="idle")
+        call = cast("LiveCall", load.call)
+        return WorkerSnapshot(
+            worker=worker_id.worker,
+            state="running",
+            call=call.name,
+            seconds=max(0.0, now - load.since),
+            waiting=load.behind,
+        )
 
     async def attach(self, node: NodeHandle, timeout_s: float) -> None:
         """Open lanes to a node's workers, and return when each of them has answered once.
@@ -104,7 +152,7 @@ class Cluster:
         alone = not self._calls and len(calls) == 1
         if not self._calls:
             self._busy_since = now
-        self._calls.add(calls)
+        self._calls.add(calls, now)
         self._acting.perform(self._dispatch.submit(calls, now))
         # Waking an idle core takes 20 to 40 µs, and cold caches cost more: staying awake took a round trip of one call
         # after the other from 610 to 400 µs, and left gather as it was (decision 007).
@@ -160,24 +208,25 @@ class Cluster:
         if slot is None:
             return  # its node is gone, and its calls run elsewhere
         if not slot.alive:  # its calls run elsewhere by now; only printed lines are still of use
-            items = [item for item in items if item[0] in (Kind.LINES, Kind.EVENT)]
+            items = [item for item in items if item[0] in (Kind.LINES, Kind.EVENT, Kind.RECORD)]
         finished: list[tuple[int, float]] = []
         foreign: int | None = None
-        for item in items:
-            try:
-                # Answers count only from the worker that has the call: it runs user code, and may send anything.
-                if (foreign := self._dispatch.foreign(lane.worker_id, answered_calls(item))) is not None:
-                    break
-                match to_client(item):
-                    case SmallResults() as results:
-                        finished += self._succeed(lane.worker_id, results)
-                    case CallResult() as result:
-                        finished.append(self._finish(lane.worker_id, result))
-                    case record:
-                        self._note(lane, record)
-            except Exception as error:  # items behind this one belong to other calls, which must not wait for ever
-                log.exception("an item of kind %s from worker %s could not be handled", item[0], lane.worker_id)
-                finished += self._spoil(item, error)
+        with self._bus.together():
+            for item in items:
+                try:
+                    # Answers count only from the worker that has the call: it runs user code, and may send anything.
+                    if (foreign := self._dispatch.foreign(lane.worker_id, answered_calls(item))) is not None:
+                        break
+                    match to_client(item):
+                        case SmallResults() as results:
+                            finished += self._succeed(lane.worker_id, results)
+                        case CallResult() as result:
+                            finished.append(self._finish(lane.worker_id, result))
+                        case record:
+                            self._note(lane, record)
+                except Exception as error:  # items behind this one belong to other calls, which must not wait for ever
+                    log.exception("an item of kind %s from worker %s could not be handled", item[0], lane.worker_id)
+                    finished += self._spoil(item, error)
         if finished:  # together: dispatch assigns once for a message, not once for each of its calls
             now = self._loop.time()
             self._acting.perform(self._dispatch.finished(finished, now))
@@ -199,7 +248,7 @@ class Cluster:
                 slot = self.members.slots[lane.worker_id]
                 slot.log_end = max(slot.log_end, item.log_end)
                 self._publish(lane, item)
-            case EmittedEvent():
+            case EmittedEvent() | LoggedRecord():
                 self._publish(lane, item)
             case RevokedCalls():
                 self._acting.give_back(item.call_ids)
@@ -225,7 +274,9 @@ class Cluster:
 
     def _tick(self) -> None:
         self._ticking = self._loop.call_later(_REBALANCE_S, self._tick) if self._calls else None
-        self._acting.perform(self._dispatch.rebalance(self._loop.time()))
+        now = self._loop.time()
+        self._calls.works.look(now, self._running_works)
+        self._acting.perform(self._dispatch.rebalance(now))
 
     def _succeed(self, worker_id: WorkerId, results: SmallResults) -> Iterator[tuple[int, float]]:
         for call_id, seconds, data in zip(results.call_ids, results.seconds, results.pickles, strict=True):
@@ -259,11 +310,17 @@ class Cluster:
             slot.lane.push(GangAddresses(member.id, texts))
             slot.lane.flush()
 
-    def _publish(self, lane: Lane, item: PrintedLines | EmittedEvent) -> None:
+    def _publish(self, lane: Lane, item: PrintedLines | LoggedRecord | EmittedEvent) -> None:
         call = self._calls.get(item.call_id)
         own = call is not None and call.worker == lane.worker_id
         incoming = call.arriving() if call is not None and own else Incoming()
         callbacks = call.callbacks if call is not None else ()
-        handle = self.members.slots[lane.worker_id].node.handle
-        for event in incoming.events(item, node=lane.worker_id.node, instance_id=handle.instance.id):
+        # A dropped call that had begun runs on, and its lines have its name.
+        named = call or self._dispatch.call(item.call_id)
+        name = named.name if isinstance(named, LiveCall) else ""
+        instance_id = self.members.slots[lane.worker_id].node.handle.instance.id
+        for event in incoming.events(item, worker=lane.worker_id, instance_id=instance_id, call=name):
             self._bus.publish(event, callbacks)
+            if isinstance(item, LoggedRecord) and isinstance(event, LogLine):
+                self._bus.run(partial(handle_record, item.values, event.place))
+        incoming.shown = self._bus.delivery()

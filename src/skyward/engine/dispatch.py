@@ -2,8 +2,9 @@
 
 There is one shared queue, and a small window of calls in flight per worker. The window follows from the time that such
 calls took before: about 20 ms of work, or two round trips where those are longer. A call of an unknown kind, a call
-whose worker was lost, and a call of a gang each go to an idle worker alone. The cost of a call does not depend on the
-number of workers.
+that was interrupted by the loss of its worker, and a call of a gang each go to an idle worker alone. Calls that come
+back from a worker are queued before new ones, and interrupted ones first of all. The cost of a call does not depend on
+the number of workers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Action", "CallState", "Cancel", "Dispatch", "GiveUp", "Revoke", "Send", "WorkerId"]
+__all__ = ["Action", "CallState", "Cancel", "Dispatch", "GiveUp", "Revoke", "Send", "WorkerId", "WorkerLoad"]
 
 # Work in flight per worker: enough that it need not wait for the next message, a round trip of 0.4 ms (decision 007).
 # Not more, because all of it may have begun when a whole node is lost, and uses up retries then (decision 014).
@@ -41,10 +42,11 @@ class CallState:
     Attributes:
         id: number, unique in the pool, never 0.
         kind: id of the function; calls of one kind are expected to take about the same time.
-        retries: number of lost workers that the call survives.
+        retries: number of lost workers that the call survives; any number of preempted ones if it is not 0.
         pinned: the only worker that may run the call; None allows any.
         together: True for a call of a gang, which is not run again once it has begun.
-        losses: number of lost workers on which the call may have begun.
+        losses: number of lost workers on which the call may have begun and that count against its retries.
+        interrupted: True once a worker was lost that ran the call, or that may have begun it at the cost of a retry.
         position: number among the calls sent to its worker, counted from 1; 0 while it has not left the client.
         cancelled: True once nothing waits for the call any more.
         worker: the worker that holds the call; None while it is queued.
@@ -57,6 +59,7 @@ class CallState:
     pinned: WorkerId | None = None
     together: bool = False
     losses: int = 0
+    interrupted: bool = False
     position: int = 0
     cancelled: bool = False
     worker: WorkerId | None = None
@@ -99,6 +102,8 @@ class GiveUp:
     call: CallState
     worker: WorkerId
     reason: str
+    overran: bool = False
+    """True if the worker was ended because the call exceeded one of its own limits."""
 
 
 Action = Send | Revoke | Cancel | GiveUp
@@ -124,6 +129,21 @@ class _Worker:
         return not self.overdue and len(self.in_flight) < _MAX_IN_FLIGHT and self.load_s + expected_s <= self.target_s
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """Present load of one worker.
+
+    Attributes:
+        call: the call that runs there; None if there is none.
+        since: time at which it began, by the clock of dispatch.
+        behind: number of calls sent to the worker that wait behind it.
+    """
+
+    call: CallState | None
+    since: float
+    behind: int
+
+
 class Dispatch:
     """Queue and windows of all calls of a pool. Every method takes an event and returns the actions that follow."""
 
@@ -146,8 +166,24 @@ class Dispatch:
         """Return an unfinished call; None once it is over."""
         return self._calls.get(call_id)
 
-    def foreign(self, worker_id: WorkerId, call_ids: Iterable[int]) -> int | None:
+    def running(self) -> list[CallState]:
+        """Return the calls that run now, the first of each worker, without those that nothing waits for."""
+        heads = (next(iter(worker.in_flight.values()), None) for worker in self._workers.values())
+        return [call for call in heads if call is not None and not call.cancelled]
+
+    def load(self, worker_id: WorkerId) -> WorkerLoad | None:
+        """Return the load of a worker; None if it accepts no calls at present."""
+        worker = self._workers.get(worker_id)
+        if worker is None or not worker.up:
+            return None
+        return WorkerLoad(
+            next(iter(worker.in_flight.values()), None), worker.busy_since, max(0, len(worker.in_flight) - 1)
+        )
+
+    def foreign(self, worker_id: WorkerId, call_ids: Sequence[int]) -> int | None:
         """Return the first of these calls that is unfinished and not with this worker; None if there is none."""
+        if not call_ids:
+            return None
         worker = self._workers.get(worker_id)
         held = worker.in_flight if worker is not None else {}
         return next((call_id for call_id in call_ids if call_id not in held and call_id in self._calls), None)
@@ -192,16 +228,27 @@ class Dispatch:
         """Use a worker that is ready and idle: a ``retired`` one for pinned calls only, a ``held`` one for none yet."""
         self._gone.pop(worker_id, None)
         worker = self._workers.setdefault(worker_id, _Worker(worker_id))
-        worker.up, worker.draining, worker.holding = True, retired or held, held
+        worker.up, worker.draining, worker.holding, worker.overdue = True, retired or held, held, False
         worker.target_s, worker.round_trip_s = max(_TARGET_S, 2 * round_trip_s), round_trip_s
         self._sort(worker)
         return self._assign(now)
 
-    def worker_lost(self, worker_id: WorkerId, reason: str, now: float, *, begun: int | None = None) -> list[Action]:
-        """Move the calls of a worker that died; each call that may have begun uses up a retry, however it died.
+    def worker_lost(
+        self,
+        worker_id: WorkerId,
+        reason: str,
+        now: float,
+        *,
+        begun: int | None = None,
+        preempted: bool = False,
+        overran: int = 0,
+    ) -> list[Action]:
+        """Move the calls of a worker that died; each call that may have begun uses up a retry.
 
         A call may have begun if it was sent, unless its position is above ``begun``: the position of the last call
-        that the worker began, or None if unknown. A finished call counts as well if its result was lost.
+        that the worker began, or None if unknown. A finished call counts as well if its result was lost. If the
+        provider took the machine back (``preempted``), no call with ``retries`` of at least 1 uses one up. The call at
+        the position ``overran``, for whose limits the worker was ended, does not run again.
         """
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -210,20 +257,31 @@ class Dispatch:
         held, worker.in_flight, worker.load_s = list(worker.in_flight.values()), {}, 0.0
         self._sort(worker)
         actions: list[Action] = []
-        for call in reversed(held):
+        moved: list[CallState] = []
+        for call in held:
             # Not only the first of them: results gather on a worker before they are sent. With that assumption up to
             # 149 of 400 calls with retries=0 ran twice (decision 014).
             may_have_begun = call.position > 0 and (begun is None or call.position <= begun)
+            has_overrun = call.position == overran > 0
             call.worker, call.position = None, 0
             if call.cancelled:
                 self._calls.pop(call.id, None)
                 continue
-            exhausted = may_have_begun and call.final
-            call.losses += may_have_begun
+            if has_overrun:
+                actions.append(self._give_up(call, worker_id, reason, overran=True))
+                continue
+            # Such a call may be repeated, and the machine's end is no sign that another run would end the same way.
+            forgiven = preempted and call.retries > 0 and not call.together
+            charged = may_have_begun and not forgiven
+            exhausted = charged and call.final
+            call.losses += charged
+            # The first one ran. Forgiven ones behind it most likely did not, and are not sent one by one.
+            call.interrupted |= charged or (may_have_begun and call is held[0])
             if exhausted:
                 actions.append(self._give_up(call, worker_id, reason))
             else:
-                self._enqueue(call, front=True)  # in reverse, so that they keep their order
+                moved.append(call)
+        self._requeue(moved)
         return actions + self._assign(now)
 
     def worker_gone(self, worker_id: WorkerId, reason: str, now: float) -> list[Action]:
@@ -248,7 +306,8 @@ class Dispatch:
 
     def given_back(self, call_ids: Iterable[int], now: float) -> list[Action]:
         """Queue calls again that a worker gave back unbegun; they come first and use up no retry."""
-        for call_id in reversed(list(call_ids)):
+        returned: list[CallState] = []
+        for call_id in call_ids:
             call = self._calls.get(call_id)
             if call is None:
                 continue
@@ -256,7 +315,8 @@ class Dispatch:
             if call.cancelled:
                 del self._calls[call_id]
             else:
-                self._enqueue(call, front=True)
+                returned.append(call)
+        self._requeue(returned)
         return self._assign(now)
 
     def cancel(self, call_ids: Iterable[int], *, kill: bool) -> list[Action]:
@@ -275,23 +335,34 @@ class Dispatch:
         return [kind(worker_id, ids) for worker_id, ids in held.items()]
 
     def rebalance(self, now: float) -> list[Action]:
-        """Take back calls that wait behind an unexpectedly long one while workers are idle. Called periodically."""
-        if self._queue or not self._idle:
-            return []
+        """Take back calls that wait behind an unexpectedly long one while other workers go on. Called periodically."""
+        # Not only for idle workers: as long as new calls come, no worker is idle, and these would wait for ever.
+        prompt = sum(each.up and not each.draining and not each.overdue for each in self._workers.values())
         actions: list[Action] = []
         for worker in self._workers.values():
-            head, *rest = worker.in_flight.values() or (None,)
-            if head is None or not rest:
+            others = prompt - (goes_on := worker.up and not worker.draining)
+            if len(worker.in_flight) <= 1 or worker.overdue or not others:
                 continue
+            head = next(iter(worker.in_flight.values()))
             # Expectations are averages: only a call that takes four times as long counts as slow.
             patience = max(_OVERDUE_S, 4 * head.expected_s) if head.expected_s < math.inf else _OVERDUE_S
             # A call far away cannot have answered within a round trip, however short it is.
             if now - worker.busy_since > worker.round_trip_s + patience:
                 worker.overdue = True
+                prompt -= goes_on
                 self._sort(worker)
-                movable = [call.id for call in rest if call.pinned is None]
+                movable = [call.id for call in worker.in_flight.values() if call is not head and call.pinned is None]
                 actions += [Revoke(worker.id, movable)] if movable else []
         return actions
+
+    def _requeue(self, calls: Sequence[CallState]) -> None:
+        """Queue calls that came back from a worker, in order, before all others; interrupted ones come first of all."""
+        waiting: list[CallState] = []
+        while self._queue and self._queue[0].interrupted:
+            waiting.append(self._queue.popleft())
+        begun = [*waiting, *(call for call in calls if call.interrupted)]
+        for call in reversed([*begun, *(call for call in calls if not call.interrupted)]):
+            self._enqueue(call, front=True)
 
     def _enqueue(self, call: CallState, *, front: bool = False) -> None:
         queue = self._queue
@@ -375,13 +446,14 @@ class Dispatch:
         if len(self._expected_s) > _KNOWN_KINDS:
             self._expected_s.popitem(last=False)
 
-    def _give_up(self, call: CallState, worker_id: WorkerId, reason: str) -> GiveUp:
+    def _give_up(self, call: CallState, worker_id: WorkerId, reason: str, *, overran: bool = False) -> GiveUp:
         del self._calls[call.id]
-        return GiveUp(call, worker_id, reason)
+        return GiveUp(call, worker_id, reason, overran)
 
 
 def _needs_worker_alone(call: CallState) -> bool:
-    """Return True for a call that lost its worker before, and for a call of a gang."""
-    # A call that kills its worker takes no neighbours with it then. And of two gangs all workers run the same one
-    # first: otherwise late blobs could have one worker begin with the second gang, and both would wait for ever.
-    return call.losses > 0 or call.together
+    """Return True for an interrupted call, and for a call of a gang."""
+    # A call that kills its worker takes no neighbours with it then, and a call that had begun does not wait behind one
+    # that may take hours. And of two gangs all workers run the same one first: otherwise late blobs could have one
+    # worker begin with the second gang, and both would wait for ever.
+    return call.interrupted or call.together

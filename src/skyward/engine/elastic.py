@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.dask_parts import is_dask_here, needs_dask
 from skyward.engine.cluster import Cluster
-from skyward.errors import ConfigurationError, PoolStateError
+from skyward.errors import ConfigurationError, FetchError, PoolStateError
 from skyward.events import SkywardEvent
 from skyward.provision.buying.price import charged_price
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.fleet.lifecycle import NodeState
+from skyward.provision.fleet.outputs import fetch_files, joined
 from skyward.provision.fleet.topology import HEAD, dask_out_of_reach
 from skyward.provision.fleet.upkeep import Upkeep
 from skyward.provision.preparing.node_handle import NodeHandle
@@ -120,14 +123,30 @@ class Elastic:
             cost=self._fleet.cost(SYSTEM_CLOCK.elapsed()).total,
         )
 
+    async def fetch(self, patterns: Sequence[str], to: Path, node: int | None) -> list[Path]:
+        """See :meth:`skyward.client.pool.ComputePool.fetch`."""
+        nodes = [each for each in self._fleet.nodes if self._fleet.states[each.rank] is NodeState.READY]
+        if node is not None:
+            ranks = ", ".join(str(each.rank) for each in nodes) or "none"
+            nodes = [each for each in nodes if each.rank == node]
+            if not nodes:
+                raise ConfigurationError(f"node must be the rank of a node that is ready ({ranks}), got {node!r}")
+        fetched = await fetch_files(nodes, patterns, to, apart=node is None and self.wanted > 1)
+        if fetched.failures:
+            others = f"; {len(fetched.paths)} others are in {to}" if fetched.paths else ""
+            raise FetchError(f"{joined(fetched.failures, '; ')}{others}")
+        return list(fetched.paths)
+
     async def scheduler(self) -> SchedulerInfo:
         """Return the address and certificates of the present scheduler.
 
         Raises:
-            ConfigurationError: versions of Dask or Python differ between this process and the nodes, or nodes do not
-                reach each other.
+            ConfigurationError: Dask is not installed here, versions of Dask or Python differ between this process and
+                the nodes, or nodes do not reach each other.
             PoolStateError: the head node is being replaced, or was given up.
         """
+        if not is_dask_here():
+            raise ConfigurationError(needs_dask("a Dask client of a pool", extra="dask"))
         if apart := self._cluster.members.separation():
             raise dask_out_of_reach(apart)
         return await self._scheduler()
@@ -174,9 +193,9 @@ class Elastic:
         """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
         await self._cluster.attach(node, _FIRST_ANSWER_S)
 
-    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
         """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
-        self._cluster.members.detach(rank, reason, for_good=for_good)
+        self._cluster.members.detach(rank, reason, for_good=for_good, preempted=preempted)
 
     async def drain(self, rank: int) -> None:
         """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
@@ -210,7 +229,7 @@ def _security(tls: TlsIdentity) -> Security:
 
 
 def _import_rpc() -> Any:
-    from distributed.core import rpc
+    from skyward.dask_parts import rpc
 
     return rpc
 

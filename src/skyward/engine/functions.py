@@ -24,7 +24,7 @@ from skyward.wire.omissions import names_in
 from skyward.wire.origins import found_under_its_name
 from skyward.wire.pickling import PLAIN_TYPES, naming_state, travels_by_reference
 
-__all__ = ["FunctionCache", "PackedFunction", "Recent", "Wrapped"]
+__all__ = ["CompleteError", "FunctionCache", "PackedFunction", "Recent", "Wrapped"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -75,6 +75,8 @@ class Recent(Generic[K, V]):
         self._bytes = 0
 
 
+CompleteError = Callable[[ModuleNotFoundError, Callable[..., Any]], ModuleNotFoundError]
+
 _CONSTANT: Final = PLAIN_TYPES | {CodeType}
 _ABSENT: Final = object()
 # Functions made in a loop are all different; each keeps alive all that it refers to.
@@ -104,6 +106,7 @@ class PackedFunction:
         wrapped: the pickle.
         lasting: True if the pickle stays valid as long as everything the function refers to is unchanged.
         imports_absent: True if the function imports modules that are not found on this machine, or not yet.
+        complete: returns a node's error with all packages that the function needs and nodes lack; None if nothing can.
     """
 
     id: str
@@ -111,6 +114,7 @@ class PackedFunction:
     wrapped: Wrapped
     lasting: bool = True
     imports_absent: bool = False
+    complete: Callable[[ModuleNotFoundError], ModuleNotFoundError] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -119,9 +123,14 @@ class PackedFunction:
 
 
 class FunctionCache:
-    """Pickles of the functions that a pool has sent. Thread-safe."""
+    """Pickles of the functions that a pool has sent. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        complete: returns a node's error about a module with all packages that a function needs and nodes lack.
+    """
+
+    def __init__(self, complete: CompleteError | None = None) -> None:
+        self.complete = complete
         self._lock = threading.Lock()
         self._known: Recent[FunctionType, _Known] = Recent(_KEPT_BYTES)
 

@@ -12,10 +12,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from skyward.engine.dispatch import WorkerId
+from skyward.events.works import WorkCount
 from skyward.submission import CallFuture
 from skyward.wire.pickling import PackedError, unpack, unpack_error
+from skyward.wire.tracebacks import hide_frames, is_explained
 
-__all__ = ["CallBatch", "OutcomeSink", "RawOutcome", "RemoteFuture"]
+__all__ = ["CallBatch", "OutcomeSink", "RawOutcome", "RemoteFuture", "call_name", "short_label"]
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +30,8 @@ class RawOutcome:
         worker: id of the worker; None if the call ran on none.
         buffers: the pickle's out-of-band buffers, writable.
         error: the exception as the worker sent it, or one of the client's own.
+        shown: waits until the call's lines were delivered to the subscribers; None if it has printed nothing.
+        complete: returns an error about a missing module with all that are missing; None if nothing can.
     """
 
     # Not frozen, as that doubles the price of an instance, and it is paid for every call.
@@ -37,9 +41,19 @@ class RawOutcome:
     worker: WorkerId | None = None
     buffers: tuple[Any, ...] = ()
     error: PackedError | Exception | None = field(default=None)
+    shown: Callable[[], None] | None = None
+    complete: Callable[[ModuleNotFoundError], ModuleNotFoundError] | None = None
+
+    def show(self) -> None:
+        """Wait once until the call's lines were delivered."""
+        if (shown := self.shown) is not None:
+            shown()
+            self.shown = None
 
     def value(self) -> Any:
-        """Return the unpickled result, or raise the exception."""
+        """Return the unpickled result, or raise the exception; the call's lines are delivered before."""
+        if self.shown is not None:
+            self.show()
         match self.error:
             case None:
                 try:
@@ -50,7 +64,10 @@ class RawOutcome:
                     error.add_note(f"while {self._rebuilding}")
                     raise
             case PackedError() as packed:
-                raise unpack_error(packed, where=self._where)
+                error = unpack_error(packed, where=self._where)
+                if self.complete is not None and isinstance(error, ModuleNotFoundError):
+                    error = self.complete(error)
+                raise error
             case error:
                 raise error
 
@@ -63,8 +80,24 @@ class RawOutcome:
         return f"node {self.worker.node}, worker {self.worker.worker}" if self.worker else "no worker"
 
 
+def call_name(label: str, number: int) -> str:
+    """Return the name of a call, such as ``"train#3"``: the end of its label, and its number."""
+    return f"{short_label(label)}#{number}"
+
+
+def short_label(label: str) -> str:
+    """Return the end of a label, without the number of tasks in a batch of joblib's."""
+    return label.partition(" (")[0].rpartition(".")[2]
+
+
 class OutcomeSink(Protocol):
-    """Receiver of outcomes, each exactly once. Called on the event loop only; must not block."""
+    """Receiver of outcomes, each exactly once. Called on the event loop only; must not block.
+
+    Attributes:
+        work: the piece of work that its calls count for; None counts them with others of their label.
+    """
+
+    work: WorkCount | None
 
     def begin(self) -> bool:
         """Mark a call as started; return False if it was cancelled and must not be sent."""
@@ -82,9 +115,11 @@ class CallBatch:
         calls: the calls, for cancelling them.
         remaining: number of unfinished calls.
         failed: index of the first call that failed; None if none has.
+        work: counts of the calls.
     """
 
     def __init__(self, calls: int) -> None:
+        self.work: WorkCount | None = WorkCount()
         self.calls: Sequence[Any] = ()
         self.remaining = calls
         self.failed: int | None = None
@@ -139,11 +174,15 @@ class RemoteFuture(CallFuture[Any]):
 
     Attributes:
         call: the call, for cancelling it; None once it is over, so that no cycle keeps the result alive.
+        work: see :class:`OutcomeSink`.
     """
+
+    work: WorkCount | None = None
 
     def __init__(self, *, drop: Callable[[Any], None], run_callback: Callable[..., None]) -> None:
         super().__init__()
         self.call: Any = None
+        self._named: tuple[str, int] | None = None
         self._drop = drop
         self._run_callback = run_callback
         self._decoding = threading.Lock()
@@ -151,6 +190,14 @@ class RemoteFuture(CallFuture[Any]):
         self._raw: RawOutcome | None = None
         self._value: Any = None
         self._error: BaseException | None = None
+
+    @property
+    def name(self) -> str:
+        """See :attr:`~skyward.submission.CallFuture.name`."""
+        call = self.call
+        if call is not None:
+            return call.name
+        return call_name(*self._named) if self._named else ""
 
     def begin(self) -> bool:
         """See :class:`OutcomeSink`."""
@@ -169,7 +216,8 @@ class RemoteFuture(CallFuture[Any]):
                 super().set_result(None)
             else:
                 super().set_exception(_Failed())
-        self.call = None
+        if (call := self.call) is not None:
+            self._named, self.call = (call.parcel.label, call.number), None  # worded on request: that takes 1 µs
 
     def cancel(self) -> bool:
         """Cancel the call while it waits in the queue; see :meth:`concurrent.futures.Future.cancel`."""
@@ -185,13 +233,20 @@ class RemoteFuture(CallFuture[Any]):
         if error is None:
             return self._value
         try:
-            raise error
+            raise error.with_traceback(None)  # each reader's own, or the frames of all of them would add up
+        except BaseException as raised:
+            if is_explained(raised):
+                hide_frames(raised)
+            raise
         finally:
             error = None  # otherwise its traceback refers to this frame, and this frame to it: a cycle
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the call's exception, None if it returned; see :meth:`concurrent.futures.Future.exception`."""
         super().exception(timeout)
+        if (raw := self._raw) is not None:
+            raw.show()  # without the lock: the subscriber that this waits for may request the result too
+            del raw
         with self._decoding:
             if self._raw is not None:
                 try:

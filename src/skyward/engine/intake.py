@@ -9,12 +9,12 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 from skyward._concurrency.loop import LoopThread
-from skyward.engine.calls import CallGang, LiveCall
+from skyward.engine.calls import CallGang, CallNumbers, CallObserver, LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import CallBatch, OutcomeSink, RemoteFuture
@@ -23,12 +23,14 @@ from skyward.engine.slots import out_of_reach
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events import Callback, current_callbacks
 from skyward.events.courier import Courier
+from skyward.submission import CallLimits
 from skyward.wire.messages import CallHeader
 
 __all__ = ["Intake"]
 
 log = logging.getLogger("skyward.engine")
 
+_GIB = 1 << 30
 # Closing a pool must not hang because one of the user's callbacks does.
 _CALLBACKS_TIMEOUT_S = 10.0
 
@@ -47,12 +49,21 @@ class Intake:
     Calls of many threads are handed over together.
     """
 
-    def __init__(self, cluster: Cluster, loop: LoopThread, *, subscribed: tuple[Callback, ...]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        loop: LoopThread,
+        *,
+        subscribed: tuple[Callback, ...],
+        observer: CallObserver | None = None,
+    ) -> None:
         self._cluster = cluster
         self._subscribed = subscribed
+        self._observer = observer
         self._thread = loop
         self._loop = loop.loop
         self._ids = itertools.count(1)
+        self._numbers = CallNumbers()
         self._waiting: deque[LiveCall] = deque()
         self._due = False
         self._lock = threading.Lock()
@@ -68,8 +79,9 @@ class Intake:
     def submit_batch(self, parcels: Sequence[Parcel]) -> CallBatch:
         """Queue calls, each for any worker, for a caller that waits for all of them."""
         self._refuse_lone_ranks(parcels)
-        batch = CallBatch(len(parcels))
-        return self._enter_batch(batch, [self._call(parcel, batch, None, i) for i, parcel in enumerate(parcels)])
+        batch, callbacks = CallBatch(len(parcels)), self._callbacks_in_force()
+        calls = [self._call(parcel, batch, callbacks, None, i) for i, parcel in enumerate(parcels)]
+        return self._enter_batch(batch, calls)
 
     def broadcast(self, parcel: Parcel) -> list[RemoteFuture]:
         """Queue one call on every worker, ordered by (node, worker)."""
@@ -80,9 +92,9 @@ class Intake:
     def broadcast_batch(self, parcel: Parcel) -> CallBatch:
         """Queue one call on every worker, for a caller that waits for all of them."""
         with self._cluster.members.lock:  # a leaving node must not look idle before it has these calls
-            targets = self._targets(parcel)
+            targets, callbacks = self._targets(parcel), self._callbacks_in_force()
             batch = CallBatch(len(targets))
-            calls = [self._call(parcel, batch, target, i) for i, target in enumerate(targets)]
+            calls = [self._call(parcel, batch, callbacks, target, i) for i, target in enumerate(targets)]
             return self._enter_batch(batch, _bound(calls))
 
     def cancel(self, calls: Iterable[Any], *, kill: bool = True) -> None:
@@ -103,13 +115,18 @@ class Intake:
 
     def _with_future(self, parcel: Parcel, target: _BroadcastTarget | None = None) -> LiveCall:
         future = RemoteFuture(drop=self._drop, run_callback=self._run_callback)
-        future.call = call = self._call(parcel, future, target)
+        future.call = call = self._call(parcel, future, self._callbacks_in_force(), target)
         return call
 
     def _call(
-        self, parcel: Parcel, sink: OutcomeSink, target: _BroadcastTarget | None = None, index: int = 0
+        self,
+        parcel: Parcel,
+        sink: OutcomeSink,
+        callbacks: tuple[Callback, ...],
+        target: _BroadcastTarget | None,
+        index: int = 0,
     ) -> LiveCall:
-        return LiveCall(
+        call = LiveCall(
             id=next(self._ids),
             kind=parcel.function.id,
             retries=parcel.retries,
@@ -118,9 +135,14 @@ class Intake:
             parcel=parcel,
             sink=sink,
             index=index,
-            header=target.header if target else None,
-            callbacks=self._callbacks_in_force(),
+            number=next(self._numbers[parcel.label]),
+            header=_header(target, parcel.limits) if target is not None or parcel.limits is not None else None,
+            callbacks=callbacks,
+            work=sink.work,
         )
+        if self._observer is not None:
+            self._observer.begin(call)
+        return call
 
     def _callbacks_in_force(self) -> tuple[Callback, ...]:
         callbacks = current_callbacks()
@@ -205,6 +227,14 @@ class Intake:
             self._callbacks.run(partial(fn, future))
         else:
             fn(future)
+
+
+def _header(target: _BroadcastTarget | None, limits: CallLimits | None) -> CallHeader | None:
+    header = target.header if target is not None else None
+    if limits is None:
+        return header
+    memory_bytes = round((limits.memory_gib or 0) * _GIB)
+    return replace(header or CallHeader(), timeout_s=limits.timeout_s or 0.0, memory_bytes=memory_bytes)
 
 
 def _bound(calls: list[LiveCall]) -> list[LiveCall]:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
-from skyward._concurrency.waiting import wait_until
+from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.engine.blobs import Exchange
 from skyward.engine.calls import CallTable
 from skyward.engine.dispatch import Dispatch, WorkerId
@@ -29,6 +29,8 @@ __all__ = ["Membership"]
 # Results that a worker sent last may still be on their way when its end is reported, on another connection.
 _EXIT_PATIENCE_S = 2.0
 _IDLE_CHECK_S = 0.02
+# A machine that is taken back kills its worker, its nanny and its supervisor one after the other, within this time.
+_VERDICT_S = 1.0
 # The supervisor may not have seen a new process yet, and then finds nothing to kill.
 _KILL_AGAIN_S = 0.2
 # Below 32768, where Linux begins to hand out ports of outgoing connections.
@@ -154,13 +156,13 @@ class Membership:
 
         await self._wait(is_idle, f"the calls on node {rank} to end")
 
-    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
         """Remove a node that is gone; its calls run elsewhere, pinned ones on its replacement."""
         for exchange in self._exchanges.values():
             exchange.leave(rank)
         for slot in self._slots_of(rank):
             slot.give_up(reason)
-            self._leave(slot, reason)
+            self._leave(slot, reason, preempted=preempted)
         self._leaving -= {rank}
         if for_good:
             gone = self._of(rank)
@@ -223,15 +225,19 @@ class Membership:
         self._give_up(slot, reason)
 
     def lose(self, slot: Slot) -> None:
-        """Move the calls of a process that is gone, and publish its last lines; the next process keeps the slot."""
-        if not slot.alive:
-            return
-        slot.alive = False
-        for line in slot.last_lines():
-            self._bus.publish(line)
-        reason = slot.exit_reason or "its process is gone"
-        why_ended = slot.why_ended(self._dispatch.call)
-        self._lost(slot, f"{why_ended} ({reason})" if why_ended else reason, why_ended)
+        """Lose a process that is reported to be gone; the next one keeps the slot.
+
+        Where its machine may have been taken back with it, that verdict comes first: it decides about retries.
+        """
+        if (
+            slot.alive
+            and slot.was_killed
+            and slot.node.handle.instance.offer.spot
+            and slot.id.node not in self._leaving
+        ):
+            self.acting.spawn(self._lose_unless_preempted(slot, slot.lane.incarnation))
+        else:
+            self._lose(slot)
 
     async def lose_reported(self, slot: Slot) -> None:
         """Lose a slot whose next process answers already, once the end of the last one is reported.
@@ -241,7 +247,7 @@ class Membership:
         """
         with suppress(TimeoutError):
             await asyncio.wait_for(slot.exited.wait(), _EXIT_PATIENCE_S)
-        self.lose(slot)
+        self._lose(slot)
 
     async def close(self) -> None:
         """Close all lanes and end background work. Idempotent."""
@@ -284,20 +290,49 @@ class Membership:
 
         await wait_until(killed, deadline_s=math.inf, interval_s=_KILL_AGAIN_S, what=f"{slot} to be replaced")
 
-    def _lost(self, slot: Slot, reason: str, why_ended: str = "") -> None:
+    async def _lose_unless_preempted(self, slot: Slot, incarnation: str) -> None:
+        def is_over() -> bool:
+            return not slot.alive or slot.lane.incarnation != incarnation
+
+        async def is_judged() -> bool | None:
+            return is_over() or slot.node.handle.linked or None
+
+        await SYSTEM_CLOCK.sleep(_VERDICT_S)
+        await wait_until(is_judged, deadline_s=math.inf, interval_s=_IDLE_CHECK_S, what=f"the verdict on {slot}")
+        if not is_over():
+            self._lose(slot)
+
+    def _lose(self, slot: Slot) -> None:
+        """Move the calls of a process that is gone, and publish its last lines."""
+        if not slot.alive:
+            return
+        slot.alive = False
+        for line in slot.last_lines():
+            self._bus.publish(line)
+        preempted = slot.was_killed and slot.id.node in self._leaving
+        reason = f"{slot.exit_reason or 'its process is gone'}{', as its machine is preempted' if preempted else ''}"
+        why_ended = slot.why_ended(self._dispatch.call)
+        self._lost(slot, f"{why_ended} ({reason})" if why_ended else reason, why_ended, preempted=preempted)
+
+    def _lost(self, slot: Slot, reason: str, why_ended: str = "", *, preempted: bool = False) -> None:
         self._calls.leave(slot.id)
         leaving = slot.id.node in self._leaving
         # otherwise the worker left as planned, and its end is no event
         if (slot.id in self.places and not leaving) or not self._dispatch.drained(slot.id):
             self._bus.publish(slot.loss(reason, why_ended))
         slot.unsent.clear()
-        self.acting.perform(self._dispatch.worker_lost(slot.id, reason, self._loop.time(), begun=slot.begun))
+        now = self._loop.time()
+        overran = slot.exit_report.overran if slot.exit_report is not None else 0
+        actions = self._dispatch.worker_lost(
+            slot.id, reason, now, begun=slot.begun, preempted=preempted, overran=overran
+        )
+        self.acting.perform(actions)
 
-    def _leave(self, slot: Slot, reason: str) -> None:
+    def _leave(self, slot: Slot, reason: str, *, preempted: bool = False) -> None:
         """Remove a slot, and close its lane."""
         if slot.alive:
             slot.alive = False
-            self._lost(slot, reason)
+            self._lost(slot, reason, preempted=preempted)
         self.slots.pop(slot.id, None)
         self.acting.spawn(slot.lane.close())
 

@@ -10,9 +10,9 @@ from typing import Any
 from blake3 import blake3
 
 from skyward.engine.blobs import Blob, identify
-from skyward.engine.functions import FunctionCache, PackedFunction, Wrapped
+from skyward.engine.functions import CompleteError, FunctionCache, PackedFunction, Wrapped
 from skyward.errors import SerializationError
-from skyward.submission import ArgumentMemo, Invocation
+from skyward.submission import ArgumentMemo, CallLimits, Invocation
 from skyward.wire.messages import Payload
 from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_arguments
 
@@ -31,6 +31,9 @@ class Parcel:
         retries: number of lost workers that the call survives.
         gang: True if all workers run the call together.
         blobs: the blobs that must lie on the node before.
+        work: see :class:`~skyward.submission.Invocation`.
+        tasks: see :class:`~skyward.submission.Invocation`.
+        limits: see :class:`~skyward.submission.Invocation`.
     """
 
     # Not frozen, as that doubles the price of an instance, and it is paid for every call.
@@ -42,6 +45,9 @@ class Parcel:
     retries: int
     gang: bool = False
     blobs: tuple[Blob, ...] = field(default=(), repr=False)
+    work: str = ""
+    tasks: int = 1
+    limits: CallLimits | None = None
 
 
 def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionCache) -> list[Parcel]:
@@ -55,7 +61,7 @@ def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionCache) 
     for call in calls:
         function = functions.get(id(call.fn))
         if function is None:
-            function = known.packed(call.fn, partial(_wrap_function, call.fn, memo))
+            function = known.packed(call.fn, partial(_wrap_function, call.fn, memo, known))
             functions[id(call.fn)] = function
         parcels.append(_wrap_one(call, function, memo))
     return parcels
@@ -65,22 +71,24 @@ def _wrap_one(call: Invocation, function: PackedFunction, memo: ArgumentMemo) ->
     label = call.label or function.label
     packed = _pack_arguments(call, label)
     blobs = function.wrapped.blobs
-    if len(packed.data) < LARGE_BYTES and not packed.buffers:
-        return Parcel(
-            label=label, function=function, data=packed.data, retries=call.retries, gang=call.gang, blobs=blobs
-        )
-    wrapped = _seal(packed, memo)
-    return Parcel(
+    parcel = Parcel(
         label=label,
         function=function,
-        arguments=wrapped.payload,
+        data=packed.data,
         retries=call.retries,
         gang=call.gang,
-        blobs=blobs + wrapped.blobs,
+        blobs=blobs,
+        work=call.work,
+        tasks=call.tasks,
+        limits=call.limits,
     )
+    if len(packed.data) >= LARGE_BYTES or packed.buffers:
+        wrapped = _seal(packed, memo)
+        parcel.data, parcel.arguments, parcel.blobs = b"", wrapped.payload, blobs + wrapped.blobs
+    return parcel
 
 
-def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo) -> PackedFunction:
+def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo, known: FunctionCache) -> PackedFunction:
     # Its own name, not that of the call: many calls share the pickle, each with a label of its own.
     label = str(getattr(fn, "__qualname__", type(fn).__name__)).removesuffix(".__wrapped__")
     packed = pack(fn, what=f"the function {label}")
@@ -98,7 +106,12 @@ def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo) -> PackedFunction
         wrapped=wrapped,
         lasting=lasting,
         imports_absent=packed.imports_absent,
+        complete=partial(_complete, known.complete, fn) if known.complete is not None else None,
     )
+
+
+def _complete(complete: CompleteError, fn: Callable[..., Any], error: ModuleNotFoundError) -> ModuleNotFoundError:
+    return complete(error, fn)
 
 
 def _pack_arguments(call: Invocation, label: str) -> Packed:

@@ -13,6 +13,7 @@ from skyward.engine.calls import CallGang, CallTable, LiveCall
 from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.engine.futures import RawOutcome
 from skyward.engine.slots import Slot, given_up, used_up
+from skyward.events.works import CALL_CANCELLED
 from skyward.wire.messages import CancelCalls, RevokeCalls
 from skyward.wire.pickling import PackedError
 
@@ -89,7 +90,10 @@ class Performer:
             if not call.sink.begin():
                 slot.unsent.add(call.id)  # so that the cancellation is settled here, without a message
                 self.drop(call)
-            elif not call.parcel.blobs or slot.hold_present(call):
+                continue
+            if call.trace is not None:
+                call.trace.sent(slot.id)
+            if not call.parcel.blobs or slot.hold_present(call):
                 ready.append(call)
             else:
                 self.spawn(slot.ship(call, self._fail))
@@ -173,7 +177,7 @@ class Performer:
             slot.lane.push(CancelCalls(sent) if isinstance(action, Cancel) else RevokeCalls(sent))
             slot.lane.flush()
         if sent and isinstance(action, Cancel):
-            slot.end_for("a cancelled call was ended", sent)
+            slot.end_for(CALL_CANCELLED, sent)
             self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, slot, sent, slot.lane.incarnation)
 
     def _insist(self, slot: Slot, call_ids: list[int], incarnation: str) -> None:

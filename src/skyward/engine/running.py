@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from skyward._concurrency.loop import LoopThread
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.engine.calls import CallObserver
 from skyward.engine.certificates import issue
 from skyward.engine.cluster import Cluster
+from skyward.engine.dask_works import DaskWorks
 from skyward.engine.elastic import Elastic
 from skyward.engine.functions import FunctionCache
 from skyward.engine.futures import CallBatch, RemoteFuture
@@ -22,6 +28,7 @@ from skyward.events import (
     Callback,
     Error,
     InstancePreempted,
+    Metrics,
     NodeReachable,
     NodeUnreachable,
     Notice,
@@ -33,15 +40,16 @@ from skyward.events import (
     TimeoutApproaching,
 )
 from skyward.events.bus import EventBus
+from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.providers.base import Provider
 from skyward.provision.buying.budget import Budget
 from skyward.provision.buying.cost import CostReport
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.buying.opening_sweep import OpeningSweep
 from skyward.provision.fleet.fleet import Fleet
-from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
+from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle, open_node
 from skyward.request.request import PoolRequest
-from skyward.submission import ArgumentMemo, Invocation, SchedulerInfo
+from skyward.submission import ArgumentMemo, FleetStatus, Invocation, NodeStatus, SchedulerInfo
 from skyward.wire.control import (
     Message,
     MetricsReport,
@@ -129,10 +137,6 @@ class Spending:
             await self._clock.sleep(min(left_s, _LOOK_S))
 
 
-_PROGRESS_AFTER_S = 0.5  # only work that lasts longer publishes progress
-_PROGRESS_INTERVAL_S = 0.1
-
-
 class RunningPool:
     """Owner of everything that a pool holds while it is open.
 
@@ -143,6 +147,8 @@ class RunningPool:
         loop: the client's loop thread.
         bus: receiver of the pool's events; closed by its maker.
         subscribed: callbacks that receive everything on the bus already.
+        folder: the pool's folder in the user's state folder; None if it cannot be written to.
+        observer: receiver of the calls; None without telemetry.
     """
 
     def __init__(
@@ -154,7 +160,11 @@ class RunningPool:
         loop: LoopThread,
         bus: EventBus,
         subscribed: tuple[Callback, ...],
+        folder: Path | None = None,
+        observer: CallObserver | None = None,
     ) -> None:
+        self.folder = folder
+        self._observer = observer
         self._pool_id = pool_id
         self._provider = provider
         self._request = request
@@ -167,10 +177,14 @@ class RunningPool:
         self._opening: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._elastic: Elastic | None = None
-        self._functions = FunctionCache()
+        self._functions = FunctionCache(self._complete)
         self._spending: Spending | None = None
         self._spent: BudgetError | None = None
         self._sweep: OpeningSweep | None = None
+        self._begun_s = SYSTEM_CLOCK.elapsed()
+        self._metrics: dict[str, Metrics] = {}
+        self._reported: dict[str, Progress] = {}
+        self._dask = DaskWorks(self.publish)
 
     @property
     def instance_count(self) -> int:
@@ -181,7 +195,9 @@ class RunningPool:
     def elastic(self) -> Elastic:
         """The growing and shrinking fleet; only while the pool is open."""
         if self._elastic is None or self._intake is None:
-            raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
+            raise PoolStateError(
+                "the pool is not open; use it inside `with ComputePool(...) as pool:` or after pool.open()"
+            )
         return self._elastic
 
     def open(self) -> None:
@@ -232,9 +248,31 @@ class RunningPool:
     async def _begin_to_scale(self, nodes: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
         return self.elastic.scale(nodes, drop)
 
+    def fetch(self, patterns: Sequence[str], to: Path, node: int | None) -> list[Path]:
+        """Fetch files of nodes that run; see :meth:`skyward.client.pool.ComputePool.fetch`."""
+        return self._loop.call(self.elastic.fetch(patterns, to, node))
+
     def scheduler(self) -> SchedulerInfo:
         """See :meth:`skyward.engine.elastic.Elastic.scheduler`."""
         return self._loop.call(self.elastic.scheduler())
+
+    async def take_snapshot(self) -> PoolSnapshot:
+        """Return the present state of the pool, which may be opening. On the loop."""
+        fleet = self._elastic.status() if self._elastic is not None else FleetStatus(wanted=0, workers_per_node=0)
+        base = PoolSnapshot(
+            pool_id=self._pool_id,
+            provider=self._provider.name,
+            taken_at=time.time(),
+            open_s=SYSTEM_CLOCK.elapsed() - self._begun_s,
+            nodes=tuple(_node_snapshot(node, self._metrics.get(node.instance_id)) for node in fleet.nodes),
+            hourly_rate=sum(node.price_per_hour or 0.0 for node in fleet.nodes),
+            cost=fleet.cost,
+        )
+        if self._cluster is None:
+            return base
+        whole = self._cluster.snapshot(base)
+        reported = map(self._cluster.completed, list(self._reported.values()))
+        return replace(whole, works=(*whole.works, *reported))
 
     def forward(self, address: str) -> str:
         """See :meth:`skyward.engine.elastic.Elastic.forward`."""
@@ -246,30 +284,37 @@ class RunningPool:
         Ctrl-C ends running calls: their workers are replaced, and the pool stays usable.
         """
         try:
-            if not batch.wait(_PROGRESS_AFTER_S) or all_of_them:
-                self._follow(batch, all_of_them=all_of_them)
+            while not batch.wait(_LOOK_S) or (all_of_them and batch.remaining):
+                if all_of_them:
+                    batch.rearm()
         except BaseException:
             self.cancel(batch.calls)
             raise
         if batch.remaining:
             self.cancel(batch.calls, kill=False)  # running ones go on: ending them would cost their workers
 
-    def _follow(self, batch: CallBatch, *, all_of_them: bool) -> None:
-        label, total = _label_of(batch), len(batch)
-        self._bus.publish(Progress(label, total - batch.remaining, total))
-        try:
-            while not batch.wait(_PROGRESS_INTERVAL_S) or (all_of_them and batch.remaining):
-                if all_of_them:
-                    batch.rearm()
-                self._bus.publish(Progress(label, total - batch.remaining, total))
-        finally:
-            done = total - batch.remaining
-            self._bus.publish(Progress(label, done, done))
+    def publish(self, event: SkywardEvent) -> None:
+        """Publish an event of a front-end; add to its progress the number of calls that run."""
+        if isinstance(event, Progress) and self._cluster is not None:
+            event = self._cluster.completed(event)
+            self._reported.pop(event.label, None)
+            if not event.over:
+                self._reported[event.label] = event
+        self._bus.publish(event)
+
+    def _complete(self, error: ModuleNotFoundError, function: Callable[..., Any]) -> ModuleNotFoundError:
+        """Return a node's error with all packages that the function needs and the image lacks."""
+        # Here, as it reads metadata: nothing else of an open pool does.
+        from skyward.provision.mirroring.missing import with_all_missing
+
+        return with_all_missing(error, function, self._request.image)
 
     @property
     def _open_intake(self) -> Intake:
         if self._intake is None:
-            raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
+            raise PoolStateError(
+                "the pool is not open; use it inside `with ComputePool(...) as pool:` or after pool.open()"
+            )
         return self._intake
 
     async def _open(self) -> None:
@@ -299,6 +344,7 @@ class RunningPool:
             publish=self._bus.publish,
             on_node_message=self._on_node_message,
             ledger=ledger,
+            open_node=partial(open_node, logs_to=self.folder and self.folder / "system"),
         )
         self._spending = Spending(
             fleet.cost, max_cost=self._request.max_cost, publish=self._bus.publish, on_spent=self._end_for
@@ -315,7 +361,7 @@ class RunningPool:
             workers_per_node=workers_per_node,
         )
         await self._elastic.start()
-        self._intake = Intake(cluster, self._loop, subscribed=self._subscribed)
+        self._intake = Intake(cluster, self._loop, subscribed=self._subscribed, observer=self._observer)
 
     async def _abandon(self) -> None:
         """Wait until nothing is left, also of an opening that was interrupted, even at its very end."""
@@ -382,14 +428,24 @@ class RunningPool:
     def _on_node_message(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
         if self._cluster is not None:
             self._cluster.members.handle(node, message)
+        self._dask.handle(node.instance.id, message)
         if (event := _event_of(node, message)) is not None:
+            if isinstance(event, Metrics):
+                self._metrics[event.instance_id] = event
             self._bus.publish(event)
 
 
-def _label_of(batch: CallBatch) -> str:
-    """Return the name of the one function of a batch; ``calls`` if there are several."""
-    labels = {call.parcel.label for call in batch.calls}
-    return labels.pop() if len(labels) == 1 else "calls"
+def _node_snapshot(node: NodeStatus, metrics: Metrics | None) -> NodeSnapshot:
+    return NodeSnapshot(
+        node=node.rank,
+        state=node.state,
+        instance_id=node.instance_id,
+        instance_type=node.instance_type,
+        spot=node.spot,
+        price_per_hour=node.price_per_hour,
+        workers=tuple(WorkerSnapshot(worker=index) for index in range(len(node.workers))),
+        metrics=metrics,
+    )
 
 
 def _event_of(node: NodeHandle, message: Message | LinkDown | LinkUp) -> SkywardEvent | None:

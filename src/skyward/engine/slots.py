@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
+from signal import SIGTERM
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.engine.blobs import Exchange, NodeBlobs, Stored
@@ -17,13 +18,23 @@ from skyward.engine.dispatch import GiveUp, WorkerId
 from skyward.engine.functions import PackedFunction
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
-from skyward.errors import BootstrapError, ConfigurationError, UnreachableError, WorkerLostError
+from skyward.errors import BootstrapError, CallTimeoutError, ConfigurationError, UnreachableError, WorkerLostError
 from skyward.events import LogLine, WorkerLost, WorkerRestarting
+from skyward.events.records import DEFAULT_LEVELS, ConfiguredLevels
 from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.submission import CallLimits
 from skyward.transport.access import LocalAccess
 from skyward.wire.control import WorkerExit
 from skyward.wire.log_pieces import LineAssembler
-from skyward.wire.messages import CallHeader, ForgetFunctions, Payload, RunCalls, RunSpecialCall, StoreFunction
+from skyward.wire.messages import (
+    CallHeader,
+    ForgetFunctions,
+    Payload,
+    RunCalls,
+    RunSpecialCall,
+    SetLevels,
+    StoreFunction,
+)
 
 __all__ = ["AttachedNode", "Slot", "given_up", "out_of_reach", "used_up"]
 
@@ -31,6 +42,7 @@ __all__ = ["AttachedNode", "Slot", "given_up", "out_of_reach", "used_up"]
 _FAILED_STARTS = 5
 # Together 20 s, longer than it takes to detect a silent link: the verdict on the node comes first.
 _PUT_ATTEMPTS, _PUT_PAUSE_S = 40, 0.5
+_LEVELS = ConfiguredLevels()
 
 
 class AttachedNode:
@@ -83,6 +95,7 @@ class Slot:
         self.exited = asyncio.Event()
         self._positions = itertools.count(1)  # never starts again: no position has two meanings
         self._failed_starts = 0
+        self._levels = DEFAULT_LEVELS
 
     def __str__(self) -> str:
         return f"worker {self.id.worker} of node {self.id.node}"
@@ -98,6 +111,13 @@ class Slot:
         return self.lane.worker_id
 
     @property
+    def was_killed(self) -> bool:
+        """True if the process is reported to have been killed, neither on purpose nor for its memory."""
+        report = self.exit_report
+        ended = report is not None and (report.was_killed or report.signal == SIGTERM) and not report.ended_for
+        return ended and not self.ended_for
+
+    @property
     def begun(self) -> int | None:
         """Position of the last call that the ended process began; None without a report of it."""
         return self.exit_report.begun if self.exit_report is not None else None
@@ -108,6 +128,8 @@ class Slot:
         self.log_end, self.exit_report = 0, None
         self.exited.clear()
         self.ended_with.clear()
+        self._levels = DEFAULT_LEVELS
+        self._take_levels_along()  # for Dask's tasks, too, before the first call
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -146,7 +168,8 @@ class Slot:
         if pieces and missing > 0:
             pieces = assembler.feed(f"… {missing} bytes before this are in its log only: {self.log_path}\n") + pieces
         for piece in pieces:
-            yield LogLine(self.id.node, self.node.handle.instance.id, piece.text, piece.timestamp)
+            instance_id = self.node.handle.instance.id
+            yield LogLine(self.id.node, instance_id, piece.text, piece.timestamp, self.id.worker)
 
     def start_failed(self, reason: str) -> str | None:
         """Count a process that ended before it answered; return the final reason after several of them, else None."""
@@ -166,6 +189,7 @@ class Slot:
     def push(self, calls: Iterable[LiveCall]) -> None:
         """Send calls whose blobs are on the node; consecutive calls of one function travel as one item."""
         # One item for many calls: 17 µs on the client per call of a gather instead of 75 (decision 006).
+        self._take_levels_along()
         for (function_id, plain, final), run in groupby(calls, _can_travel_together):
             group = list(run)
             self._introduce(group[0].parcel.function)
@@ -178,6 +202,14 @@ class Slot:
                 for call in group:
                     self._push_special(call)
         self.lane.flush()
+
+    def _take_levels_along(self) -> None:
+        """Send the levels of the client's loggers, if they have changed since the last time."""
+        levels = _LEVELS.current()
+        if levels is not self._levels:
+            if levels != self._levels:
+                self.lane.push(SetLevels(levels))
+            self._levels = levels
 
     def _introduce(self, function: PackedFunction) -> None:
         if self.lane.functions.get(function.id):
@@ -249,10 +281,12 @@ def _can_travel_together(call: LiveCall) -> tuple[str, bool, bool]:
     return call.parcel.function.id, call.parcel.arguments is None and call.header is None, call.final
 
 
-def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostError:
+def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostError | CallTimeoutError:
     """Return the error of a call that lost its worker too often, or for good (``slot`` is None then)."""
     node, worker, losses = action.worker.node, action.worker.worker, action.call.losses
     log_path = slot.log_path if slot is not None else ""
+    if action.overran and slot is not None and slot.exit_report is not None:
+        return _overran(call, slot, slot.exit_report)
     if call.together and slot is not None:
         message = (
             f"{_as_one_of_a_gang(call)} lost its worker on node {node}, worker {worker}: {action.reason}. "
@@ -268,6 +302,24 @@ def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostErr
     else:
         message = f"{call.parcel.label} has nowhere left to run: {action.reason}"
     return WorkerLostError(message, node=node, worker=worker, reason=action.reason, log_path=log_path)
+
+
+def _overran(call: LiveCall, slot: Slot, ended: WorkerExit) -> WorkerLostError | CallTimeoutError:
+    """Return the error of a call for whose limits its worker was ended."""
+    limits, place = call.parcel.limits or CallLimits(), f"node {slot.id.node}, worker {slot.id.worker}"
+    log = f" Its log on the node: {slot.log_path}"
+    where = {"node": slot.id.node, "worker": slot.id.worker}
+    if ended.overran_memory:
+        message = (
+            f"{call.name} added more than its memory of {limits.memory_gib or 0:.3g} GiB to its worker's, on {place}, "
+            f"and was ended with it. It is not run again; raise memory=, or have it take less.{log}"
+        )
+        return WorkerLostError(message, reason=ended.ended_for, log_path=slot.log_path, **where)
+    message = (
+        f"{call.name} ran longer than its timeout of {limits.timeout_s or 0:g} s on {place}, and was ended with its "
+        f"worker. It is not run again; raise timeout= if it may take longer.{log}"
+    )
+    return CallTimeoutError(message, timeout_s=limits.timeout_s or 0.0, log_path=slot.log_path, **where)
 
 
 def _as_one_of_a_gang(call: LiveCall) -> str:

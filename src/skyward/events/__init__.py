@@ -72,7 +72,11 @@ class InfraCreating:
 
 @dataclass(frozen=True)
 class InfraCreated:
-    """The prerequisites of the instances exist in ``region``, which is empty for providers without regions."""
+    """The prerequisites of the instances exist in ``region``, which is empty for providers without regions.
+
+    Attributes:
+        region: the provider's region; empty for providers without regions.
+    """
 
     region: str
 
@@ -82,12 +86,19 @@ class InstanceLaunching:
     """The pool requests ``count`` instances.
 
     Attributes:
+        count: number of requested instances.
+        instance_type: the provider's name of the machine type.
+        provider: name of the provider.
         region: the provider's region; empty for providers without regions.
         spot: True on the spot market, False on demand; None for providers without markets.
         price_per_hour: USD for one instance; 0.0 is free, None is unknown.
         workers_per_node: worker processes on each node.
         cpu_per_worker: requested cores for each worker; None is any number.
         memory_gib_per_worker: requested main memory for each worker, in GiB; None is any amount.
+        accelerator: name of the accelerators of each instance; empty if it has none.
+        accelerators: number of accelerators of each instance.
+        accelerators_asked: number of accelerators that were asked for on each; 0 is none.
+        at_most: USD that these instances can cost until ``timeout`` or ``max_cost`` ends them; None is unknown.
     """
 
     count: int
@@ -99,6 +110,10 @@ class InstanceLaunching:
     workers_per_node: int = 1
     cpu_per_worker: int | None = None
     memory_gib_per_worker: float | None = None
+    accelerator: str = ""
+    accelerators: int = 0
+    accelerators_asked: int = 0
+    at_most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,10 +121,14 @@ class InstanceProvisioned:
     """An instance is running.
 
     Attributes:
+        instance_id: the provider's id of the instance.
+        node: rank of its node in the fleet.
         spot: True if the provider may take it back.
-        ip: its address.
-        price_on_demand: on-demand price of this machine type, in USD per hour.
-        price_spot: spot price of this machine type, in USD per hour.
+        provider: name of the provider.
+        ip: its address; None if it has none of its own.
+        instance_type: the provider's name of the machine type; None is unknown.
+        price_on_demand: on-demand price of this machine type, in USD per hour; None is unknown.
+        price_spot: spot price of this machine type, in USD per hour; None is unknown.
     """
 
     instance_id: str
@@ -124,14 +143,23 @@ class InstanceProvisioned:
 
 @dataclass(frozen=True)
 class BootstrapStarting:
-    """The preparation of a node's environment begins."""
+    """The preparation of a node's environment begins.
+
+    Attributes:
+        instance_id: the provider's id of the instance.
+    """
 
     instance_id: str
 
 
 @dataclass(frozen=True)
 class BootstrapProgress:
-    """The preparation of a node reached a step: ``uv``, ``apt``, ``deps``, ``skyward``, ``server`` or ``volumes``."""
+    """The preparation of a node reached a step: ``uv``, ``apt``, ``deps``, ``skyward``, ``server`` or ``volumes``.
+
+    Attributes:
+        instance_id: the provider's id of the instance.
+        step: name of the step.
+    """
 
     instance_id: str
     step: str
@@ -139,14 +167,23 @@ class BootstrapProgress:
 
 @dataclass(frozen=True)
 class BootstrapCompleted:
-    """The preparation of a node is complete."""
+    """The preparation of a node is complete.
+
+    Attributes:
+        instance_id: the provider's id of the instance.
+    """
 
     instance_id: str
 
 
 @dataclass(frozen=True)
 class PoolStarted:
-    """The pool accepts calls, on ``workers`` workers of ``nodes`` nodes."""
+    """The pool accepts calls, on ``workers`` workers of ``nodes`` nodes.
+
+    Attributes:
+        nodes: number of nodes.
+        workers: number of workers on all nodes.
+    """
 
     nodes: int = 1
     workers: int = 1
@@ -160,6 +197,9 @@ class GpuMetrics:
         index: the GPU's number on its node.
         name: its model, as reported by the driver.
         utilization: busy time in percent; None if the driver does not report it, as in MIG mode.
+        memory_used_mb: used memory, in MiB.
+        memory_total_mb: memory of the GPU, in MiB.
+        temperature: degrees Celsius; None if the driver does not report it.
     """
 
     index: int
@@ -175,12 +215,17 @@ class Metrics:
     """Load of a node.
 
     Attributes:
+        instance_id: the provider's id of the instance.
+        node: rank of the node in its fleet.
         cpu_percent: utilization of all cores together, 0 to 100.
-        gpu_utilization: mean over the node's GPUs, 0 to 100.
+        memory_percent: used share of the main memory, 0 to 100.
+        memory_used_mb: used main memory, in MiB.
+        memory_total_mb: main memory of the node, in MiB.
+        gpu_utilization: mean over the node's GPUs, 0 to 100; None without GPUs, or if unknown.
         gpu_memory_used_mb: sum over the GPUs, in MiB.
         gpu_memory_total_mb: sum over the GPUs, in MiB.
-        gpu_temperature: temperature of the hottest GPU.
-        gpus: readings of each GPU.
+        gpu_temperature: temperature of the hottest GPU, in degrees Celsius.
+        gpus: readings of each GPU; empty without GPUs.
     """
 
     instance_id: str
@@ -213,7 +258,15 @@ class Metrics:
 
 @dataclass(frozen=True)
 class CostUpdate:
-    """Cost of the pool since the request for its first instance, and the price of its running instances."""
+    """Cost of the pool since the request for its first instance, and the price of its running instances.
+
+    Attributes:
+        elapsed_seconds: seconds since the request for the first instance.
+        accumulated_cost: cost so far, in USD.
+        hourly_rate: price of the running instances together, in USD per hour.
+        spot_count: number of running spot instances.
+        ondemand_count: number of running on-demand instances.
+    """
 
     elapsed_seconds: float
     accumulated_cost: float
@@ -227,7 +280,11 @@ class CostFinal:
     """Total cost of the pool, from the request for its first instance to the end of the last.
 
     Attributes:
+        total_cost: cost of all instances, in USD.
+        total_seconds: seconds from the first request to the end of the last instance.
         hourly_rate: price of all instances together, in USD per hour.
+        spot_count: number of spot instances over the whole time.
+        ondemand_count: number of on-demand instances over the whole time.
         savings_vs_ondemand: difference to the on-demand cost of the same machines.
     """
 
@@ -241,34 +298,71 @@ class CostFinal:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line that a call printed.
+    """A line that a call printed, or a record that it logged.
 
     Attributes:
+        node: rank of the node.
+        instance_id: the provider's id of the instance.
         line: the text, without its line end.
         timestamp: time of the line, in seconds since the epoch, by the node's clock.
+        worker: index of the worker on its node; None if the event was made by other code.
+        call: name of the call, such as ``"train#3"``; empty for output between calls, and for late output.
+        stream: ``"stdout"`` or ``"stderr"``. Output of subprocesses and C code is ``"stdout"``.
+        level: level of a record of :mod:`logging`, such as ``"INFO"``; empty for printed text.
+        logger: name of the record's logger; empty for printed text.
+        state: True for a progress bar's state, one a second; the next line of this worker and stream replaces it.
     """
 
     node: int
     instance_id: str
     line: str
     timestamp: float
+    worker: int | None = None
+    call: str = ""
+    stream: str = "stdout"
+    level: str = ""
+    logger: str = ""
+    state: bool = False
+
+    @property
+    def place(self) -> str:
+        """Node, worker and call, as ``0/1 train#3``."""
+        return f"{self.node}/{self.worker} {self.call}".rstrip() if self.worker is not None else f"node {self.node}"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A piece of work, such as a ``gather`` or a joblib call, made progress.
+    """Progress of a piece of work: a ``gather``, the submitted calls of a function, a joblib call, tasks of Dask.
 
-    The last such event has ``done == total``. When work is abandoned, ``total`` drops to ``done``.
+    Each call counts once: ``done``, ``failed`` and ``cancelled`` add up to ``total`` in the last event. ``running`` may
+    fall, because the calls of a lost worker wait again; so may ``done`` of Dask's tasks, whose results can be lost. The
+    rest of the calls are queued.
 
     Attributes:
         label: name of the work, unique among the current work of the pool.
-        done: number of calls that have ended.
+        done: number of calls that have returned a result.
         total: number of calls; None while that is unknown.
+        failed: number of calls that have failed.
+        running: number of calls that run now.
+        cancelled: number of calls that were cancelled, or dropped because another one of the work failed.
     """
 
     label: str
     done: int
     total: int | None = None
+    failed: int = 0
+    running: int = 0
+    cancelled: int = 0
+
+    @property
+    def ended(self) -> int:
+        """Number of calls that are over, in whatever way."""
+        return self.done + self.failed + self.cancelled
+
+    @property
+    def over(self) -> bool:
+        """True in the last event of the work."""
+        return self.total is not None and self.ended >= self.total
 
 
 @dataclass(frozen=True)
@@ -276,6 +370,9 @@ class WorkerLost:
     """A worker process ended unexpectedly; its calls move to other workers and it is replaced.
 
     Attributes:
+        node: rank of the node in its fleet.
+        worker: index of the worker on its node.
+        instance_id: the provider's id of the instance.
         reason: exit code, signal or memory limit, in words.
     """
 
@@ -287,7 +384,13 @@ class WorkerLost:
 
 @dataclass(frozen=True)
 class WorkerReplaced:
-    """The replacement of a lost or restarted worker accepts calls."""
+    """The replacement of a lost or restarted worker accepts calls.
+
+    Attributes:
+        node: rank of the node in its fleet.
+        worker: index of the worker on its node.
+        instance_id: the provider's id of the instance.
+    """
 
     node: int
     worker: int
@@ -299,6 +402,9 @@ class WorkerRestarting:
     """A worker process was ended on purpose, such as for a cancelled call; :class:`WorkerReplaced` follows.
 
     Attributes:
+        node: rank of the node in its fleet.
+        worker: index of the worker on its node.
+        instance_id: the provider's id of the instance.
         reason: the reason for the restart.
     """
 
@@ -310,7 +416,13 @@ class WorkerRestarting:
 
 @dataclass(frozen=True)
 class NodeUnreachable:
-    """The client lost its connection to a node and reconnects. Calls on the node continue."""
+    """The client lost its connection to a node and reconnects. Calls on the node continue.
+
+    Attributes:
+        instance_id: the provider's id of the instance.
+        node: rank of the node in its fleet.
+        reason: the connection's error.
+    """
 
     instance_id: str
     node: int
@@ -319,7 +431,13 @@ class NodeUnreachable:
 
 @dataclass(frozen=True)
 class NodeReachable:
-    """A node is reachable again after ``seconds``; its results follow."""
+    """A node is reachable again after ``seconds``; its results follow.
+
+    Attributes:
+        instance_id: the provider's id of the instance.
+        node: rank of the node in its fleet.
+        seconds: time without a connection.
+    """
 
     instance_id: str
     node: int
@@ -333,6 +451,8 @@ class InstancePreempted:
     Calls that are unfinished then run elsewhere without using up a retry, and a replacement is launched.
 
     Attributes:
+        instance_id: the provider's id of the instance.
+        node: rank of its node in the fleet.
         seconds_left: seconds until its end; 0 if it has ended without notice.
     """
 
@@ -343,7 +463,12 @@ class InstancePreempted:
 
 @dataclass(frozen=True)
 class TimeoutApproaching:
-    """A tenth of a node's ``timeout`` is left: it ends in ``seconds_left``, with or without running calls."""
+    """A tenth of a node's ``timeout`` is left: it ends in ``seconds_left``, with or without running calls.
+
+    Attributes:
+        instance_id: the provider's id of the instance.
+        seconds_left: seconds until its end.
+    """
 
     instance_id: str
     seconds_left: float
@@ -351,7 +476,11 @@ class TimeoutApproaching:
 
 @dataclass(frozen=True)
 class InstanceStopping:
-    """An instance is being terminated."""
+    """An instance is being terminated.
+
+    Attributes:
+        instance_id: the provider's id of the instance.
+    """
 
     instance_id: str
 
@@ -363,7 +492,11 @@ class PoolStopping:
 
 @dataclass(frozen=True)
 class PoolStopped:
-    """All nodes are gone; ``calls`` calls have ended, failed ones included. The pool's last event."""
+    """All nodes are gone; ``calls`` calls have ended, failed ones included. The pool's last event.
+
+    Attributes:
+        calls: number of calls that have ended, with a result or an error.
+    """
 
     calls: int
 

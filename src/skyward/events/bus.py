@@ -6,18 +6,32 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
-from skyward.events import Callback, E, SkywardEvent, deliver, flatten
+from skyward.events import Callback, E, LogLine, SkywardEvent, deliver, flatten
 from skyward.events.courier import PATIENCE_S, Courier
 
-__all__ = ["EventBus"]
+__all__ = ["EventBus", "Recorder"]
 
 _logger = logging.getLogger("skyward")
 _EMITTED_CHAIN = 32
+_DELIVERY_S = 5.0
 _handled = threading.local()  # the delivery that the current event thread is busy with
+
+
+class Recorder(Protocol):
+    """Receiver of all lines of a pool, which no subscriber delays."""
+
+    def __call__(self, line: LogLine, /) -> object:
+        """Take a line. Must not block."""
+        ...
+
+    def write(self) -> None:
+        """Write the lines taken so far."""
+        ...
 
 
 class EventBus:
@@ -28,9 +42,13 @@ class EventBus:
 
     A subscriber that is stuck in an event for longer than ``patience_s`` does not delay the other subscribers: another
     thread delivers the following events to them. Events for the stuck subscriber queue up, in order.
+
+    Attributes:
+        recorder: receives every published line at once, in the thread that publishes it; None for none.
     """
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
+        self.recorder: Recorder | None = None
         self._lock = threading.Lock()
         self._courier = Courier("skyward-events", what="a callback for events", patience_s=patience_s)
         self._subscriptions: tuple[_Subscription, ...] = ()
@@ -38,7 +56,33 @@ class EventBus:
 
     def publish(self, event: SkywardEvent, also: tuple[Callback, ...] = ()) -> None:
         """Enqueue ``event`` for the subscribers and for the callbacks ``also``; once closed, do nothing."""
+        if type(event) is LogLine:
+            if self.recorder is not None:
+                self.recorder(event)
+            if not also and not self._subscriptions:
+                return  # a turn of the event thread costs 8 µs
         self._queue(_Delivery(self, event, also))
+
+    def run(self, action: Callable[[], object]) -> None:
+        """Run ``action`` in the event thread, after the events published so far; once closed, do nothing."""
+        self._courier.run(action)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Wake the event thread once, at the end, for all events published meanwhile. In one thread at a time."""
+        # Without it the thread wakes for every line, and kept lines are written one by one.
+        return self._courier.together()
+
+    def delivery(self) -> Callable[[], None]:
+        """Return a function that waits until the subscribers have received everything published so far.
+
+        It waits 5 s at most, for none that is stuck, and not in a subscriber. The recorder has written the lines then.
+        """
+        return partial(self._wait_past, self._courier.queued)
+
+    def _wait_past(self, queued: int) -> None:
+        if self.recorder is not None:
+            self.recorder.write()
+        self._courier.wait_past(queued, _DELIVERY_S)
 
     def publish_emitted(self, event: SkywardEvent, received_by: tuple[Callback, ...]) -> None:
         """Enqueue an event emitted anywhere in this process for the subscribers not in ``received_by``.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Final
 
@@ -40,25 +41,53 @@ class Courier:
         self._changed = threading.Condition()
         self._waiting: deque[Callable[[], object]] = deque()
         self._running: Callable[[], object] | None = None
-        self._runs = 0
+        self._runs = self._queued = 0
+        self._held = False
         self._leader: threading.Thread | None = None
         self._lookout: threading.Thread | None = None
         self._threads: set[threading.Thread] = set()
         self._closed = False
         self._over = threading.Event()
 
-    def run(self, action: Callable[[], object]) -> None:
-        """Enqueue an action. Never blocks; does nothing once closed."""
+    @property
+    def queued(self) -> int:
+        """Number of actions enqueued so far, for :meth:`wait_past`."""
+        return self._queued
+
+    def wait_past(self, queued: int, timeout_s: float) -> None:
+        """Wait until so many actions have run, or were found to be stuck. Returns at once in an action."""
+        if self._runs > queued or (self._runs == queued and self._running is None):
+            return
+        passed = threading.Event()
+        if threading.current_thread() not in self._threads and self.run(passed.set):
+            passed.wait(timeout_s)
+
+    def run(self, action: Callable[[], object]) -> bool:
+        """Enqueue an action. Never blocks; does nothing and returns False once closed."""
         with self._changed:
             if self._closed:
-                return
+                return False
             self._waiting.append(action)
+            self._queued += 1
             if self._leader is None:
                 self._leader = self._start(self._lead, self._name)
-            if self._running is None:
-                self._changed.notify()
-            else:
+            if self._running is not None:
                 self._watch()
+            elif not self._held:
+                self._changed.notify()
+        return True
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """Wake the thread once, at the end, for all actions enqueued meanwhile. In one thread at a time."""
+        self._held = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held = False
+                if self._waiting and self._running is None:
+                    self._changed.notify()
 
     def close(self, timeout_s: float) -> bool:
         """Run the queued actions and end the threads; return False if a thread is still running. Idempotent.
@@ -106,7 +135,8 @@ class Courier:
             try:
                 action()
             except BaseException:  # SystemExit of user code must not end this thread either
-                _logger.exception("%s raised", self._what)
+                with suppress(Exception):  # of a user's handler, which may be what raised before
+                    _logger.exception("%s raised", self._what)
             del action
 
     def _next(self, me: threading.Thread) -> Callable[[], object] | None:
@@ -115,7 +145,8 @@ class Courier:
             if self._leader is not me:
                 return None
             self._running = None
-            self._changed.wait_for(lambda: self._waiting or self._closed)
+            while not self._waiting and not self._closed:
+                self._changed.wait()
             if not self._waiting:
                 self._over.set()
                 return None

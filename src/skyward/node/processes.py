@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import resource
-import select
 import signal
-import sys
 from collections.abc import Collection, Iterator
 
 import psutil
 
+from skyward._concurrency.linux_parts import adopt_orphans, name_thread, open_descriptors, orphan_to_reap
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
 
@@ -25,12 +23,12 @@ __all__ = [
     "descendants",
     "end_all",
     "exit_reason",
-    "has_ended",
     "kill_all",
     "kill_session",
     "name_process",
     "raise_descriptor_limit",
     "reap_orphans",
+    "rss_bytes",
 ]
 
 SUPERVISOR_LOG = "supervisor.log"
@@ -40,22 +38,18 @@ log = logging.getLogger("skyward.node.processes")
 
 _DESCRIPTORS = 1 << 16
 _END_S = 15.0
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
     """Adopt the orphans of all descendants, in place of process 1. Does nothing except on Linux."""
     # A program that daemonises leaves its session, but stays below this process then (docs/decisions/003).
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
 
 
 def name_process(role: str) -> None:
     """Name this process ``sky-<role>`` in lists of processes. Does nothing except on Linux."""
     # Forks share a command line, so ps and top would show all of a node's processes alike.
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, f"sky-{role}".encode(), 0, 0, 0)
+    name_thread(f"sky-{role}")
 
 
 def raise_descriptor_limit() -> None:
@@ -63,12 +57,13 @@ def raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft not in {resource.RLIM_INFINITY, wanted} and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        with contextlib.suppress(ValueError, OSError):  # macOS may allow less than the limit that it shows
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def close_all_but(kept: Collection[int]) -> None:
     """Close every descriptor of this process except ``kept``."""
-    for descriptor in map(int, os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")):
+    for descriptor in open_descriptors():
         if descriptor not in kept:
             with contextlib.suppress(OSError):  # the one that the listing itself had open
                 os.close(descriptor)
@@ -83,6 +78,14 @@ def exit_reason(exit_code: int) -> str:
     except ValueError:
         name = ""
     return f"killed by signal {-exit_code}{name}"
+
+
+def rss_bytes(pid: int) -> int:
+    """Return the resident memory of a process; 0 if it has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def descendants(instance_id: str) -> list[psutil.Process]:
@@ -131,23 +134,6 @@ async def end_all(instance_id: str) -> bool:
     return True
 
 
-def has_ended(pid: int, *, within_s: float) -> bool:
-    """Wait for the end of any process; return True if it ended, False also where the system cannot wait for it."""
-    try:
-        # Linux 5.3. A closed connection would not do: a process closes them a moment before it has ended.
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    except (AttributeError, OSError):
-        return False
-    try:
-        poll = select.poll()  # select() fails with descriptors from 1,024 on
-        poll.register(process, select.POLLIN)
-        return bool(poll.poll(within_s * 1000))
-    finally:
-        os.close(process)
-
-
 def kill_session(session: int) -> None:
     """Send SIGKILL to every process of a session, such as the children of a worker that led it."""
     for pid in psutil.pids():
@@ -162,13 +148,10 @@ def reap_orphans(children: Collection[int]) -> None:
     A dead process behind one of ``children`` is collected once that one is.
     """
     # The kernel answers in microseconds. A list of the machine's 150 processes took 4 ms, four times a second in each
-    # node (docs/decisions/016). Without waitid (macOS) there is no subreaper, and so no adopted process.
-    if hasattr(os, "waitid"):
-        with contextlib.suppress(ChildProcessError):  # no child, or none any more
-            while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                if dead.si_pid in children:
-                    break
-                os.waitpid(dead.si_pid, os.WNOHANG)
+    # node (docs/decisions/016).
+    with contextlib.suppress(ChildProcessError):  # no child, or none any more
+        while (dead := orphan_to_reap()) is not None and dead not in children:
+            os.waitpid(dead, os.WNOHANG)
 
 
 def _carrying(instance_id: str) -> Iterator[psutil.Process]:

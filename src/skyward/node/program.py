@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from skyward.dask_parts import check_parts
 from skyward.node.supervisor.plan import NodePlan
 from skyward.wire.control import Message, Report, from_frame, to_frame
 
@@ -90,6 +91,7 @@ async def _run(
 ) -> None:
     import dask.config as dask_config
 
+    check_parts()
     dask_config.set({"temporary-directory": plan.worker_folder, **_DASK_SETTINGS})
     commands: asyncio.Queue[Message] = asyncio.Queue()
     following = asyncio.create_task(asyncio.to_thread(_follow, asyncio.get_running_loop(), commands, on_end))

@@ -121,6 +121,7 @@ class Instance:
         preempted: True if the provider took it back, noticed or not.
         ends_itself: True if it can stop its own bill when the client is dead, or costs nothing.
         price_per_hour: USD as charged, read back from the provider's record; None means the offer's price.
+        ended_at: Unix time of its end, by the provider's record; None while it exists, or if that is not stated.
     """
 
     id: str
@@ -137,6 +138,7 @@ class Instance:
     preempted: bool = False
     ends_itself: bool = False
     price_per_hour: float | None = None
+    ended_at: float | None = None
 
 
 class Provider(Protocol):
@@ -177,7 +179,7 @@ class Provider(Protocol):
         ...
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Terminate the machines and everything created with them. Idempotent; ignores machines that are gone.
+        """Terminate the machines ``instance_ids``, and everything created with them. Idempotent; ignores gone ones.
 
         Returns when each is confirmed :attr:`InstanceState.GONE`, or raises
         :class:`~skyward.errors.TerminationError` with the ids that are not.

@@ -16,7 +16,9 @@ from typing import Any, ClassVar
 
 import platformdirs
 
+from skyward._concurrency.linux_parts import SHARED_MEMORY, usable_cores
 from skyward._concurrency.waiting import NotYet, wait_until
+from skyward.dask_parts import is_dask_here, needs_dask
 from skyward.errors import ConfigurationError, TerminationError, UnreachableError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.accelerators import model_name
@@ -67,6 +69,7 @@ class Local:
     """
 
     own_machines: ClassVar[bool] = True
+    this_machine: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -120,6 +123,8 @@ def _root() -> Path:
 
 
 def _check(request: PoolRequest) -> Offer:
+    if not is_dask_here():
+        raise ConfigurationError(needs_dask("Local(), whose nodes run in this environment,"))
     machine = _this_machine()
     if request.machine is not None:
         raise ConfigurationError(f"machine={request.machine!r}: Local() has one machine, this one; leave it out")
@@ -150,7 +155,7 @@ def _this_machine() -> InstanceSpec:
     gpus = _gpus()
     return InstanceSpec(
         name="this machine",
-        cpu=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpu=usable_cores(),
         memory_gib=round(psutil.virtual_memory().total / _GIB, 1),
         accelerator=gpus[0].model if gpus else None,
         accelerator_count=gpus.count(gpus[0]) if gpus else 0,
@@ -301,7 +306,7 @@ def _remove(instance_id: str) -> None:
         folder.rmdir()
 
 
-def remove_blobs(instance_id: str, memory: Path = Path("/dev/shm")) -> None:
+def remove_blobs(instance_id: str, memory: Path = SHARED_MEMORY) -> None:
     """Remove the blobs of an instance of this user from memory; links are not followed, others' folders stay."""
     for left in memory.glob(f"skyward-{os.getuid()}-{instance_id}-*"):
         shutil.rmtree(left, ignore_errors=True)

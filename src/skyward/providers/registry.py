@@ -30,6 +30,7 @@ __all__ = [
     "Troubled",
     "Zoned",
     "is_rented",
+    "is_this_machine",
     "make_provider",
     "provider_names",
     "provider_parameters",
@@ -81,7 +82,10 @@ class Zoned(Protocol):
     """Provider whose regions have zones."""
 
     async def zones(self, machines: Sequence[str]) -> Mapping[str, Mapping[str, float | None]]:
-        """Return the zones that offer each machine type, with the USD an hour on spot; None is unknown. Idempotent."""
+        """Return the zones of each of the machine types ``machines``, with the USD an hour on spot. Idempotent.
+
+        A type without zones is not offered; a price of None is unknown.
+        """
         ...
 
 
@@ -105,7 +109,7 @@ class Admits(Protocol):
     """Provider whose machines admit only the client's own address."""
 
     async def admit(self, pool_id: str) -> str:
-        """Admit this machine's present address to the pool's machines, and remove its former ones. Idempotent.
+        """Admit this machine's present address to the machines of ``pool_id``, and remove its former ones. Idempotent.
 
         Returns the address if it was not admitted before, else an empty text. Raises
         :class:`~skyward.errors.SkywardError` when the address or the rules cannot be read.
@@ -162,7 +166,7 @@ class Tidies(Protocol):
     """Provider that creates more for a pool than machines, such as a security group."""
 
     async def tidy(self, pool_id: str) -> None:
-        """Remove everything created for the pool, unless it has machines. Failures are logged. Idempotent."""
+        """Remove everything created for ``pool_id``, unless it has machines. Failures are logged. Idempotent."""
         ...
 
 
@@ -221,6 +225,11 @@ def provider_parameters(kind: type[Provider]) -> Mapping[str, Field[Any]]:
 def is_rented(provider: Provider | type[Provider]) -> bool:
     """Return False if the provider's machines are the user's own, which its class states: ``own_machines = True``."""
     return not getattr(provider, "own_machines", False)
+
+
+def is_this_machine(provider: Provider | type[Provider]) -> bool:
+    """Return True if all nodes run on this machine, which the provider's class states: ``this_machine = True``."""
+    return getattr(provider, "this_machine", False)
 
 
 def make_provider(name: str, settings: Mapping[str, Any]) -> Provider:

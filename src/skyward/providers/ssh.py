@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 import time
 import uuid
@@ -22,6 +21,7 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import (
     CapacityError,
     ConfigurationError,
+    HostKeyError,
     SkywardError,
     TerminationError,
     UnreachableError,
@@ -47,7 +47,6 @@ _LOST_ONES_S = 3.0
 _ENDING_S = 60.0
 _READY_WITHIN_S = 60.0
 """The host runs already: it must answer, after one loss of its connection at most."""
-_logger = logging.getLogger("skyward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +70,7 @@ class _Reached:
         ending: ids of nodes under termination.
         found: host index, by instance id, of listed nodes; other processes may have the hosts in another order.
         networks: networks of the hosts that have answered.
+        left_out: errors of the hosts that were left out last.
     """
 
     transports: dict[int, Transport] = field(default_factory=dict[int, Transport])
@@ -79,6 +79,7 @@ class _Reached:
     ending: set[str] = field(default_factory=set[str])
     found: dict[str, int] = field(default_factory=dict[str, int])
     networks: Networks = field(default_factory=Networks)
+    left_out: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,7 @@ class SSH:
         Raises:
             ConfigurationError: the request names a machine type, needs more or stronger hosts, or hosts that reach
                 each other.
-            AuthenticationError: a host refuses the login, or shows another host key.
+            AuthenticationError: a host refuses the login, or shows another host key; or too few have one on file.
             UnreachableError: too few hosts answer.
         """
         _check(request, self.hosts)
@@ -152,8 +153,9 @@ class SSH:
         weakest = min(fitting, key=lambda host: (host.spec.accelerator_count, host.spec.cpu, host.spec.memory_gib))
         spec = replace(weakest.spec, name="your hosts" if len(self.hosts) > 1 else weakest.spec.name)
         split = self.network == "auto" and request.nodes > 1 and largest < len(fitting)
-        note = f"not all hosts reach each other: {networks.in_words(fitting)}" if split else ""
-        return [replace(_offer(spec), note=note, island=not any(map(networks.name, fitting)))]
+        notes = [f"host left out: {error}" for error in self._state.left_out]
+        notes += [f"not all hosts reach each other: {networks.in_words(fitting)}"] if split else []
+        return [replace(_offer(spec), note="; ".join(notes), island=not any(map(networks.name, fitting)))]
 
     async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
         """Make a folder (0700) on a free host for each node; hosts of one network come first.
@@ -242,9 +244,9 @@ class SSH:
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         hosts = [outcome for outcome in outcomes if isinstance(outcome, Host)]
         for error in errors:
-            if len(hosts) < needed or not isinstance(error, UnreachableError):
+            if len(hosts) < needed or not _is_out_of_reach(error):
                 raise error
-            _logger.warning("a host is left out: %s", error)
+        self._state.left_out = [str(error) for error in errors]
         return hosts
 
     async def _host(self, index: int) -> Host:
@@ -410,6 +412,11 @@ class SSH:
 
 def _offer(spec: InstanceSpec) -> Offer:
     return Offer(spec=spec, price_per_hour=0.0, on_demand_price_per_hour=0.0, ready_within_s=_READY_WITHIN_S)
+
+
+def _is_out_of_reach(error: BaseException) -> bool:
+    """Return True for a host that may be left out: one that does not answer, or that has no key on file."""
+    return isinstance(error, UnreachableError) or (isinstance(error, HostKeyError) and not error.on_file)
 
 
 def _check(request: PoolRequest, hosts: Sequence[str]) -> None:

@@ -7,8 +7,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -17,8 +18,13 @@ from packaging.utils import canonicalize_name
 from skyward.errors import ConfigurationError
 from skyward.request.checks import refusal, text, texts, whole_number
 from skyward.request.env import EnvVars
+from skyward.request.masking import without_credentials
+from skyward.request.patterns import checked_patterns
 
-__all__ = ["Image", "client_python"]
+if TYPE_CHECKING:
+    from skyward.provision.mirroring.image_mirror import ImageMirror
+
+__all__ = ["Image", "client_python", "mirrored_image"]
 
 _HASH_LENGTH = 12
 _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
@@ -34,7 +40,7 @@ def client_python() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class Image:
-    """A node's environment. Lists are taken and kept as tuples; the repr masks the values of ``env``.
+    """A node's environment. Lists are taken and kept as tuples; the repr masks ``env`` and credentials in URLs.
 
     Attributes:
         python: version such as ``"3.11"``; None means the client's minor version, the only one a pool accepts.
@@ -47,6 +53,8 @@ class Image:
         pip_index_url: the package index instead of the default one. A ``file:`` URL means the node's files.
         find_links: places with wheels, first one first. A folder that exists here is sent to the nodes, its wheels
             only; URLs, and absolute paths that do not exist here, mean the node's own.
+        outputs: patterns of files in the working folder of calls, such as ``"*.bin"`` or ``"models/"``; they are
+            fetched before a node ends, into ``outputs/<pool id>/<node>/`` here.
 
     Raises:
         ConfigurationError: a parameter has the wrong type or form, or an index URL carries credentials.
@@ -60,6 +68,7 @@ class Image:
     includes: tuple[str, ...]
     pip_index_url: str | None
     find_links: tuple[str, ...]
+    outputs: tuple[str, ...]
 
     def __init__(
         self,
@@ -72,6 +81,7 @@ class Image:
         includes: Sequence[str] = (),
         pip_index_url: str | None = None,
         find_links: Sequence[str] = (),
+        outputs: Sequence[str] = (),
     ) -> None:
         values = {
             "python": _python(python),
@@ -82,16 +92,43 @@ class Image:
             "includes": texts("includes", includes),
             "pip_index_url": _index_url("pip_index_url", pip_index_url),
             "find_links": texts("find_links", find_links),
+            "outputs": checked_patterns("outputs", outputs),
         }
         for attribute, value in values.items():
             object.__setattr__(self, attribute, value)
+
+    def __repr__(self) -> str:
+        return without_credentials(
+            f"Image({', '.join(f'{each.name}={getattr(self, each.name)!r}' for each in fields(self))})"
+        )
+
+    @classmethod
+    def mirror(cls, only: Sequence[str] | None = None, exclude: Sequence[str] = ()) -> Image:
+        """Return an image with the distributions of this environment, in their versions. Blocks.
+
+        Distributions of a package index come from there; editable and local ones are built here as wheels, which are
+        kept and sent. Labels of builds for processors or GPUs, such as ``+cpu``, are dropped: each node gets its own
+        build. Skyward's requirements and tools such as pip are left out. The repr is a table of all.
+
+        Args:
+            only: names of distributions to take, with their requirements; None takes all.
+            exclude: names of distributions to leave out, with everything that requires them.
+
+        Raises:
+            ConfigurationError: a name is not installed, an index lacks a distribution, two contradict each other, or a
+                wheel cannot be built here or is for another system.
+        """
+        from skyward.provision.mirroring.image_mirror import mirror_environment
+
+        names = None if only is None else texts("only", only)
+        return mirrored_image(mirror_environment(only=names, exclude=texts("exclude", exclude)))
 
     @property
     def python_version(self) -> str:
         """The Python version to install: ``python``, or the client's minor version."""
         return self.python or client_python()
 
-    def content_hash(self, *, pins: Sequence[str] | None = None) -> str:
+    def content_hash(self, *, pins: Sequence[str] | None = None, find_links: Sequence[str] | None = None) -> str:
         """Return 12 hexadecimal characters that name the installed environment: Python, packages, indexes, engine pins.
 
         The order of ``pip`` and ``apt`` does not matter, that of ``find_links`` does. ``env`` and ``includes`` install
@@ -99,6 +136,7 @@ class Image:
 
         Args:
             pins: versions of the engine's packages; None means those of this process.
+            find_links: counts instead of the image's own, whose folders may be others with the same wheels.
         """
         from skyward.provision.preparing.distribution import engine_pins
 
@@ -107,7 +145,7 @@ class Image:
             "pip": sorted(set(self.pip)),
             "apt": sorted(set(self.apt)),
             "indexes": [self.pip_index_url, self.pip_extra_index_url],
-            "find_links": self.find_links,
+            "find_links": self.find_links if find_links is None else find_links,
             "pins": sorted(engine_pins() if pins is None else pins),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_HASH_LENGTH]
@@ -128,26 +166,64 @@ class Image:
             self, root=DEFAULT_ROOT, engine_pins=engine_pins(), code=own_wheel().digest, ttl_s=ttl_s
         )
 
-    def merged(self, *, pip: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Image:
-        """Return this image with further requirements; variables in ``env`` override its own."""
-        return Image(
-            python=self.python,
+    def merged(
+        self,
+        *,
+        pip: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        apt: Sequence[str] = (),
+        includes: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+    ) -> Image:
+        """Return this image with further entries in its lists; variables in ``env`` override its own.
+
+        Args:
+            pip: further requirements.
+            env: further environment variables.
+            apt: further Debian packages.
+            includes: further local files and folders.
+            outputs: further patterns of files to fetch.
+        """
+        return self._changed(
             pip=tuple(dict.fromkeys((*self.pip, *texts("pip", pip)))),
-            pip_extra_index_url=self.pip_extra_index_url,
-            apt=self.apt,
             env=self.env | EnvVars(env),
-            includes=self.includes,
-            pip_index_url=self.pip_index_url,
-            find_links=self.find_links,
+            apt=tuple(dict.fromkeys((*self.apt, *texts("apt", apt)))),
+            includes=(*self.includes, *texts("includes", includes)),
+            outputs=(*self.outputs, *checked_patterns("outputs", outputs)),
         )
 
     def anchored(self) -> Image:
         """Return this image with paths that do not depend on the current folder."""
-        return replace(
-            self,
+        return self._changed(
             includes=[os.path.abspath(os.path.expanduser(path)) for path in self.includes],
             find_links=[os.path.abspath(place) if _is_local(place) else place for place in self.find_links],
         )
+
+    def _changed(self, **changes: Any) -> Image:
+        return Image(**{each.name: getattr(self, each.name) for each in fields(Image)} | changes)
+
+
+class _MirrorImage(Image):
+    """Image of a mirror, whose repr is the mirror's table."""
+
+    __slots__ = ("_table",)
+
+    def __repr__(self) -> str:
+        return self._table
+
+    __str__ = __repr__
+
+
+def mirrored_image(mirror: ImageMirror, *, without: Collection[str] = ()) -> Image:
+    """Return the image that gives nodes a mirror's packages, except those of the canonical names ``without``."""
+    image = _MirrorImage(
+        pip=[each.requirement for each in mirror.packages if each.requirement and each.name not in without],
+        find_links=mirror.wheel_folders,
+        pip_index_url=mirror.index_url,
+        env=mirror.installers_variables,
+    )
+    object.__setattr__(image, "_table", mirror.table())
+    return image
 
 
 def _is_local(place: str) -> bool:
@@ -172,8 +248,8 @@ def _requirements(value: object) -> tuple[str, ...]:
         name = _NAME.match(requirement)
         if name is not None and canonicalize_name(name[0]) in {DISTRIBUTION, "skyward"}:
             raise ConfigurationError(
-                f"pip[{i}] must not be {requirement!r}: nodes get the Skyward that runs here. List packages that "
-                "it works with, such as joblib, by their own names"
+                f"pip[{i}] must not be {without_credentials(requirement)!r}: nodes get the Skyward that runs here. "
+                "List packages that it works with, such as joblib, by their own names"
             )
     return requirements
 

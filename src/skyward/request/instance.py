@@ -105,6 +105,8 @@ def select_instance(
 
 
 def _accelerator_shortfall(wanted: Accelerator, spec: InstanceSpec) -> int:
+    if not wanted.memory_gib:  # any: see any_accelerator
+        return int(spec.accelerator_count < wanted.count)
     variant = find_variant(spec.accelerator or "")
     name = variant.model.name if variant else spec.accelerator or ""
     if fold_name(name) != fold_name(wanted.name):

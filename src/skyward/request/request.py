@@ -24,7 +24,7 @@ __all__ = ["PoolRequest", "checked_nodes", "checked_ranks", "parse_request"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """Everything that ``ComputePool`` takes about machines, as checked values (:func:`parse_request` makes it).
+    """Everything that ``ComputePool`` takes about machines, as checked values (``parse_request`` makes it).
 
     Attributes:
         nodes: number of machines.

@@ -17,7 +17,9 @@ from distributed.versions import get_versions
 from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward.engine.certificates import issue
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.node.supervisor.scheduler import pass_modules_on
 from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
+from skyward.wire.graph_modules import MODULES, take_modules
 from skyward.wire.security import PoolSecurity
 
 __all__ = ["FakeElasticFleet"]
@@ -235,6 +237,8 @@ class _Fleet:
                 )
                 for name in self._names(rank)
             ]
+        for worker in workers:
+            worker.stream_handlers[MODULES] = take_modules
         self._workers[rank] = workers
         await asyncio.gather(*workers)
         if self._states[rank] == "launching":
@@ -268,6 +272,7 @@ class _Fleet:
                 host="127.0.0.1", port=0, protocol="tls", security=self.security, dashboard=False
             )
         scheduler.handlers.update(self._handlers)
+        pass_modules_on(scheduler)
         return await scheduler
 
     def _names(self, rank: int) -> tuple[str, ...]:

@@ -333,7 +333,7 @@ _FIXED = (
 
 
 def write_known_hosts(path: Path, *hosts: SshHost, through: Mapping[tuple[str, int], SshHost] | None = None) -> Path:
-    """Write a known_hosts file with ``hosts``, and with each host of ``through`` at its proxy's address."""
+    """Write the known_hosts file ``path`` with ``hosts``, and with each host of ``through`` at its proxy's address."""
     lines = [host.known_hosts_line() for host in hosts]
     lines += [host.known_hosts_line(host=name, port=port) for (name, port), host in (through or {}).items()]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

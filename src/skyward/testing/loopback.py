@@ -22,7 +22,17 @@ _Fault = TypeVar("_Fault")
 
 
 def serve(application: Any, address: str, name: str, port: int = 0) -> tuple[BaseWSGIServer, threading.Thread]:
-    """Serve a WSGI application in threads of this process, without a log."""
+    """Serve a WSGI ``application`` in threads of this process, without a log.
+
+    Args:
+        application: the application.
+        address: IP address to listen on.
+        name: name of the thread that accepts connections.
+        port: 0 selects a free one.
+
+    Returns:
+        The server, and its thread, which runs until ``shutdown()`` of the server.
+    """
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
@@ -37,7 +47,7 @@ def serve(application: Any, address: str, name: str, port: int = 0) -> tuple[Bas
 
 @contextlib.contextmanager
 def serving(application: Any, name: str) -> Generator[str]:
-    """Serve a WSGI application at 127.0.0.1 and yield its URL."""
+    """Serve a WSGI ``application`` at 127.0.0.1, in threads named ``name``, and yield its URL."""
     server, thread = serve(application, "127.0.0.1", name)
     try:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -48,7 +58,7 @@ def serving(application: Any, name: str) -> Generator[str]:
 
 
 def drop_connection(environ: Mapping[str, Any]) -> None:
-    """Close the client's connection without an answer.
+    """Close the connection of the WSGI request ``environ`` without an answer.
 
     Raises:
         ConnectionResetError: always; it ends the request's thread.
@@ -60,9 +70,9 @@ def drop_connection(environ: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def reserve_network(block: int, port: int) -> Generator[str]:
-    """Reserve a network of 254 addresses that no other test run uses, by binding a port at its first address.
+    """Reserve a network of 254 addresses that no other test run uses, by binding ``port`` at its first address.
 
-    Yields its first three numbers, such as ``"127.72.0"``.
+    Yields its first three numbers, such as ``"127.72.0"``: the second is ``block``.
     """
     for number in range(_NETWORKS):
         with socket.socket() as held:
@@ -113,7 +123,7 @@ class Faults(Generic[_Fault]):
             self._planned.clear()
 
     def met(self, action: str) -> _Fault | None:
-        """Count a call in every plan, and return the fault of the oldest plan that it triggers; None for none."""
+        """Count a call of ``action`` in every plan; return the fault of the oldest plan that it triggers, or None."""
         with self._lock:
             found: _Fault | None = None
             for planned in self._planned:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import CapacityError, TerminationError
@@ -74,6 +74,8 @@ class _Fault:
 class FakeProvider:
     """Provider in memory; implements :class:`~skyward.providers.base.Provider`, and lists and paces its machines.
 
+    Methods take the ``instance_id`` of a launched machine.
+
     Attributes:
         instances: every machine ever launched, by id, as last described.
         calls: the verbs called, in order.
@@ -91,6 +93,8 @@ class FakeProvider:
         look_interval_s: see :class:`~skyward.providers.registry.Paced`; recorded, not enforced.
         clock: the time, for fates and the bill.
     """
+
+    this_machine: ClassVar[bool] = True
 
     def __init__(
         self,

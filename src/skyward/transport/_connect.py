@@ -27,7 +27,7 @@ from skyward.transport._errors import is_transient, translated
 from skyward.transport._hostkeys import HostKey, KnownKeys, known_keys, unknown, verify
 from skyward.transport._identities import Identities, Identity, identities
 from skyward.transport._paramiko import RSA_SIGNATURES, Client, end_handshake, hush, packetizer_class
-from skyward.transport._socket import Dialled, LiveSocket, dial_command, dial_tcp
+from skyward.transport._socket import Dialled, LiveSocket, dial_command, dial_tcp, resolve
 from skyward.transport._ssh_config import Settings, settings
 from skyward.transport.access import SSHTarget
 
@@ -137,6 +137,8 @@ def _connect_once(
 ) -> SSHSession:
     known = known_keys(own)
     if not known.accepted:  # before dialling: nothing is sent to an unknown machine
+        if by_jump is None and not own.proxy_command:
+            resolve(own.host, own.port)  # a name without an address has no key that could be added
         raise unknown(known, own)
     if by_jump is not None:
         dialled = Dialled(socket=by_jump(own.host, own.port))

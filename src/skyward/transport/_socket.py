@@ -12,13 +12,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.linux_parts import NOTSENT_LOWAT
 
-__all__ = ["Dialled", "LiveSocket", "dial_command", "dial_tcp"]
+__all__ = ["Dialled", "LiveSocket", "dial_command", "dial_tcp", "resolve"]
 
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _DIAL_POLL_S = 0.1
@@ -27,7 +28,6 @@ _TICKS: Final = 30
 _IDLE_TICKS: Final = 10
 _READ_BYTES = 256 << 10
 _UNSENT_BYTES = 128 << 10
-_LINUX_NOTSENT_LOWAT = 25  # named by Python from 3.12 on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,18 @@ class Dialled:
     complaint: Callable[[], str] = str
 
 
+def resolve(host: str, port: int) -> Sequence[tuple[Any, ...]]:
+    """Return the addresses of a name, as ``socket.getaddrinfo`` does.
+
+    Raises:
+        OSError: the name has none, or no resolver answers.
+    """
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no valid host name") from error
+
+
 def dial_tcp(host: str, port: int, *, deadline: float, stopped: threading.Event) -> Dialled:
     """Connect to the first address that answers; IPv4 comes first.
 
@@ -57,10 +69,7 @@ def dial_tcp(host: str, port: int, *, deadline: float, stopped: threading.Event)
     Raises:
         OSError: no address answered; the failure of the last one.
     """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no valid host name") from error
+    found = resolve(host, port)
     failure: OSError = TimeoutError("the host has no address")
     # One at a time: an address that does not answer costs up to ten seconds.
     for family, kind, protocol, _, address in sorted(found, key=lambda info: info[0] != socket.AF_INET):
@@ -283,4 +292,4 @@ def _tune(sock: socket.socket, tick_s: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A small message must not wait behind megabytes of a large one in the system's buffer.
         with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, _LINUX_NOTSENT_LOWAT, _UNSENT_BYTES)
+            sock.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, _UNSENT_BYTES)

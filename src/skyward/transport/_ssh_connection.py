@@ -362,7 +362,7 @@ class SSHConnection:
 def _reset_if_failed(opening: Future[None], sock: socket.socket, what: str) -> None:
     error = None if opening.cancelled() else opening.exception()
     if error is not None:
-        log.info("%s does not answer: %s", what, error)
+        log.debug("%s does not answer: %s", what, error)  # expected while a node starts: the caller dials again
         # With this option, closing resets: the client of the forward gets an error, not an empty stream.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -37,6 +37,8 @@ class Transport(Protocol):
     ) -> Completed:
         """Run one command to its end. ``argv`` is passed as it is, never through a shell. Not idempotent.
 
+        ``env`` adds variables to the environment of the machine's sessions; ``stdin`` is the whole standard input.
+
         After ``timeout_s`` the command is killed with its process group and ``UnreachableError`` is raised. Returns
         when the command itself exits, even if a daemon that it started still holds inherited streams.
         """

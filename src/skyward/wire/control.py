@@ -8,7 +8,7 @@ from signal import SIGKILL
 from statistics import fmean
 from typing import Any, TypeAlias, cast
 
-from skyward.events import GpuMetrics, Metrics
+from skyward.events import GpuMetrics, Metrics, Progress
 from skyward.wire.frames import FrameError
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Start",
     "Stop",
     "SupervisorTrouble",
+    "TasksReport",
     "TimeoutWarning",
     "VolumeTrouble",
     "WorkerExit",
@@ -134,6 +135,8 @@ class WorkerExit:
         last_words_at: their offset in its log.
         omitted_bytes: number of bytes before the last words that are left out.
         begun: position of the last call that the process began, 0 if it began none; None when unknown.
+        overran: position of the call for whose limits the node ended it; 0 if it did not.
+        overran_memory: True if that limit was one of memory, not of time.
     """
 
     worker: int
@@ -147,6 +150,8 @@ class WorkerExit:
     last_words_at: int = 0
     omitted_bytes: int = 0
     begun: int | None = None
+    overran: int = 0
+    overran_memory: bool = False
 
     @property
     def was_killed(self) -> bool:
@@ -299,6 +304,22 @@ class MetricsReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TasksReport:
+    """Node to client: progress of the tasks of Dask graphs with a label; see :class:`skyward.events.Progress`."""
+
+    label: str
+    done: int
+    total: int
+    failed: int = 0
+    running: int = 0
+    cancelled: int = 0
+
+    def to_event(self) -> Progress:
+        """Return the event for the user."""
+        return Progress(self.label, self.done, self.total, self.failed, self.running, self.cancelled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutWarning:
     """Node to client: the node's hard ``timeout`` is near."""
 
@@ -359,6 +380,7 @@ Report: TypeAlias = (
     | SchedulerRunning
     | SchedulerExit
     | MetricsReport
+    | TasksReport
     | TimeoutWarning
     | VolumeTrouble
     | SupervisorTrouble
@@ -384,6 +406,7 @@ _KINDS: dict[str, type[Message]] = {
     "scheduler": SchedulerRunning,
     "scheduler_exit": SchedulerExit,
     "metrics": MetricsReport,
+    "tasks": TasksReport,
     "warning": TimeoutWarning,
     "volumes": VolumeTrouble,
     "trouble": SupervisorTrouble,

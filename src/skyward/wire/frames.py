@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import struct
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgpack
+
+from skyward._concurrency.linux_parts import readable_path
 
 __all__ = [
     "MAX_FRAME_BYTES",
@@ -67,27 +66,9 @@ def _context(protocol: int, identity: TlsIdentity) -> ssl.SSLContext:
     context.load_verify_locations(cadata=identity.ca)
     # The ssl module reads a certificate chain from files only: https://github.com/python/cpython/issues/60691
     # A file would outlive a process that is killed at this point, and it holds the pool's key.
-    with _in_memory(identity.cert) as cert, _in_memory(identity.key) as key:
+    with readable_path(identity.cert) as cert, readable_path(identity.key) as key:
         context.load_cert_chain(cert, key)
     return context
-
-
-@contextmanager
-def _in_memory(pem: str) -> Generator[str]:
-    """Yield a file name from which the text can be read."""
-    if hasattr(os, "memfd_create"):
-        with open(os.memfd_create("pem"), "w", encoding="ascii") as file:
-            file.write(pem)
-            file.flush()
-            yield f"/proc/self/fd/{file.fileno()}"
-        return
-    read, write = os.pipe()  # elsewhere than on Linux; it holds more than any PEM of ours
-    try:
-        with open(write, "w", encoding="ascii") as file:
-            file.write(pem)
-        yield f"/dev/fd/{read}"
-    finally:
-        os.close(read)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from skyward._concurrency.linux_parts import MutableEvents, mutable_events
 from skyward._concurrency.waiting import EAGER_S
 from skyward.wire.connection import Connection
 from skyward.wire.messages import Kind
@@ -44,7 +45,7 @@ class Link:
         # Appending and taking are atomic, so that `push` needs no lock.
         self._pushed: deque[tuple[Item, int, bool]] = deque()
         self._connection: Connection | None = None
-        self._gate: _Gate | None = None
+        self._gate: MutableEvents | None = None
         self._served: Connection | None = None
         self._lost: asyncio.Future[None] | None = None
         self._writing = False
@@ -116,7 +117,7 @@ class Link:
         with self._lock:
             connection = self._connection if self._gate is not None else None
             if connection is not None and self._gate is not None:
-                self._gate.shut()  # else the same bytes would wake the event loop, too
+                self._gate.mute()  # else the same bytes would wake the event loop, too
                 ready.register(connection, select.POLLIN)
         found = _poll_awake(ready) if eager else []
         found = found or ready.poll(None if timeout_s is None else 1000 * timeout_s)
@@ -124,7 +125,7 @@ class Link:
             self._read(connection, on_loop=False)
             with self._lock:
                 if self._connection is connection and self._gate is not None:
-                    self._gate.open()
+                    self._gate.unmute()
         return any(descriptor == waker for descriptor, _ in found)
 
     def abort(self) -> None:
@@ -243,33 +244,10 @@ def _poll_awake(ready: select.poll) -> list[tuple[int, int]]:
     return found
 
 
-def _open_gate(connection: Connection) -> _Gate | None:
-    """Return a gate; None if the system has no epoll, and only the event loop reads."""
+def _open_gate(connection: Connection) -> MutableEvents | None:
+    """Return a connection's events, which a reading thread mutes; None where only the event loop can read."""
     try:
-        return _Gate(connection) if _Gate.available else None
+        return mutable_events(connection.fileno())
     except OSError as error:  # no descriptor left: slower, but no reason to lose the lane
         log.info("the event loop reads this connection alone: %s", error)
         return None
-
-
-class _Gate:
-    """Descriptor that the event loop watches instead of a connection; any thread can mute it for a while."""
-
-    available = hasattr(select, "epoll")
-
-    def __init__(self, connection: Connection) -> None:
-        self._descriptor = connection.fileno()
-        self._epoll = select.epoll()
-        self._epoll.register(self._descriptor, select.EPOLLIN)
-
-    def fileno(self) -> int:
-        return self._epoll.fileno()
-
-    def shut(self) -> None:
-        self._epoll.modify(self._descriptor, 0)
-
-    def open(self) -> None:
-        self._epoll.modify(self._descriptor, select.EPOLLIN)
-
-    def close(self) -> None:
-        self._epoll.close()

@@ -47,6 +47,8 @@ class LogPiece:
         stream: stream to which it was printed.
         timestamp: time of its completion, in seconds since the epoch.
         writer: number of the call's thread that printed it, from 0.
+        state: True for a state of a progress bar, in one line, that will be overwritten.
+        task: name of the Dask task that printed it, if one did.
     """
 
     text: str
@@ -54,6 +56,8 @@ class LogPiece:
     stream: StreamName = "stdout"
     timestamp: float
     writer: int = 0
+    state: bool = False
+    task: str = ""
 
 
 class LineAssembler:
@@ -159,7 +163,7 @@ class LineAssembler:
             self._held_state = text
             return []
         self._held_state, self._block_due = "", False
-        return [self._piece(text)]
+        return [self._piece(text, state=not self._in_block)]
 
     def _end_row(self) -> list[LogPiece]:
         """End a line of a block that is drawn again."""
@@ -206,10 +210,11 @@ class LineAssembler:
         self._parts, self._chars = [], 0
         return text
 
-    def _piece(self, text: str, *, partial: bool = False) -> LogPiece:
+    def _piece(self, text: str, *, partial: bool = False, state: bool = False) -> LogPiece:
         if not text.isascii():  # lone surrogates have no UTF-8 form
             text = text.encode("utf-8", "backslashreplace").decode()
-        return LogPiece(text=text, partial=partial, stream=self._stream, timestamp=self._clock(), writer=self._writer)
+        now, writer = self._clock(), self._writer
+        return LogPiece(text=text, partial=partial, stream=self._stream, timestamp=now, writer=writer, state=state)
 
 
 def _meaning(sequence: re.Match[str]) -> str:
@@ -242,6 +247,8 @@ class Reassembler:
     def add(self, piece: LogPiece) -> LogPiece | None:
         """Return the whole line that the piece ends; None if the line goes on."""
         source = (piece.stream, piece.writer)
+        if not piece.partial and source not in self._started:  # nearly all lines
+            return piece
         parts = self._started[source]
         parts.append(piece.text)
         if piece.partial:

@@ -7,8 +7,8 @@ once, by :func:`to_worker` or :func:`to_client`, where they leave the link.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from skyward.wire.log_pieces import LogPiece
@@ -25,6 +25,7 @@ __all__ = [
     "GangAddresses",
     "Kind",
     "LaneItem",
+    "LoggedRecord",
     "MissingBlobs",
     "Outcome",
     "Payload",
@@ -34,6 +35,7 @@ __all__ = [
     "RevokedCalls",
     "RunCalls",
     "RunSpecialCall",
+    "SetLevels",
     "SmallResults",
     "SpentProcess",
     "StoreFunction",
@@ -65,6 +67,8 @@ class Kind(enum.IntEnum):
     """To the worker: :class:`GangAddresses`."""
     FORGET = 7
     """To the worker: :class:`ForgetFunctions`."""
+    LEVELS = 8
+    """To the worker: :class:`SetLevels`."""
     CHUNK = 11
     """To the client: :class:`ResultChunk`."""
     RESULT = 12
@@ -83,6 +87,8 @@ class Kind(enum.IntEnum):
     """To the client: :class:`GangAddress`."""
     SPENT = 19
     """To the client: :class:`SpentProcess`."""
+    RECORD = 20
+    """To the client: :class:`LoggedRecord`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +122,14 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallHeader:
-    """Facts about one call for :class:`~skyward.distributed.runtime.CallContext`; and whether it is one of a gang."""
+    """Facts about one call for :class:`~skyward.distributed.runtime.CallContext`, and its limits.
+
+    Attributes:
+        gang: True for a call of a gang.
+        trace: the client's trace context; empty without telemetry.
+        timeout_s: seconds that the call may take from its beginning; 0 is no limit.
+        memory_bytes: memory that the call may add to its worker's; 0 is no limit.
+    """
 
     world: int = 1
     rank: int = 0
@@ -125,17 +138,30 @@ class CallHeader:
     nodes: int = 0
     local_rank: int = 0
     gang: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    timeout_s: float = 0.0
+    memory_bytes: int = 0
 
     def to_wire(self) -> list[Any]:
         """Return the list for msgpack."""
-        return [self.world, self.rank, self.seed, self.head_port, self.nodes, self.local_rank, self.gang]
+        place = [self.world, self.rank, self.seed, self.head_port, self.nodes, self.local_rank]
+        return [*place, self.gang, self.trace, self.timeout_s, self.memory_bytes]
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> CallHeader:
         """Return the header in a list from msgpack."""
-        world, rank, seed, head_port, nodes, local_rank, gang = wire
+        world, rank, seed, head_port, nodes, local_rank, gang, trace, timeout_s, memory_bytes = wire
         return cls(
-            world=world, rank=rank, seed=seed, head_port=head_port, nodes=nodes, local_rank=local_rank, gang=gang
+            world=world,
+            rank=rank,
+            seed=seed,
+            head_port=head_port,
+            nodes=nodes,
+            local_rank=local_rank,
+            gang=gang,
+            trace=trace,
+            timeout_s=timeout_s,
+            memory_bytes=memory_bytes,
         )
 
 
@@ -410,6 +436,9 @@ class PrintedLines(LaneItem):
     def to_wire(self) -> list[Any]:
         """Return the list for msgpack."""
         lines = [[piece.stream, piece.text, piece.partial, piece.timestamp, piece.writer] for piece in self.pieces]
+        for line, piece in zip(lines, self.pieces, strict=True):
+            if piece.state or piece.task:
+                line += [piece.state, piece.task]
         return [Kind.LINES, self.call_id, lines, self.log_end]
 
     @classmethod
@@ -419,8 +448,30 @@ class PrintedLines(LaneItem):
 
 
 def _pieces(lines: Sequence[Sequence[Any]]) -> Iterator[LogPiece]:
-    for stream, text, partial, timestamp, writer in lines:
-        yield LogPiece(text=text, partial=partial, stream=stream, timestamp=timestamp, writer=writer)
+    for stream, text, partial, timestamp, writer, *rest in lines:
+        piece = LogPiece(text=text, partial=partial, stream=stream, timestamp=timestamp, writer=writer)
+        yield replace(piece, state=rest[0], task=rest[1]) if rest else piece
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRecord(LaneItem):
+    """Record of :mod:`logging` made in a call.
+
+    Attributes:
+        call_id: the call; 0 for none.
+        task: name of the Dask task, if a task made it.
+        values: its attributes, with simple values only.
+    """
+
+    KIND: ClassVar = Kind.RECORD
+    call_id: int
+    task: str
+    values: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return sum(len(value) for value in self.values.values() if isinstance(value, str)) + 16 * _HEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,13 +529,24 @@ class SpentProcess(LaneItem):
     why: str
 
 
-ToWorker = StoreFunction | ForgetFunctions | RunCalls | RunSpecialCall | CancelCalls | RevokeCalls | GangAddresses
+@dataclass(frozen=True, slots=True)
+class SetLevels(LaneItem):
+    """Levels of the client's loggers, by name; the root's as ``""``."""
+
+    KIND: ClassVar = Kind.LEVELS
+    levels: Mapping[str, int]
+
+
+ToWorker = (
+    StoreFunction | ForgetFunctions | RunCalls | RunSpecialCall | CancelCalls | RevokeCalls | GangAddresses | SetLevels
+)
 """Records that the client sends."""
 ToClient = (
     ResultChunk
     | CallResult
     | SmallResults
     | PrintedLines
+    | LoggedRecord
     | EmittedEvent
     | RevokedCalls
     | MissingBlobs
@@ -501,6 +563,7 @@ _TO_WORKER: dict[int, Callable[..., ToWorker]] = {
     Kind.CANCEL: CancelCalls,
     Kind.REVOKE: RevokeCalls,
     Kind.MET: GangAddresses,
+    Kind.LEVELS: SetLevels,
 }
 _TO_CLIENT: dict[int, Callable[..., ToClient]] = {
     Kind.CHUNK: ResultChunk,
@@ -508,6 +571,7 @@ _TO_CLIENT: dict[int, Callable[..., ToClient]] = {
     Kind.RESULTS: SmallResults,
     Kind.LINES: PrintedLines.from_wire,
     Kind.EVENT: EmittedEvent,
+    Kind.RECORD: LoggedRecord,
     Kind.REVOKED: RevokedCalls,
     Kind.MISSING: MissingBlobs,
     Kind.MEET: GangAddress,

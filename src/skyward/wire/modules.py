@@ -6,7 +6,8 @@ imports, and the sources of all are sent. At the other end a finder serves them 
 
 * A module that the process itself has outside its installed packages wins over a source that came along; so nothing
   changes in the process that sent it. An installed one, or a mere folder, of the same name does not win: where the
-  function comes from, the user's module was found first.
+  function comes from, the user's module was found first. The exception is a package installed with the very texts that
+  were sent, as a mirrored one is: it has data and compiled parts, too.
 * A changed source replaces the older one, and all served modules are imported again, since one may hold another.
 * Names that no import statement shows (``importlib.import_module``) and modules without source are not followed.
 """
@@ -40,8 +41,10 @@ __all__ = [
     "came_along",
     "imported_by",
     "is_installed_at",
+    "loaded_by_the_user",
     "search_path_state",
     "sources_of",
+    "take_sources",
     "with_sources",
 ]
 
@@ -119,6 +122,16 @@ def search_path_state() -> tuple[object, ...]:
     return tuple((folder, _mtime_ns(folder)) for folder in sys.path)
 
 
+def take_sources(sources: Iterable[ModuleSource]) -> None:
+    """Make modules importable in this process from their sources; see :meth:`SourceFinder.add`."""
+    _finder().add(sources)
+
+
+def loaded_by_the_user() -> dict[str, list[str]]:
+    """Return the names of the user's own modules that are loaded here, by their top-level package."""
+    return _shelf().loaded()
+
+
 def came_along(module: ModuleType) -> bool:
     """Return True if ``module`` is served from a source that came with a call."""
     return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _Loader)
@@ -136,6 +149,7 @@ class SourceFinder(MetaPathFinder):
 
     def __init__(self) -> None:
         self._sources: dict[str, ModuleSource] = {}
+        self._left: set[str] = set()  # packages that are installed here just as they were sent
         self._lock = threading.Lock()
 
     def add(self, sources: Iterable[ModuleSource]) -> None:
@@ -148,6 +162,7 @@ class SourceFinder(MetaPathFinder):
                 self._sources[source.name] = source
                 if old is not None:
                     self._forget(old)
+                self._take_over(source.name.partition(".")[0])
             if self._sources and self not in sys.meta_path:
                 sys.meta_path.insert(0, self)
 
@@ -162,11 +177,32 @@ class SourceFinder(MetaPathFinder):
         parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is not None and not came_along(parent):  # a submodule of another package than the one sent
             return None
-        if parent is None and _is_the_processes_own(_find(fullname, path, besides=self)):
+        if parent is None and self._leaves(fullname, _find(fullname, path, besides=self)):
             return None
         spec = ModuleSpec(fullname, _Loader(source), origin=source.origin, is_package=source.is_package)
         spec.has_location = True  # else the module would get no __file__
         return spec
+
+    def _leaves(self, name: str, found: ModuleSpec | None) -> bool:
+        """Return True for a top-level module that the process imports from its own place."""
+        if _is_the_processes_own(found):
+            return True
+        if found is None or not self._is_as_sent(name, found):
+            return False
+        self._left.add(name)  # with its data and its compiled parts, which are not sent
+        return True
+
+    def _is_as_sent(self, package: str, found: ModuleSpec) -> bool:
+        sent = [source for name, source in self._sources.items() if name.partition(".")[0] == package]
+        return bool(found.origin) and all(_installed_text(source, str(found.origin)) == source.text for source in sent)
+
+    def _take_over(self, package: str) -> None:
+        """Have a package imported from its sources from now on, if they are no longer those installed here."""
+        found = getattr(sys.modules.get(package), "__spec__", None)
+        if package in self._left and found is not None and not self._is_as_sent(package, found):
+            self._left.discard(package)
+            for name in [each for each in sys.modules if each.partition(".")[0] == package]:
+                del sys.modules[name]
 
     def _forget(self, old: ModuleSource) -> None:
         for name in self._sources:
@@ -205,7 +241,7 @@ class _Accompanied:
 
 
 def _arrive(sources: tuple[ModuleSource, ...], data: bytes, *buffers: Any) -> Any:
-    _finder().add(sources)
+    take_sources(sources)
     return pickle.loads(data, buffers=buffers)
 
 
@@ -221,11 +257,13 @@ class _Shelf:
         self._known: dict[str, ModuleSource] = {}
         self._installed: set[str] = set()
         self._path: list[str] = []
+        self._loaded: dict[str, list[str]] = {}
+        self._loaded_at: tuple[int, tuple[str, ...]] | None = None
         self._last_edition_ns = 0
 
     def source(self, name: str) -> ModuleSource | None:
         """Return the source to send for this module now; None if it is not the user's."""
-        spec = _spec_of(name) if self._is_the_users(name.partition(".")[0]) else None
+        spec = _spec_of(name) if self.is_the_users(name.partition(".")[0]) else None
         if spec is None:
             return None
         if isinstance(spec.loader, _Loader):
@@ -244,12 +282,24 @@ class _Shelf:
         self._known[name] = old
         return old
 
+    def loaded(self) -> dict[str, list[str]]:
+        """Return the user's loaded modules by package; search again, for 1 ms, when the number of modules changes."""
+        state = len(sys.modules), tuple(sys.path)
+        if self._loaded_at != state:
+            self._loaded, self._loaded_at = {}, state
+            for name in list(sys.modules):
+                package = name.partition(".")[0]
+                if package in self._loaded or self.is_the_users(package):
+                    self._loaded.setdefault(package, []).append(name)
+        return self._loaded
+
     def is_absent(self, name: str) -> bool:
         """Return True if the top-level package of ``name`` is not found here."""
         package = name.partition(".")[0]
         return not self._is_known_as_installed(package) and _spec_of(package) is None
 
-    def _is_the_users(self, package: str) -> bool:
+    def is_the_users(self, package: str) -> bool:
+        """Return True if ``package`` is found here, and is no installed one."""
         if self._is_known_as_installed(package):
             return False
         spec = _spec_of(package)
@@ -285,6 +335,19 @@ def _text(spec: ModuleSpec) -> str | None:
     if spec.origin.endswith(".py") and os.path.isfile(spec.origin):
         return importlib.util.decode_source(Path(spec.origin).read_bytes())
     return None
+
+
+def _installed_text(source: ModuleSource, package_file: str) -> str | None:
+    """Return the text that an installed package has for a module; None if it lacks it."""
+    place = Path(package_file)
+    if place.name == "__init__.py":
+        inside = source.name.split(".")[1:]
+        place = place.parent.joinpath(*inside, "__init__.py") if source.is_package else place.parent.joinpath(*inside)
+        place = place if source.is_package else place.with_name(f"{place.name}.py")
+    try:
+        return importlib.util.decode_source(place.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
 
 
 def _is_the_processes_own(spec: ModuleSpec | None) -> bool:

@@ -29,8 +29,8 @@ class NodeConfig:
         address: the address at which other nodes reach this one's ports.
         bind: the address of an interface, to which every port of the node binds; empty for ``address``.
         workdir: the node's own folder: logs, worker directories.
-        files: folder of the image's includes, which is the workers' current one and their first for imports; empty if
-            there is none.
+        files: the working folder of calls, with the image's includes; empty leaves it to the node.
+        imports_files: True if that folder is the workers' first for imports: it holds includes.
         env: environment of every worker, set before user code; its values are secret.
         tls_ca: PEM certificate that every peer must chain to.
         tls_cert: PEM certificate of this node.
@@ -68,6 +68,7 @@ class NodeConfig:
     tls_key: str = field(repr=False)
     bind: str = ""
     files: str = ""
+    imports_files: bool = False
     # The same defaults as in request/request.py: tests/unit/wire/test_limits.py compares them.
     timeout_s: float = 3600.0
     lease_s: float = 120.0

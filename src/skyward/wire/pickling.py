@@ -15,6 +15,7 @@ import io
 import logging
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from skyward.wire.origins import (
     reduced_to_name,
     with_client,
 )
+from skyward.wire.tracebacks import add_lines, hide_frames
 
 log = logging.getLogger("skyward.wire")
 
@@ -47,6 +49,7 @@ __all__ = [
     "pack_arguments",
     "pack_error",
     "pack_result",
+    "packing",
     "text_of",
     "travels_by_reference",
     "unpack",
@@ -54,6 +57,14 @@ __all__ = [
     "unpack_error",
 ]
 
+
+class _Packing(threading.local):
+    """Name of the function whose arguments this thread pickles; empty while it pickles none."""
+
+    arguments_of: str = ""
+
+
+packing: Final = _Packing()
 LARGE_BYTES = 1 << 20
 """Size in bytes from which buffers are kept out of the pickle."""
 
@@ -153,9 +164,13 @@ def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], label: str) ->
     Raises:
         SerializationError: as :func:`pack`.
     """
-    if not kwargs and all(type(arg) in PLAIN_TYPES for arg in args):
+    if not kwargs and PLAIN_TYPES.issuperset(map(type, args)):
         return Packed(data=pickle.dumps((args, kwargs), protocol=5))
-    return pack((args, kwargs), what=f"the arguments of {label}")
+    packing.arguments_of = label
+    try:
+        return pack((args, kwargs), what=f"the arguments of {label}")
+    finally:
+        packing.arguments_of = ""
 
 
 def travels_by_reference(value: type | ModuleType | Callable[..., Any]) -> bool:
@@ -215,7 +230,7 @@ def unpack_error(packed: PackedError, *, where: str) -> BaseException:
         )
     # The frames are in the cause's text already; as they came, their lines would be read from this machine's files.
     error = error.with_traceback(None)
-    error.__cause__ = RemoteTraceback(packed.traceback)
+    error.__cause__ = RemoteTraceback(add_lines(packed.traceback))
     error.add_note(f"raised on {where}")
     if isinstance(error, ModuleNotFoundError):
         error.add_note(f"if a package has it, name that in the pool's environment: Image(pip=[{error.name!r}])")
@@ -409,6 +424,7 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
 
 def _traceback_of(error: BaseException) -> str:
     try:
+        hide_frames(error)
         return "".join(traceback.format_exception(error))
     except BaseException as broken:  # as above: it formats the exception's causes too
         return f"<formatting the traceback raised {type(broken).__name__}>"

@@ -217,16 +217,16 @@ def test_a_result_is_what_it_was_when_its_call_returned(pool: sky.ComputePool) -
 
     lines: list[str] = []
     pool.on(sky.LogLine, lambda event: lines.append(event.line))
-    results = sky.gather(*[refill(number) for number in range(80)]) >> pool
-    assert [(result.min(), result.max()) for result in results] == [(number, number) for number in range(80)]
+    results = sky.gather(*[refill(number) for number in range(40)]) >> pool
+    assert [(result.min(), result.max()) for result in results] == [(number, number) for number in range(40)]
     pool.submit(abs, 1).result()
-    assert {f"refilled with {number}" for number in range(80)} <= set(lines)
+    assert {f"refilled with {number}" for number in range(40)} <= set(lines)
 
 
 def test_large_bytes_that_many_calls_share_are_kept_once(pool: sky.ComputePool) -> None:
     data = os.urandom(1000) * 20_000
     before = psutil.Process().memory_info().rss
-    futures = pool.submit_calls([Invocation(fn=len, args=(data,)) for _ in range(60)])
+    futures = pool.submit_calls([Invocation(fn=len, args=(data,)) for _ in range(40)])
     grown = psutil.Process().memory_info().rss - before
     assert all(future.result() == len(data) for future in futures)
     assert grown < 20 * len(data)

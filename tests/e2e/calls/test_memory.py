@@ -23,7 +23,7 @@ with sky.ComputePool(provider=sky.Local(), display="quiet") as pool:
     double(1) >> pool
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
-    before, refused, after = pool.submit(double.local, 1), pool.submit(large.local, 600), pool.submit(double.local, 2)
+    before, refused, after = pool.submit(double.local, 1), pool.submit(large.local, 300), pool.submit(double.local, 2)
     try:
         refused.result(120)
     except MemoryError as error:
@@ -38,5 +38,5 @@ def test_a_result_without_memory_for_it_fails_its_call_and_no_other(tmp_path: Pa
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     said, others = ended.stdout.splitlines()
-    assert "has 629 MB, and this process has no memory for it" in said
+    assert "has 315 MB, and this process has no memory for it" in said
     assert others == f"2 4 {8 << 20} 6"

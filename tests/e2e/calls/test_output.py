@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -488,17 +489,169 @@ def test_in_a_pipe_the_log_is_plain_lines_and_standard_output_is_the_scripts_own
     assert (done.returncode, done.stdout) == (0, "result\n")
     assert set(done.stderr) & CONTROL_CHARACTERS == set()
     lines = done.stderr.splitlines()
-    assert sources(lines) == {"pool", "node 0"}
-    assert sorted(line[9:] for line in lines if "grüße" in line) == [f"node 0  │ grüße {n}" for n in range(4)]
+    named = {source for source in sources(lines) if re.fullmatch(r"0/\d \w+#\d", source)}
+    assert sources(lines) - named == {"pool", "node 0"}
+    assert len(named) == 4
+    assert sorted(line.partition(" │ ")[2] for line in lines if "grüße" in line) == [f"grüße {n}" for n in range(4)]
     assert sum("bar 100%" in line for line in lines) == 4
     assert "closed after" in lines[-1]
     assert "4 calls" in lines[-1]
 
 
+# In `make test`: the script in a pipe above, and fleet/test_exits.py with an error in the block.
+@pytest.mark.full
 def test_an_error_in_the_block_is_logged_around_and_shown_once() -> None:
     done = run_script(display="log", inside="raise LookupError('mine')")
     shown, _, trace = done.stderr.partition("Traceback (most recent call last):")
-    assert sources(shown.splitlines()) == {"pool", "node 0"}
+    assert {source for source in sources(shown.splitlines()) if "#" not in source} == {"pool", "node 0"}
     assert "closed after" in shown
     assert trace.count("Error") == 1
     assert trace.endswith("LookupError: mine\n")
+
+
+def test_lines_name_their_worker_their_call_and_their_stream(pool: sky.ComputePool, everything: Listener) -> None:
+    @sky.compute
+    def named(stream: str) -> int:
+        print(f"named on {stream}", file=getattr(sys, stream))
+        return sky.instance_info().worker
+
+    everything.catch_up(pool)
+    everything.events.clear()
+    workers = sky.gather(named("stdout"), named("stderr")) >> pool
+    named("stdout") >> pool
+    everything.catch_up(pool)
+    heard = [event for event in everything.events if isinstance(event, sky.LogLine)]
+    assert sorted((line.call, line.stream) for line in heard) == [
+        ("named#0", "stdout"),
+        ("named#1", "stderr"),
+        ("named#2", "stdout"),
+    ]
+    assert {line.call: line.worker for line in heard if line.call != "named#2"} == dict(
+        zip(("named#0", "named#1"), workers, strict=True)
+    )
+
+
+def test_everything_printed_is_delivered_before_the_result_returns(
+    pool: sky.ComputePool, everything: Listener, heard: Callable[[], list[str]]
+) -> None:
+    heard()
+
+    def late(event: sky.SkywardEvent) -> None:
+        if isinstance(event, sky.LogLine):
+            time.sleep(0.002)
+            shown.append(event.line)
+
+    @sky.compute
+    def talk(n: int) -> int:
+        for part in range(20):
+            print(n, part)
+        return n
+
+    shown: list[str] = []
+    with sky.use_callback(late):
+        talk(1) >> pool
+        assert shown == [f"1 {part}" for part in range(20)]
+        assert pool.submit(talk.local, 2).result() == 2
+        assert len(shown) == 40
+        with pytest.raises(ZeroDivisionError):
+            fail_after_a_line() >> pool
+        assert shown[-1] == "about to fail"
+
+
+@sky.compute
+def fail_after_a_line() -> None:
+    print("about to fail")
+    raise ZeroDivisionError
+
+
+def test_records_of_logging_reach_the_handlers_here_with_the_levels_set_here(
+    pool: sky.ComputePool, everything: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    @sky.compute
+    def log_some() -> None:
+        logger = logging.getLogger("my.app")
+        logger.debug("nobody asked")
+        logger.info("step %d", 3, extra={"loss": 0.5})
+        logging.getLogger("my.noise").warning("too much")
+        library = logging.getLogger("my.library")
+        library.addHandler(logging.NullHandler())
+        library.warning("retrying")
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError:
+            logger.exception("it failed")
+
+    everything.catch_up(pool)
+    everything.events.clear()
+    logging.getLogger("my.noise").setLevel(logging.ERROR)
+    with caplog.at_level(logging.INFO, "my"):
+        log_some() >> pool
+    mine = [record for record in caplog.records if record.name.startswith("my.")]
+    assert [(each.name, each.levelname, each.message) for each in mine] == [
+        ("my.app", "INFO", "step 3"),
+        ("my.library", "WARNING", "retrying"),
+        ("my.app", "ERROR", "it failed"),
+    ]
+    assert vars(mine[0])["loss"] == 0.5
+    assert re.fullmatch(r"0/[01] log_some#0", vars(mine[0])["skyward"])
+    assert "ZeroDivisionError" in (mine[2].exc_text or "")
+    lines = [event for event in everything.events if isinstance(event, sky.LogLine)]
+    assert [(line.level, line.logger, line.call) for line in lines] == [
+        (record.levelname, record.name, "log_some#0") for record in mine
+    ]
+
+    log_some() >> pool  # its levels here are the default ones again
+    assert not [record for record in caplog.records[len(mine) :] if record.message.startswith("step")]
+
+
+def test_a_call_that_configures_logging_itself_prints_as_it_likes(
+    pool: sky.ComputePool, heard: Callable[[], list[str]]
+) -> None:
+    @sky.compute
+    def configure() -> None:
+        logging.basicConfig(level=logging.DEBUG, format="OWN %(message)s")
+        try:
+            logging.getLogger("my.app").debug("its own")
+        finally:
+            logging.root.handlers.clear()
+            logging.root.setLevel(logging.WARNING)
+
+    configure() >> pool
+    assert heard() == ["OWN its own"]
+
+
+KILLED = """
+import os, signal, sys, time
+import skyward as sky
+
+@sky.compute
+def train(epochs):
+    for epoch in range(epochs):
+        print(f"epoch {epoch}")
+    os.system("echo from a subprocess")
+    return epochs
+
+with sky.ComputePool(provider=sky.Local(), display="quiet", lease=10, collect_metrics=False) as pool:
+    train(3) >> pool
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.full
+def test_output_of_a_client_that_was_killed_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", KILLED], timeout=90, check=False).returncode == -signal.SIGKILL
+    (folder,) = (tmp_path / "skyward/pools").iterdir()
+    try:
+        shown = skyward_command("logs", folder.name, "--call", "train#0")
+        assert [line.partition(" | ")[2] for line in shown.splitlines()] == [
+            *("epoch 0", "epoch 1", "epoch 2", "from a subprocess")
+        ]
+        assert "worker-0 | " in skyward_command("logs", folder.name, "--system"), "its node lives on for 10 s"
+    finally:
+        skyward_command("down", folder.name)
+
+
+def skyward_command(*arguments: str) -> str:
+    command = [sys.executable, "-m", "skyward", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import gallery
 import skyward as sky
 from skyward.provision.buying.ledger import Ledger
 from skyward.testing.hosts import require_sshd
@@ -17,12 +18,10 @@ from support.clouds.vendors import PATH, VENDORS, opened
 require_sshd()
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
-FOLDER = Path(__file__).parents[3] / "examples"
-
 
 @pytest.mark.parametrize(
     ("vendor", "arguments"),
-    [("digitalocean", ["digitalocean_droplets.py"]), ("vastai", ["vastai_bids.py", "CPU"])],
+    [("digitalocean", ["providers/digitalocean_droplets.py"]), ("vastai", ["providers/vastai_bids.py", "CPU"])],
     ids=["digitalocean", "vastai"],
 )
 def test_an_example_prints_its_results_and_leaves_nothing(
@@ -35,7 +34,7 @@ def test_an_example_prints_its_results_and_leaves_nothing(
         monkeypatch.setattr(sky, found.kind.__name__, partial(found.kind, endpoint_url=cloud.endpoint_url))
         monkeypatch.setattr(sys, "argv", arguments)
 
-        runpy.run_path(str(FOLDER / arguments[0]), run_name="__main__")
+        runpy.run_path(str(gallery.EXAMPLES / arguments[0]), run_name="__main__")
 
         said = capsys.readouterr().out
         assert cloud.left() == {}
@@ -43,3 +42,4 @@ def test_an_example_prints_its_results_and_leaves_nothing(
     assert "sum of squares: 328350" in said
     assert "cost: $0." in said
     assert list(Ledger.of_user().open_entries()) == []
+    gallery.compare(arguments[0], said, exactly=False)

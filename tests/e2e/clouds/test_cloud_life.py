@@ -34,7 +34,7 @@ from skyward.providers._common.ssh_keys import user_key
 from skyward.provision.buying.ledger import Ledger
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud
-from support.clouds.vendors import PATH, PROMPT, VENDORS, Vendor, opened
+from support.clouds.vendors import BOOTED, PATH, PROMPT, Vendor, opened
 
 require_sshd()
 pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
@@ -44,7 +44,7 @@ Kind = TypeVar("Kind", bound=SkywardEvent)
 
 PAGES = Path(__file__).parents[3] / "docs/providers"
 IMAGE = sky.Image(pip=[f"numpy=={np.__version__}", f"scikit-learn=={version('scikit-learn')}"])
-NODES = 3
+NODES = 2
 VICTIM = 1
 TIMEOUT_S = 900
 DEADLINE_S = 120.0
@@ -97,7 +97,7 @@ def where() -> tuple[int, str]:
     return sky.instance_info().node, os.environ["SKYWARD_INSTANCE"]
 
 
-@pytest.fixture(scope="module", params=VENDORS, ids=[each.name for each in VENDORS])
+@pytest.fixture(scope="module", params=BOOTED)
 def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Life:
     vendor: Vendor = request.param
     folder = tmp_path_factory.mktemp(vendor.name)

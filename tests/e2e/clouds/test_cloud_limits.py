@@ -23,7 +23,7 @@ from skyward.testing.hosts import require_sshd
 from support.clock import FakeClock
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import SPECS
-from support.clouds.vendors import PATH, PROMPT, SAMPLED, VENDORS, Vendor, opened
+from support.clouds.vendors import BOOTED, EACH_KIND, PATH, PROMPT, VENDORS, Vendor, opened
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -91,7 +91,7 @@ async def test_the_cost_is_the_vendors_to_the_second_at_the_price_it_charges(
     assert final.hourly_rate == pytest.approx(3 * vendor.usd_per_hour * SURCHARGE, rel=1e-4)
 
 
-@pytest.mark.parametrize("vendor", SAMPLED, indirect=True)
+@pytest.mark.parametrize("vendor", BOOTED, indirect=True)
 def test_a_pool_stays_below_max_cost_although_its_record_is_dearer_than_the_offer(
     vendor: Vendor, machines: FakeCloud
 ) -> None:
@@ -133,7 +133,7 @@ class _Offering:
         return [dataclasses.replace(each, **self._fields) for each in await self._provider.offers(request)]
 
 
-@pytest.mark.parametrize("vendor", SAMPLED, indirect=True)
+@pytest.mark.parametrize("vendor", BOOTED, indirect=True)
 def test_a_machine_with_another_host_key_gets_no_byte(vendor: Vendor, machines: FakeCloud) -> None:
     machines.room.impostors = True
     provider: Any = _Offering(vendor.provider(machines), ready_within_s=4.0)
@@ -148,6 +148,7 @@ def test_a_machine_with_another_host_key_gets_no_byte(vendor: Vendor, machines: 
     assert [each for each in logs if "Accepted" in each or "Starting session" in each] == []
 
 
+@pytest.mark.parametrize("vendor", BOOTED, indirect=True)
 async def test_eight_machines_come_up_within_the_vendors_patience(
     vendor: Vendor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def test_every_state_word_of_the_description_has_a_meaning(vendor: Vendor) -> No
     assert set(vendor.described()) == set(vendor.states)
 
 
+@pytest.mark.parametrize("vendor", EACH_KIND, indirect=True)
 async def test_state_words_are_understood_and_an_unknown_one_is_waited_out(
     vendor: Vendor, records: FakeCloud, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from joblib import parallel_config
 
 import skyward as sky
 from skyward.errors import ConfigurationError
-from skyward.events import CostFinal, Notice, SkywardEvent
+from skyward.events import CostFinal, InstanceLaunching, Notice, SkywardEvent
 from skyward.providers.base import Offer
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.preparing import machine_size
@@ -124,6 +124,7 @@ def test_two_containers_that_reach_nothing_of_each_other_do_all_but_train_togeth
     """Their own keys are refused, which is reported; ports move, keys vanish, and one main process is restarted."""
     cloud.containers_may_end = False
     events: list[SkywardEvent] = []
+    assert sky.distributed.__all__, "a program that trains has imported it before its pool opens"
     pool = sky.ComputePool(
         provider=vendor.provider(cloud),
         nodes=2,
@@ -133,6 +134,9 @@ def test_two_containers_that_reach_nothing_of_each_other_do_all_but_train_togeth
         on_event=events.append,
     )
     with pool:
+        with subtests.test("a gang is announced to be refused, before the machines are bought"):
+            told = [each for each in events if isinstance(each, InstanceLaunching) or "reach each other" in str(each)]
+            assert [type(each) for each in told[:2]] == [Notice, InstanceLaunching]
         with subtests.test("a container whose key is refused cannot end its own bill"):
             check_notices(vendor, events)
         with subtests.test("calls on both, a grid search, a large argument"):
@@ -222,7 +226,8 @@ class Impatient:
         return [dataclasses.replace(each, ready_within_s=READY_WITHIN_S) for each in found]
 
 
-@sampled("vastai")  # which names its hosts
+# In `make test`: test_cloud_limits.py for the host key, unit/provision/fleet/test_unfit_machines.py for the others.
+@sampled()
 def test_hosts_that_fail_are_replaced_elsewhere_and_their_cost_is_in_the_summary(
     vendor: Vendor, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,13 +20,15 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.provision.buying.opening_sweep import OpeningSweep
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud
-from support.clouds.vendors import PATH, PROMPT, SAMPLED, VENDORS, Vendor, opened
+from support.clouds.vendors import BOOTED, EACH_KIND, PATH, PROMPT, VENDORS, Vendor, opened
 
 require_sshd()
 pytestmark = pytest.mark.timeout(600)
 
 SEED = 16
-POINTS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 8
+POINTS = 20
+SHARED = os.environ.get("HYPOTHESIS_PROFILE") != "long"
+"""Whether the vendors share the points, as in `make test-full`; else each of them has them all."""
 CALLS = 30
 """Calls of a healthy client, about: points later than its last one kill it at its end."""
 DEADLINE_S = 120.0
@@ -52,10 +54,11 @@ with sky.ComputePool(provider=kind(**settings), **terms):
 Moment = tuple[int, str]
 
 
-def moments() -> list[Moment]:
-    """Seeded points: the number of a call, and whether it has taken effect."""
+def moments(vendor: Vendor) -> list[Moment]:
+    """Return a vendor's seeded points: the number of a call, and whether it has taken effect."""
     every = [(number, moment) for number in range(1, CALLS + 1) for moment in ("before", "after")]
-    return random.Random(SEED).sample(every, POINTS)
+    points = random.Random(SEED).sample(every, POINTS)
+    return points[VENDORS.index(vendor) :: len(VENDORS)] if SHARED else points
 
 
 @pytest.fixture(params=VENDORS, ids=[each.name for each in VENDORS])
@@ -155,10 +158,12 @@ def all_off(cloud: FakeCloud) -> bool:
     return all(cloud.room.machine(each).off for each in cloud.alive)
 
 
-@pytest.mark.parametrize("points", [(None,), pytest.param(moments(), marks=pytest.mark.full)], ids=["one", "many"])
+@pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.full)], ids=["one", "many"])
+@pytest.mark.parametrize("vendor", EACH_KIND, indirect=True)
 def test_whenever_the_client_is_killed_its_machines_power_off_and_the_next_pool_removes_them(
-    vendor: Vendor, cloud: FakeCloud, points: Sequence[Moment | None]
+    vendor: Vendor, cloud: FakeCloud, many: bool
 ) -> None:
+    points: Sequence[Moment | None] = moments(vendor) if many else [None]
     for point in points:
         killed_at(vendor, cloud, point)
         eventually(lambda: all_off(cloud))
@@ -172,7 +177,7 @@ def test_whenever_the_client_is_killed_its_machines_power_off_and_the_next_pool_
         assert (cloud.left(), open_entries) == ({}, []), (point, notes)
 
 
-@pytest.mark.parametrize("vendor", SAMPLED, indirect=True)
+@pytest.mark.parametrize("vendor", BOOTED, indirect=True)
 def test_machines_with_a_secret_of_their_own_remove_themselves(vendor: Vendor, cloud: FakeCloud) -> None:
     """Without anybody's help: the client is dead, and no other pool is opened."""
     assert vendor.ends_itself is not None

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import gallery
 from skyward.testing.hosts import require_sshd
 from support.clouds.vendors import PATH, VENDORS, opened
 
 require_sshd()
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
-EXAMPLE = Path(__file__).parents[3] / "examples/verda_gpus.py"
+EXAMPLE = "providers/verda_gpus.py"
 
 
 def test_machines_are_found_where_they_are_and_nothing_is_left(
@@ -24,9 +25,10 @@ def test_machines_are_found_where_they_are_and_nothing_is_left(
     env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
     with opened(vendor, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env) as cloud:
         monkeypatch.setattr("skyward.providers.verda.provider.API_URL", cloud.endpoint_url)
-        monkeypatch.setattr(sys, "argv", [EXAMPLE.name, vendor.machine])
-        runpy.run_path(str(EXAMPLE), run_name="__main__")
+        monkeypatch.setattr(sys, "argv", [EXAMPLE, vendor.machine])
+        runpy.run_path(str(gallery.EXAMPLES / EXAMPLE), run_name="__main__")
         assert cloud.left() == {}
     said = capsys.readouterr().out
     assert "node 2 of 2, no GPU" in said
     assert "sum of squares: 328350" in said
+    gallery.compare(EXAMPLE, said, exactly=False)

@@ -210,6 +210,8 @@ async def test_the_link_shows_the_clusters_work(cluster: SkywardCluster, link: s
     assert cookies == ""  # scripts cannot read it
 
 
+# In `make test`: unit/node/supervisor/test_dashboard.py.
+@pytest.mark.full
 async def test_without_the_token_nothing_is_shown(link: str) -> None:
     async with browser() as page:
         await page.call("Page.navigate", url=link.partition("?")[0])

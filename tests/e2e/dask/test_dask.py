@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import dask
 import psutil
 import pytest
-from distributed import Client, Status, get_client, get_worker
+from distributed import Client, Status, get_client, get_worker, wait
 
 import skyward as sky
 from skyward.errors import ConfigurationError, PoolStateError
@@ -18,6 +20,19 @@ from skyward.node.supervisor.survey import memory_bytes
 from skyward_dask import SkywardCluster
 
 PATIENCE_S = 60.0
+
+MODULE = """
+class Scaled:
+    def __init__(self, value):
+        self.value = value
+
+def scaled(number):
+    import {name}_deeper
+    return Scaled(number * {name}_deeper.FACTOR)
+
+def total(parts):
+    return sum(part.value for part in parts)
+"""
 
 
 def until(condition):
@@ -42,10 +57,21 @@ def by_value():
         time.sleep(0.02)
         return number * number
 
-    return where, wait_for_file, slow_square
+    def divide(path, number):
+        wait_for_file(path, number)
+        return 1 // number
+
+    def page_of_workers(dask_scheduler):
+        from distributed.dashboard.components.scheduler import WorkerTable
+
+        table = WorkerTable(dask_scheduler)
+        table.update()
+        return [each for each in table.source.data.get("skyward_call", []) if each]
+
+    return where, wait_for_file, slow_square, divide, page_of_workers
 
 
-where, wait_for_file, slow_square = by_value()
+where, wait_for_file, slow_square, divide, page_of_workers = by_value()
 
 
 @sky.compute
@@ -87,6 +113,12 @@ def hold(seconds):
     time.sleep(seconds)
 
 
+@sky.compute
+def hold_until(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
 def test_tasks_belong_to_no_call_and_what_they_print_arrives():
     lines: list[tuple[int, str]] = []
     with sky.ComputePool(provider=sky.Local(), nodes=1, display="quiet") as pool:
@@ -109,6 +141,50 @@ class TestBorrowed:
     def test_nodes_of_one_machine_divide_its_memory(self, cluster):
         limits = [worker["memory_limit"] for worker in cluster.scheduler_info["workers"].values()]
         assert limits == [memory_bytes() // 2] * 2
+
+    @pytest.mark.parametrize("of_the_pool", [False, True], ids=["Client(cluster)", "pool.dask_client()"])
+    def test_local_modules_come_along_with_graphs_and_so_do_their_changes(
+        self, pool, cluster, tmp_path, monkeypatch, of_the_pool
+    ):
+        name = f"sky_graph_{int(of_the_pool)}"
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / f"{name}_deeper.py").write_text("FACTOR = 10\n")
+        (tmp_path / f"{name}.py").write_text(MODULE.format(name=name))
+        helpers = importlib.import_module(name)
+        with pool.dask_client(set_as_default=False) if of_the_pool else Client(cluster) as client:
+            assert [each.value for each in client.gather(client.map(helpers.scaled, range(3)))] == [0, 10, 20]
+            assert type(client.submit(helpers.scaled, 3).result()) is helpers.Scaled
+            total = dask.delayed(helpers.total)([dask.delayed(helpers.scaled)(n) for n in (1, 2)])
+            assert client.compute(total).result() == 30
+
+            (tmp_path / f"{name}_deeper.py").write_text("FACTOR = 7\n")
+            assert client.submit(helpers.scaled, 1, pure=False).result().value == 7
+
+    def test_a_native_call_is_on_the_dashboards_page_of_workers_while_it_runs(self, pool, cluster, tmp_path):
+        with Client(cluster) as client:
+
+            def shown():
+                return [each.partition(", ")[0] for each in client.run_on_scheduler(page_of_workers)]
+
+            running = pool.submit(hold_until(str(tmp_path / "go on")))
+            try:
+                until(lambda: shown() == ["hold_until"])
+            finally:
+                (tmp_path / "go on").touch()
+            assert running.result() is None
+            until(lambda: shown() == [])
+
+    def test_the_progress_of_tasks_is_published_by_the_pool(self, pool, cluster, tmp_path):
+        seen = []
+        pool.on(sky.Progress, seen.append)
+        with Client(cluster) as client:
+            futures = client.map(divide, [str(tmp_path / "go on")] * 3, range(3))
+            until(lambda: sky.Progress("divide", 0, 3, running=2) in seen)
+            assert [work.label for work in pool.snapshot().works] == ["divide"]
+            (tmp_path / "go on").touch()
+            wait(futures)
+            until(lambda: seen[-1].over)
+        assert seen[-1] == sky.Progress("divide", 2, 3, failed=1)
 
     def test_a_task_finds_its_worker_and_a_client(self, cluster):
         with Client(cluster) as client:
@@ -166,6 +242,8 @@ def test_grows_and_shrinks_by_hand_and_with_the_work_while_tasks_and_calls_run(t
         until(lambda: cluster.observed == {"node0-worker0"})
 
 
+# In `make test`: fleet/test_fleet.py, whose survivors go on without the head.
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_outlives_its_head_node():
     with SkywardCluster(provider=sky.Local(), nodes=2, display="quiet", scheduler_sync_interval="100ms") as cluster:
@@ -228,6 +306,8 @@ if __name__ == "__main__":
 """
 
 
+# In `make test`: unit/skyward_dask/test_skyward_cluster.py::TestClosing.
+@pytest.mark.full
 def test_a_process_that_does_not_close_its_cluster_ends_its_machines(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

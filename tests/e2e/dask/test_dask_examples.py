@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+import gallery
 
 pytestmark = [pytest.mark.example, pytest.mark.full, pytest.mark.timeout(150)]
 
 
 def run(script, *arguments, tmp_path):
-    """What the script prints, without what is shown of the pool."""
+    """What the script prints, which is what the gallery shows."""
     completed = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", EXAMPLES / script, *arguments],
+        [sys.executable, "-W", "error::ResourceWarning", gallery.EXAMPLES / script, *arguments],
         capture_output=True,
         text=True,
         timeout=140,
@@ -27,7 +26,8 @@ def run(script, *arguments, tmp_path):
     )
     assert completed.returncode == 0, completed.stderr
     assert "Traceback" not in completed.stderr
-    return [line for line in completed.stdout.splitlines() if "│" not in line]
+    gallery.compare(script, completed.stdout, exactly=script != "three_front_ends.py")
+    return completed.stdout.splitlines()
 
 
 @pytest.mark.timeout(290)  # two scripts

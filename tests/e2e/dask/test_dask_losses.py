@@ -216,6 +216,8 @@ def dask_setup(worker):
 """
 
 
+# In `make test`: the scheduler that dies alone, in this file.
+@pytest.mark.full
 def test_a_scheduler_that_dies_before_workers_have_joined_costs_none_of_them(tmp_path):
     go, preload = tmp_path / "go", tmp_path / "hesitate.py"
     preload.write_text(HESITATES.format(go=str(go)))

@@ -47,7 +47,7 @@ asyncio.run(main())
 """,
         143,
     ),
-    "never left": ("pool.__enter__(); assert double(1) >> pool == 2", 0),
+    "never closed": ("pool.open(); assert double(1) >> pool == 2", 0),
     "left to a thread": (
         """
 def work():

@@ -150,6 +150,8 @@ def test_a_lost_island_is_replaced_and_the_other_one_goes_on(pool: sky.ComputePo
     assert len(set(scheduler() @ pool)) == 2
 
 
+# In `make test`: unit/provision/fleet/test_topology.py, and calls of every kind in this file.
+@pytest.mark.full
 def test_a_node_becomes_a_head_when_the_next_one_is_elsewhere_and_follows_when_it_is_near_again() -> None:
     provider = LocalNetworks(networks={0: "a", 1: "a"})
     with sky.ComputePool(provider=provider, nodes=2, display="quiet") as pool:

@@ -349,6 +349,8 @@ def leave_a_daemon() -> int:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True).pid
 
 
+# In `make test`: test_exits.py, and the killed supervisor below.
+@pytest.mark.full
 async def test_stop_leaves_nothing_not_even_what_calls_have_spawned(config: NodeConfig) -> None:
     async with running(config) as node:
         await node.all_running()
@@ -394,6 +396,8 @@ async def test_dead_nanny_process_is_reported_and_replaced(config: NodeConfig, r
         assert {worker.address for worker in node.workers.values()} == set(node.ready.workers)
 
 
+# In `make test`: dask/test_dask_losses.py, where a scheduler dies alone.
+@pytest.mark.full
 async def test_dead_scheduler_is_replaced_at_its_address(config: NodeConfig) -> None:
     async with running(config) as node:
         await node.all_running()
@@ -426,6 +430,8 @@ async def test_nothing_outlives_a_killed_supervisor(config: NodeConfig, and_the:
     remove_folder(node.ready.blob_dir)
 
 
+# In `make test`: every pool of several nodes, as in test_fleet.py.
+@pytest.mark.full
 async def test_node_that_is_not_the_head_starts_workers_when_told_the_scheduler(config: NodeConfig) -> None:
     other = replace(
         config,

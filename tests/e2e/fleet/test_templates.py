@@ -201,6 +201,8 @@ async def test_a_start_that_is_cancelled_returns_once_its_processes_are_found_by
     assert not any(process.is_running() for process in found)
 
 
+# In `make test`: test_exits.py, whose programs leave no process.
+@pytest.mark.full
 def test_a_template_has_ended_when_its_client_has_exited() -> None:
     script = "node(); import psutil; print(*[child.pid for child in psutil.Process().children()])"
     pids = [int(word) for word in run_client(script).split()]

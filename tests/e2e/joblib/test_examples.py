@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from joblib import parallel_config
 
+import gallery
 import skyward as sky
 import skyward_joblib  # noqa: F401  # registers the backend
 
@@ -67,6 +68,7 @@ def test_example_prints_the_same_on_loky_and_on_a_fleet(name, on_loky, capsys, m
     with parallel_config("skyward"):
         importlib.import_module(name).main()
     assert capsys.readouterr().out == on_loky[name]
+    gallery.compare(f"joblib/{name}.py", on_loky[name])
 
 
 @pytest.mark.full

@@ -217,6 +217,8 @@ def test_joblib_pool_is_the_backend_while_it_is_open_and_its_one_worker_does_the
     assert not pool.is_active
 
 
+# In `make test`: unit/skyward_joblib/test_sklearn.py.
+@pytest.mark.full
 def test_grid_search_finds_what_it_finds_here():
     from sklearn.datasets import load_digits
     from sklearn.model_selection import GridSearchCV

@@ -167,6 +167,8 @@ with sky.ComputePool(provider=sky.AWS(endpoint_url=sys.argv[1]), machine=sys.arg
 """
 
 
+# In `make test`: the contract of TestAWS, unit/testing/test_aws.py and clouds/test_killed_clients.py.
+@pytest.mark.full
 def test_the_machine_of_a_killed_client_ends_its_bill_by_itself(start: Start, tmp_path: Path, ssh_cache: Path) -> None:
     ec2 = start(ssh_cache)
     killed = subprocess.run(
@@ -201,6 +203,8 @@ def where() -> tuple[int, str]:
     return sky.instance_info().node, os.environ["SKYWARD_INSTANCE"]
 
 
+# In `make test`: unit/provision/fleet/test_preempted.py, with one of four nodes taken under 400 calls.
+@pytest.mark.full
 def test_a_preempted_node_is_replaced_no_call_is_lost_and_the_bill_is_right(
     start: Start, tmp_path: Path, ssh_cache: Path
 ) -> None:

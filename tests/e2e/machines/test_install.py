@@ -6,13 +6,22 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
+from uv import find_uv_bin
+
+import skyward as sky
+from skyward.provision.preparing.sources import package_sources, pip_settings
 
 ROOT = Path(__file__).parents[3]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 PROSE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]
+UV = (find_uv_bin(), "pip", "install", "--python", "venv/bin/python")
+"""The wheel is installed with pip; for hundreds of megabytes of others, and five plans, pip takes 90 s."""
 FRONT_ENDS = """
 from pathlib import Path
 
@@ -46,13 +55,16 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment of pip alone, in which the wheel is then installed without extras."""
+    """An environment of pip alone, in which the wheel is then installed without extras.
+
+    What is not imported is not compiled, here and below: that was a third of the time.
+    """
     folder = tmp_path_factory.mktemp("bare")
     run(sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), cwd=folder)
     (wheel,) = folder.glob("*.whl")
     assert wheel.name.startswith("skyward_fleet-")
     venv.create(folder / "venv", with_pip=True)
-    run(str(folder / "venv/bin/pip"), "install", "-q", str(wheel), cwd=folder)
+    run(str(folder / "venv/bin/pip"), "install", "-q", "--no-compile", str(wheel), cwd=folder)
     return folder
 
 
@@ -60,6 +72,7 @@ def run(*argv: str, cwd: Path, check: bool = True) -> subprocess.CompletedProces
     """Run a command as a user would: nothing of this checkout is on its path."""
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "PIP_NO_INDEX")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment |= package_sources(sky.Image(), pip_settings(environment)).for_uv(environment)
     done = subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=540, check=False)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
@@ -70,10 +83,11 @@ def run(*argv: str, cwd: Path, check: bool = True) -> subprocess.CompletedProces
 def test_the_wheel_runs_a_pool_and_each_front_end_in_a_bare_environment(bare: Path) -> None:
     python = str(bare / "venv/bin/python")
 
-    assert run(str(bare / "venv/bin/skyward"), "--version", cwd=bare).stdout.startswith("skyward, version ")
+    assert run(python, "-m", "skyward", "--version", cwd=bare).stdout == f"skyward, version {VERSION}\n"
     without = run(python, "-c", "import skyward_joblib", cwd=bare, check=False)
     assert "pip install 'skyward-fleet[joblib]'" in without.stderr
-    run(str(bare / "venv/bin/pip"), "install", "-q", "skyward-fleet[dask,sklearn]", cwd=bare)
+    (wheel,) = bare.glob("*.whl")
+    run(*UV, f"skyward-fleet[dask,sklearn] @ file://{wheel}", cwd=bare)
     (bare / "program.py").write_text(FRONT_ENDS, encoding="utf-8")
 
     lines = run(python, "program.py", cwd=bare).stdout.splitlines()
@@ -88,3 +102,16 @@ def test_no_text_has_users_install_the_project_of_that_name_on_the_index() -> No
     found = {path.name: wrong.findall(path.read_text(encoding="utf-8")) for path in texts}
 
     assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("release", re.findall(r"[\d.]+", re.findall(r"^dasks := (.*)$", MAKEFILE, re.MULTILINE)[0]))
+def test_the_wheel_is_installed_next_to_every_release_of_dask_in_the_matrix(bare: Path, release: str) -> None:
+    (wheel,) = bare.glob("*.whl")
+    wanted = [f"skyward-fleet[dask] @ file://{wheel}", f"dask=={release}"]
+
+    done = run(*UV, "--dry-run", "--reinstall", *wanted, cwd=bare)
+
+    assert f"+ dask=={release}\n" in done.stderr
+    assert f"+ distributed=={release}\n" in done.stderr

@@ -21,7 +21,7 @@ from uv import find_uv_bin
 from skyward.providers import INSTANCE_VARIABLE, Instance, LocalAccess, Provider
 from skyward.testing.provider_contract import Promise, ProviderContract
 
-PACKAGE = Path(__file__).parents[2] / "packages/skyward-folders"
+PACKAGE = Path(__file__).parents[3] / "examples/extending/skyward-folders"
 TOKEN = "open sesame"
 CLIENT = """
 import sys, threading
@@ -100,11 +100,15 @@ def killed(user: User, root: Path) -> Iterator[str]:
         process.kill()
 
 
+# In `make test`: clouds/test_killed_clients.py.
+@pytest.mark.full
 def test_a_sweep_ends_the_machine_of_a_killed_client(user: User, root: Path, killed: str) -> None:
     assert processes_of(killed)
     (machine,) = user.skyward("ls")["machines"]
     assert (machine["provider"], machine["instance"], machine["owner"]["alive"]) == ("folders", killed, False)
-    assert TOKEN.encode() not in b"".join(path.read_bytes() for path in root.parent.glob("state/skyward/*"))
+    assert TOKEN.encode() not in b"".join(
+        path.read_bytes() for path in root.parent.glob("state/skyward/**/*") if path.is_file()
+    )
 
     (left,) = user.skyward("sweep", token="wrong", exit_code=1)["left"]
     assert "set FOLDERS_TOKEN" in left["reason"]

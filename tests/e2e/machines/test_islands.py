@@ -132,6 +132,8 @@ def test_hosts_that_reach_each_other_are_islands_on_request(tmp_path: Path, cach
                 SkywardCluster(pool)
 
 
+# In `make test`: fleet/test_networks.py, and clouds/test_containers.py for real networks.
+@pytest.mark.full
 def test_a_pool_on_two_islands_does_all_but_train_together(
     tmp_path: Path, cache: Path, subtests: pytest.Subtests
 ) -> None:
@@ -147,7 +149,9 @@ def test_a_pool_on_two_islands_does_all_but_train_together(
         ) as pool:
             with subtests.test("calls"):
                 check_calls(pool)
-                (note,) = [event.message for event in events if isinstance(event, Notice) and "reach" in event.message]
+                (note,) = [
+                    event.message for event in events if isinstance(event, Notice) and "all hosts" in event.message
+                ]
                 assert note == f"not all hosts reach each other: {', '.join(sea.names)} reach no other"
             with subtests.test("a grid search and an executor"):
                 check_front_ends(pool)

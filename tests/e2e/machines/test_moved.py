@@ -15,9 +15,10 @@ import pytest
 import skyward as sky
 from skyward.events import Error, InstanceProvisioned, SkywardEvent
 from skyward.providers.base import Instance, LaunchOrder, Offer
-from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
+from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.transport.access import SSHAccess
 from support.chaos import ChaosProxy
+from support.ssh_hosts import cached_host
 
 require_sshd()
 pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
@@ -60,14 +61,15 @@ def note(path: str, number: int) -> tuple[int, int]:
     return number, os.getppid()
 
 
+# In `make test`: clouds/test_containers.py, where a port moves and a container comes back at another one.
+@pytest.mark.full
 def test_calls_go_on_where_the_machine_has_moved_during_set_up_and_again_during_calls(
     tmp_path: Path, ssh_cache: Path
 ) -> None:
     """Nothing is replaced, no call is lost, and none happens twice."""
     events: list[SkywardEvent] = []
     path = str(tmp_path / "noted")
-    host = SshHost(tmp_path / "host", address="127.0.4.2", env={"PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")})
-    share_cache(host.home, ssh_cache)
+    host = cached_host(tmp_path / "host", "127.0.4.2", ssh_cache)
     with ExitStack() as stack:
         stack.enter_context(host)
         place = (host.address, host.port)

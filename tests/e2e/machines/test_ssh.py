@@ -16,8 +16,9 @@ import pytest
 
 import skyward as sky
 from skyward.events import InstanceProvisioned, NodeReachable, NodeUnreachable, SkywardEvent
-from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
+from skyward.testing.hosts import require_sshd, write_known_hosts
 from support.chaos import ChaosProxy
+from support.ssh_hosts import cached_host
 
 require_sshd()
 pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
@@ -32,7 +33,7 @@ class Linked:
     """Two hosts, each behind a proxy that can misbehave, and what it takes to log in through it."""
 
     def __init__(self, stack: ExitStack, folder: Path, cache: Path) -> None:
-        self.hosts = [stack.enter_context(_host(folder / f"host-{n}", f"127.0.0.{n}", cache)) for n in (2, 3)]
+        self.hosts = [stack.enter_context(cached_host(folder / f"host-{n}", f"127.0.0.{n}", cache)) for n in (2, 3)]
         self.proxies = [
             stack.enter_context(ChaosProxy(f"127.0.1.{n}", (host.address, host.port)))
             for n, host in enumerate(self.hosts, start=2)
@@ -47,12 +48,6 @@ class Linked:
             key_path=str(self.hosts[0].key_path),
             known_hosts=str(self.known_hosts),
         )
-
-
-def _host(folder: Path, address: str, cache: Path) -> SshHost:
-    host = SshHost(folder, address=address, env={"PIP_CONFIG_FILE": str(cache / "pip.conf")})
-    share_cache(host.home, cache)
-    return host
 
 
 @pytest.fixture
@@ -173,6 +168,8 @@ def holders(secret: str, *places: Path) -> dict[Path, int]:
     return found
 
 
+# In `make test`: test_ssh_transport.py for lists of processes, clouds/test_cloud_life.py for the rest.
+@pytest.mark.full
 def test_no_secret_is_in_a_process_list_an_event_a_log_or_a_file_of_others(linked: Linked, own_home: Path) -> None:
     secret = f"hush-{os.urandom(8).hex()}"
     events: list[SkywardEvent] = []
@@ -215,3 +212,30 @@ def test_no_secret_is_in_a_process_list_an_event_a_log_or_a_file_of_others(linke
 @sky.compute
 def read_variable(name: str) -> str:
     return os.environ[name]
+
+
+@sky.compute
+def keep(name: str, nbytes: int) -> list[str]:
+    before = sorted(path.name for path in Path().iterdir())
+    Path(name).write_bytes(os.urandom(nbytes))
+    return before
+
+
+@pytest.mark.full
+def test_pools_on_one_host_have_folders_of_their_own_and_files_come_back(
+    linked: Linked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    image = sky.Image(outputs=["*.bin"])
+    with sky.ComputePool(provider=linked.provider(direct=True), image=image, display="quiet") as first:
+        assert keep("first.bin", 20_000_000) >> first == []
+        with sky.ComputePool(provider=linked.provider(direct=True), display="quiet") as second:
+            assert keep("second.bin", 10) >> second == []
+            assert [path.name for path in second.fetch("*", to="second")] == ["second.bin"]
+        (large,) = first.fetch("*", to="first")
+        assert large.stat().st_size == 20_000_000
+    (output,) = (tmp_path / "outputs").glob("*/0/first.bin")
+    assert output.read_bytes() == large.read_bytes()
+
+    with sky.ComputePool(provider=linked.provider(direct=True), display="quiet") as third:
+        assert keep("third.bin", 10) >> third == []

@@ -14,7 +14,8 @@ import pytest
 
 import skyward as sky
 from skyward.events import BootstrapProgress, Error, Notice, SkywardEvent
-from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
+from skyward.testing.hosts import require_sshd, write_known_hosts
+from support.ssh_hosts import cached_host
 
 pytestmark = pytest.mark.timeout(300)
 BUCKET = "skyward-test"
@@ -68,12 +69,6 @@ def held_keys() -> int:
     return sum(type(found).__name__ == "StorageKey" for found in gc.get_objects())
 
 
-def test_the_keys_of_volumes_are_not_in_the_memory_of_a_worker(s3: Any, tmp_path: Path) -> None:
-    volume = sky.S3Volume(mount_path=str(tmp_path / "data"), bucket=BUCKET)
-    with sky.ComputePool(provider=sky.Local(), volume=[volume], display="quiet") as pool:
-        assert held_keys() >> pool == 0
-
-
 def test_two_local_nodes_read_a_dataset_and_write_results(s3: Any, tmp_path: Path) -> None:
     for key in ("data/train/a.txt", "data/b.txt", "data/../escape.txt", "other.txt"):
         s3.put_object(Bucket=BUCKET, Key=key, Body=f"this is {key}".encode())
@@ -89,6 +84,7 @@ def test_two_local_nodes_read_a_dataset_and_write_results(s3: Any, tmp_path: Pat
     ) as pool:
         seen = look(str(data)) @ pool
         keep(str(models), "result") @ pool
+        assert held_keys() @ pool == (0, 0), "keys of volumes are in the memory of a worker"
 
     assert seen == ((["b.txt", "train/a.txt"], "this is data/train/a.txt", 0o444),) * 2
     assert keys(s3) >= {"models/runs/0.txt", "models/runs/1.txt"}
@@ -148,16 +144,15 @@ def test_a_mount_path_that_cannot_be_made_is_named(s3: Any, tmp_path: Path) -> N
     assert failed.value.step == "volumes"
 
 
+# In `make test`: unit/providers/test_s3.py for the keys, the two local nodes above for the files.
+@pytest.mark.full
 def test_a_host_gets_short_lived_keys_and_leaves_no_trace(s3: Any, tmp_path: Path, ssh_cache: Path) -> None:
     require_sshd()
     s3.put_object(Bucket=BUCKET, Key="train/a.txt", Body=b"on a host")
     folder = tmp_path / "mounted"
     folder.mkdir()
     with ExitStack() as stack:
-        host = stack.enter_context(
-            SshHost(tmp_path / "host", address="127.74.0.2", env={"PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")})
-        )
-        share_cache(host.home, ssh_cache)
+        host = stack.enter_context(cached_host(tmp_path / "host", "127.74.0.2", ssh_cache))
         known_hosts = write_known_hosts(tmp_path / "known_hosts", host)
         provider = sky.SSH(
             hosts=[f"{host.address}:{host.port}"], key_path=str(host.key_path), known_hosts=str(known_hosts)

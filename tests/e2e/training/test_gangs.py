@@ -245,6 +245,8 @@ def test_inside_another_call_it_is_a_gang_of_one(pool: sky.ComputePool) -> None:
     assert place_inside() @ pool == ((0, 1, 0, 0, 1),) * CONCURRENCY + ((0, 1, 1, 0, 1),) * CONCURRENCY
 
 
+# In `make test`: the killed rank in this file, and lost nodes in fleet/test_fleet.py.
+@pytest.mark.full
 def test_a_lost_node_ends_the_others_with_its_cause_and_the_next_gang_has_one_in_its_place() -> None:
     with sky.ComputePool(provider=sky.Local(), nodes=NODES, concurrency=CONCURRENCY, display="quiet") as pool:
         with pytest.raises(WorkerLostError) as caught:

@@ -25,7 +25,7 @@ from support.clouds.runpod_api import RunPodApi
 from support.clouds.vast_api import STATUSES, VastApi
 from support.clouds.verda_api import VerdaApi
 
-__all__ = ["PATH", "PROMPT", "SAMPLED", "VENDORS", "Vendor", "opened", "vendor_named"]
+__all__ = ["BOOTED", "EACH_KIND", "PATH", "PROMPT", "VENDORS", "Vendor", "opened", "vendor_named"]
 
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 """Of machines: there is no uv."""
@@ -163,8 +163,18 @@ def vendor_named(name: str) -> Vendor:
     return next(each for each in VENDORS if each.name == name)
 
 
-SAMPLED = [pytest.param(each, marks=pytest.mark.full if each.containers else (), id=each.name) for each in VENDORS]
-"""Vendors for a test of which `make test` has enough with virtual machines: containers' own tests do the like."""
+def _sampled(*often: str) -> list[Any]:
+    return [pytest.param(each, marks=() if each.name in often else pytest.mark.full, id=each.name) for each in VENDORS]
+
+
+BOOTED = _sampled("digitalocean")
+"""Vendors for a test that `make test` runs with one vendor of virtual machines: containers' own tests do the like."""
+EACH_KIND = _sampled("digitalocean", "runpod")
+"""Vendors for a test that `make test` runs with one vendor of virtual machines and one of containers.
+
+The others keep their contract (``tests/contract``), their costs and their failing calls in `make test`.
+"""
+
 
 PROMPT: Mapping[str, Any] = {"listing_s": 1.0, "look_s": 0.05, "unlisted_s": 1.0, "look_interval_s": 0.1}
 """Class variables of providers whose waits are short."""

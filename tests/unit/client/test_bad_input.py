@@ -157,6 +157,13 @@ def test_a_pool_that_is_not_open_names_the_with_block(use: Any) -> None:
         use(pool_with())
 
 
+def test_a_pool_that_is_not_open_may_be_closed() -> None:
+    pool = pool_with()
+    pool.close()
+    pool.close()
+    assert not pool.is_active
+
+
 @pytest.mark.parametrize(
     ("computations", "given"),
     [

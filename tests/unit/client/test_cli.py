@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,10 +18,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skyward.client.cli import main
+from skyward.client.cli._doctor import _requirement
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.local import Local
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.owner import Owner
+from skyward.provision.mirroring.installed import Distribution, Origin
+from skyward.provision.mirroring.wheels import local_wheel
 from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, find_openssh, write_known_hosts
 from skyward.transport.access import LocalAccess
@@ -109,7 +113,7 @@ def test_it_is_installed_and_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "skyward", "ls", "--json"], capture_output=True, text=True, timeout=60, check=True
     )
-    assert json.loads(done.stdout) == {"machines": [], "cost": 0}
+    assert json.loads(done.stdout) == {"machines": [], "cost": 0, "unknown": [], "unasked": []}
     assert done.stderr == ""
 
 
@@ -121,6 +125,7 @@ EXAMPLES = [
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for line in page.read_text(encoding="utf-8").splitlines()
     if line.startswith(("$ skyward ", "skyward "))
+    and "--provider folders" not in line  # an example's, not installed here
 ]
 
 
@@ -157,8 +162,24 @@ def test_ls_lists_open_machines_with_cost_and_owner(launch: Callable[..., list[I
     assert listed["cost"] == pytest.approx(2 * 2 * 1.5, rel=0.01)
     said = run("ls").output
     assert "dead: `skyward sweep` ends its machines" in said
-    assert f"{os.getpid()}, alive" in said
+    assert f"{ALIVE.pid}, alive" in said
     assert "3 machines, $6.00" in said
+
+
+def test_ls_asks_the_provider_what_is_still_there(
+    launch: Callable[..., list[Instance]], ledger: Ledger, tmp_path: Path
+) -> None:
+    _, gone = launch("a", "b")
+    shutil.rmtree(folder_of(gone))
+    lost = Purchase(pool_id="sky-3", provider="no-such-provider", price_per_hour=1.0)
+    ledger.reserve({"c": 0}, lost, owner=DEAD)
+
+    assert [each["state"] for each in answer("ls")["machines"]] == ["running", "gone", None]
+    said = run("ls").output
+    assert "state unknown: no-such-provider: " in said
+    (row,) = [line.split() for line in said.splitlines() if "sky-3" in line]
+    assert row[3:5] == ["?", "?"], "neither id nor state"
+    assert [each["key"] for each in answer("ls", "--provider", "local")["machines"]] == ["a", "b"]
 
 
 def test_ls_says_where_an_owner_is_that_cannot_be_judged_from_here(launch: Callable[..., list[Instance]]) -> None:
@@ -271,18 +292,18 @@ def logged(launch: Callable[..., list[Instance]]) -> list[Instance]:
 
 
 def test_logs_show_every_log_of_every_node(logged: list[Instance]) -> None:
-    shown = run("logs", "sky-1").output.splitlines()
+    shown = run("logs", "sky-1", "--system").output.splitlines()
 
     assert shown[:3] == [f"node 0 supervisor | supervisor of 0, line {n}" for n in range(3)]
     assert len(shown) == 2 * 3 * 3, "an unfinished line may still grow"
-    read = answer("logs", "sky-1")["logs"]
+    read = answer("logs", "sky-1", "--system")["logs"]
     assert [(log["node"], log["worker"], len(log["lines"])) for log in read] == [
         (node, worker, 3) for node in range(2) for worker in (None, 0, 1)
     ]
 
 
 def test_logs_of_one_worker_can_be_cut_to_their_last_lines(logged: list[Instance]) -> None:
-    shown = run("logs", "sky-1", "--node", "1", "--worker", "0", "-n", "1").output.splitlines()
+    shown = run("logs", "sky-1", "--system", "--node", "1", "--worker", "0", "-n", "1").output.splitlines()
 
     assert shown == ["node 1 worker-0 | worker-0 of 1, line 2"]
 
@@ -290,7 +311,7 @@ def test_logs_of_one_worker_can_be_cut_to_their_last_lines(logged: list[Instance
 def test_logs_of_a_node_that_has_ended_are_still_there_on_this_machine(logged: list[Instance]) -> None:
     asyncio.run(Local().terminate([each.id for each in logged]))
 
-    shown = run("logs", "sky-1", "--worker", "1", "-f").output.splitlines()
+    shown = run("logs", "sky-1", "--system", "--worker", "1", "-f").output.splitlines()
 
     assert len(shown) == 2 * 4, "nothing is unfinished any more, and there is nothing to follow"
 
@@ -301,8 +322,8 @@ HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J\x1b[Aat 10%\rat 99% \x9b5n
 def test_logs_are_shown_without_control_sequences_and_read_as_they_are(logged: list[Instance]) -> None:
     (folder_of(logged[0]) / "worker-0.log").write_text(f"{HOSTILE}\n", encoding="utf-8", newline="")
 
-    shown = run("logs", "sky-1", "--node", "0", "--worker", "0").output
-    (read,) = answer("logs", "sky-1", "--node", "0", "--worker", "0")["logs"]
+    shown = run("logs", "sky-1", "--system", "--node", "0", "--worker", "0").output
+    (read,) = answer("logs", "sky-1", "--system", "--node", "0", "--worker", "0")["logs"]
 
     assert shown == "node 0 worker-0 | at 99% \\x00end\n"
     assert read["lines"] == [HOSTILE]
@@ -310,7 +331,7 @@ def test_logs_are_shown_without_control_sequences_and_read_as_they_are(logged: l
 
 def test_logs_keep_colours_on_a_terminal(logged: list[Instance], tmp_path: Path) -> None:
     (folder_of(logged[0]) / "worker-0.log").write_text("\x1b[31mred\x1b[0m \x1b[2Jtext\n")
-    command = [sys.executable, "-m", "skyward", "logs", "sky-1", "--node", "0", "--worker", "0"]
+    command = [sys.executable, "-m", "skyward", "logs", "sky-1", "--system", "--node", "0", "--worker", "0"]
     terminal, its_end = os.openpty()
     try:
         done = subprocess.run(command, stdout=its_end, check=False, timeout=60)
@@ -330,13 +351,19 @@ def test_logs_keep_colours_on_a_terminal(logged: list[Instance], tmp_path: Path)
         (["--worker", "7"], "there is no log of a worker 7"),
         (["--follow", "--json"], "leave one out"),
         (["--node", "x"], "Invalid value for '--node'"),
+        (["--call", "train"], "leave one out"),
     ],
 )
 def test_logs_that_cannot_be_are_usage_errors(logged: list[Instance], options: list[str], message: str) -> None:
-    done = run("logs", "sky-1", *options)
+    done = run("logs", "sky-1", "--system", *options)
 
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+def test_output_that_is_not_kept_is_an_error_that_names_what_is_left(launch: Callable[..., list[Instance]]) -> None:
+    launch("a")
+    assert "the output of pool sky-1 is not kept any more" in run("logs", "sky-1").stderr
 
 
 # --- clean --------------------------------------------------------------------------------------------------------
@@ -356,6 +383,18 @@ def test_clean_removes_the_cache_and_says_how_much_that_freed(cached: Path, ledg
     assert "MiB freed" in run("clean").output
     assert not cached.exists()
     assert answer("clean")["freed_bytes"] == 0
+
+
+def test_clean_removes_the_wheels_that_a_mirror_has_built(tmp_path: Path, ledger: Ledger) -> None:
+    source = tmp_path / "own-1.0-py3-none-any.whl"
+    source.write_bytes(b"wheel")
+    wheel = local_wheel(Distribution(name="own", version="1.0", origin=Origin.ARCHIVE, place=str(source)), {})
+    assert wheel.read_bytes() == b"wheel"
+
+    answer("clean")
+
+    assert not wheel.exists()
+    assert source.exists()
 
 
 def test_clean_keeps_what_nodes_may_run_from(cached: Path, launch: Callable[..., list[Instance]]) -> None:
@@ -391,6 +430,15 @@ def test_doctor_says_how_to_mend_a_ledger_and_a_folder_and_what_crashed(
     assert "fail state folder" in done.output
     assert "set XDG_STATE_HOME to another folder" in done.output
     assert "fail ledger" in done.output
+
+
+def test_doctor_warns_where_the_packages_of_local_pools_are_missing() -> None:
+    [found] = _requirement('sky-no-such>=1; extra == "local"')
+
+    assert (found.state, found.found) == ("warn", "not installed")
+    assert "pip install 'skyward-fleet[local]'" in found.fix
+    assert [each.state for each in _requirement("sky-no-such>=1")] == ["fail"]
+    assert [*_requirement('sky-no-such>=1; extra == "otel"')] == []
 
 
 # --- hosts --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.owner import Owner
 from skyward.request.request import parse_request
 from support.clouds.fake_cloud import FakeCloud
-from support.clouds.vendors import PROMPT, VENDORS, Vendor, opened
+from support.clouds.vendors import EACH_KIND, PROMPT, Vendor, opened
 
 ALIVE = Owner.this_process()
 DEAD = replace(ALIVE, started="long ago")
@@ -71,7 +71,7 @@ async def _launch(provider: Provider, machine: str, keys: Sequence[str], pool: s
         await provider.close()
 
 
-@pytest.fixture(params=VENDORS, ids=[each.name for each in VENDORS])
+@pytest.fixture(params=EACH_KIND)
 def shop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     vendor: Vendor = request.param
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -105,6 +105,15 @@ def test_offers_have_prices_and_places_and_the_cheapest_comes_first(shop: Shop) 
     assert named["region"]
     assert all(each["type"] in table for each in listed)
     assert shop.cloud.alive == []
+
+
+def test_without_a_request_machines_with_gpus_are_listed_too(shop: Shop) -> None:
+    listed = answer("offers", *shop.place)["offers"]
+    kinds = {each["accelerator"] for each in listed}
+
+    assert None in kinds
+    assert len(kinds) > 1
+    assert {spec.accelerator for spec in sky.offers(shop.vendor.provider(shop.cloud))} == kinds
 
 
 def test_an_unknown_region_is_an_error_that_names_it(shop: Shop) -> None:

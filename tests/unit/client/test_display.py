@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyward.client.display import DisplayKind, open_display, parse_display
+from skyward.client.display import DisplayKind, PoolTag, open_display, parse_display
 from skyward.errors import ConfigurationError
 from skyward.events import (
     BootstrapCompleted,
@@ -124,6 +124,14 @@ def test_pipe_gets_the_whole_story_in_plain_lines() -> None:
     assert stream.getvalue() == PLAIN_STORY
 
 
+@pytest.mark.parametrize("kind", ["log", "spinner"])
+def test_the_name_of_a_pool_is_shown_with_the_command_that_takes_it(kind: str) -> None:
+    stream = io.StringIO()
+    with shown(kind, stream, PoolTag(pool_id="sky-0a1b")) as show:
+        show(PoolStarted(1, 2))
+    assert stream.getvalue().startswith("00:01:40 pool    │ open: 1 node, 2 workers (skyward logs sky-0a1b)\n")
+
+
 def test_spinner_in_a_pipe_shows_the_same() -> None:
     stream = io.StringIO()
     tell("spinner", stream)
@@ -201,10 +209,11 @@ def test_what_is_waited_for_after_the_last_bootstrap_is_said_once(kind: str) -> 
 def test_restart_on_purpose_is_one_line_and_no_loss() -> None:
     stream = io.StringIO()
     with shown("log", stream) as show:
-        show(WorkerRestarting(0, 1, "i-0", "a cancelled call was ended"), WorkerReplaced(0, 1, "i-0"))
+        show(*(WorkerRestarting(0, worker, "i-0", "a cancelled call was ended") for worker in (1, 2)))
+        show(*(WorkerReplaced(0, worker, "i-0") for worker in (1, 2)))
         show(WorkerLost(0, 1, "i-0", "killed by signal 11 (SIGSEGV)"), WorkerReplaced(0, 1, "i-0"))
     assert text_of(stream).splitlines() == [
-        "node 0  │ worker 1 restarted: a cancelled call was ended",
+        "pool    │ call cancelled; worker restarting",
         "node 0  │ worker 1 lost: killed by signal 11 (SIGSEGV)",
         "node 0  │ worker 1 replaced",
     ]
@@ -245,9 +254,9 @@ def test_longer_work_is_shown_in_a_pipe_every_ten_seconds_and_at_its_end() -> No
         for done in range(31):
             show(Progress("gather", done, 30), after_s=0.5)
     assert text_of(stream).splitlines() == [
-        "pool    │ gather: 3 of 30, 2.0/s",
-        "pool    │ gather: 23 of 30, 2.0/s",
-        "pool    │ gather: all 30 in 15 s, 2.0/s",
+        "pool    │ gather 3/30 · 2.0/s · 0:14 left",
+        "pool    │ gather 23/30 · 2.0/s · 0:04 left",
+        "pool    │ gather 30/30 in 15 s · 2.0/s",
     ]
 
 
@@ -258,8 +267,8 @@ def test_work_of_unknown_size_counts_up() -> None:
         show(Progress("joblib", 8), after_s=2)
         show(Progress("joblib", 9, 9), after_s=1)
     assert text_of(stream).splitlines() == [
-        "pool    │ joblib: 8 done, 4.0/s",
-        "pool    │ joblib: all 9 in 3.0 s, 3.0/s",
+        "pool    │ joblib 8 done · 4.0/s",
+        "pool    │ joblib 9/9 in 3.0 s · 3.0/s",
     ]
 
 
@@ -268,14 +277,14 @@ def test_rate_leaves_out_what_was_done_before_the_first_event() -> None:
     with shown("log", stream) as show:
         show(Progress("gather", 50, 100))
         show(Progress("gather", 60, 100), after_s=5)
-    assert text_of(stream) == "pool    │ gather: 60 of 100, 2.0/s\n"
+    assert text_of(stream) == "pool    │ gather 60/100 · 2.0/s · 0:20 left\n"
 
 
 def test_work_given_up_leaves_no_bar() -> None:
     stream = io.StringIO()
     with shown("log", stream) as show:
         show(Progress("gather", 0, 100))
-        show(Progress("gather", 7, 7), after_s=0.5)
+        show(Progress("gather", 7, 100, cancelled=93), after_s=0.5)
         show(line("later"), after_s=60)
     assert text_of(stream) == "node 0  │ later\n"
 
@@ -290,17 +299,27 @@ def test_pipe_hears_nothing_of_work_of_which_nothing_gets_done(total: int | None
     assert stream.getvalue() == ""
 
 
+def test_a_failing_batch_has_its_time_left_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    with shown("log", stream) as show:
+        show(Progress("train", 0, 12))
+        show(Progress("train", 3, 12, failed=1, running=2), after_s=11.5)
+        assert " train 3/12 · 1 failed · 2 running · 21/min · 0:23 left" in stream.getvalue()
+
+
 def test_same_label_later_is_new_work() -> None:
     stream = io.StringIO()
     with shown("log", stream) as show:
         show(Progress("gather", 4, 10))
         show(Progress("gather", 0, 10), after_s=60)
         show(Progress("gather", 10, 10), after_s=0.5)
-    assert "gather: all 10" not in stream.getvalue()
+    assert "gather 10/10" not in stream.getvalue()
 
 
 @pytest.mark.parametrize("kind", ["log", "spinner"])
-def test_terminal_shows_a_bar_that_leaves_one_line(kind: str) -> None:
+def test_terminal_shows_a_bar_that_leaves_one_line(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "130")
     stream = Terminal()
     with shown(kind, stream) as show:
         show(Progress("gather [bold]", 0, 10))
@@ -308,10 +327,10 @@ def test_terminal_shows_a_bar_that_leaves_one_line(kind: str) -> None:
         show(Progress("gather [bold]", 3, 10), after_s=1.5)
         told = stream.getvalue()
         assert "gather [bold]" in told
-        assert "3 of 10, 2.0/s" in told
+        assert "3/10 · 2.0/s · 0:04 left" in told
         assert "█" * 9 + "░" * 21 in told
         show(Progress("gather [bold]", 10, 10), after_s=0.5)
-    assert "gather [bold]: all 10 in 2.0 s, 5.0/s" in stream.getvalue()
+    assert "gather [bold] 10/10 in 2.0 s · 5.0/s" in stream.getvalue()
     assert stream.getvalue().rfind(SHOW_CURSOR) > stream.getvalue().rfind(HIDE_CURSOR)
 
 
@@ -320,7 +339,7 @@ def test_bar_appears_with_the_first_event_after_a_second() -> None:
     with shown("log", stream) as show:
         show(Progress("gather", 0, 10))
         show(Metrics("i-0", 0, 1.0, 1.0, 1.0, 1.0), after_s=1.5)
-        assert "0 of 10" in stream.getvalue()
+        assert "0/10" in stream.getvalue()
 
 
 # Foreign text and foreign streams
@@ -449,3 +468,10 @@ def test_import_loads_neither_rich_nor_anything_heavy() -> None:
     heavy = "('rich', 'numpy', 'tornado')"
     code = f"import sys, skyward.client.display; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
+
+
+def test_a_pool_that_ran_no_calls_of_its_own_closes_without_their_number() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(PoolStarted(1, 2), PoolStopped(0))
+    assert text_of(stream).splitlines()[-1].endswith("1 node, 2 workers")

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, as_completed, wait
@@ -232,6 +233,13 @@ class TestPoolExecutor(ExecutorContract):
     def test_a_chunk_holds_something(self, executor: PoolExecutor, chunksize: int) -> None:
         with pytest.raises(ConfigurationError, match="chunksize must be a whole number ≥ 1"):
             executor.map(abs, [1], chunksize=chunksize)
+
+    @pytest.mark.parametrize("chunksize", [1, 2])
+    def test_an_error_in_a_map_has_no_frames_of_skyward(self, executor: Executor, chunksize: int) -> None:
+        with pytest.raises(ZeroDivisionError) as caught:
+            list(executor.map(invert, [2, 1, 0, 1], chunksize=chunksize))
+
+        assert {frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)} == {__file__}
 
     def test_map_is_one_submission(self, submitter: InProcessSubmitter) -> None:
         recorder = Recorder(submitter)

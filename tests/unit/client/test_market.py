@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 import skyward as sky
+from skyward.client.market import Offers
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Offer
 from skyward.request.instance import InstanceSpec
@@ -41,3 +42,18 @@ def test_a_wrong_parameter_is_named() -> None:
         sky.offers(PROVIDER, cpu=-1)
     with pytest.raises(ConfigurationError, match="provider must be a provider object"):
         sky.offers(FakeProvider)  # type: ignore[arg-type]
+
+
+def test_offers_are_a_tuple_that_is_shown_as_a_table() -> None:
+    found = sky.offers(PROVIDER)
+
+    assert isinstance(found, tuple)
+    assert repr(found).splitlines() == [
+        "type     accelerators  cores  memory  spot $/h  on demand $/h",
+        "spot                   4      16 GiB  1.0000    2.5000",
+        "dear                   4      16 GiB  ?         3.0000",
+        "unknown                4      16 GiB  ?         ?",
+    ]
+    assert "<td>dear</td>" in found._repr_html_()
+    assert "&lt;b&gt;" in Offers((InstanceSpec(name="<b>", cpu=1, memory_gib=1),))._repr_html_()
+    assert repr(Offers(())) == "no machine type satisfies the request"

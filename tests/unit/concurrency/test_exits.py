@@ -38,7 +38,8 @@ def pool():
 
 def run(program: str) -> tuple[int, list[str]]:
     done = subprocess.run(
-        [sys.executable, "-c", SETUP + textwrap.dedent(program)],
+        # From Python 3.12 on a warning advises against forks of a process with threads, and these are such forks.
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", SETUP + textwrap.dedent(program)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -171,6 +172,10 @@ def test_a_forked_child_ends_as_it_would_without_its_parents_pool() -> None:
     assert run(program) == (0, ["-15", "closed"])
 
 
+@pytest.mark.skipif(
+    (3, 12, 0) <= sys.version_info[:3] < (3, 12, 3),
+    reason="these releases start no thread at exit: https://github.com/python/cpython/issues/113964",
+)
 def test_at_exit_threads_can_still_be_started_and_executors_still_work() -> None:
     program = """
         from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Sockets that forked children let go of."""
+"""Sockets and locks that forked children let go of."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from threading import Event
 
 import pytest
 
 from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.loop import acquire_loop
+from skyward.client.watching.snapshot_server import read_snapshot, serve_snapshots
+from skyward.events.snapshot import PoolSnapshot
+from skyward.provision.buying.pool_folder import PoolFolder, is_in_use
 from skyward.transport._socket import dial_command, dial_tcp
 from skyward.transport._ssh_connection import SSHConnections
 from skyward.transport.access import SSHTarget
@@ -100,3 +105,34 @@ def test_the_port_of_a_forward_closes_with_the_parent() -> None:
         link.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, timeout=10)
+
+
+def test_the_folder_of_a_pool_is_free_although_a_forked_child_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder, closed = PoolFolder("sky-1"), PoolFolder("sky-2")
+    closed.close()
+    with forked():
+        assert is_in_use(folder.path), "a child's end of it is not the parent's"
+        folder.close()
+        assert not is_in_use(folder.path)
+
+
+def test_snapshots_are_refused_once_the_parent_has_ended(tmp_path: Path) -> None:
+    async def take() -> PoolSnapshot:
+        return PoolSnapshot(pool_id="sky-1", provider="local", taken_at=0.0, open_s=0.0)
+
+    loop = acquire_loop()
+    with ExitStack() as closing:
+        closing.callback(loop.release)
+        serving = closing.enter_context(ExitStack())
+        served = tmp_path / "served"
+        served.mkdir()
+        serve_snapshots(served, loop, take, serving)
+        assert read_snapshot(served).pool_id == "sky-1"
+        os.link(served / "snapshot", tmp_path / "snapshot")  # its own name goes as the pool closes
+        with forked():
+            serving.close()
+            with pytest.raises(ConnectionRefusedError):
+                read_snapshot(tmp_path)

@@ -7,12 +7,15 @@ import sys
 
 import pytest
 
-from skyward.engine.calls import CallGang, Incoming
+from skyward.engine.calls import CallGang, CallNumbers, Incoming, LiveCall
 from skyward.engine.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
-from skyward.engine.futures import RawOutcome
+from skyward.engine.functions import PackedFunction, Wrapped
+from skyward.engine.futures import CallBatch, RawOutcome
+from skyward.engine.packing import Parcel
 from skyward.errors import RemoteError
 from skyward.events import Error, LogLine
-from skyward.wire.messages import EmittedEvent, Outcome, ResultChunk
+from skyward.wire.log_pieces import LogPiece
+from skyward.wire.messages import EmittedEvent, Outcome, Payload, PrintedLines, ResultChunk
 from skyward.wire.pickling import PackedError, pack, unpack_error
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
@@ -122,11 +125,11 @@ def test_a_result_without_memory_for_it_is_a_memory_error_and_its_other_pieces_a
 def test_an_emitted_event_arrives_as_itself() -> None:
     event = LogLine(0, "i", "text", 1.0)
     item = EmittedEvent(1, pack(event, what="it").data)
-    assert list(Incoming().events(item, node=0, instance_id="i")) == [event]
+    assert list(Incoming().events(item, worker=WorkerId(0, 1), instance_id="i")) == [event]
 
 
 def test_an_event_that_cannot_be_rebuilt_is_told_and_does_no_harm() -> None:
-    (event,) = Incoming().events(EmittedEvent(1, b"no pickle"), node=0, instance_id="i")
+    (event,) = Incoming().events(EmittedEvent(1, b"no pickle"), worker=WorkerId(0, 1), instance_id="i")
     assert isinstance(event, Error)
     assert "cannot be rebuilt" in event.message
 
@@ -139,7 +142,7 @@ class Exits:
 
 
 def test_an_event_that_exits_when_it_is_rebuilt_is_told_and_does_no_harm() -> None:
-    (event,) = Incoming().events(EmittedEvent(1, pickle.dumps(Exits())), node=0, instance_id="i")
+    (event,) = Incoming().events(EmittedEvent(1, pickle.dumps(Exits())), worker=WorkerId(0, 1), instance_id="i")
     assert isinstance(event, Error)
     assert "SystemExit: 3" in event.message
 
@@ -154,3 +157,32 @@ def test_an_exception_that_exits_when_it_is_rebuilt_is_told_in_words() -> None:
     error = unpack_error(packed, where="node 0, worker 1")
     assert isinstance(error, RemoteError)
     assert "rebuilding it here failed with SystemExit: 3" in error.__notes__[0]
+
+
+def test_a_line_names_its_worker_its_call_and_its_stream() -> None:
+    piece = LogPiece(text="hello", stream="stderr", timestamp=2.0)
+    (event,) = Incoming().events(PrintedLines(7, [piece], 0), worker=WorkerId(0, 1), instance_id="i", call="train#3")
+    assert event == LogLine(0, "i", "hello", 2.0, worker=1, call="train#3", stream="stderr")
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("train", "train#3"),
+        ("test_it.<locals>.train", "train#3"),
+        ("<lambda>", "<lambda>#3"),
+        ("mean (12 tasks)", "mean#3"),
+    ],
+)
+def test_a_call_is_named_after_the_end_of_its_label_and_its_number(label: str, name: str) -> None:
+    parcel = Parcel(
+        label=label, function=PackedFunction(id="f", label=label, wrapped=Wrapped(payload=Payload())), retries=0
+    )
+    call = LiveCall(id=1, kind="f", parcel=parcel, sink=CallBatch(1), number=3)
+    assert call.name == name
+
+
+def test_labels_with_the_same_end_are_counted_together() -> None:
+    numbers = CallNumbers()
+    labels = ["train", "a.train", "b.<locals>.train", "fit (2 tasks)", "fit (4 tasks)", "train"]
+    assert [next(numbers[label]) for label in labels] == [0, 1, 2, 0, 1, 3]

@@ -122,6 +122,19 @@ def test_a_call_whose_result_was_lost_with_its_worker_is_not_run_again() -> None
     assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [call.id for call in calls[3:]]}
 
 
+def test_a_call_past_its_limits_ends_whatever_its_retries_and_those_behind_it_move_for_free() -> None:
+    table = Table(A)
+    table.learn("f", 0.0001)
+    calls = table.calls(4, retries=0)
+    calls[1].retries = 3
+    table.submit(calls)
+    over = calls[1].position
+    actions = table.dispatch.worker_lost(A, "ran too long", 0.0, begun=over, overran=over)
+    assert [a for a in actions if isinstance(a, GiveUp) and a.overran] == [GiveUp(calls[1], A, "ran too long", True)]
+    assert [call.losses for call in calls[2:]] == [0, 0]
+    assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [call.id for call in calls[2:]]}
+
+
 def test_where_nobody_knows_what_a_worker_began_all_that_was_sent_may_have_begun() -> None:
     table = Table(A)
     table.learn("f", 0.0001)
@@ -158,6 +171,28 @@ def test_poison_is_given_up_after_its_retries_and_its_neighbours_survive() -> No
     assert [action.call for action in given_up] == [poison]
     assert given_up[0].reason == "killed by signal 9"
     assert poison.losses == 3
+    assert table.dispatch.unfinished == 0
+
+
+def test_a_preemption_uses_up_no_retry_of_a_call_that_may_be_repeated_and_fails_the_others() -> None:
+    table = Table(A)
+    repeatable, once, together = *table.calls(1, retries=1), *table.calls(1, retries=0), *table.calls(1, together=True)
+    given_up: list[GiveUp] = []
+
+    def lose(call: CallState, *, preempted: bool) -> None:
+        actions = table.submit([call]) if table.dispatch.call(call.id) is None else []
+        assert call.worker == A
+        actions = table.dispatch.worker_lost(A, "taken", 0.0, preempted=preempted)
+        given_up.extend(action for action in actions if isinstance(action, GiveUp))
+        number(table.dispatch.worker_up(A, 0.0))
+
+    for preempted in (True, True, False, True, True):
+        lose(repeatable, preempted=preempted)
+    assert (given_up, repeatable.losses) == ([], 1)
+    lose(repeatable, preempted=False)
+    for call in (once, together):
+        lose(call, preempted=True)
+    assert [action.call for action in given_up] == [repeatable, once, together]
     assert table.dispatch.unfinished == 0
 
 
@@ -198,6 +233,74 @@ def test_what_waits_behind_an_overdue_call_is_taken_back_for_idle_workers() -> N
     ids = [call.id for call in rest]
     assert table.dispatch.rebalance(1.0) == [Revoke(A, ids)]
     assert sent(table.dispatch.given_back(ids, 1.0)) == {B: ids}
+
+
+def test_what_waits_behind_an_overdue_call_is_taken_back_although_younger_calls_keep_all_workers_busy() -> None:
+    table = Table(A, B)
+    table.learn("f", 0.005)
+    slow, *younger = table.calls(40)
+    (last_used,) = sent(table.submit([slow])).keys()
+    other = A if last_used == B else B
+    shares = sent(table.submit(younger))
+    behind = shares[last_used]
+    table.dispatch.finished([(shares[other][0], 0.005)], 0.99)
+    assert table.dispatch.rebalance(1.0) == [Revoke(last_used, behind)]
+    assert table.dispatch.rebalance(1.0) == [], "one request is enough"
+    table.dispatch.given_back(behind, 1.0)
+    resent = sent(table.dispatch.finished([(call_id, 0.005) for call_id in shares[other][1:]], 1.1))
+    assert resent[other][: len(behind)] == behind, "before the younger ones"
+
+
+def test_nothing_is_taken_back_from_the_only_worker_that_goes_on() -> None:
+    table = Table(A)
+    table.learn("f", 0.001)
+    table.submit(table.calls(4))
+    assert table.dispatch.rebalance(1.0) == []
+
+
+def test_of_two_overdue_workers_one_keeps_its_calls_as_no_other_would_run_them_earlier() -> None:
+    table = Table(A, B)
+    table.learn("f", 0.001)
+    shares = sent(table.submit(table.calls(8)))
+    (revoked,) = (action for action in table.dispatch.rebalance(1.0) if isinstance(action, Revoke))
+    assert revoked.call_ids == shares[revoked.worker][1:]
+
+
+@pytest.mark.parametrize("preempted", [True, False])
+def test_an_interrupted_call_runs_on_the_next_idle_worker_and_never_waits_behind_a_running_one(preempted: bool) -> None:
+    table = Table(A)
+    table.learn("f", 0.001)
+    running, *behind = table.calls(3)
+    table.submit([running, *behind])
+    table.dispatch.worker_up(B, 0.0)
+    (moved,) = table.calls(1)
+    assert sent(table.submit([moved])) == {B: [moved.id]}
+
+    actions = table.dispatch.worker_lost(B, "outbid", 0.0, preempted=preempted, begun=moved.position)
+    assert sent(actions) == {}, "A has room, but its running call may take hours"
+    table.dispatch.given_back([call.id for call in behind], 0.0)
+    assert sent(table.dispatch.worker_up(B, 0.0)) == {B: [moved.id]}, "before those that had not begun"
+    assert moved.losses == (0 if preempted else 1)
+
+
+def test_interrupted_calls_wait_in_the_order_of_their_losses() -> None:
+    table = Table(A, B)
+    first, second = table.calls(2)
+    begun = sent(table.submit([first, second]))
+    for worker in (B, A):
+        assert sent(table.dispatch.worker_lost(worker, "outbid", 0.0, preempted=True)) == {}
+    assert sent(table.dispatch.worker_up(A, 0.0)) == {A: begun[B]}
+    assert sent(table.dispatch.worker_up(B, 0.0)) == {B: begun[A]}
+
+
+def test_the_successor_of_an_overdue_worker_gets_a_whole_window() -> None:
+    table = Table(A, B)
+    table.learn("f", 0.001)
+    table.submit(table.calls(12))
+    (revoked,) = (action for action in table.dispatch.rebalance(1.0) if isinstance(action, Revoke))
+    table.dispatch.worker_lost(revoked.worker, "killed", 1.0, preempted=True, begun=0)
+    table.dispatch.worker_up(revoked.worker, 1.0)
+    assert len(sent(table.submit(table.calls(20)))[revoked.worker]) > 1
 
 
 def test_calls_far_away_are_not_overdue_before_they_can_have_answered() -> None:

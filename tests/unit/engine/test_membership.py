@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +25,18 @@ from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.transport.access import LocalAccess
 from skyward.wire.control import WorkerExit
-from skyward.wire.messages import CallHeader, CancelCalls, Kind, Outcome, RunCalls, ToWorker
+from skyward.wire.log_pieces import LogPiece
+from skyward.wire.messages import (
+    CallHeader,
+    CancelCalls,
+    Kind,
+    LoggedRecord,
+    Outcome,
+    PrintedLines,
+    RunCalls,
+    SetLevels,
+    ToWorker,
+)
 
 
 class HandLane:
@@ -67,10 +80,16 @@ class Stage:
 
     def __init__(self, folder: str) -> None:
         self.events: list[Any] = []
-        self.bus = SimpleNamespace(publish=lambda event, *_: self.events.append(event))
+        self.bus = SimpleNamespace(
+            publish=lambda event, *_: self.events.append(event),
+            run=lambda _: None,
+            delivery=lambda: None,
+            together=nullcontext,
+        )
         self.cluster = Cluster(None, self.bus, workers_per_node=1)  # type: ignore[arg-type]
         self.members = self.cluster.members
         self.networks = {0: "here", 1: "here"}
+        self.spot = False
         self._folder = folder
 
     def handle(self, rank: int) -> Any:
@@ -92,7 +111,7 @@ class Stage:
             kill_worker=kill_worker,
             lanes=("127.0.0.1:1",),
             transport=HandTransport(),
-            instance=SimpleNamespace(id=f"i{rank}", network=self.networks[rank]),
+            instance=SimpleNamespace(id=f"i{rank}", network=self.networks[rank], offer=SimpleNamespace(spot=self.spot)),
             access=LocalAccess(address="127.0.0.1", workdir="/w"),
             linked=True,
         )
@@ -146,8 +165,9 @@ class OutcomeSink:
 
 def call(number: int, *, blobs: tuple[Blob, ...] = (), pinned: WorkerId | None = None) -> Any:
     payload = SimpleNamespace(data=b"", to_wire=list)
-    function = SimpleNamespace(id="f", label="f", nbytes=8, wrapped=SimpleNamespace(payload=payload))
-    parcel: Any = SimpleNamespace(function=function, label="f", data=b"x", arguments=None, blobs=blobs, retries=3)
+    function = SimpleNamespace(id="f", label="f", nbytes=8, complete=None, wrapped=SimpleNamespace(payload=payload))
+    shape = {"data": b"x", "arguments": None, "blobs": blobs, "retries": 3, "work": "", "tasks": 1}
+    parcel: Any = SimpleNamespace(function=function, label="f", **shape)
     return LiveCall(id=number, kind="f", parcel=parcel, sink=OutcomeSink(), pinned=pinned)
 
 
@@ -251,6 +271,17 @@ async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_a
     assert isinstance(broken.sink.outcomes[0].error, KeyError)
     assert good.sink.outcomes[0].data == b"pickle"
     assert isinstance(cut.sink.outcomes[0].error, ValueError)
+
+
+async def test_lines_of_a_dropped_call_that_runs_on_have_its_name(stage: Stage) -> None:
+    await stage.attach(0)
+    dropped = call(1)
+    stage.cluster.enter([dropped])
+    stage.cluster.cancel([dropped], kill=False)
+
+    stage.cluster.lane_items(stage.lane(0), [[Kind.LINES, 1, [["stdout", "still here", False, 1.0, 0]], 0]])
+
+    assert [event.call for event in stage.events if isinstance(event, LogLine)] == [dropped.name]
 
 
 @pytest.mark.parametrize(
@@ -443,3 +474,104 @@ async def test_a_gang_one_of_whose_nodes_turns_out_to_be_elsewhere_fails_when_it
         str(out_of_reach("f", stage.members.separation()))
     ] * 2
     assert any(item.call_ids == [1] for item in stage.lane(0).pushed if isinstance(item, CancelCalls))
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("comes", ["preempted", "lost", "noticed", "alive"])
+async def test_a_killed_worker_of_a_spot_machine_is_judged_with_the_machine(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, comes: str, retries: int
+) -> None:
+    monkeypatch.setattr(skyward.engine.membership, "_VERDICT_S", 0.01)
+    stage.spot = True
+    handle, running = await stage.attach(0), call(1, pinned=WorkerId(0, 0))
+    running.retries = running.parcel.retries = retries
+    stage.cluster.enter([running])
+    if comes == "noticed":
+        stage.members.retire([0], comes_back=True)
+    handle.linked = comes == "alive"
+    stage.cluster.lane_linked(stage.lane(0), linked=False)
+    stage.members.handle(handle, exit_of("first", signal=9, begun=1))
+    if comes in ("preempted", "lost"):
+        await asyncio.sleep(0.05)
+        assert running.worker == WorkerId(0, 0), "the verdict is awaited"
+        stage.members.detach(0, f"node 0 is {comes}: gone", for_good=False, preempted=comes == "preempted")
+    await eventually(lambda: running.worker is None)
+
+    taken = comes in ("preempted", "noticed")
+    assert running.losses == (not (taken and retries))
+    errors = [str(outcome.error) for outcome in running.sink.outcomes]
+    assert ["preempted" in error for error in errors] == ([] if retries else [taken])
+
+
+@pytest.mark.parametrize(
+    "end",
+    [{"exit_code": 3}, {"signal": 11}, {"signal": 9, "memory_limit_bytes": 1}, {"signal": 9, "ended_for": "timeout"}],
+    ids=["exit", "crash", "memory", "on purpose"],
+)
+async def test_a_process_that_ends_by_itself_is_charged_although_its_machine_is_preempted(
+    stage: Stage, end: dict[str, Any]
+) -> None:
+    stage.spot = True
+    handle, running = await stage.attach(0), call(1, pinned=WorkerId(0, 0))
+    stage.cluster.enter([running])
+    stage.members.retire([0], comes_back=True)
+    stage.cluster.lane_linked(stage.lane(0), linked=False)
+    stage.members.handle(handle, exit_of("first", begun=1, **end))
+    assert (running.worker, running.losses) == (None, 1)
+
+
+@pytest.mark.parametrize("spot", [False, True], ids=["on demand", "ended on purpose"])
+async def test_the_end_of_a_worker_on_demand_or_on_purpose_waits_for_no_verdict(stage: Stage, spot: bool) -> None:
+    stage.spot = spot
+    handle, running = await stage.attach(0), call(1, pinned=WorkerId(0, 0))
+    stage.cluster.enter([running])
+    stage.members.slots[WorkerId(0, 0)].end_for("a restart" if spot else "")
+    stage.cluster.lane_linked(stage.lane(0), linked=False)
+    stage.members.handle(handle, exit_of("first", signal=9, begun=1))
+    assert (running.worker, running.losses) == (None, 1)
+
+
+async def test_a_node_that_came_back_or_is_to_go_for_good_is_not_taken_for_preempted(stage: Stage) -> None:
+    for change in (lambda: stage.members.retire([0]), lambda: stage.members.detach(0, "gone", for_good=False)):
+        stage.spot = False
+        await stage.attach(0)
+        stage.members.retire([0], comes_back=True)
+        change()
+        if WorkerId(0, 0) not in stage.members.slots:
+            stage.members.expect([0])
+            await stage.attach(0)
+        running = call(1, pinned=WorkerId(0, 0))
+        stage.cluster.enter([running])
+        handle = stage.handle(0)
+        stage.cluster.lane_linked(stage.lane(0), linked=False)
+        stage.members.handle(handle, exit_of("first", signal=9, begun=1))
+        assert running.losses == 1
+        stage.cluster.cancel([running], kill=False)
+
+
+async def test_lines_and_records_of_a_lost_worker_that_arrive_late_are_shown(stage: Stage) -> None:
+    handle = await stage.attach(0)
+    lane = stage.lane(0)
+    stage.cluster.lane_linked(lane, linked=False)
+    stage.members.handle(handle, exit_of("first", signal=11))
+    piece = LogPiece(text="printed", stream="stdout", timestamp=1.0, writer=0)
+    values = {"name": "app", "levelno": 20, "levelname": "INFO", "msg": "logged", "created": 1.0}
+    late = PrintedLines(0, [piece], 0), LoggedRecord(0, "", values)
+    stage.cluster.lane_items(lane, [item.to_wire() for item in late])
+    assert [event.line for event in stage.events if isinstance(event, LogLine)] == ["printed", "logged"]
+
+
+async def test_levels_of_logging_reach_every_new_process_once(stage: Stage) -> None:
+    logger = logging.getLogger("levels.app")
+    logger.setLevel(logging.DEBUG)
+    try:
+        await stage.attach(0)
+        lane = stage.lane(0)
+        stage.cluster.enter([call(1)])
+        stage.cluster.lane_linked(lane, linked=False)
+        stage.members.handle(stage.handle(0), exit_of("first", signal=11))
+        lane.come_up("second")
+    finally:
+        logger.setLevel(logging.NOTSET)
+    sent = [item.levels["levels.app"] for item in lane.pushed if isinstance(item, SetLevels)]
+    assert sent == [logging.DEBUG, logging.DEBUG]

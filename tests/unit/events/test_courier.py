@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
+from time import monotonic
 
 import pytest
 
@@ -33,6 +35,15 @@ def saying(text: str, said: SimpleQueue[str]) -> Callable[[], None]:
     return lambda: said.put(text)
 
 
+def test_actions_enqueued_together_wake_an_idle_thread_at_the_end(courier: Courier) -> None:
+    said: SimpleQueue[str] = SimpleQueue()
+    for _ in range(3):  # from the second time on, there is a thread that waits
+        with courier.together():
+            courier.run(saying("first", said))
+            courier.run(saying("second", said))
+        assert [said.get(timeout=20) for _ in range(2)] == ["first", "second"]
+
+
 @pytest.mark.parametrize("kind", [LookupError, SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_an_action_that_raises_ends_nothing(
     courier: Courier, kind: type[BaseException], caplog: pytest.LogCaptureFixture
@@ -45,6 +56,23 @@ def test_an_action_that_raises_ends_nothing(
     courier.run(saying("after it", said))
     assert said.get(timeout=20) == "after it"
     assert "an action raised" in caplog.text
+
+
+def test_a_handler_that_raises_ends_no_thread() -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError(record.getMessage())
+
+    courier, threads, handler = Courier("skyward-test", what="an action"), SimpleQueue[int](), Broken()
+    logging.getLogger("skyward").addHandler(handler)
+    try:
+        for _ in range(2):
+            courier.run(lambda: threads.put(threading.get_ident()))
+            courier.run(lambda: 1 / 0)
+        assert courier.close(20)
+    finally:
+        logging.getLogger("skyward").removeHandler(handler)
+    assert threads.get(timeout=20) == threads.get(timeout=20)
 
 
 def test_actions_run_in_order_in_one_thread() -> None:
@@ -133,3 +161,39 @@ def test_a_lookout_that_cannot_be_started_ends_nothing(courier: Courier) -> None
         assert said.get(timeout=20) == "behind it"
     courier.run(saying("after it", said))
     assert said.get(timeout=20) == "after it"
+
+
+def test_an_action_does_not_wait_for_actions() -> None:
+    courier, waited = Courier("skyward-test", what="an action", patience_s=60), SimpleQueue[float]()
+
+    def wait() -> None:
+        began = monotonic()
+        courier.wait_past(courier.queued, 30)
+        waited.put(monotonic() - began)
+
+    courier.run(wait)
+    assert waited.get(timeout=60) < 10
+    assert courier.close(20)
+
+
+def test_the_wait_for_actions_ends_when_the_one_that_runs_has_ended() -> None:
+    courier, begun, go, ended = (
+        Courier("skyward-test", what="an action"),
+        threading.Event(),
+        threading.Event(),
+        list[bool](),
+    )
+
+    def slow() -> None:
+        begun.set()
+        go.wait(20)
+        ended.append(True)
+
+    courier.run(slow)
+    begun.wait(20)
+    threading.Timer(0.05, go.set).start()
+    courier.wait_past(courier.queued, 20)
+    assert ended == [True]
+    courier.wait_past(courier.queued, 20)
+    assert courier.close(20)
+    courier.wait_past(courier.queued + 1, 20)

@@ -171,7 +171,9 @@ REFERENCE = {
     "Error": "message instance_id",
 }
 IN_ADDITION = {
-    "InstanceLaunching": "region spot price_per_hour workers_per_node cpu_per_worker memory_gib_per_worker",
+    "InstanceLaunching": "region spot price_per_hour workers_per_node cpu_per_worker memory_gib_per_worker "
+    "accelerator accelerators accelerators_asked at_most",
+    "LogLine": "worker call stream level logger state",
 }
 
 

@@ -268,6 +268,30 @@ async def test_a_spare_host_takes_the_place_of_one_that_does_not_answer(hosts: l
         await provider.close()
 
 
+async def test_hosts_that_do_not_resolve_or_have_no_key_on_file_are_left_out_where_others_do(
+    hosts: list[SshHost], tmp_path: Path
+) -> None:
+    known = write_known_hosts(tmp_path / "known", hosts[0])
+    provider = Hasty(
+        hosts=["no-such-host.invalid", f"127.0.0.3:{hosts[1].port}", f"127.0.0.2:{hosts[0].port}"],
+        key_path=str(hosts[0].key_path),
+        known_hosts=str(known),
+    )
+    try:
+        (offer,) = await provider.offers(parse_request(nodes=1))
+        unresolved, unknown = offer.note.split("; host left out: ")
+        assert unresolved.startswith("host left out: ")
+        assert "no-such-host.invalid port 22 cannot be reached" in unresolved
+        assert "ame" in unresolved, "of the name or service"
+        assert "key" not in unresolved
+        assert "127.0.0.3" in unknown
+        assert "is not a known host" in unknown
+        with pytest.raises(UnreachableError, match=r"no-such-host\.invalid port 22 cannot be reached"):
+            await provider.offers(parse_request(nodes=2))
+    finally:
+        await provider.close()
+
+
 async def test_a_home_that_cannot_be_written_to_is_said_so(tmp_path: Path) -> None:
     with SshHost(tmp_path / "host", address="127.0.0.4") as host:
         shutil.rmtree(host.home / ".cache", ignore_errors=True)

@@ -116,6 +116,7 @@ def test_merging_adds_requirements_once_and_overrides_the_environment():
     assert merged.env == {"A": "1", "B": "2"}
     assert (merged.apt, merged.pip_index_url) == (image.apt, image.pip_index_url)
     assert image.merged() == image
+    assert image.merged(outputs=["*.bin"]).merged(outputs=["m/"]).outputs == ("*.bin", "m/")
 
 
 def test_images_are_values():
@@ -172,3 +173,16 @@ def test_whatever_pip_may_understand_is_taken(requirement: str) -> None:
 def test_what_is_no_debian_package_is_refused(package: str) -> None:
     with pytest.raises(ConfigurationError, match=r"apt\[0\] must be the name of a Debian package"):
         Image(apt=[package])
+
+
+@pytest.mark.parametrize("user", ["user:hunter2222", "hunter2222", "user:hunter2222@hunter2222"])
+def test_the_repr_and_errors_show_no_credentials_of_urls(user: str) -> None:
+    secret = f"https://{user}@host/x.whl"
+    image = Image(pip=[f"x @ {secret}", "y @ https://host/y.whl?access_token=hunter2222&egg=y"], find_links=[secret])
+    assert "hunter2222" not in repr(image)
+    assert "x @ https://***@host/x.whl" in repr(image)
+    assert "https://host/y.whl?access_token=***&egg=y" in repr(image)
+    assert image.pip[0] == f"x @ {secret}"
+    with pytest.raises(ConfigurationError) as caught:
+        Image(pip=[f"skyward-fleet @ {secret}"])
+    assert "hunter2222" not in str(caught.value)

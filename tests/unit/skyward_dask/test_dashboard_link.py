@@ -24,10 +24,12 @@ def test_it_leads_through_the_tunnel():
         assert cluster.dashboard_link == "http://127.0.0.2:8787/status?token=secret"
 
 
-def test_a_clients_notebook_view_shows_it(cluster):
+def test_notebooks_show_it_without_its_token(cluster):
     with Client(cluster) as client:
-        assert LINK in client._repr_html_()
         assert client.dashboard_link == LINK
+        for shown in (client._repr_html_(), cluster._repr_html_()):
+            assert LINK.partition("?")[0] in shown
+            assert "secret" not in shown
 
 
 def test_why_there_is_none_can_be_asked(cluster, fleet):

@@ -94,7 +94,7 @@ class TestBorrowing:
 
     async def test_a_client_without_the_pools_certificates_is_refused(self, cluster):
         with pytest.raises(OSError, match="TLS certificate does not match"):
-            await Client(cluster.scheduler_address, security=Security.temporary(), timeout="1s", asynchronous=True)
+            await Client(cluster.scheduler_address, security=Security.temporary(), timeout="60s", asynchronous=True)
 
 
 class TestClosing:

@@ -43,16 +43,27 @@ def test_given_up_work_says_so_and_what_ends_later_is_not_told():
     progress = LoopProgress(pool, total=9)
     progress.begin("fit")
     progress.add(2)
+    progress.fail()
     progress.end()
     progress.add(1)
     progress.end()
-    assert pool.events[2:] == [Progress("fit", 2, 2)]
+    assert pool.events[2:] == [Progress("fit", 2, 9, failed=1, cancelled=6)]
 
 
 def test_call_without_tasks_is_silent():
     pool = Pool()
     LoopProgress(pool, total=None).end()
     assert pool.events == []
+
+
+@pytest.mark.skipif(Version(joblib.__version__) < Version("1.5"), reason="Parallel does not count its tasks")
+def test_a_failing_loop_counts_its_failure_and_the_tasks_that_it_gives_up(fleet):
+    with parallel_config("skyward", pool=fleet), pytest.raises(ZeroDivisionError):
+        Parallel(batch_size=1, pre_dispatch="all")([delayed(divmod)(n, n - 1) for n in range(5)])
+    last = fleet.events[-1]
+    assert last.over
+    assert (last.total, last.failed) == (5, 1)
+    assert [event.over for event in fleet.events[:-1]] == [False] * (len(fleet.events) - 1)
 
 
 @pytest.mark.skipif(Version(joblib.__version__) < Version("1.5"), reason="Parallel does not count its tasks")

@@ -25,7 +25,13 @@ def run(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("before", ["import joblib, skyward", "import skyward, joblib", "import skyward"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import joblib, skyward",
+        *(pytest.param(each, marks=pytest.mark.full) for each in ("import skyward, joblib", "import skyward")),
+    ],
+)
 def test_an_open_pool_makes_the_name_known(before: str) -> None:
     assert run(f"{before}\n{OPEN}\n{USE}") == "SkywardBackend"
 

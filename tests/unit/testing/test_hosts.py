@@ -142,6 +142,8 @@ def test_another_hosts_key_is_refused_by_the_client(host: SshHost, other: SshHos
     assert "Host key verification failed" in done.stderr
 
 
+# In `make test`: the refused key above.
+@pytest.mark.full
 def test_password_login_is_not_offered(host: SshHost) -> None:
     done = ssh(host, "echo in", key=Path("/nowhere"))
 
@@ -157,6 +159,8 @@ def test_daemon_is_among_the_hosts_processes(host: SshHost) -> None:
     assert daemon not in host.processes()
 
 
+# In `make test`: the contract of TestSSH, which counts them.
+@pytest.mark.full
 def test_connections_are_counted(host: SshHost) -> None:
     with session(host), session(host):
         assert host.connections() == 2
@@ -179,6 +183,8 @@ def test_restart_ends_connections_and_nothing_else(folder: Path) -> None:
     assert not psutil.pid_exists(daemon)
 
 
+# In `make test`: the restart above.
+@pytest.mark.full
 def test_host_that_was_off_comes_back_as_itself(folder: Path) -> None:
     host = SshHost(folder / "off_and_on", address="127.0.0.4")
     host.start()
@@ -225,12 +231,16 @@ def banner(host: SshHost, address: str, port: int) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
+# In `make test`: unit/providers/test_ssh_networks.py, on islands as well.
+@pytest.mark.full
 def test_hosts_on_islands_believe_to_be_at_port_22_of_their_own_loopback_address(islands: list[SshHost]) -> None:
     seen = [ssh(host, "echo ${SSH_CONNECTION#* * }").stdout.strip() for host in islands]
 
     assert seen == ["127.0.0.1 22", "127.0.0.1 22", "127.0.0.3 22"]
 
 
+# In `make test`: unit/providers/test_ssh_networks.py, on islands as well.
+@pytest.mark.full
 def test_hosts_on_islands_reach_their_neighbours_only(host: SshHost, islands: list[SshHost]) -> None:
     alone, first, second = islands
 
@@ -241,6 +251,8 @@ def test_hosts_on_islands_reach_their_neighbours_only(host: SshHost, islands: li
     assert "Network is unreachable" in banner(alone, "192.0.2.1", 80)
 
 
+# In `make test`: the check after every test on islands.
+@pytest.mark.full
 def test_nothing_of_an_island_is_left_when_it_stops_and_it_comes_back_at_its_port(folder: Path) -> None:
     require_namespaces()
     island = SshHost(folder / "sinking", address="127.0.0.8", island="127.0.0.1")
@@ -257,6 +269,8 @@ def test_nothing_of_an_island_is_left_when_it_stops_and_it_comes_back_at_its_por
         assert ssh(island, "echo back").stdout == "back\n"
 
 
+# In `make test`: the check after every test with hosts.
+@pytest.mark.full
 @pytest.mark.parametrize("island", ["", "127.0.0.1"])
 def test_everything_on_the_host_ends_with_the_process_that_made_it(folder: Path, island: str) -> None:
     if island:

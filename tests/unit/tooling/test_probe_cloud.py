@@ -15,7 +15,7 @@ import pytest
 from skyward.provision.buying.ledger import Ledger
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud
-from support.clouds.vendors import PROMPT, VENDORS, Vendor, opened
+from support.clouds.vendors import BOOTED, PROMPT, Vendor, opened
 
 FEW = {"user": "id -un", "cores": "nproc"}
 """Facts that cost no time and ask no network."""
@@ -34,7 +34,7 @@ def load() -> ModuleType:
 Run = Callable[..., int]
 
 
-@pytest.fixture(params=VENDORS, ids=[each.name for each in VENDORS])
+@pytest.fixture(params=BOOTED)
 def vendor(request: pytest.FixtureRequest) -> Vendor:
     return request.param
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -199,8 +200,9 @@ def test_equal_ways_share_a_link_until_the_last_user_leaves(machine: Machine) ->
 
 
 def test_connection_to_a_forward_is_reset_when_the_machine_is_not_to_be_had(
-    links: SSHConnections, machine: Machine
+    links: SSHConnections, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, logger="skyward")
     link = links.acquire((TARGET,))
     machine.failures.append(UnreachableError("not there"))
 
@@ -208,6 +210,8 @@ def test_connection_to_a_forward_is_reset_when_the_machine_is_not_to_be_had(
     with pytest.raises(ConnectionError), socket.create_connection(place, DEADLINE_S) as sock:
         assert not sock.recv(1)
     links.release(link)
+    told = [record.levelname for record in caplog.records if "does not answer" in record.getMessage()]
+    assert told == ["DEBUG"]  # a node that starts is dialled several times: programs that log INFO do not show it
 
 
 def test_semaphore_grants_so_many_and_the_others_wait_in_order() -> None:

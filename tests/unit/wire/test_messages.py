@@ -18,6 +18,7 @@ from skyward.wire.messages import (
     GangAddress,
     GangAddresses,
     Kind,
+    LoggedRecord,
     MissingBlobs,
     Outcome,
     Payload,
@@ -27,6 +28,7 @@ from skyward.wire.messages import (
     RevokedCalls,
     RunCalls,
     RunSpecialCall,
+    SetLevels,
     SmallResults,
     SpentProcess,
     StoreFunction,
@@ -43,9 +45,11 @@ TO_WORKER: list[ToWorker] = [
     ForgetFunctions(["f"]),
     RunCalls("f", 3, True, [1, 2], [b"x", b"y"]),
     RunSpecialCall("f", 3, False, 1, LARGE, CallHeader(world=2, rank=1, gang=True)),
+    RunSpecialCall("f", 3, False, 1, LARGE, CallHeader(timeout_s=1.5, memory_bytes=1 << 40)),
     CancelCalls([1]),
     RevokeCalls([1]),
     GangAddresses(1, ["a", "b"]),
+    SetLevels({"": 20, "app": 10}),
 ]
 TO_CLIENT: list[ToClient] = [
     ResultChunk(1, 0, 8, 4, b"abcd"),
@@ -53,6 +57,8 @@ TO_CLIENT: list[ToClient] = [
     CallResult(1, Outcome(seconds=0.5, error=ERROR)),
     SmallResults([1, 2], [0.1, 0.2], [b"x", b"y"]),
     PrintedLines(1, [LogPiece(text="line", partial=True, stream="stderr", timestamp=1.0, writer=2)], 7),
+    PrintedLines(0, [LogPiece(text="1/9", timestamp=1.0, state=True, task="inc")], 0),
+    LoggedRecord(1, "inc", {"name": "app", "levelno": 20, "msg": "text", "exc_text": None}),
     EmittedEvent(1, b"pickle"),
     RevokedCalls([1]),
     MissingBlobs(1, ["b"]),
@@ -74,7 +80,7 @@ def test_a_record_for_the_worker_arrives_as_it_was(item: ToWorker) -> None:
 def test_a_record_for_the_client_arrives_as_it_was(item: ToClient) -> None:
     received = over_the_wire(item)
     assert messages.to_client(received) == item
-    deciding = not isinstance(item, PrintedLines | EmittedEvent)
+    deciding = not isinstance(item, PrintedLines | LoggedRecord | EmittedEvent)
     assert bool(answered_calls(received)) == deciding
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from skyward.submission import Invocation
 from skyward.testing.in_process import InProcessSubmitter
-from skyward.wire.modules import ModuleSource, SourceFinder, came_along, sources_of
+from skyward.wire.modules import ModuleSource, SourceFinder, came_along, is_installed_at, sources_of
 from skyward.wire.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
 
 FILES = {
@@ -268,6 +269,49 @@ def test_a_mere_folder_of_the_same_name_does_not_hide_a_source(
     monkeypatch.syspath_prepend(tmp_path)
     finder.add([edition(1, "VALUE = 1")])
     assert importlib.import_module("sky_served").VALUE == 1
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: SourceFinder) -> Iterator[Path]:
+    """A folder of installed packages, with one that has data."""
+    folder = tmp_path / "installed"
+    (folder / "sky_mirrored").mkdir(parents=True)
+    (folder / "sky_mirrored/__init__.py").write_text("from sky_mirrored import part\n")
+    (folder / "sky_mirrored/part.py").write_text("NUMBER = 1\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr("skyward.wire.modules._install_folders", lambda: (folder.resolve(),))
+    is_installed_at.cache_clear()
+    yield folder
+    is_installed_at.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("sky_mirrored")]:
+        del sys.modules[name]
+
+
+def mirrored(number: int, part: str) -> list[ModuleSource]:
+    return [
+        replace(edition(number, "from sky_mirrored import part\n", "sky_mirrored"), is_package=True),
+        edition(number, part, "sky_mirrored.part"),
+    ]
+
+
+def test_a_package_installed_just_as_it_was_sent_is_imported_from_its_place_with_its_data(
+    finder: SourceFinder, installed: Path
+) -> None:
+    finder.add(mirrored(1, "NUMBER = 1\n"))
+    package = importlib.import_module("sky_mirrored")
+
+    assert package.__file__ == str(installed / "sky_mirrored/__init__.py")
+    assert not came_along(package.part)
+
+
+def test_a_package_that_was_changed_since_it_was_installed_is_imported_from_its_sources(
+    finder: SourceFinder, installed: Path
+) -> None:
+    finder.add(mirrored(1, "NUMBER = 1\n"))
+    importlib.import_module("sky_mirrored")
+    finder.add(mirrored(2, "NUMBER = 2\n"))
+
+    assert importlib.import_module("sky_mirrored").part.NUMBER == 2
 
 
 def test_tracebacks_show_the_lines_of_the_edition_that_ran(finder: SourceFinder) -> None:

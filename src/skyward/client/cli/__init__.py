@@ -7,8 +7,10 @@ import click
 from skyward.client.cli._clean import clean
 from skyward.client.cli._doctor import doctor
 from skyward.client.cli._logs import logs
+from skyward.client.cli._mirror_table import env
 from skyward.client.cli._offers import offers
 from skyward.client.cli._pool_commands import down, ls, sweep
+from skyward.client.cli._top import top
 from skyward.provision.preparing.distribution import DISTRIBUTION
 
 __all__ = ["main"]
@@ -23,5 +25,5 @@ def main() -> None:
     """
 
 
-for command in (clean, doctor, down, logs, ls, offers, sweep):
+for command in (clean, doctor, down, env, logs, ls, offers, sweep, top):
     main.add_command(command)

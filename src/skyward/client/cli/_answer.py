@@ -8,11 +8,14 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skyward.errors import SkywardError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["FAILED", "Answer", "Say", "answers", "moment", "money"]
 
@@ -32,6 +35,10 @@ class Say:
     def line(self, text: str = "") -> None:
         """Write one line, unwrapped."""
         self._console.print(text, soft_wrap=True)
+
+    def rich(self, view: RenderableType) -> None:
+        """Write a view."""
+        self._console.print(view)
 
     def table(self, *columns: str, rows: Sequence[Sequence[str]]) -> None:
         """Write a table with a header."""

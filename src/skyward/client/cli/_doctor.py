@@ -94,13 +94,17 @@ def _requirement(text: str) -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
     wanted = Requirement(text)
-    if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+    if wanted.marker is not None and not wanted.marker.evaluate({"extra": "local"}):
         return
     fix = f"pip install '{wanted.name}{wanted.specifier}'"
     try:
         version = importlib.metadata.version(wanted.name)
     except importlib.metadata.PackageNotFoundError:
-        yield Finding(what=wanted.name, state="fail", found="not installed", fix=fix)
+        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+            yield Finding(what=wanted.name, state="fail", found="not installed", fix=fix)
+        else:
+            fix = f"pip install '{DISTRIBUTION}[local]', for Local() and Dask; other pools work without it"
+            yield Finding(what=wanted.name, state="warn", found="not installed", fix=fix)
         return
     if wanted.specifier.contains(version, prereleases=True):
         yield Finding(what=wanted.name, state="ok", found=version)

@@ -1,11 +1,15 @@
-"""``skyward logs``: logs of a pool's supervisors and workers."""
+"""``skyward logs``: output of a pool's calls, and the logs of its supervisors and workers."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,9 +18,13 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.client.cli._answer import FAILED, Answer, answers
 from skyward.client.cli._pool_commands import known_pool
 from skyward.client.display.escapes import cleaned, harmless
+from skyward.client.display.words import line_text
 from skyward.errors import SkywardError
+from skyward.events import LogLine
+from skyward.events.kept_lines import KeptReader
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
-from skyward.provision.preparing.node_logs import LogFile, NodeLogs, open_logs
+from skyward.provision.buying.pool_folder import is_in_use, known_folders
+from skyward.provision.preparing.node_logs import LogFile, NodeLogs, kept_files, open_logs
 
 __all__ = ["logs"]
 
@@ -24,25 +32,145 @@ _LOOK_S = 0.5
 
 
 @click.command()
-@click.argument("pool")
-@click.option("--node", type=click.IntRange(min=0), help="Only the logs of this node, by its rank.")
-@click.option("--worker", type=click.IntRange(min=0), help="Only the logs of this worker, by its index on its node.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last lines of each log.")
+@click.argument("pool", default="", metavar="POOL")
+@click.option("--call", metavar="NAME", help="Only this call, such as 'train#3', or all calls of this name: train.")
+@click.option("--node", type=click.IntRange(min=0), help="Only this node, by its rank.")
+@click.option("--worker", type=click.IntRange(min=0), help="Only this worker, by its index on its node.")
+@click.option("--system", is_flag=True, help="The logs of supervisors and workers instead of the output of calls.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last lines; with --system, of each log.")
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines until the pool ends.")
 @answers
-def logs(*, pool: str, node: int | None, worker: int | None, lines: int | None, follow: bool) -> Answer:
-    """Show the logs of a pool's supervisors and workers."""
+def logs(
+    *, pool: str, call: str | None, node: int | None, worker: int | None, system: bool, lines: int | None, follow: bool
+) -> Answer:
+    """Show the output of a pool's calls, while it is open and after it."""
     as_json: bool = click.get_current_context().params["as_json"]
     if as_json and follow:
         raise click.UsageError("--json prints one document, which --follow would never complete: leave one out")
+    if call is not None and system:
+        raise click.UsageError("--call selects output of calls, which --system leaves out: leave one out")
     ledger = Ledger.of_user()
-    entries = _latest(ledger.entries(pool_id=known_pool(ledger, pool)))
-    if node is not None and node not in {entry.node for entry in entries}:
-        ranks = ", ".join(str(entry.node) for entry in entries)
-        raise click.BadParameter(f"the pool had no node {node}; it had {ranks}", param_hint="--node")
-    chosen = [entry for entry in entries if node in (None, entry.node)]
-    reader = _Reader(worker=worker, lines=lines, aloud=not as_json)
-    asyncio.run(reader.read(chosen, follow=follow))
+    folders = {folder.name: folder for folder in known_folders()}
+    pool_id = known_pool(ledger, pool, others=[*reversed(folders)])
+    if not system:
+        if pool_id not in folders:
+            raise SkywardError(
+                f"the output of pool {pool_id} is not kept any more, or never was; `skyward logs --system` shows the "
+                "logs of its supervisors and workers where they are left"
+            )
+        chosen = _Chosen(call=call, node=node, worker=worker)
+        shown = _Output(pool_id, folders[pool_id], chosen, lines=lines, aloud=not as_json)
+        asyncio.run(shown.read(follow=follow))
+        return Answer(document={"pool": pool_id, "lines": shown.document}, show=lambda _: None)
+    return _system_logs(ledger.entries(pool_id=pool_id), folders.get(pool_id), node, worker, lines, follow=follow)
+
+
+# --- calls --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """Selection of lines; None selects all."""
+
+    call: str | None
+    node: int | None
+    worker: int | None
+
+    def has(self, line: LogLine) -> bool:
+        """Return True if the line is selected."""
+        return (
+            self.call in (None, line.call, line.call.rpartition("#")[0])
+            and self.node in (None, line.node)
+            and self.worker in (None, line.worker)
+        )
+
+    def refuse(self, found: Sequence[LogLine]) -> None:
+        """Raise for the option that selects none of the pool's lines."""
+        calls = sorted({line.call.rpartition("#")[0] for line in found} - {""})
+        nodes = ", ".join(map(str, sorted({line.node for line in found})))
+        if self.call is not None and not any(self.call in (line.call, line.call.rpartition("#")[0]) for line in found):
+            names = f"; there are lines of {', '.join(calls)}" if calls else ""
+            raise click.BadParameter(f"no line is of a call {self.call}{names}", param_hint="--call")
+        if self.node is not None and all(line.node != self.node for line in found):
+            raise click.BadParameter(f"no line is of node {self.node}; there are lines of {nodes}", param_hint="--node")
+        if self.worker is not None and all(line.worker != self.worker for line in found):
+            raise click.BadParameter(f"no line is of a worker {self.worker}", param_hint="--worker")
+
+
+class _Output:
+    """Output of calls; with ``aloud`` it is printed as it arrives.
+
+    Attributes:
+        document: the lines that were read, unless they were printed.
+    """
+
+    def __init__(self, pool_id: str, folder: Path, chosen: _Chosen, *, lines: int | None, aloud: bool) -> None:
+        self._pool_id = pool_id
+        self._folder = folder
+        self._chosen = chosen
+        self._lines = lines
+        self._aloud = aloud
+        self._reader = KeptReader(folder / "logs")
+        self.document: list[dict[str, Any]] = []
+
+    async def read(self, *, follow: bool) -> None:
+        """Read all lines once; with ``follow``, until the pool's process has closed it, or is gone."""
+        open_until_now = is_in_use(self._folder)
+        all_lines = [*self._reader.news()]
+        chosen = deque(filter(self._chosen.has, all_lines), maxlen=self._lines)
+        self._show(chosen)
+        if not all_lines and not follow:
+            click.echo(f"Pool {self._pool_id} has printed nothing.", err=True)
+        elif not chosen and not follow and self._lines != 0:
+            self._chosen.refuse(all_lines)
+        while follow and open_until_now:
+            await SYSTEM_CLOCK.sleep(_LOOK_S)
+            open_until_now = is_in_use(self._folder)  # before the lines: the last ones come before the end
+            self._show(filter(self._chosen.has, self._reader.news()))
+
+    def _show(self, lines: Sequence[LogLine] | Iterator[LogLine] | deque[LogLine]) -> None:
+        for line in lines:
+            if not self._aloud:
+                self.document.append(asdict(line))
+                continue
+            when = _local_time(line.timestamp)
+            for text in line_text(line).split("\n"):
+                click.echo(f"{when} {harmless(line.place)} | {cleaned(text, colours=sys.stdout.isatty())}")
+
+
+def _local_time(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, OSError, ValueError):  # a node's clock, or a node that lies
+        return "????-??-?? ??:??:??"
+
+
+# --- supervisors and workers ----------------------------------------------------------------------------------------
+
+
+def _system_logs(
+    entries: Sequence[LedgerEntry],
+    folder: Path | None,
+    node: int | None,
+    worker: int | None,
+    lines: int | None,
+    *,
+    follow: bool,
+) -> Answer:
+    kept = kept_files(folder / "system") if folder is not None else ()
+    latest = _latest(entries)
+    ranks = sorted({entry.node for entry in latest} | {file.node for file in kept})
+    if node is not None and node not in ranks:
+        raise click.BadParameter(
+            f"the pool had no node {node}; it had {', '.join(map(str, ranks))}", param_hint="--node"
+        )
+    reader = _LogReader(worker=worker, lines=lines, aloud=not click.get_current_context().params["as_json"])
+    for file in kept:
+        if node in (None, file.node):
+            reader.show_kept(file)
+    copied = {file.instance_id for file in kept}
+    left = [entry for entry in latest if node in (None, entry.node) and entry.instance_id not in copied]
+    asyncio.run(reader.read(left, follow=follow))
     if worker is not None and reader.found and not reader.matched:
         raise click.BadParameter(f"there is no log of a worker {worker}", param_hint="--worker")
     document = {"logs": list(reader.document.values()), "unreadable": reader.errors}
@@ -55,7 +183,7 @@ def _latest(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
     return [entry for _, entry in sorted({entry.node: entry for entry in made}.items())]
 
 
-class _Reader:
+class _LogReader:
     """Reader of the logs of nodes; with ``aloud``, it prints new lines as they arrive.
 
     Attributes:
@@ -72,6 +200,11 @@ class _Reader:
         self.found = self.matched = False
         self.document: dict[tuple[int, str], dict[str, Any]] = {}
         self.errors: list[str] = []
+
+    def show_kept(self, file: LogFile) -> None:
+        """Show a log that was copied to this machine."""
+        lines = Path(file.path).read_text(encoding="utf-8", errors="replace").splitlines()
+        self._show(file, lines if self._lines is None else lines[max(0, len(lines) - self._lines) :])
 
     async def read(self, entries: Sequence[LedgerEntry], *, follow: bool) -> None:
         """Read all logs once; with ``follow``, until all machines are gone."""
@@ -91,7 +224,6 @@ class _Reader:
             for file in await node.files():
                 self.found = True
                 if self._worker in (None, file.worker):
-                    self.matched = True
                     self._show(file, await node.news(file, at_most=self._lines))
         except (SkywardError, OSError) as error:
             self._fail(error)
@@ -99,6 +231,10 @@ class _Reader:
         return not node.gone
 
     def _show(self, file: LogFile, news: Sequence[str]) -> None:
+        self.found = True
+        if self._worker not in (None, file.worker):
+            return
+        self.matched = True
         facts = {"node": file.node, "worker": file.worker, "instance": file.instance_id, "path": file.path}
         read = self.document.setdefault((file.node, file.path), facts | {"lines": []})
         if not self._aloud:

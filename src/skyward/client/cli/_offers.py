@@ -13,7 +13,7 @@ import click
 from skyward.client.cli._answer import FAILED, Answer, Say, answers
 from skyward.client.cli._providers import PROVIDER, ProviderOptions, place_options, rented_providers, settings_of
 from skyward.client.display.words import duration
-from skyward.client.market import priced
+from skyward.client.market import find_offers, priced
 from skyward.errors import SkywardError
 from skyward.providers.base import Offer
 from skyward.providers.registry import Zoned
@@ -81,7 +81,10 @@ def offers(
     region: str | None,
     options: Sequence[str],
 ) -> Answer:
-    """List the machine types that satisfy a request, cheapest first, with prices in USD an hour and zones."""
+    """List the machine types that satisfy a request, cheapest first, with prices in USD an hour and zones.
+
+    Without any request, list the cheapest with accelerators and without.
+    """
     request = parse_request(
         accelerator=accelerator,
         cpu=cpu,
@@ -131,7 +134,7 @@ async def _ask_all(
 async def _ask(name: str, settings: ProviderOptions, request: PoolRequest, *, spot: bool) -> list[_Row]:
     provider = settings.provider(name)
     try:
-        found = [each for each in await provider.offers(request) if each.spot or not spot]
+        found = [each for each in await find_offers(provider, request) if each.spot or not spot]
         types = list(dict.fromkeys(each.spec.name for each in found))
         zones: Mapping[str, Mapping[str, float | None]] = {}
         if isinstance(provider, Zoned):
@@ -164,8 +167,8 @@ def _cells(row: _Row) -> tuple[str, ...]:
         f"{row.provider} {row.region}".strip(),
         spec.name,
         f"{spec.accelerator_count} x {spec.accelerator}{memory}" if spec.accelerator else "",
-        str(spec.cpu),
-        f"{spec.memory_gib:g} GiB",
+        str(spec.cpu or "?"),  # some vendors do not state the size of machines with GPUs
+        f"{spec.memory_gib:g} GiB" if spec.memory_gib else "?",
         _price(row.spot),
         _price(row.on_demand),
         "now" if row.price_age_s < _NOW_S else f"{duration(row.price_age_s)} ago",

@@ -13,10 +13,12 @@ import click
 from skyward.client.cli._answer import FAILED, Answer, Say, answers, moment, money
 from skyward.client.cli._providers import PROVIDER, place_options, settings_of
 from skyward.client.display.words import plural
+from skyward.providers.base import InstanceState
 from skyward.providers.registry import provider_settings
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.owner import Owner
-from skyward.provision.buying.sweep import Left, Sweep, SweepReport, Swept, Unknown
+from skyward.provision.buying.presence import Presence, look_up
+from skyward.provision.buying.sweep import Left, Sweep, SweepReport, Swept, Unknown, settings_text
 
 __all__ = ["down", "known_pool", "ls", "sweep"]
 
@@ -30,24 +32,33 @@ _SPARED = {
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Also machines that ended in the last month.")
+@click.option(
+    "--provider",
+    "providers",
+    type=PROVIDER,
+    multiple=True,
+    help="Only machines of this provider, also those that are not in this ledger; may be repeated.",
+)
+@place_options
 @answers
-def ls(*, everything: bool) -> Answer:
-    """List the machines of open pools: provider, start, cost so far, and state of the owner process."""
-    ledger = Ledger.of_user()
-    entries = ledger.entries() if everything else ledger.open_entries()
-    now = time.time()
-    total = sum(entry.cost(now) for entry in entries)
+def ls(*, everything: bool, providers: Sequence[str], region: str | None, options: Sequence[str]) -> Answer:
+    """List the machines of open pools: provider, state there, start, cost so far, and state of the owner process."""
+    ledger, settings = Ledger.of_user(), settings_of(region, options)
+    listed = [(name, settings_text(provider_settings(settings.provider(name)))) for name in providers]
 
-    def show(say: Say) -> None:
-        if not entries:
-            say.line("No machines." if everything else "No machines are open; --all lists those that have ended.")
-            return
-        columns = ("pool", "node", "provider", "instance", "type", "since", "$/h", "cost", "owner")
-        say.table(*columns, rows=[_row(entry, now) for entry in entries])
-        say.line(f"{plural(len(entries), 'machine')}, {money(total)}")
+    def recorded() -> list[LedgerEntry]:
+        found = ledger.entries() if everything else ledger.open_entries()
+        return [each for each in found if not providers or each.purchase.provider in providers]
 
-    machines = [_machine(entry) | _details(entry, now) for entry in entries]
-    return Answer(document={"machines": machines, "cost": total}, show=show)
+    presence = asyncio.run(look_up(ledger, recorded(), listed=listed))
+    entries, now = recorded(), time.time()
+    document = {
+        "machines": [_machine(entry) | _details(entry, presence, now) for entry in entries],
+        "cost": sum(entry.cost(now) for entry in entries),
+        "unknown": [_stranger(each) for each in presence.unknown],
+        "unasked": presence.silent,
+    }
+    return Answer(document=document, show=lambda say: _show_list(entries, presence, now, say))
 
 
 @click.command()
@@ -114,16 +125,31 @@ def sweep(
     return Answer(document=document, show=lambda say: _show(report, say), exit_code=0 if done else FAILED)
 
 
-def known_pool(ledger: Ledger, asked: str) -> str:
-    """Return the id of the pool whose id is ``asked`` or begins with it."""
-    known = list(dict.fromkeys(entry.purchase.pool_id for entry in ledger.entries()))
+def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = ()) -> str:
+    """Return the id of the pool of the ledger, or of ``others``, whose id is ``asked`` or begins with it."""
+    known = list(dict.fromkeys([*others, *(entry.purchase.pool_id for entry in ledger.entries())]))
+    recent = f"The latest are {', '.join(known[-5:])}" if known else "There are none"
+    if not asked:
+        raise click.UsageError(f"name a POOL of this user's ledger. {recent}")
     found = [pool for pool in known if pool == asked] or [pool for pool in known if pool.startswith(asked)]
     if len(found) == 1:
         return found[0]
     if found:
         raise click.BadParameter(f"{asked} is ambiguous: {', '.join(found)}", param_hint="POOL")
-    recent = f"The latest are {', '.join(known[-5:])}" if known else "There are none"
     raise click.BadParameter(f"no pool {asked} in this user's ledger. {recent}", param_hint="POOL")
+
+
+def _show_list(entries: Sequence[LedgerEntry], presence: Presence, now: float, say: Say) -> None:
+    if entries:
+        columns = ("pool", "node", "provider", "instance", "type", "state", "since", "$/h", "cost", "owner")
+        say.table(*columns, rows=[_row(entry, presence, now) for entry in entries])
+        say.line(f"{plural(len(entries), 'machine')}, {money(sum(entry.cost(now) for entry in entries))}")
+    else:
+        say.line("No machines are open; --all lists those that have ended.")
+    for each in presence.unknown:
+        say.line(f"not in this ledger: {each.provider} {each.instance_id} ({each.key})")
+    for reason in dict.fromkeys(presence.silent):
+        say.line(f"state unknown: {reason}")
 
 
 def _show(report: SweepReport, say: Say) -> None:
@@ -164,13 +190,20 @@ def _machine(entry: LedgerEntry) -> dict[str, Any]:
     }
 
 
-def _details(entry: LedgerEntry, now: float) -> dict[str, Any]:
+def _state(entry: LedgerEntry, presence: Presence) -> str | None:
+    """Return the provider's state of a machine; None without an answer."""
+    state = InstanceState.GONE if entry.closed_at is not None else presence.states.get(entry.key)
+    return None if state is None else state.value
+
+
+def _details(entry: LedgerEntry, presence: Presence, now: float) -> dict[str, Any]:
     owner = entry.owner
     return {
+        "state": _state(entry, presence),
         "type": entry.purchase.machine,
         "spot": entry.purchase.spot,
         "since": moment(entry.created_at),
-        "ended": moment(entry.closed_at),
+        "ended": moment(entry.closed_at or entry.gone_at),
         "price_per_hour": entry.purchase.price_per_hour,
         "cost": entry.cost(now),
         "owner": None if owner is None else {"pid": owner.pid, "host": owner.host, "alive": owner.lives()},
@@ -194,7 +227,7 @@ def _place(owner: Owner) -> str:
     return "in another container" if owner.host == socket.gethostname() else f"on {owner.host}"
 
 
-def _row(entry: LedgerEntry, now: float) -> tuple[str, ...]:
+def _row(entry: LedgerEntry, presence: Presence, now: float) -> tuple[str, ...]:
     bought, owner = entry.purchase, entry.owner
     if entry.closed_at is not None:
         state = f"ended {moment(entry.closed_at)}"
@@ -209,6 +242,7 @@ def _row(entry: LedgerEntry, now: float) -> tuple[str, ...]:
         f"{bought.provider} {bought.region}".strip(),
         entry.instance_id or "?",
         f"{bought.machine}{' (spot)' if bought.spot else ''}",
+        _state(entry, presence) or "?",
         moment(entry.created_at) or "",
         money(bought.price_per_hour),
         money(entry.cost(now)),

@@ -1,4 +1,4 @@
-"""Display of an open pool: a subscriber to its events that writes to standard error."""
+"""Display of an open pool: a subscriber to its events that writes to standard error, or to a notebook's cells."""
 
 from __future__ import annotations
 
@@ -14,16 +14,31 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.client.display.escapes import cleaned, harmless
 from skyward.client.display.lines import Line, PoolTag, Tone
 from skyward.client.display.load import FleetLoad
-from skyward.client.display.screens import LiveScreen, PlainScreen, Screen
+from skyward.client.display.notebook import Notebook, NotebookScreen, running_notebook
+from skyward.client.display.screens import Layout, LiveScreen, PlainScreen, Screen
 from skyward.client.display.surface import Surface, join_surface
-from skyward.client.display.words import Work, duration, launch_words, plural, step_name, summary_words, work_name
+from skyward.client.display.words import (
+    Work,
+    duration,
+    launch_words,
+    line_text,
+    open_words,
+    short_place,
+    step_name,
+    summary_words,
+    work_name,
+)
 from skyward.errors import ConfigurationError
 from skyward.events.bus import EventBus
+from skyward.events.records import is_handled
+from skyward.events.works import CALL_CANCELLED
 
 __all__ = ["Display", "DisplayKind", "PoolTag", "open_display", "parse_display"]
 
 _VISIBLE_AFTER_S: Final = 1.0
 _LOAD_EVERY_S: Final = 30.0
+# A call that holds the interpreter's lock is killed a second after the others; the link may be slow too.
+_ONE_CANCELLATION_S: Final = 5.0
 
 _STEPS: Final[dict[type[ev.SkywardEvent], str]] = {
     ev.InfraCreating: "preparing",
@@ -34,6 +49,7 @@ _STEPS: Final[dict[type[ev.SkywardEvent], str]] = {
     ev.PoolStopping: "closing",
     ev.InstanceStopping: "terminating instance {e.instance_id}",
 }
+_LEVEL_TONES: Final = {"WARNING": Tone.WARNING, "ERROR": Tone.ERROR, "CRITICAL": Tone.ERROR}
 _WARNINGS: Final[dict[type[ev.SkywardEvent], str]] = {
     ev.WorkerLost: "worker {e.worker} lost: {e.reason}",
     ev.NodeUnreachable: "unreachable, reconnecting; its calls continue: {e.reason}",
@@ -80,7 +96,8 @@ def open_display(
     Args:
         kind: a :class:`DisplayKind` or its value.
         bus: the pool's event bus.
-        stream: the output; ``sys.stderr`` if None. Only a terminal gets colours, bars, tables and a spinner.
+        stream: the output; if None, the cells of the notebook that runs here, else ``sys.stderr``. Only a terminal
+            gets colours, bars, tables and a spinner.
         tag: distinguishes the pool from other pools with the same output.
         clock: clock for durations.
         wall: returns seconds since the epoch, for the time at the beginning of each line.
@@ -88,7 +105,9 @@ def open_display(
     Raises:
         ConfigurationError: no such kind exists; the message lists the kinds.
     """
-    return Display(parse_display(kind), bus, stream or sys.stderr, tag or PoolTag(), clock=clock, wall=wall)
+    notebook = running_notebook() if stream is None else None
+    stream = stream or sys.stderr
+    return Display(parse_display(kind), bus, stream, tag or PoolTag(), notebook=notebook, clock=clock, wall=wall)
 
 
 class Display:
@@ -101,10 +120,13 @@ class Display:
         stream: TextIO | None,
         tag: PoolTag,
         *,
+        notebook: Notebook | None = None,
         clock: Clock,
         wall: Callable[[], float],
     ) -> None:
         self._kind = kind
+        self._pool_id = tag.pool_id
+        self._notebook = notebook
         self._clock = clock
         self._nodes: dict[str, int] = {}
         self._works: dict[str, Work] = {}
@@ -112,6 +134,7 @@ class Display:
         self._next_load_s: float | None = None
         self._first_s: float | None = None
         self._restarting: dict[tuple[str, int], str] = {}
+        self._next_cancellation_s = 0.0
         self._bootstrapping = 0
         self._started: ev.PoolStarted | None = None
         self._stopped: ev.PoolStopped | None = None
@@ -123,6 +146,8 @@ class Display:
             self._unsubscribe = bus.subscribe(None, self._show)
 
     def _open_screen(self, surface: Surface, tag: PoolTag, wall: Callable[[], float]) -> Screen:
+        if self._notebook is not None:
+            return NotebookScreen(self._notebook, Layout(surface, tag, wall), self._load, clock=self._clock)
         if surface.stream.isatty():
             return LiveScreen(surface, tag, self._load, clock=self._clock, wall=wall)
         return PlainScreen(surface, tag, clock=self._clock, wall=wall)
@@ -143,7 +168,7 @@ class Display:
         self._remember(event)
         match event:
             case ev.LogLine():
-                self._screen.line(self._line(event, event.line, Tone.OUTPUT))
+                self._show_line(event)
             case ev.Progress():
                 self._advance(event)
             case ev.InstanceLaunching():
@@ -151,7 +176,9 @@ class Display:
             case ev.BootstrapProgress():
                 self._step(event, f"bootstrap: {step_name(event.step)}")
             case ev.PoolStarted():
-                self._step(event, f"open: {plural(event.nodes, 'node')}, {plural(event.workers, 'worker')}")
+                self._step(event, open_words(event, self._pool_id))
+            case ev.WorkerRestarting():
+                self._show_cancellation(event)
             case ev.WorkerReplaced():
                 self._show_replacement(event)
             case ev.Error():
@@ -164,10 +191,29 @@ class Display:
         self._show_works()
         self._show_load()
 
+    def _show_cancellation(self, event: ev.WorkerRestarting) -> None:
+        """Show the end of cancelled calls as one line, however many workers end with them."""
+        now_s = self._clock.monotonic()
+        if event.reason == CALL_CANCELLED:
+            if now_s >= self._next_cancellation_s:
+                self._say(None, "call cancelled; worker restarting", Tone.STEP)
+            self._next_cancellation_s = now_s + _ONE_CANCELLATION_S
+
+    def _show_line(self, event: ev.LogLine) -> None:
+        if is_handled(event):  # the program's own handlers show the record
+            return
+        tone = _LEVEL_TONES.get(event.level, Tone.OUTPUT)
+        source, origin = harmless(short_place(event)), (f"{event.node}/{event.worker}", event.stream)
+        for text in line_text(event).split("\n"):
+            shown = text if tone is Tone.OUTPUT else cleaned(text, colours=False)
+            line = Line(source=source, node=event.node, text=shown, tone=tone, origin=origin, state=event.state)
+            self._screen.line(line)
+
     def _show_replacement(self, event: ev.WorkerReplaced) -> None:
         """Show an intentional restart as one line, after its end; in contrast to a loss, it is no warning."""
         if reason := self._restarting.pop((event.instance_id, event.worker), ""):
-            self._say(event, f"worker {event.worker} restarted: {reason}", Tone.STEP)
+            if reason != CALL_CANCELLED:
+                self._say(event, f"worker {event.worker} restarted: {reason}", Tone.STEP)
         else:
             self._say(event, f"worker {event.worker} replaced", Tone.WARNING)
 
@@ -179,7 +225,7 @@ class Display:
 
     def _show_works(self) -> None:
         now_s = self._clock.monotonic()
-        works = (work for work in self._works.values() if work.done or work.total)
+        works = (work for work in self._works.values() if work.progress.ended or work.progress.total)
         self._screen.status([work for work in works if now_s - work.first_s > _VISIBLE_AFTER_S])
 
     def _show_load(self) -> None:
@@ -236,18 +282,18 @@ class Display:
     def _advance(self, event: ev.Progress) -> None:
         now_s = self._clock.monotonic()
         before = self._works.get(event.label)
-        if before is None or before.done > event.done:
+        if before is None or before.progress.ended > event.ended:
             name = harmless(work_name(event.label))
-            before = Work(name=name, done=0, total=event.total, first_s=now_s, first_done=event.done)
-        work = self._works[event.label] = replace(before, done=event.done, total=event.total)
-        if event.done != event.total:
+            before = Work(name=name, progress=event, first_s=now_s, first_ended=event.ended)
+        work = self._works[event.label] = replace(before, progress=event)
+        if not event.over:
             return
         del self._works[event.label]
         self._show_works()  # remove the bar before the line about the end
-        if event.done and now_s - work.first_s > _VISIBLE_AFTER_S:
-            self._say(event, work.ended(now_s, wanted=before.total), Tone.STEP)
+        if event.ended and now_s - work.first_s > _VISIBLE_AFTER_S:
+            self._say(event, work.ended(now_s), Tone.WARNING if event.done < event.ended else Tone.STEP)
 
-    def _say(self, event: ev.SkywardEvent, text: str, tone: Tone) -> None:
+    def _say(self, event: ev.SkywardEvent | None, text: str, tone: Tone) -> None:
         for line in text.split("\n"):
             self._screen.line(self._line(event, line, tone))
 

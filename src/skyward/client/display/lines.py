@@ -30,12 +30,16 @@ class Line:
         node: the rank of that node, which selects the colour; None for other lines.
         text: the text without control characters; with colours (SGR) if a call printed it.
         tone: the kind of the line.
+        origin: worker and stream that printed it; empty for other lines.
+        state: True for a state that the next line of its origin replaces, where the output can change.
     """
 
     source: str
     node: int | None = None
     text: str
     tone: Tone
+    origin: tuple[str, str] = ("", "")
+    state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,9 @@ class PoolTag:
     Attributes:
         provider: the provider's name.
         made: serial number; greater for a pool that was made later.
+        pool_id: name of the pool for commands such as ``skyward logs``; empty if it has none.
     """
 
     provider: str = "pool"
     made: int = 0
+    pool_id: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from skyward._concurrency.waiting import Clock
@@ -14,13 +15,27 @@ from skyward.client.display.load import FleetLoad
 from skyward.client.display.surface import REDRAW_EVERY_S, Surface
 from skyward.client.display.words import Work
 
-__all__ = ["LiveScreen", "PlainScreen", "Screen"]
+__all__ = ["Layout", "LiveScreen", "PlainScreen", "Screen", "progress_bar"]
 
 _PLAIN_PROGRESS_EVERY_S: Final = 10.0
 _BAR_WIDTH: Final = 30
 _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _NODE_COLOURS: Final = ("cyan", "magenta", "green", "blue", "bright_cyan", "bright_magenta", "bright_green")
-_IN_ASCII: Final = str.maketrans({"\N{MULTIPLICATION SIGN}": "x", "°": ""})
+_IN_ASCII: Final = str.maketrans({"\N{MULTIPLICATION SIGN}": "x", "°": "", "·": "-"})
+
+
+_STATE_S: Final = 15.0
+"""Seconds after which a state that was not replaced is no longer drawn: its call may be over."""
+_MOST_STATES: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """Drawn line of a progress bar, the place that printed it, and the end of its validity."""
+
+    text: str
+    source: str
+    until_s: float
 
 
 class Screen(Protocol):
@@ -48,7 +63,7 @@ class Screen(Protocol):
         ...
 
 
-class _Layout:
+class Layout:
     """Columns of a line: the time, its source, its text."""
 
     def __init__(self, surface: Surface, tag: PoolTag, wall: Callable[[], float]) -> None:
@@ -66,8 +81,11 @@ class _Layout:
         source = " ".join(filter(None, (self.pool, line.source if line.source != "pool" or not self.pool else "")))
         width = self._surface.source_width = max(self._surface.source_width, len(source))
         now = time.strftime("%H:%M:%S", time.localtime(self._wall()))
-        text = line.text if self._surface.stream.unicode else line.text.translate(_IN_ASCII)
-        return now, f"{source:<{width}}", text
+        return now, f"{source:<{width}}", self.encodable(line.text)
+
+    def encodable(self, text: str) -> str:
+        """Return the text in characters that the stream can encode."""
+        return text if self._surface.stream.unicode else text.translate(_IN_ASCII)
 
 
 class PlainScreen:
@@ -77,7 +95,7 @@ class PlainScreen:
 
     def __init__(self, surface: Surface, tag: PoolTag, *, clock: Clock, wall: Callable[[], float]) -> None:
         self._surface = surface
-        self._layout = _Layout(surface, tag, wall)
+        self._layout = Layout(surface, tag, wall)
         self._clock = clock
         self._next_progress_s = 0.0
 
@@ -94,7 +112,7 @@ class PlainScreen:
     def status(self, works: Sequence[Work]) -> None:
         """See :meth:`Screen.status`; write at most one line per piece of work every 10 s."""
         now_s = self._clock.monotonic()
-        begun = [work for work in works if work.done]
+        begun = [work for work in works if work.progress.ended]
         if not begun or now_s < self._next_progress_s:
             return
         self._next_progress_s = now_s + _PLAIN_PROGRESS_EVERY_S
@@ -114,13 +132,14 @@ class LiveScreen:
         from rich.console import Console
 
         self._surface = surface
-        self._layout = _Layout(surface, tag, wall)
+        self._layout = Layout(surface, tag, wall)
         self._load = load
         self._clock = clock
         self._blocks, self._frames = ("█░", _FRAMES) if surface.stream.unicode else ("#-", "-\\|/")
         self._console = Console(file=io.StringIO(), force_terminal=True)
         self._phase = ""
         self._works: tuple[Work, ...] = ()
+        self._states: dict[tuple[str, str], _State] = {}
         self._table: list[str] = []
         self._table_of: object = None
 
@@ -134,6 +153,9 @@ class LiveScreen:
         from rich.text import Text
 
         now, source, text = self._layout.columns(line)
+        self._replace_state(line, f"{now} {source} {self._surface.stream.rule} {cleaned(text, colours=False)}")
+        if line.state:
+            return
         colour = "bold" if line.node is None else _NODE_COLOURS[line.node % len(_NODE_COLOURS)]
         text = cleaned(text, colours=True) if line.tone is Tone.OUTPUT else text
         shown = Text.from_ansi(text) if "\x1b" in text else Text(text, line.tone.value)
@@ -143,6 +165,17 @@ class LiveScreen:
             self._console.print(whole, soft_wrap=True, end="")
         self._surface.add_line(capture.get())
 
+    def _replace_state(self, line: Line, text: str) -> None:
+        """Replace the state of the line's origin; states of its worker's earlier calls go."""
+        if not (self._states or line.state):
+            return
+        worker, _ = line.origin
+        gone = {key for key, at in self._states.items() if key[0] == worker and (at.source != line.source)}
+        states = {key: at for key, at in self._states.items() if key not in (line.origin, *gone)}
+        if line.state:
+            states[line.origin] = _State(text=text, source=line.source, until_s=self._clock.monotonic() + _STATE_S)
+        self._states = states  # another one, as other threads draw the last one
+
     def phase(self, line: Line | None) -> None:
         """See :meth:`Screen.phase`."""
         self._phase = f"{line.source}: {line.text}" if line else ""
@@ -150,14 +183,14 @@ class LiveScreen:
     def status(self, works: Sequence[Work]) -> None:
         """See :meth:`Screen.status`."""
         self._works = tuple(works)
-        if self.shows_load:
+        if self.shows_load or self._states:
             self._surface.show(self._render)
         else:
             self._surface.hide(self._render)
 
     def close(self) -> None:
         """See :meth:`Screen.close`."""
-        self._phase, self._works = "", ()
+        self._phase, self._works, self._states = "", (), {}
         self._surface.hide(self._render)
 
     def _render(self, width: int) -> list[str]:
@@ -166,11 +199,15 @@ class LiveScreen:
 
         now_s = self._clock.monotonic()
         frame = self._frames[int(now_s / REDRAW_EVERY_S) % len(self._frames)]
-        works = [f"{self._bar(work)}{work.ongoing(now_s)}" for work in self._works]
-        texts = [Text(line) for line in ([f"{frame} {self._phase}"] if self._phase else []) + works]
+        works = [
+            f"{progress_bar(work, self._blocks, width)}{self._layout.encodable(work.ongoing(now_s))}"
+            for work in self._works
+        ]
+        states = [at.text for at in self._states.values() if now_s < at.until_s][-_MOST_STATES:]
+        texts = [Text(line) for line in states + ([f"{frame} {self._phase}"] if self._phase else []) + works]
         for text in texts:
             text.truncate(width)
-        return [*(text.plain for text in texts), *self._load_lines(width)]
+        return [*(text.plain for text in texts), *(self._load_lines(width) if self.shows_load else ())]
 
     def _load_lines(self, width: int) -> list[str]:
         rows = [(self._prefixed(first), *others) for first, *others in self._load.rows()]
@@ -182,11 +219,18 @@ class LiveScreen:
     def _prefixed(self, cell: str) -> str:
         return f"{self._layout.pool} {cell}".lstrip()
 
-    def _bar(self, work: Work) -> str:
-        if not work.total or work.total == 1:
-            return ""
-        full = _BAR_WIDTH * work.done // work.total
-        return self._blocks[0] * full + self._blocks[1] * (_BAR_WIDTH - full) + " "
+
+def progress_bar(work: Work, blocks: str, width: int = 4 * _BAR_WIDTH) -> str:
+    """Return the bar of a piece of work with a trailing space, drawn with two characters; empty for a single call.
+
+    It takes a quarter of ``width`` at most: a failing batch's words have 52 columns, and the end is the time left.
+    """
+    total = work.progress.total
+    if not total or total == 1:
+        return ""
+    size = min(_BAR_WIDTH, width // 4)
+    full = size * work.progress.ended // total
+    return blocks[0] * full + blocks[1] * (size - full) + " "
 
 
 def _table(rows: Sequence[Sequence[str]], footer: Sequence[str], width: int) -> list[str]:

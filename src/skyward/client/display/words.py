@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from skyward import events as ev
 
 __all__ = [
     "Work",
+    "clock_time",
     "duration",
     "launch_words",
+    "line_text",
     "money",
+    "open_words",
     "plural",
     "price",
+    "progress_words",
     "rate",
+    "short_place",
     "step_name",
     "summary_words",
     "work_name",
@@ -38,6 +43,8 @@ _KNOWN_STEPS: Final = {
     "skyward": "Skyward",
 }
 """Steps of a node's bootstrap whose names need a translation, in words."""
+_TIMES: Final = "\N{MULTIPLICATION SIGN}"
+_LONGEST_CALL: Final = 20
 _SHORT_S: Final = 10.0
 _MINUTES_FROM_S: Final = 120
 _HOURS_FROM_MIN: Final = 120
@@ -54,6 +61,13 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest} s" if minutes < _HOURS_FROM_MIN else f"{minutes // 60} h {minutes % 60} min"
+
+
+def clock_time(seconds: float) -> str:
+    """Return a duration as on a clock: ``0:42``, ``3:05``, ``2:10:00``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def money(dollars: float) -> str:
@@ -109,52 +123,97 @@ def work_name(label: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Progress of a piece of work.
+    """Progress of a piece of work over time.
 
     Attributes:
         name: the display name; see :func:`work_name`.
-        done: number of calls that have ended.
-        total: number of all calls; None while that is unknown.
+        progress: the latest event.
         first_s: time of the first event, in seconds.
-        first_done: value of ``done`` in the first event.
+        first_ended: number of calls that had ended in the first event.
     """
 
     name: str
-    done: int
-    total: int | None
+    progress: ev.Progress
     first_s: float
-    first_done: int
+    first_ended: int
 
     @property
     def _subject(self) -> str:
-        return "1 call" if self.name == "calls" and self.total == 1 else self.name
+        return "1 call" if self.name == "calls" and self.progress.total == 1 else self.name
 
-    def _rate(self, now_s: float) -> str:
-        done = self.done - self.first_done
-        return f", {rate(done, now_s - self.first_s)}" if done else ""
+    @property
+    def _measured(self) -> int:
+        """Number of calls that ended while their time was taken, without those that were given up."""
+        return self.progress.done + self.progress.failed - self.first_ended
+
+    def _rate(self, now_s: float) -> list[str]:
+        return [rate(self._measured, now_s - self.first_s)] if self._measured > 0 else []
+
+    def _left(self, now_s: float) -> list[str]:
+        if self.progress.total is None or self._measured <= 0:
+            return []
+        left = self.progress.total - self.progress.ended
+        return [f"{clock_time(left * (now_s - self.first_s) / self._measured)} left"] if left > 0 else []
 
     def ongoing(self, now_s: float) -> str:
-        """Return the progress: ``fits: 12 of 40, 3.1/s``."""
-        if self.total == 1:
-            return f"{self._subject}: running for {duration(now_s - self.first_s)}"
-        if self.total is None:
-            return f"{self._subject}: {self.done:,} done{self._rate(now_s)}"
-        return f"{self._subject}: {self.done:,} of {self.total:,}{self._rate(now_s)}"
+        """Return the progress: ``fits 4/12 · 1 failed · 2 running · 3.1/s · 0:42 left``."""
+        event = self.progress
+        took = now_s - self.first_s
+        if event.total == 1 and not event.ended:
+            return f"{self._subject}: {'running for ' if event.running else ''}{duration(took)}"
+        return _joined(*_counts(self.name, event), *self._rate(now_s), *self._left(now_s))
 
-    def ended(self, now_s: float, *, wanted: int | None) -> str:
-        """Return the outcome, compared with the number of calls: ``fits: all 40 in 13 s, 3.1/s``."""
-        took = duration(now_s - self.first_s)
-        if wanted is not None and wanted != self.done:
-            return f"{self._subject}: {self.done:,} of {wanted:,} in {took}, the rest given up"
-        if self.total == 1:
-            return f"{self._subject}: done in {took}"
-        return f"{self._subject}: all {self.done:,} in {took}{self._rate(now_s)}"
+    def ended(self, now_s: float) -> str:
+        """Return the outcome: ``fits 40/40 in 13 s · 3.1/s``, ``fits 3/5 in 13 s · 1 failed · 1 dropped``."""
+        event, took = self.progress, duration(now_s - self.first_s)
+        if event.total == 1:
+            state = "done in" if event.done else "failed after" if event.failed else "cancelled after"
+            return f"{self._subject}: {state} {took}"
+        rest = _losses(event) or self._rate(now_s)
+        return _joined(f"{self.name} {event.done:,}/{event.total or event.done:,} in {took}", *rest)
+
+
+def progress_words(event: ev.Progress) -> str:
+    """Return the progress without rates: ``fits 4/12 · 1 failed · 2 running``."""
+    return _joined(*_counts(work_name(event.label), event))
+
+
+def _counts(name: str, event: ev.Progress) -> list[str]:
+    count = f"{event.done:,} done" if event.total is None else f"{event.done:,}/{event.total:,}"
+    running = [f"{event.running:,} running"] if event.running else []
+    return [f"{name} {count}", *_losses(event), *running]
+
+
+def _losses(event: ev.Progress) -> list[str]:
+    failed = [f"{event.failed:,} failed"] if event.failed else []
+    given_up = "dropped" if event.failed else "cancelled"
+    return [*failed, f"{event.cancelled:,} {given_up}"] if event.cancelled else failed
+
+
+def _joined(*parts: str) -> str:
+    return " · ".join(parts)
+
+
+def short_place(event: ev.LogLine) -> str:
+    """Return the place of a line, with a long name of its call cut: ``0/1 a_function_of_many_..#3``."""
+    label, mark, number = event.call.rpartition("#")
+    label = f"{label[: _LONGEST_CALL - 2]}.." if len(label) > _LONGEST_CALL else label
+    return replace(event, call=f"{label}{mark}{number}").place
+
+
+def line_text(event: ev.LogLine) -> str:
+    """Return the text of a line; that of a record follows its level and its logger: ``INFO app: text``."""
+    return f"{event.level} {event.logger}: {event.line}" if event.level else event.line
 
 
 def launch_words(event: ev.InstanceLaunching) -> str:
-    """Return a launch in words: machine type, region, market, price, and room for the workers."""
+    """Return a launch in words: type, accelerators, region, market, price, most it can cost, room for the workers."""
     nodes = plural(event.count, "node")
     told = [f"launching {nodes} on {event.provider}: {event.instance_type}".removesuffix(": ")]
+    if event.accelerators and event.price_per_hour != 0:
+        has = f"{event.accelerators} {_TIMES} {event.accelerator}"
+        more = 0 < event.accelerators_asked < event.accelerators
+        told[0] += f" with {has}" + (f" ({event.accelerators_asked} asked for)" if more else "")
     if event.region:
         told[0] += f" in {event.region}"
     if event.price_per_hour != 0:
@@ -163,6 +222,7 @@ def launch_words(event: ev.InstanceLaunching) -> str:
         if event.price_per_hour:
             each, in_all = price(event.price_per_hour), price(event.price_per_hour * event.count)
             told.append(each if event.count == 1 else f"{each} each, {in_all} in all")
+            told += [f"at most {money(event.at_most)} until timeout"] if event.at_most else []
         elif event.spot is not None:
             told.append("price unknown")
     room = _room_words(event)
@@ -174,7 +234,7 @@ def _room_words(event: ev.InstanceLaunching) -> str:
     if event.workers_per_node == 1:
         return ""
     count, told = event.workers_per_node, list[str]()
-    times = f"\N{MULTIPLICATION SIGN} {count} workers"
+    times = f"{_TIMES} {count} workers"
     if event.cpu_per_worker:
         told.append(f"{event.cpu_per_worker} {times} = {event.cpu_per_worker * count} cores")
     if event.memory_gib_per_worker:
@@ -182,12 +242,18 @@ def _room_words(event: ev.InstanceLaunching) -> str:
     return ", ".join(told)
 
 
+def open_words(started: ev.PoolStarted, pool_id: str) -> str:
+    """Return the size of an open pool, and the command that shows its output again."""
+    size = f"open: {plural(started.nodes, 'node')}, {plural(started.workers, 'worker')}"
+    return f"{size} (skyward logs {pool_id})" if pool_id else size
+
+
 def summary_words(
     started: ev.PoolStarted, lived_s: float, stopped: ev.PoolStopped | None, cost: ev.CostFinal | None
 ) -> str:
     """Return a pool's lifetime in one line; the cost only if it is above zero."""
     parts = [plural(started.nodes, "node"), plural(started.workers, "worker")]
-    if stopped:
+    if stopped and stopped.calls:  # Dask's tasks are no calls: "0 calls" would say that a busy pool did nothing
         parts.append(plural(stopped.calls, "call"))
     if cost and cost.hourly_rate:
         parts.append(f"cost {money(cost.total_cost)}")

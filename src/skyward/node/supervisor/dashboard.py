@@ -10,7 +10,6 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import importlib
 import secrets
 import weakref
 from collections.abc import Sequence
@@ -21,8 +20,6 @@ from urllib.parse import parse_qsl, urlencode
 
 import dask.config as dask_config
 from distributed import Scheduler
-from distributed.http import utils as http_utils
-from distributed.http.routing import RoutingApplication
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest, parse_cookie
 from tornado.iostream import IOStream
@@ -31,6 +28,7 @@ from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
 from skyward._concurrency.waiting import wait_until
+from skyward.dask_parts import RoutingApplication, dashboard_pages, get_handlers
 from skyward.errors import UnreachableError
 
 __all__ = ["Dashboard", "Gate"]
@@ -58,7 +56,7 @@ class Dashboard:
         async with self._opening:
             if self._server is None:
                 try:  # in a thread, as it takes a second
-                    pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
+                    pages = await asyncio.to_thread(dashboard_pages)
                 except ImportError as error:
                     return {"error": _no_bokeh(error)}
                 if self._closed:
@@ -81,7 +79,7 @@ class Dashboard:
     def _serve(self, pages: Any) -> _Server:
         scheduler: Any = self._scheduler
         modules = dask_config.get("distributed.scheduler.http.routes")
-        scheduler.http_application = RoutingApplication(http_utils.get_handlers(scheduler, modules))
+        scheduler.http_application = RoutingApplication(get_handlers(scheduler, modules))
         scheduler.http_server = server = _Server(Gate(scheduler.http_application, self._token))
         server.take_port(scheduler.ip)
         try:

@@ -128,8 +128,8 @@ class NodePlan:
 
     def _files(self) -> dict[str, str]:
         files = self.config.files
-        if not files:
-            return {}
+        if not self.config.imports_files:
+            return {"SKYWARD_FILES": files} if files else {}
         others = self.config.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
         return {"SKYWARD_FILES": files, "PYTHONPATH": os.pathsep.join((files, others)) if others else files}
 

@@ -6,14 +6,16 @@ import asyncio
 from typing import Any
 
 import dask.config as dask_config
-from distributed import Scheduler
+from distributed import Scheduler, SchedulerPlugin
 
 from skyward.node.program import Program, read_plan, run_program, take_standard_output
 from skyward.node.supervisor.dashboard import Dashboard
+from skyward.node.task_counts import report_tasks
 from skyward.wire.control import SchedulerRunning
+from skyward.wire.graph_modules import MODULES, KeptModules
 from skyward.wire.security import PoolSecurity
 
-__all__ = ["NodeScheduler", "main"]
+__all__ = ["NodeScheduler", "main", "pass_modules_on"]
 
 
 class NodeScheduler(Scheduler):
@@ -26,6 +28,7 @@ class NodeScheduler(Scheduler):
         super().__init__(**kwargs)
         self._pages = Dashboard(self)
         self.handlers["skyward_dashboard"] = self._pages.open
+        pass_modules_on(self)
 
     def start_http_server(self, *args: Any, **kwargs: Any) -> None:
         """Start none."""
@@ -34,6 +37,25 @@ class NodeScheduler(Scheduler):
         """See distributed; the pages end first."""
         await self._pages.close()
         await super().close(*args, **kwargs)
+
+
+def pass_modules_on(scheduler: Scheduler) -> None:
+    """Make ``scheduler`` take the sources that clients send ahead of graphs, and pass them on to every worker."""
+    kept = KeptModules()
+
+    def take(client: str, modules: bytes) -> None:
+        del client
+        kept.take(modules)
+        for address in list(scheduler.workers):
+            scheduler.worker_send(address, {"op": MODULES, "modules": modules})
+
+    class _ForNewWorkers(SchedulerPlugin):
+        def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+            if (modules := kept.all()) is not None:
+                scheduler.worker_send(worker, {"op": MODULES, "modules": modules})
+
+    scheduler.stream_handlers[MODULES] = take
+    scheduler.add_plugin(_ForNewWorkers(), name=MODULES)
 
 
 async def _serve(program: Program) -> None:
@@ -47,6 +69,7 @@ async def _serve(program: Program) -> None:
         security=PoolSecurity(config.identity),
         dashboard=False,
     )
+    report_tasks(scheduler, program.report)
     async with scheduler:
         program.report(SchedulerRunning(address=program.plan.ready.scheduler))
         await asyncio.shield(scheduler.finished())

@@ -52,6 +52,7 @@ from skyward.wire.control import (
     Start,
     Stop,
     SupervisorTrouble,
+    TasksReport,
     TimeoutWarning,
     VolumeTrouble,
     WorkerExit,
@@ -289,6 +290,8 @@ class Supervisor:
             case SchedulerRunning():
                 self._scheduler = message
                 self._start_workers(self._order or self._first_order(message.address))
+            case TasksReport():
+                pass
             case unexpected:
                 raise TypeError(f"a process of the node reported {unexpected!r}")
         self._server.broadcast(message)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from skyward._concurrency.linux_parts import SHARED_MEMORY, ephemeral_ports, usable_cores
 from skyward.node.cgroups import find_cpu_limit, find_memory_cgroup
 from skyward.node.gpu.driver import Device
 from skyward.node.supervisor.plan import NodePlan
@@ -37,15 +38,12 @@ __all__ = [
     "usable",
 ]
 
-_SHARED_MEMORY = Path("/dev/shm")
 _BLOB_SHARE = 4
 _CALL_PORTS = 32
 
 _UNIT = 64
 """Ports claimed together: the first one is bound for as long as the claim holds, the others are for use."""
 _LOWEST_PORT = 10_240
-_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_USUAL_EPHEMERAL = (32_768, 65_535)
 
 
 def port_count(config: NodeConfig) -> int:
@@ -73,17 +71,9 @@ def claim_ports(address: str, count: int) -> Generator[tuple[int, ...]]:
 
 
 def _units() -> list[int]:
-    low, high = _ephemeral_range()
+    low, high = ephemeral_ports()
     starts = [first for first in range(_LOWEST_PORT, 65_536 - _UNIT + 1, _UNIT) if first + _UNIT <= low or first > high]
     return random.sample(starts, len(starts))
-
-
-def _ephemeral_range() -> tuple[int, int]:
-    try:
-        low, high = _EPHEMERAL_RANGE.read_text(encoding="ascii").split()
-    except OSError:  # not Linux
-        return _USUAL_EPHEMERAL
-    return int(low), int(high)
 
 
 def _bound(address: str, port: int) -> socket.socket | None:
@@ -112,8 +102,7 @@ def free_ports(address: str, count: int) -> tuple[int, ...]:
 
 def cpu_count(bought: int = 0) -> int:
     """Return the number of cores that this process may use: of its affinity, its cgroup, and ``bought`` the fewest."""
-    seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return usable(seen, find_cpu_limit(), bought)
+    return usable(usable_cores(), find_cpu_limit(), bought)
 
 
 def memory_bytes(bought: int = 0) -> int:
@@ -206,9 +195,9 @@ def make_folders(config: NodeConfig) -> tuple[Path, Path]:
     found = disk.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{disk} is no folder of this user alone")
-    if not _SHARED_MEMORY.is_dir():
+    if not SHARED_MEMORY.is_dir():
         return disk, disk
     # Short, since the path of a socket in it may have 107 characters.
-    memory = _SHARED_MEMORY / f"skyward-{os.getuid()}-{config.instance_id}-{secrets.token_hex(8)}"
+    memory = SHARED_MEMORY / f"skyward-{os.getuid()}-{config.instance_id}-{secrets.token_hex(8)}"
     memory.mkdir(mode=0o700)
     return memory, disk

@@ -11,10 +11,9 @@ import os
 import signal
 import ssl
 
-import distributed.http.worker  # Dask imports it when a worker starts
-import distributed.versions
 import tornado.platform.asyncio
 
+from skyward.dask_parts import load_lazy_parts
 from skyward.node.processes import name_process
 from skyward.node.supervisor import daemon, scheduler
 from skyward.node.supervisor.proc_entry import fits
@@ -25,7 +24,7 @@ from skyward.node.worker import nannies, worker
 
 __all__ = ["main"]
 
-_IMPORTED = (daemon, scheduler, nannies, worker, distributed.http.worker, tornado.platform.asyncio)
+_IMPORTED = (daemon, scheduler, nannies, worker, tornado.platform.asyncio)
 
 
 def main(client: int) -> None:
@@ -55,7 +54,7 @@ def _fill_caches() -> None:
     if importlib.util.find_spec("numpy"):
         importlib.import_module("numpy.random")  # 16 ms in each worker, which seeds it
     package_versions()
-    distributed.versions.get_versions()
+    load_lazy_parts()
     # OpenSSL looks its algorithms up for the first two contexts of a process, which takes 8 and 3 ms, 0.3 after that.
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         ssl.SSLContext(protocol)

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from skyward.node.processes import close_all_but, end_all, has_ended, name_process
+from skyward._concurrency.linux_parts import wait_for_end
+from skyward.node.processes import close_all_but, end_all, name_process
 from skyward.node.supervisor.proc_entry import show_arguments
 
 __all__ = ["ForkedZygote", "fork_zygote", "main", "serve_forks", "take_orders"]
@@ -128,7 +129,7 @@ def serve_forks(orders: socket.socket, *, parent: int | None = None) -> None:
 
 def _serve_node(orders: socket.socket, supervisor: int) -> None:
     serve_forks(orders)
-    if has_ended(supervisor, within_s=_DEATH_S):  # it was killed: processes that calls have started would live on
+    if wait_for_end(supervisor, within_s=_DEATH_S):  # it was killed: processes that calls have started would live on
         asyncio.run(end_all(os.environ["SKYWARD_INSTANCE"]))
 
 

@@ -1,7 +1,10 @@
-"""Mark of the last call that a worker began: eight bytes of memory that outlive the worker's process.
+"""Mark of the last call that a worker began, and of its limits: memory that outlives the worker's process.
 
 The worker stores the position of each call before it runs the call. Its nanny reads the mark once the process has
 ended, by any cause. Calls after that position have certainly not run (docs/decisions/014).
+
+Before a call with limits the worker stores those, too, and its nanny ends the worker when one is exceeded: its own
+process cannot while a call holds the interpreter's lock (docs/decisions/026).
 """
 
 from __future__ import annotations
@@ -9,13 +12,61 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import time
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["make_mark", "open_mark", "take_mark"]
+import psutil
+
+__all__ = ["Overrun", "arm", "disarm", "make_mark", "open_mark", "overrun", "take_mark"]
 
 log = logging.getLogger("skyward.node.worker.begun")
 
-_BYTES = 8
+_BYTES = 32
+_MOST = (1 << 64) - 1
+_POSITION, _LIMITED, _DEADLINE, _MOST_MEMORY = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrun:
+    """Limit that a call has exceeded.
+
+    Attributes:
+        position: position of the call.
+        of_memory: True for its memory, False for its time.
+    """
+
+    position: int
+    of_memory: bool
+
+
+def arm(mark: MutableSequence[int] | memoryview, *, timeout_s: float, memory_bytes: int) -> None:
+    """Store the limits of the call that the mark names; from now on they hold. Zero is no limit."""
+    mark[_DEADLINE] = min(time.monotonic_ns() + round(timeout_s * 1e9), _MOST) if timeout_s else 0
+    # Memory that earlier calls have left is not the call's.
+    mark[_MOST_MEMORY] = min(psutil.Process().memory_info().rss + memory_bytes, _MOST) if memory_bytes else 0
+    mark[_LIMITED] = mark[_POSITION]
+
+
+def disarm(mark: MutableSequence[int] | memoryview) -> None:
+    """End the limits: the call is over."""
+    mark[_LIMITED] = 0
+
+
+def overrun(mark: Sequence[int] | memoryview, memory_bytes: Callable[[], int]) -> Overrun | None:
+    """Return the limit that the running call exceeds; None if it exceeds none.
+
+    Args:
+        mark: the worker's mark.
+        memory_bytes: returns the present memory of the worker.
+    """
+    position, deadline, most = mark[_LIMITED], mark[_DEADLINE], mark[_MOST_MEMORY]
+    if position and deadline and time.monotonic_ns() > deadline:  # the clock is the same in all processes
+        return Overrun(position=position, of_memory=False)
+    if position and most and memory_bytes() > most:
+        return Overrun(position=position, of_memory=True)
+    return None
 
 
 def make_mark(path: str) -> None:
@@ -32,7 +83,7 @@ def make_mark(path: str) -> None:
 
 
 def open_mark(path: str) -> memoryview | None:
-    """Map a mark, as a sequence of one integer; return None if there is none.
+    """Map a mark, as a sequence of integers, the first of which is the position; return None if there is none.
 
     Raises:
         OSError: the file can be neither used nor removed: left as it is, it would deny that calls have begun.

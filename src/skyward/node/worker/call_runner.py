@@ -8,8 +8,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Generator, Iterable, MutableSequence, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,15 @@ from typing import Any, Protocol
 
 from skyward._concurrency.waiting import PROMPT_S
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
+from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent, use_callback
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
+from skyward.node.worker.begun import arm, disarm
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
+from skyward.node.worker.missing_files import hint_at_folder
 from skyward.node.worker.output import CallOutput
+from skyward.node.worker.trace_context import trace_context
 from skyward.wire.messages import (
     CallHeader,
     CallResult,
@@ -46,6 +50,7 @@ log = logging.getLogger("skyward.node.worker.call_runner")
 Mark = MutableSequence[int] | memoryview
 _ALONE = CallContext()
 _NOTHING = nullcontext()
+_GIB = 1 << 30
 # Bytes that the client has not acknowledged: no call begins above the first bound, no large result is copied on above
 # the second. Without them a worker grows while its client is away (docs/decisions/002).
 _KEPT_BYTES_BOUND = 256 << 20
@@ -142,20 +147,24 @@ class CallRunner:
     Attributes:
         running: id of the call that runs; 0 while none does.
         functions: functions that calls may name, by id. The client decides which ones are here.
+        memory_limit_bytes: memory that this process may use; 0 is no limit.
 
     Args:
         outlet: connection to the client.
         output: collector of printed text.
         blob_dirs: folders of large arguments, by their content id.
-        begun: holds the position of the last call begun; its first element is set before a call runs.
+        begun: mark of the last call begun, and of its limits: :mod:`skyward.node.worker.begun`.
     """
 
     def __init__(
         self, outlet: Outlet, output: CallOutput, blob_dirs: Sequence[Path], begun: Mark | None = None
     ) -> None:
         self.running = 0
+        self._current: ReceivedCall | None = None
+        self._started = 0.0
         self.functions: dict[str, SentFunction] = {}
-        self._begun = [0] if begun is None else begun
+        self.memory_limit_bytes = 0
+        self._begun: Mark = [0, 0, 0, 0] if begun is None else begun
         self._outlet = outlet
         self._output = output
         self._blobs = MappedBlobs(blob_dirs)
@@ -208,6 +217,15 @@ class CallRunner:
         # A byte into a pipe costs a system call, so only where the thread sleeps, and never from the thread itself.
         if self._waiting and threading.get_ident() != self._thread:
             self._outlet.wake()
+
+    def shown(self) -> str:
+        """Return the running call and its duration, such as ``"train, 12 s"``; empty while none runs. Thread-safe."""
+        call, started = self._current, self._started
+        if not self.running or call is None:
+            return ""
+        home = str(getattr(call.function.loaded, "__module__", ""))
+        label = "joblib" if home.startswith("skyward_joblib.") else call.function.label.rpartition(".")[2]
+        return f"{label}, {max(time.perf_counter() - started, 0.0):.0f} s"
 
     def close(self) -> None:
         """End :meth:`work` after the call that runs. Idempotent."""
@@ -274,14 +292,14 @@ class CallRunner:
                 self.running = 0
                 return None
             call = self._queue.popleft()
-            self.running, self._client = call.id, self._clients
+            self.running, self._current, self._client = call.id, call, self._clients
             # Before it runs: the nanny reads the mark after a crash, and calls after this one move for free.
             self._begun[0] = call.position
             return call
 
     def _run(self, call: ReceivedCall) -> None:
         """Run a call and enqueue its answer. Never raises: the thread is needed for the next call."""
-        started = time.perf_counter()
+        self._started = started = time.perf_counter()
         try:
             self._run_and_answer(call, started)
             self._settle(call)
@@ -305,6 +323,7 @@ class CallRunner:
             self._answer(SpentProcess([call.id], str(why)))
             return
         except BaseException as raised:  # a call that exits or is interrupted must not end its worker
+            hint_at_folder(raised)
             packed = pack_error(raised)
             if is_doubtful(packed.type_name, packed.message):
                 # The driver reports a failed GPU up to 3 s later. If it does, the node ends meanwhile, and the call
@@ -325,8 +344,9 @@ class CallRunner:
         self._outlet.flush_soon()
 
     def _execute(self, call: ReceivedCall) -> Packed:
-        context = enter_call(_context_of(call.header, partial(self._meet, call.id))) if call.header else _NOTHING
-        with self._output.of_call(call.id), context:
+        context = self._within(call, call.header) if call.header else _NOTHING
+        traced = trace_context(call.header.trace) if call.header and call.header.trace else _NOTHING
+        with self._output.of_call(call.id), context, traced:
             function = call.function.load(self._load)
             if call.payload is None:
                 self._blobs.let_go()
@@ -335,6 +355,25 @@ class CallRunner:
                 args, kwargs = self._load(call.payload)
             value = call_in_this_process(function, args, kwargs)
             return pack_result(value, what=f"the result of {call.function.label}")
+
+    @contextmanager
+    def _within(self, call: ReceivedCall, header: CallHeader) -> Generator[None]:
+        """Give the running call its context, and enforce its limits meanwhile."""
+        if 0 < self.memory_limit_bytes < header.memory_bytes:
+            raise ConfigurationError(
+                f"memory of {call.function.label} must be at most the {self.memory_limit_bytes / _GIB:.1f} GiB that "
+                f"its worker may use, got {header.memory_bytes / _GIB:.1f} GiB: ask for less, or for larger machines "
+                "by ComputePool(memory=…)"
+            )
+        limited = header.timeout_s or header.memory_bytes
+        if limited:
+            arm(self._begun, timeout_s=header.timeout_s, memory_bytes=header.memory_bytes)
+        try:
+            with enter_call(_context_of(header, partial(self._meet, call.id))):
+                yield
+        finally:
+            if limited:
+                disarm(self._begun)
 
     def _meet(self, call_id: int, text: str) -> Sequence[str]:
         """Send this call's text to its gang and wait for those of all others."""

@@ -13,13 +13,15 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Coroutine, MutableSequence, Sequence
+from collections.abc import Callable, Coroutine, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
+from skyward.events.records import DEFAULT_LEVELS
+from skyward.node.worker.call_records import TakenLevels
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFunction
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.output import CallOutput
@@ -32,11 +34,13 @@ from skyward.wire.messages import (
     CancelCalls,
     ForgetFunctions,
     GangAddresses,
+    LoggedRecord,
     PrintedLines,
     RevokeCalls,
     RevokedCalls,
     RunCalls,
     RunSpecialCall,
+    SetLevels,
     StoreFunction,
     ToClient,
     to_worker,
@@ -71,6 +75,7 @@ class LaneServer:
         blob_dirs: folders of large arguments, by their content id.
         log: the worker's log, from which captured output is read; None to capture none.
         begun: see :class:`~skyward.node.worker.call_runner.CallRunner`.
+        task: returns the name of the Dask task that this thread runs; empty if it runs none.
     """
 
     def __init__(
@@ -80,8 +85,11 @@ class LaneServer:
         blob_dirs: Sequence[Path],
         log: WorkerLog | None = None,
         begun: MutableSequence[int] | memoryview | None = None,
+        task: Callable[[], str] = str,
     ) -> None:
-        self.output = CallOutput(self._send_printed, log=log, keep_pace=self._keep_pace)
+        self.output = CallOutput(
+            self._send_printed, log=log, keep_pace=self._keep_pace, deliver_record=self._send_record, task=task
+        )
         self.runner = CallRunner(self, self.output, blob_dirs, begun)
         self._incarnation = incarnation
         self._loop = asyncio.get_running_loop()
@@ -93,6 +101,7 @@ class LaneServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
         self._dropped_lines = 0
+        self._levels = TakenLevels()
         self._printed_at = 0.0
         self._woken, self._waker = os.pipe()
         weakref.finalize(self, _close, self._woken, self._waker)
@@ -214,6 +223,7 @@ class LaneServer:
         if fresh:
             self._client = client
             self.runner.reset()
+            self._levels.take(DEFAULT_LEVELS)
             self._link = Link(Session(), self._take)
         # Items above the last number that the client has seen are sent again: nothing is lost, nothing runs twice.
         self._link.session.resume(seen)
@@ -233,17 +243,24 @@ class LaneServer:
                     calls.append(ReceivedCall(item.call_id, function, item.position, item.final, b"", *how))
                 case GangAddresses():
                     self.runner.met(item.call_id, item.texts)
-                case StoreFunction():
-                    self.runner.functions[item.function_id] = SentFunction(item.label, item.payload)
-                case ForgetFunctions():
-                    for function_id in item.function_ids:
-                        self.runner.functions.pop(function_id, None)
+                case StoreFunction() | ForgetFunctions() | SetLevels():
+                    self._prepare(item)
                 case CancelCalls() | RevokeCalls():
                     # The items are in order: the calls before a revocation must be in the queue when it is done.
                     self.runner.add(calls)
                     calls = []
                     self._take_back(item)
         self.runner.add(calls)
+
+    def _prepare(self, item: StoreFunction | ForgetFunctions | SetLevels) -> None:
+        match item:
+            case StoreFunction():
+                self.runner.functions[item.function_id] = SentFunction(item.label, item.payload)
+            case ForgetFunctions():
+                for function_id in item.function_ids:
+                    self.runner.functions.pop(function_id, None)
+            case SetLevels():
+                self._levels.take(item.levels)
 
     def _take_back(self, item: CancelCalls | RevokeCalls) -> None:
         if dropped := self.runner.take_back(item.call_ids):
@@ -284,7 +301,16 @@ class LaneServer:
             note = f"… {self._dropped_lines} lines were dropped while the client was away"
             pieces = [LogPiece(text=note, stream="stderr", timestamp=time.time(), writer=-1), *pieces]
             self._dropped_lines = 0
-        self.push(PrintedLines(call_id, pieces, log_end))
+        self._push_output(PrintedLines(call_id, pieces, log_end))
+
+    def _send_record(self, call_id: int, task: str, values: Mapping[str, Any]) -> None:
+        if not self._linked and self.kept_bytes > _KEPT_LINES_BOUND:
+            self._dropped_lines += 1
+            return
+        self._push_output(LoggedRecord(call_id, task, values))
+
+    def _push_output(self, item: PrintedLines | LoggedRecord) -> None:
+        self.push(item)
         # In this thread: another one would need the interpreter's lock, and the call may crash before it gets that.
         # Lines less than a millisecond apart go together, or each would cost an encryption and a system call.
         last, self._printed_at = self._printed_at, time.monotonic()

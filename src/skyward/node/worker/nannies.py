@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import multiprocessing.process
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,16 +18,17 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import dask.config as dask_config
-import distributed.utils
 import stamina
 from distributed import Nanny, Status
-from distributed.comm.core import CommClosedError
+from tornado.ioloop import PeriodicCallback
 
-from skyward.node.processes import close_all_but, end_all, exit_reason, has_ended, kill_session, name_process
+from skyward._concurrency.linux_parts import wait_for_end
+from skyward.dask_parts import CommClosedError, keep_own_fork_server
+from skyward.node.processes import close_all_but, end_all, exit_reason, kill_session, name_process, rss_bytes
 from skyward.node.program import Program, read_plan, run_program, take_standard_output
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.proc_entry import fits, show_arguments
-from skyward.node.worker.begun import make_mark, take_mark
+from skyward.node.worker.begun import Overrun, make_mark, open_mark, overrun, take_mark
 from skyward.node.worker.capture import take_last_words
 from skyward.node.worker.child_processes import allow_multiprocessing
 from skyward.node.worker.worker import LaneWorker
@@ -38,6 +40,8 @@ __all__ = ["SlotNanny", "keep_slots", "main", "start_worker", "worker_exit"]
 log = logging.getLogger("skyward.node.worker.nannies")
 
 _GIB = 1 << 30
+_LIMITS_MS = 100
+_LIMIT_EXCEEDED = {False: "ran longer than its timeout", True: "added more to its worker's memory than its limit"}
 # Seconds that the supervisor and the zygote may take to end once the supervisor's connection has closed: it closes its
 # connections a moment before it ends, and a zygote that lives ends the node's processes itself (docs/decisions/003).
 _DEATH_S = 1.0
@@ -53,8 +57,10 @@ def start_worker(**kwargs: Any) -> LaneWorker:
         # Forked with the fork server's state, every worker would draw the same numbers.
         sys.modules["numpy.random"].seed()
     if files := os.environ.get("SKYWARD_FILES"):
+        os.makedirs(files, mode=0o700, exist_ok=True)
         os.chdir(files)
-        sys.path.insert(0, files)
+        if files in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+            sys.path.insert(0, files)
     worker = LaneWorker(**kwargs)
     allow_multiprocessing()
     return worker
@@ -85,6 +91,8 @@ class SlotNanny(Nanny):
         self._worker_address = plan.ready.workers[worker]
         self._incarnation = ""
         self._begun_mark = ""
+        self._mark: memoryview | None = None
+        self._overrun: Overrun | None = None
         self._pid: int | None = None
         self._ended_for = ""
         self._plan = plan
@@ -107,6 +115,7 @@ class SlotNanny(Nanny):
         )
         self._address = f"tls://{config.address}:{plan.nanny_ports[worker]}"  # as told to the scheduler
         self.handlers["worker_stale"] = self._worker_stale
+        self.periodic_callbacks["limits"] = PeriodicCallback(self._enforce_limits, _LIMITS_MS)
 
     async def start_unsafe(self) -> SlotNanny:
         """Start the first process, even if the scheduler ends meanwhile: the worker finds the next one by itself."""
@@ -146,10 +155,12 @@ class SlotNanny(Nanny):
         self.env["SKYWARD_BEGUN"] = self._begun_mark = str(
             Path(self._plan.ready.blob_dir, f"begun-{self._incarnation}")
         )
+        self._mark, self._overrun = None, None
         make_mark(self._begun_mark)  # before the process: a worker that dies early has begun no call
         status = await super().instantiate()
         if self.process is not None and self.process.pid is not None:
             self._pid = self.process.pid
+            self._mark = open_mark(self._begun_mark)
             self._report(
                 WorkerRunning(
                     worker=self._slot,
@@ -159,6 +170,19 @@ class SlotNanny(Nanny):
                 )
             )
         return status
+
+    def _enforce_limits(self) -> None:
+        """Kill the worker if its call exceeds a limit of its own."""
+        mark, pid = self._mark, self._pid
+        if mark is None or pid is None or self._overrun is not None:
+            return
+        if overrun(mark, lambda: rss_bytes(pid)) is None:
+            return
+        with suppress(ProcessLookupError):
+            # Stopped, so that the call cannot end, and the next one begin, between the look and the end.
+            os.kill(pid, signal.SIGSTOP)
+            self._overrun = overrun(mark, lambda: rss_bytes(pid))
+            os.kill(pid, signal.SIGCONT if self._overrun is None else signal.SIGKILL)
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:  # noqa: ASYNC109 - Dask's signature
         """End the process for Dask's ``restart``; the report on its end has that reason."""
@@ -176,10 +200,13 @@ class SlotNanny(Nanny):
             kill_session(self._pid)
         left = take_last_words(Path(self._plan.worker_log(self._slot)), Path(self._plan.worker_mark(self._slot)))
         ended = worker_exit(self._slot, self._incarnation, exitcode, limit)
+        over, self._mark = self._overrun, None
         self._report(
             replace(
                 ended,
-                ended_for=self._ended_for,
+                ended_for=_LIMIT_EXCEEDED[over.of_memory] if over is not None else self._ended_for,
+                overran=over.position if over is not None else 0,
+                overran_memory=over is not None and over.of_memory,
                 last_words=left.data.decode("latin-1"),
                 last_words_at=left.at,
                 omitted_bytes=left.omitted,
@@ -226,7 +253,7 @@ async def keep_slots(program: Program) -> None:
     """Wait for the scheduler's address, then keep a nanny running for every worker; never returns."""
     order = await _next_order(program)
     # The fork server runs already, with less preloaded than distributed would put there: see _start_fork_server.
-    distributed.utils._forkserver_preload_set = True  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    keep_own_fork_server()
     # To start a process, multiprocessing polls all others, each of which has a thread that waits for it. A fork server
     # sends an exit code once, and the second reader takes it for 255 (multiprocessing/popen_forkserver.py).
     multiprocessing.process._cleanup = _leave_them_to_their_threads  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
@@ -258,7 +285,7 @@ def main() -> None:
 
 def _end_after(supervisor: int, zygote: int, instance_id: str) -> None:
     """End the node's processes if both the supervisor and the zygote, which does so otherwise, were killed."""
-    if has_ended(supervisor, within_s=_DEATH_S) and has_ended(zygote, within_s=_END_S):
+    if wait_for_end(supervisor, within_s=_DEATH_S) and wait_for_end(zygote, within_s=_END_S):
         asyncio.run(end_all(instance_id))
 
 

@@ -8,12 +8,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol, TextIO
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from skyward.distributed.runtime import runs_dask_task
+from skyward.node.worker.call_records import install, record_values
 from skyward.node.worker.capture import WorkerLog
 from skyward.wire.log_pieces import LineAssembler, LogPiece, StreamName
 
@@ -61,6 +63,8 @@ class CallOutput:
         clock: returns seconds since the epoch.
         log: the worker's log, with captured output; None where nothing is captured.
         keep_pace: called before text is collected; blocks while the client is behind.
+        deliver_record: receiver of the call's id, its Dask task and a record's attributes; must not block.
+        task: returns the name of the Dask task that this thread runs; empty if it runs none.
     """
 
     def __init__(
@@ -70,11 +74,15 @@ class CallOutput:
         *,
         log: WorkerLog | None = None,
         keep_pace: Callable[[], None] = _never_wait,
+        deliver_record: Callable[[int, str, Mapping[str, Any]], None] | None = None,
+        task: Callable[[], str] = str,
     ) -> None:
         self.deliver = deliver
         self.clock = clock
         self.log = log
         self.keep_pace = keep_pace
+        self.deliver_record = deliver_record
+        self.task = task
         self.lock = log.lock if log is not None else threading.RLock()
         self.running: list[_CallSink] = []
         self._no_call = _CallSink(0, self)
@@ -91,8 +99,17 @@ class CallOutput:
             return sink
         return self._no_call if runs_dask_task() else next(reversed(self.running), None)
 
+    def take_record(self, record: logging.LogRecord) -> bool:
+        """Deliver a record after the output before it; return False if it is of no call, or cannot be sent."""
+        sink = self.current()
+        if sink is None or self.deliver_record is None:
+            return False
+        sink.record(record_values(record), self.deliver_record)
+        return True
+
     def install(self) -> None:
-        """Replace ``sys.stdout`` and ``sys.stderr``."""
+        """Replace ``sys.stdout`` and ``sys.stderr``, and take the records of :mod:`logging`."""
+        install(self.take_record)
         own = self.log.own if self.log is not None else None
         sys.stdout = OutputRouter(sys.stdout, stream="stdout", current=self.current, own=own)
         sys.stderr = OutputRouter(sys.stderr, stream="stderr", current=self.current, own=own)
@@ -153,6 +170,12 @@ class _CallSink:
         self._output.collect()
         self.take(stream, data, writer=threading.get_ident())
 
+    def record(self, values: Mapping[str, Any], deliver: Callable[[int, str, Mapping[str, Any]], None]) -> None:
+        """Deliver a record, after the output that was captured before."""
+        self._output.keep_pace()
+        self._output.collect()
+        deliver(self._call_id, "" if self._call_id else self._output.task(), values)
+
     def take(self, stream: StreamName, data: str | bytes, *, writer: int, log_end: int = 0) -> None:
         """Split ``data`` into lines and deliver them."""
         with self._output.lock:
@@ -161,6 +184,8 @@ class _CallSink:
             if assembler is None:
                 assembler = self._assemblers[stream, number] = LineAssembler(stream, self._output.clock, number)
             pieces = assembler.feed(data) + (assembler.finish() if self.finished else [])
+            if pieces and not self._call_id and writer != _CAPTURED and (task := self._output.task()):
+                pieces = [replace(piece, task=task) for piece in pieces]
             if pieces:
                 self._output.deliver(self._call_id, pieces, log_end)
 

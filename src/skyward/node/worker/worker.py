@@ -12,6 +12,7 @@ import socket
 import ssl
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,19 +21,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import dask.sizeof
+import dask.utils
 from distributed import Status, Worker
-from distributed.batched import BatchedSend
-from distributed.comm.core import Comm
-from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from skyward._concurrency.forking import abandon
+from skyward._concurrency.linux_parts import open_descriptors
 from skyward._concurrency.loop import LoopThread
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
+from skyward.dask_parts import BatchedSend, Comm, ThreadPoolExecutor
 from skyward.node.worker.begun import open_mark
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.lane_server import LaneServer
+from skyward.wire.graph_modules import MODULES, take_modules
 from skyward.wire.listening import BACKLOG
 
 __all__ = ["LaneWorker"]
@@ -71,10 +73,14 @@ class LaneWorker(Worker):
         # Every heartbeat estimates sizes by samples; drawn from `random`, they would shift the numbers of seeded code.
         cast("Any", dask.sizeof).random = random.Random()
         self.lane_loop = LoopThread()
-        self.lane = self.lane_loop.call(_make_lane([Path(folder) for folder in blob_dirs], worker_log))
+        self.lane = self.lane_loop.call(_make_lane([Path(each) for each in blob_dirs], worker_log, self._task_name))
         self.lane.output.install()
+        self.lane.runner.memory_limit_bytes = int(self.memory_manager.memory_limit or 0)
         self._lane_address = os.environ["SKYWARD_LANE"]
         self.handlers["follow"] = self._follow
+        self.stream_handlers[MODULES] = take_modules
+        # Heartbeats bring it to the scheduler, and Dask's dashboard shows it on its page of workers.
+        self.metrics["skyward_call"] = lambda _: self.lane.runner.shown()
         # An executor of its own: calls in Dask's would look to the scheduler like tasks that it never sent.
         self.executors["lane"] = ThreadPoolExecutor(1, thread_name_prefix="skyward-lane")
         self.executors["lane"].submit(self._run_calls)
@@ -91,6 +97,11 @@ class LaneWorker(Worker):
             except ValueError as error:  # the name is taken while the scheduler holds on to the lost connection
                 log.info("the scheduler does not accept this worker yet: %s", error)
                 await SYSTEM_CLOCK.sleep(_REGISTER_AGAIN_S)
+
+    def _task_name(self) -> str:
+        """Return the name of the task that this thread runs, as Dask's dashboard shows it; empty if it runs none."""
+        key = self.active_threads.get(threading.get_ident())
+        return str(cast("Any", dask.utils).key_split(key)) if key is not None else ""
 
     def _run_calls(self) -> None:
         """Run calls. If the thread itself fails, end this process: the nanny starts another, and the calls move."""
@@ -176,7 +187,7 @@ class LaneWorker(Worker):
         # The child may outlive the worker. The next incarnation needs its ports, and its clients the end of their
         # connections.
         ports = {int(address.rpartition(":")[2]) for address in (self.address, self._lane_address)}
-        for descriptor in map(int, os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ()):
+        for descriptor in open_descriptors():
             with suppress(OSError):
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _port_of(descriptor) in ports:
                     abandon(descriptor)
@@ -201,10 +212,11 @@ def _port_of(descriptor: int) -> int:
         return seen.getsockname()[1] if seen.family == socket.AF_INET else 0
 
 
-async def _make_lane(blob_dirs: Sequence[Path], worker_log: WorkerLog) -> LaneServer:
+async def _make_lane(blob_dirs: Sequence[Path], worker_log: WorkerLog, task: Callable[[], str]) -> LaneServer:
     return LaneServer(
         incarnation=os.environ["SKYWARD_INCARNATION"],
         blob_dirs=blob_dirs,
         log=worker_log,
         begun=open_mark(os.environ["SKYWARD_BEGUN"]),
+        task=task,
     )

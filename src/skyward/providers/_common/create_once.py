@@ -32,11 +32,14 @@ class MachineCalls:
             made, and any other error if that is unknown, or if the request was never sent.
         find: returns the record of the machine tagged with a key, None if none is listed. Idempotent.
         destroy: terminates a machine and returns once it is gone. Idempotent; ignores machines that are gone.
+        turn: returns when ``create`` would send its request without a wait; None if it never waits. Create calls are
+            sent one after the other then, and one that is cancelled until its turn is not sent.
     """
 
     create: Callable[[Offer, str], Awaitable[Instance]]
     find: Callable[[str], Awaitable[Instance | None]]
     destroy: Callable[[str], Awaitable[None]]
+    turn: Callable[[], Awaitable[None]] | None = None
 
 
 async def create_once(
@@ -106,6 +109,7 @@ class _Order:
         self._ending_s = ending_s
         self._clock = clock
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._creating = asyncio.Lock()
         too_dear = CapacityError("max_cost does not allow its price")
         self._refused: dict[Offer, SkywardError] = {each: too_dear for each in offers if order.lasts_s(each) <= 0}
         self._unsure: set[str] = set()
@@ -149,13 +153,22 @@ class _Order:
     async def _create_elsewhere(self, key: str, offer: Offer) -> None:
         """Create one machine as an offer, on a host that is not to be avoided."""
         for _ in range(_TRIES):
-            if (error := await to_its_end(self._send(key, offer))) is not None:
+            if (error := await self._send_in_turn(key, offer)) is not None:
                 await self._adopt(key, offer, error)
             if (made := self.made[key]).host not in self._order.avoid:
                 return
             if why := await to_its_end(self._end(made)):
                 raise UnreachableError(why)
         raise CapacityError(f"each of {_TRIES} machines was on a host that has failed before")
+
+    async def _send_in_turn(self, key: str, offer: Offer) -> Exception | None:
+        """Wait for the turn, which a cancellation ends, and send one create call, which is then awaited in any case."""
+        if self._calls.turn is None:
+            return await to_its_end(self._send(key, offer))
+        async with self._creating:
+            await self._calls.turn()
+            await self._clock.sleep(0)  # an error of the last create call ends the order before this one is sent
+            return await to_its_end(self._send(key, offer))
 
     async def _send(self, key: str, offer: Offer) -> Exception | None:
         """Send one create call; return an error that leaves its outcome open."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from skyward.errors import ConfigurationError
-from skyward.request.accelerators import Accelerator, find_variant, fold_name
+from skyward.request.accelerators import Accelerator, find_variant, fold_name, model_name, models
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest
 
@@ -19,6 +19,7 @@ __all__ = [
     "SoldAs",
     "closest",
     "fewest_accelerators",
+    "refuse_unlikely",
     "sold_accelerators",
     "sold_as",
 ]
@@ -119,6 +120,22 @@ def fewest_accelerators(types: Sequence[MachineType]) -> tuple[MachineType, ...]
     """Return the types with the fewest accelerators, so that a request for one does not pay for eight."""
     fewest = min((each.spec.accelerator_count for each in types), default=0)
     return tuple(each for each in types if each.spec.accelerator_count == fewest)
+
+
+def refuse_unlikely(machine: str | None, vendor: str) -> None:
+    """Refuse a machine type such as ``"2x RTX 4091"`` that was not found, if its accelerator is not in the catalogue.
+
+    Raises:
+        ConfigurationError: it is not; names the nearest machine types.
+    """
+    count, _, name = (machine or "").partition("x ")
+    if not count.isdigit() or any(find_variant(each) for each in (name, model_name(name))):
+        return
+    near = closest(name, (model.name.replace("-", " ") for model in models()))
+    raise ConfigurationError(
+        f"machine={machine!r}: {vendor} has no such machine now, and Skyward's catalogue no {name!r}; closest: {near}. "
+        "`skyward offers` lists machine types by accelerator"
+    )
 
 
 def closest(name: str, names: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Final, Protocol, cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, to_its_end
@@ -157,6 +158,8 @@ class RentedMachines:
     """Port of sshd."""
     boot_s: ClassVar[float] = 300.0
     """Time for which a machine may refuse the first login, or show its image's host key."""
+    create_route: ClassVar[str] = ""
+    """Route of the call that creates a machine, if such calls have to keep a pace: ``"POST /v2/things"``."""
     bind: ClassVar[str] = ""
     """Address to which the ports of nodes bind; empty for the machine's address in its network."""
 
@@ -209,7 +212,8 @@ class RentedMachines:
             record = await self.api.find(key)
             return None if record is None else self._instance(record)
 
-        calls = MachineCalls(create=create, find=find, destroy=lambda machine: self._end([machine]))
+        turn = partial(self.api.rest.ready, self.create_route) if self.create_route else None
+        calls = MachineCalls(create=create, find=find, destroy=lambda machine: self._end([machine]), turn=turn)
         try:
             with self.book.launching(order.pool_id):
                 async with self.book.locks[order.pool_id]:

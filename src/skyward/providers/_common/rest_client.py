@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import logging
 import random
 import re
 import threading
@@ -32,6 +33,8 @@ _LONGEST_PAUSE_S: Final = 10.0
 _GROWTH: Final = 1.5
 _UNSEEN_PAUSE_S: Final = 1.0
 _UNSENT_S: Final = 10.0
+_SILENCE_S: Final = 5.0
+"""Seconds of failing calls after which a line says that they are repeated."""
 _NOT_CONNECTED: Final = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 _CONNECTIONS: Final = 16
 _SUCCESS: Final = range(200, 300)
@@ -43,6 +46,7 @@ _LONG: Final = 40
 _REPEATED: Final = (RefusalKind.RATE, RefusalKind.TRANSIENT)
 _AN_ID: Final = re.compile(r"/(?![a-z]+\d(?:/|$))(?=[^/]*\d)[^/]+")
 """A segment of a path with a digit, other than ``v2`` and the like."""
+_logger = logging.getLogger("skyward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +142,7 @@ class RestClient:
         self._next_at: dict[str, float] = {}
         self._blocked_until: dict[str, float] = {}
         self._troubles: dict[str, str] = {}
+        self._reported: set[str] = set()
         self._pool: urllib3.PoolManager | None = None
 
     def __repr__(self) -> str:
@@ -259,7 +264,8 @@ class RestClient:
         await self._headers()  # with a patience of its own: an error of it is not lost in the wait below
         refused: SkywardError | None = None
         pauses = 0
-        deadline = self._clock.monotonic() + self._patience_s
+        began = self._clock.monotonic()
+        deadline = began + self._patience_s
         try:
             while True:
                 deadline = await self._turn(request.route, deadline, refused)
@@ -273,7 +279,7 @@ class RestClient:
                     if not is_kind(error, *_REPEATED):
                         raise
                     refused = error
-                    self._troubles[request.route] = str(error)
+                    self._report(request.route, error, began)
                 if (left_s := deadline - self._clock.monotonic()) <= 0:
                     self._give_up(request.route, refused)
                 await self._clock.sleep(min(_FIRST_PAUSE_S * _GROWTH**pauses, _LONGEST_PAUSE_S, left_s))
@@ -287,10 +293,33 @@ class RestClient:
             work = self._attempt(request, pauses)
             return await (work if request.method == "GET" else to_its_end(work))
 
+    def _report(self, route: str, error: SkywardError, began: float) -> None:
+        """Store the error of a call that is repeated; log it once if such calls have failed for some seconds."""
+        if self._clock.monotonic() - began >= _SILENCE_S and route not in self._reported:
+            self._reported.add(route)
+            limit_s = self._patience_s
+            _logger.warning("%s does not answer %s, which is tried for %.0f s: %s", self._vendor, route, limit_s, error)
+        self._troubles[route] = str(error)
+
     def _give_up(self, route: str, refused: SkywardError | None) -> NoReturn:
         if refused is not None:
             raise refused from refused.__cause__
         raise UnreachableError(f"waited {self._patience_s:g} s for {self._vendor} to answer {route}: no answer")
+
+    async def ready(self, route: str) -> None:
+        """Return when a call of the route may be made, or is not accepted within the client's patience. Takes no turn.
+
+        A route is that of ``pace``: ``"POST /v2/things/*"``.
+        """
+        deadline = self._clock.monotonic() + self._patience_s
+        while True:
+            with self._lock:
+                now = self._clock.monotonic()
+                blocked_until = self._blocked_until.get(route, now)
+                at = max(self._next_at.get(route, now), blocked_until)
+            if at <= now or blocked_until > deadline:
+                return
+            await self._clock.sleep(at - now)
 
     async def _turn(self, route: str, deadline: float, refused: SkywardError | None = None) -> float:
         """Return when a call of the route may be made, with the deadline: later by the time waited for one's own pace.

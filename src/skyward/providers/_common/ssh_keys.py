@@ -54,7 +54,7 @@ def user_key() -> tuple[Path, KeyPair]:
 
 
 def host_key(ledger_key: str) -> KeyPair:
-    """Return the host key of the machine with that ledger key, derived from the user's private key.
+    """Return the host key of the machine with that ``ledger_key``, derived from the user's private key.
 
     Every process of the user computes the same one, so that it is stored nowhere and is no tag. It reveals nothing of
     the user's key. Raises as :func:`user_key`.

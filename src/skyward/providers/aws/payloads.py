@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from skyward.providers._common.ssh_keys import host_key
@@ -44,6 +46,9 @@ KEY_TAG: Final = "skyward:key"
 """Tag of a machine: its ledger key."""
 LIVE_STATES: Final = ("pending", "running", "stopping", "stopped", "shutting-down")
 """EC2's states of machines that are not gone."""
+
+
+_MOMENT: Final = re.compile(r"\((\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}) GMT\)")
 
 
 def pool_tags(pool_id: str) -> dict[str, str]:
@@ -101,6 +106,7 @@ class Record:
         public_address: None if it has none, or none yet.
         private_address: None if it has none yet.
         group: id of its security group, which admits all traffic among a pool's machines; empty for none.
+        ended_at: Unix time at which it was last stopped or terminated; None if EC2 does not state it.
     """
 
     id: str
@@ -112,6 +118,7 @@ class Record:
     public_address: str | None
     private_address: str | None
     group: str
+    ended_at: float | None = None
 
     def instance(self, access: Callable[[Record], SSHAccess | None]) -> Instance:
         """Return Skyward's record."""
@@ -121,6 +128,7 @@ class Record:
             access=access(self) if self.state == "running" else None,
             reason=self.reason,
             network=self.group,
+            ended_at=self.ended_at if self.state == "terminated" else None,
         )
 
 
@@ -153,7 +161,14 @@ def parse_record(row: Mapping[str, Any], region: str) -> Record:
         public_address=row.get("PublicIpAddress") or None,
         private_address=row.get("PrivateIpAddress") or None,
         group=str(groups[0]["GroupId"]) if groups else "",
+        ended_at=_moment_in(str(row.get("StateTransitionReason") or "")),
     )
+
+
+def _moment_in(reason: str) -> float | None:
+    """Return the Unix time in a reason such as ``"User initiated (2026-11-23 07:00:00 GMT)"``; None without one."""
+    found = _MOMENT.search(reason)
+    return None if found is None else datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp()
 
 
 _TAGGED: Final = ("instance", "volume", "network-interface")

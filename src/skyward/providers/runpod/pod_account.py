@@ -58,15 +58,20 @@ def find_key() -> str:
     """Return the API key of the environment, else that of RunPod's own tools.
 
     Raises:
-        AuthenticationError: there is none; names the places.
+        AuthenticationError: there is none, or the file cannot be read; names the places.
     """
     if found := os.environ.get("RUNPOD_API_KEY", "").strip():
         return found
     path = Path.home() / ".runpod" / "config.toml"
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         settings = dict[str, Any]()
+    except (OSError, ValueError) as error:
+        raise AuthenticationError(
+            f"RunPod: {path} cannot be read ({error}): correct it, run `runpodctl config` again, or put a key in "
+            "RUNPOD_API_KEY"
+        ) from error
     default = settings.get("default")  # of its Python library; its command line writes at the top
     tables = [settings, *([cast("dict[str, Any]", default)] if isinstance(default, dict) else [])]
     for table in tables:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from skyward.errors import CapacityError
-from skyward.providers._common.machine_catalogue import sold_as
+from skyward.providers._common.machine_catalogue import refuse_unlikely, sold_as
 from skyward.providers._common.offer_list import cheapest_offers, spread
 from skyward.providers._common.shared_answers import SharedAnswer, SharedAnswers
 from skyward.providers.base import LaunchOrder, Offer
@@ -116,6 +116,7 @@ class AskMarket:
         found = await self._asks(request)
         fitting = [each for each in self._left(found) if _fits(each, request)]
         if not fitting:
+            refuse_unlikely(request.machine, "VastAI")
             free = ", free traffic because of max_cost" if self._terms.pays_no_traffic(request) else ""
             raise CapacityError(
                 f"VastAI has no machine with {request.machine or request.wish} now ({self._terms}{free}). Try again "

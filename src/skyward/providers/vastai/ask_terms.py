@@ -118,4 +118,4 @@ def _gpu_filters(request: PoolRequest) -> Mapping[str, Any]:
     if request.machine is not None or (wanted := request.accelerator) is None:
         return {"num_gpus": {"eq": 0}}
     each_mb = wanted.memory_gib * 1024
-    return {"num_gpus": {"gte": wanted.count}, "gpu_ram": {"gte": each_mb * _BELOW, "lte": each_mb * _ABOVE}}
+    return {"num_gpus": {"gte": wanted.count}, "gpu_ram": {"gte": each_mb * _BELOW, "lte": each_mb * _ABOVE or 1e9}}

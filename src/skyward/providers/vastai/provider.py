@@ -62,6 +62,7 @@ class VastAI(AskTerms, RentedContainers):
     ending_pace_s: ClassVar[float] = 3.5
     look_interval_s: ClassVar[float] = 2.0
     """Least number of seconds between two lists of machines."""
+    create_route: ClassVar[str] = "PUT /api/v0/asks/*"
     pace: ClassVar[Mapping[str, float]] = {
         "PUT /api/v0/asks/*": 5.0,
         "DELETE /api/v0/instances/*": 3.5,

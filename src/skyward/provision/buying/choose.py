@@ -77,8 +77,10 @@ def choose(
     share = _share(request.spot, nodes, tuple(beside))
     on_spot = share.nodes if spot else 0
     note = ""
-    # machines that cost nothing, the user's own, need no such remark
-    if share.nodes and not spot and any(offer.price_per_hour != 0 for offer in on_demand):
+    # Only where spot was asked for: "always" is the default, and the line of the launch names the market. Machines that
+    # cost nothing, the user's own, need no such remark either.
+    asked = request.spot not in (Spot.Always(), Spot.IfAvailable())
+    if asked and share.nodes and not spot and any(offer.price_per_hour != 0 for offer in on_demand):
         note = f"{provider} has no spot market for this: the {_counted(share.nodes)} asked on spot are on-demand"
     batches = (
         _batch(Batch(nodes=nodes - on_spot, offers=on_demand), kind="on-demand", provider=provider),

@@ -54,7 +54,8 @@ _THIRD = (
 )
 # Older entries are of providers whose machines end themselves.
 _FOURTH = ("ALTER TABLE entries ADD COLUMN ends_itself INTEGER NOT NULL DEFAULT 1",)
-_VERSIONS = ((_FIRST,), _SECOND, _THIRD, _FOURTH)
+_FIFTH = ("ALTER TABLE entries ADD COLUMN gone_at REAL",)
+_VERSIONS = ((_FIRST,), _SECOND, _THIRD, _FOURTH, _FIFTH)
 """Statements that migrate the file from each version to the next."""
 _RESERVE = """
 INSERT INTO entries (key, node, created_at, pool_id, provider, settings, region, machine, spot, price_per_hour,
@@ -64,6 +65,13 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 _RECORD = """
 UPDATE entries SET instance_id = ?, region = ?, machine = ?, spot = ?, price_per_hour = ?, ends_itself = ?
 WHERE key = ?
+"""
+_CLOSE = """
+UPDATE entries SET closed_at = max(created_at, coalesce(gone_at, ?)) WHERE key = ? AND closed_at IS NULL
+"""
+# min() of SQLite with an argument that is NULL is NULL: a machine that is there again has no end.
+_NOTE_PRESENCE = """
+UPDATE entries SET gone_at = min(ifnull(gone_at, ?), ?) WHERE key = ? AND closed_at IS NULL
 """
 _SELECT = """
 SELECT * FROM entries WHERE (closed_at IS NULL OR ?) AND pool_id = ifnull(?, pool_id) ORDER BY created_at, key
@@ -118,7 +126,9 @@ class LedgerEntry:
         owner: the process that requested it; None in entries of Skyward's first version.
         instance_id: the provider's id; None while the create call has not answered.
         created_at: Unix time of the entry, just before the create call.
-        closed_at: Unix time at which it was confirmed gone, or not to exist; None while it may.
+        closed_at: Unix time of its end once it was confirmed gone, or not to exist; None while it may.
+        gone_at: Unix time of its end by its provider's record, else at which it was first not listed any more; None
+            before. The entry stays open until the end is confirmed.
     """
 
     key: str
@@ -128,10 +138,12 @@ class LedgerEntry:
     instance_id: str | None
     created_at: float
     closed_at: float | None = None
+    gone_at: float | None = None
 
     def cost(self, now: float) -> float:
         """Return the cost until ``now``, a Unix time, in USD; 0 if the price is unknown."""
-        until = now if self.closed_at is None else self.closed_at
+        ends = [each for each in (self.closed_at, self.gone_at) if each is not None]
+        until = min(ends, default=now)
         return max(0.0, until - self.created_at) / 3600 * (self.purchase.price_per_hour or 0.0)
 
 
@@ -195,12 +207,20 @@ class Ledger:
             database.executemany(_RECORD, [_bought_as(each) for each in instances])
 
     def close(self, keys: Iterable[str]) -> None:
-        """Record that the machines of ``keys`` are confirmed gone, or were never made. Idempotent."""
+        """Record that the machines of ``keys`` are confirmed gone, or were never made. Idempotent.
+
+        Their end is the earlier one that :meth:`note_presence` has recorded, else now.
+        """
         with self._transaction() as database:
-            database.executemany(
-                "UPDATE entries SET closed_at = ? WHERE key = ? AND closed_at IS NULL",
-                [(self._now(), key) for key in keys],
-            )
+            database.executemany(_CLOSE, [(self._now(), key) for key in keys])
+
+    def note_presence(self, gone_at: Mapping[str, float | None]) -> None:
+        """Record the Unix times at which machines ended, as their providers see them; None for those still there.
+
+        The earliest time counts. Entries stay open.
+        """
+        with self._transaction() as database:
+            database.executemany(_NOTE_PRESENCE, [(at, at, key) for key, at in gone_at.items()])
 
     def end_pool(self, pool_id: str) -> None:
         """Record that the pool gets no more machines from any process. Idempotent."""
@@ -292,4 +312,5 @@ def _entry(row: sqlite3.Row) -> LedgerEntry:
         instance_id=row["instance_id"],
         created_at=row["created_at"],
         closed_at=row["closed_at"],
+        gone_at=row["gone_at"],
     )

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from skyward._concurrency.linux_parts import boot_id, pid_namespace, start_ticks
+
 __all__ = ["Owner"]
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MACHINE_ID = Path("/etc/machine-id")
-_NAMESPACE = "/proc/self/ns/pid"
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """PID namespace of a Linux machine outside all containers; the number is the kernel's constant."""
-_START_FIELD = 19
-"""Index, after the name in ``/proc/PID/stat``, of the clock ticks from boot to the process's start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +39,13 @@ class Owner:
     @classmethod
     def this_process(cls) -> Owner:
         """Return the present process."""
-        namespace = ""
-        with suppress(OSError):
-            namespace = os.readlink(_NAMESPACE)
         return cls(
             pid=os.getpid(),
             started=_started(os.getpid()) or "",
             host=socket.gethostname(),
-            machine=_text_of(_MACHINE_ID),
-            boot=_text_of(_BOOT_ID),
-            namespace=namespace,
+            machine=_machine_id(),
+            boot=boot_id(),
+            namespace=pid_namespace(),
         )
 
     def lives(self, here: Owner | None = None) -> bool | None:
@@ -72,9 +66,9 @@ class Owner:
         return _started(self.pid) == self.started
 
 
-def _text_of(path: Path) -> str:
+def _machine_id() -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return _MACHINE_ID.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 
@@ -87,9 +81,6 @@ def _started(pid: int) -> str | None:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
-        if not _BOOT_ID.exists():
-            return f"{process.create_time():.2f}"
-        _, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-        return rest.split()[_START_FIELD]
-    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return start_ticks(pid) or f"{process.create_time():.2f}"
+    except (psutil.NoSuchProcess, ProcessLookupError):
         return None

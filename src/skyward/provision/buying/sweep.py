@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,13 +16,26 @@ from skyward.providers.registry import Sweepable, Tidies, make_provider, provide
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.termination import end_instances
 
-__all__ = ["Left", "MakeProvider", "Sweep", "SweepReport", "Swept", "Unknown"]
+__all__ = [
+    "Left",
+    "MakeProvider",
+    "Place",
+    "Sweep",
+    "SweepReport",
+    "Swept",
+    "Unknown",
+    "by_place",
+    "reason_of",
+    "settings_text",
+]
 
 _LONGEST_CREATE_S = 3600.0
 _logger = logging.getLogger("skyward")
 
 MakeProvider = Callable[[str, Mapping[str, Any]], Provider]
 """Maker of a provider from its name and settings; tests pass their own."""
+Place = tuple[str, str]
+"""Name of a provider, and its settings as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +136,7 @@ class Sweep:
         Raises :class:`~skyward.errors.LedgerError`.
         """
         await asyncio.to_thread(self._ledger.end_pool, pool_id)
-        places = _by_place(await asyncio.to_thread(self._ledger.open_entries, pool_id=pool_id))
+        places = by_place(await asyncio.to_thread(self._ledger.open_entries, pool_id=pool_id))
         await asyncio.gather(*(self._end_all(*place, entries) for place, entries in places.items()))
         return self._report
 
@@ -141,9 +154,9 @@ class Sweep:
         """
         entries = await asyncio.to_thread(self._ledger.entries)
         doomed = {entry.key for entry in entries if entry.closed_at is None and self._is_left_over(entry, others)}
-        places = _by_place(entries)
+        places = by_place(entries)
         for name, settings in also:
-            places.setdefault((name, _settings_text(settings)), [])
+            places.setdefault((name, settings_text(settings)), [])
         await asyncio.gather(
             *(
                 self._end_all(*place, [entry for entry in known if entry.key in doomed], unknown=unknown)
@@ -154,7 +167,7 @@ class Sweep:
 
     async def end_dead(self, entries: Sequence[LedgerEntry]) -> SweepReport:
         """End the machines of those entries whose owners are certainly dead."""
-        places = _by_place([entry for entry in entries if self._is_left_over(entry, others=False)])
+        places = by_place([entry for entry in entries if self._is_left_over(entry, others=False)])
         await asyncio.gather(*(self._end_all(*place, doomed) for place, doomed in places.items()))
         return self._report
 
@@ -180,7 +193,7 @@ class Sweep:
             provider = self._provider(name, settings)
         except Exception as error:
             _logger.debug("no provider %s with the settings %s", name, settings, exc_info=True)
-            self._report.left += [Left(entry=entry, reason=_reason(error)) for entry in entries]
+            self._report.left += [Left(entry=entry, reason=reason_of(error)) for entry in entries]
             return
         try:
             by_tag = unknown is not None or any(entry.instance_id is None for entry in entries)
@@ -198,23 +211,32 @@ class Sweep:
 
     def _provider(self, name: str, settings: str) -> Provider:
         own = self._own
-        if own is not None and (own.name, _settings_text(provider_settings(own))) == (name, settings):
+        if own is not None and (own.name, settings_text(provider_settings(own))) == (name, settings):
             return own
         return self._make(name, json.loads(settings))
 
     async def _end(self, place: _AskedProvider, entry: LedgerEntry) -> None:
         try:
             instance_id = entry.instance_id or _id_by_tag(place, entry)
-            was_there = bool(instance_id) and await _end_machine(place.provider, instance_id)
+            was_there = bool(instance_id) and await self._end_machine(place.provider, instance_id, entry)
         except Exception as error:
             _logger.debug("machine %s is left", entry.key, exc_info=True)
-            self._report.left.append(Left(entry=entry, reason=_reason(error)))
+            self._report.left.append(Left(entry=entry, reason=reason_of(error)))
             return
         await asyncio.to_thread(self._ledger.close, [entry.key])
         if was_there:
             self._report.ended.append(Swept(entry=entry, instance_id=instance_id))
         else:
             self._report.forgotten.append(entry)
+
+    async def _end_machine(self, provider: Provider, instance_id: str, entry: LedgerEntry) -> bool:
+        """End the machine of an entry; return True if it existed. The end that its record states goes to the ledger."""
+        (seen,) = await provider.describe([instance_id])
+        was_there = seen.state is not InstanceState.GONE
+        if was_there or seen.ended_at is not None:
+            await asyncio.to_thread(self._ledger.note_presence, {entry.key: seen.ended_at})
+        await _end_machine(provider, seen)
+        return was_there
 
     async def _look_for_unknown(self, place: _AskedProvider, *, end: bool) -> None:
         if place.tagged is None:
@@ -226,15 +248,17 @@ class Sweep:
         self._report.unknown += await asyncio.gather(*(_treat(place.provider, each, end=end) for each in strangers))
 
 
-def _by_place(entries: Sequence[LedgerEntry]) -> dict[tuple[str, str], list[LedgerEntry]]:
-    places: dict[tuple[str, str], list[LedgerEntry]] = {}
+def by_place(entries: Iterable[LedgerEntry]) -> dict[Place, list[LedgerEntry]]:
+    """Group entries by the provider with the settings that they were bought with."""
+    places: dict[Place, list[LedgerEntry]] = {}
     for entry in entries:
-        place = entry.purchase.provider, _settings_text(entry.purchase.settings)
+        place = entry.purchase.provider, settings_text(entry.purchase.settings)
         places.setdefault(place, []).append(entry)
     return places
 
 
-def _settings_text(settings: Mapping[str, Any]) -> str:
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Return a provider's settings as JSON, equal for equal ones."""
     return json.dumps(settings, sort_keys=True)
 
 
@@ -246,7 +270,7 @@ async def _ask(provider: Provider) -> _AskedProvider:
             return _AskedProvider(provider=provider, tagged=tagged)
         except Exception as error:
             _logger.debug("%s cannot list its machines", provider.name, exc_info=True)
-            why_not = f"{provider.name}: {_reason(error)}"
+            why_not = f"{provider.name}: {reason_of(error)}"
     return _AskedProvider(provider=provider, tagged=None, why_not=why_not)
 
 
@@ -265,14 +289,12 @@ def _may_be_on_its_way(entry: LedgerEntry) -> bool:
     return not dead and time.time() - entry.created_at < _LONGEST_CREATE_S
 
 
-async def _end_machine(provider: Provider, instance_id: str) -> bool:
-    """End a machine and its by-products; return True if it existed."""
-    (seen,) = await provider.describe([instance_id])
+async def _end_machine(provider: Provider, seen: Instance) -> None:
+    """End a machine and its by-products."""
     if seen.state is InstanceState.GONE:
-        await provider.terminate([instance_id])  # for its leftovers: logs, by-products
-        return False
-    await end_instances(provider, [instance_id])
-    return True
+        await provider.terminate([seen.id])  # for its leftovers: logs, by-products
+    else:
+        await end_instances(provider, [seen.id])
 
 
 async def _treat(provider: Provider, stranger: Instance, *, end: bool) -> Unknown:
@@ -280,13 +302,14 @@ async def _treat(provider: Provider, stranger: Instance, *, end: bool) -> Unknow
     if not end:
         return found
     try:
-        await _end_machine(provider, stranger.id)
+        (seen,) = await provider.describe([stranger.id])
+        await _end_machine(provider, seen)
     except Exception as error:
         _logger.debug("machine %s is left", stranger.id, exc_info=True)
-        return replace(found, reason=_reason(error))
+        return replace(found, reason=reason_of(error))
     return replace(found, ended=True)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return an error as text; one that a provider should not raise, with its type."""
     return str(error) if isinstance(error, SkywardError | OSError) else f"{type(error).__name__}: {error}"

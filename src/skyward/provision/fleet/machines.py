@@ -30,12 +30,14 @@ from skyward.providers.registry import is_rented, provider_settings
 from skyward.provision.buying.budget import Budget, expected_usages
 from skyward.provision.buying.choose import Batch, choose, notes_on_purchase
 from skyward.provision.buying.cost import Usage
+from skyward.provision.buying.forecast import Consent, Forecast
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.price import PriceLimit, notes_on_bill
 from skyward.provision.buying.termination import end_instances
 from skyward.provision.buying.unfit import Attempt, UnfitMachineError, UnfitMachines
 from skyward.provision.fleet.looks import OVER, SharedLooks
-from skyward.provision.fleet.topology import connected
+from skyward.provision.fleet.outputs import Outputs
+from skyward.provision.fleet.topology import connected, note_on_gangs
 from skyward.provision.preparing.delivery import Grants
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.request import PoolRequest
@@ -106,7 +108,7 @@ class Machines:
         clock: Clock,
     ) -> None:
         self.all: list[Machine] = []
-        self.grants = Grants(provider, request)
+        self.grants, self._outputs = Grants(provider, request), Outputs(request, pool_id, publish)
         self.looks = SharedLooks(provider, clock=clock)
         self.unfit = UnfitMachines()
         self._provider = provider
@@ -117,6 +119,7 @@ class Machines:
         self._clock = clock
         self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
         self._price_limit = PriceLimit.of(request)
+        self._consent = Consent(Forecast(timeout_s=request.timeout_s, max_cost=self._budget.max_cost))
         self._noted: set[str] = set()
         self._coming: list[list[Usage]] = []
 
@@ -142,12 +145,15 @@ class Machines:
         await self.grants.check()
         offers = await self._provider.offers(self._request)
         has = [machine.instance.offer for machine in beside]
-        offers = connected(offers, self._request, nodes=len(ranks) + len(has))
+        total = len(ranks) + len(has)
+        offers = connected(offers, self._request, nodes=total)
         choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
         bought = [machine.instance for machine in self.all]
         batches = self._price_limit.among(choice.batches, bought, provider=self._provider.name)
         batches = self._budget.afford(batches, self._usages, self._clock.elapsed(), provider=self._provider.name)
-        for note in (choice.note, *(batch.offers[0].note for batch in batches)):
+        batches = await self._consent.given(batches, has, provider=self._provider.name)
+        apart = note_on_gangs([offer for batch in batches for offer in batch.offers], total, self._provider.name)
+        for note in (choice.note, apart, *(batch.offers[0].note for batch in batches)):
             self._notice(note)
         self._publish(InfraCreated(batches[0].offers[0].region))
         launched: list[Machine] = []
@@ -287,7 +293,7 @@ class Machines:
         """
         for machine in machines:
             self._publish(InstanceStopping(machine.instance.id))
-        await asyncio.gather(*(_stop(machine.node) for machine in machines if machine.node is not None))
+        await self._outputs.rescue([machine.node for machine in machines if machine.node is not None], _stop)
         try:
             ids = [machine.instance.id for machine in machines]
             await end_instances(self._provider, ids, report=self._notice)
@@ -344,7 +350,7 @@ class Machines:
     async def _buy(self, batch: Batch, ranks: Sequence[int], lasts_s: Callable[[Offer], float]) -> Sequence[Machine]:
         """Launch machines of a batch, with the retries of its strategy."""
         asked = batch.offers[0]
-        self._publish(_launching(self._provider, self._request, asked, len(ranks)))
+        self._publish(_launching(self._provider, self._request, asked, len(ranks), self._consent.forecast))
         for left in range(batch.retries, -1, -1):
             try:
                 launched = await to_its_end(self._create(batch.offers, ranks, lasts_s))
@@ -374,7 +380,7 @@ class Machines:
             allowance=lasts_s,
             one_network=self._request.one_network,
             avoid=frozenset(self.unfit.hosts),
-            undone=lambda each: _add_ended(self.all, self._machine(keys[each.key], each, began), self._clock),
+            undone=lambda each: _add_ended(self.all, _machine(keys[each.key], each, began, self._clock), self._clock),
         )
         try:
             instances = await self._provider.launch(offers, order)
@@ -384,7 +390,7 @@ class Machines:
         except TerminationError as error:
             await self._take_over(error.instance_ids, keys, began)
             raise
-        made = [self._machine(keys[each.key], each, began) for each in instances]
+        made = [_machine(keys[each.key], each, began, self._clock) for each in instances]
         self.all += made
         await asyncio.to_thread(self._ledger.record, instances)
         if len(instances) < len(keys):
@@ -402,15 +408,10 @@ class Machines:
             async with asyncio.timeout(_LOOK_S):
                 seen = await self._provider.describe(left)
             ours = [each for each in seen if each.key in keys and each.state is not InstanceState.GONE]
-            self.all += [self._machine(keys[each.key], each, began) for each in ours]
+            self.all += [_machine(keys[each.key], each, began, self._clock) for each in ours]
             await asyncio.to_thread(self._ledger.record, ours)
         except Exception as error:  # the ledger has their keys: a sweep finds them
             _logger.warning("%s gives no records of %s: %s", self._provider.name, ", ".join(left), error)
-
-    def _machine(self, rank: int, instance: Instance, began: float) -> Machine:
-        ready_by = self._clock.monotonic() + instance.offer.ready_within_s
-        usage = Usage.of(instance.offer, began).charged(instance.price_per_hour)
-        return Machine(rank=rank, instance=instance, usage=usage, ready_by=ready_by)
 
     def _notice(self, message: str) -> None:
         """Publish a message unless it was published before."""
@@ -419,7 +420,17 @@ class Machines:
             self._publish(Notice(message))
 
 
-def _launching(provider: Provider, request: PoolRequest, offer: Offer, count: int) -> InstanceLaunching:
+def _machine(rank: int, instance: Instance, began: float, clock: Clock) -> Machine:
+    """Return the record of a machine that was requested at ``began``, and answered now."""
+    ready_by = clock.monotonic() + instance.offer.ready_within_s
+    usage = Usage.of(instance.offer, began).charged(instance.price_per_hour)
+    return Machine(rank=rank, instance=instance, usage=usage, ready_by=ready_by)
+
+
+def _launching(
+    provider: Provider, request: PoolRequest, offer: Offer, count: int, forecast: Forecast
+) -> InstanceLaunching:
+    at_most = forecast.most(offer, count)
     return InstanceLaunching(
         count,
         offer.spec.name,
@@ -430,6 +441,10 @@ def _launching(provider: Provider, request: PoolRequest, offer: Offer, count: in
         workers_per_node=request.workers_per_node,
         cpu_per_worker=request.cpu,
         memory_gib_per_worker=request.memory_gib,
+        accelerator=offer.spec.accelerator or "",
+        accelerators=offer.spec.accelerator_count,
+        accelerators_asked=request.accelerator.count if request.accelerator else 0,
+        at_most=None if math.isinf(at_most) else at_most,
     )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Offer
 from skyward.request.request import PoolRequest
 
-__all__ = ["HEAD", "connected", "dask_out_of_reach", "joins", "separation"]
+__all__ = ["HEAD", "connected", "dask_out_of_reach", "joins", "note_on_gangs", "separation"]
 
 _SEVERAL = 2
+_GANGS = "skyward.distributed"
 
 HEAD = 0
 """Rank of the head node, which runs the scheduler of all nodes that reach it."""
@@ -70,6 +72,23 @@ def connected(offers: Sequence[Offer], request: PoolRequest, *, nodes: int) -> S
     if offers and not found:
         raise dask_out_of_reach(f"none of the machines on offer reaches another, and {nodes} nodes are needed")
     return found
+
+
+def note_on_gangs(offers: Sequence[Offer], nodes: int, provider: str, *, modules: Container[str] = sys.modules) -> str:
+    """Return the remark on machines for a pool in which a gang could not run; empty if one can, or none is made.
+
+    Args:
+        offers: the machines to buy.
+        nodes: number of nodes that the pool will have.
+        provider: the provider's name.
+        modules: imported modules: a program without :mod:`skyward.distributed` has no gangs.
+    """
+    if nodes < _SEVERAL or _GANGS not in modules or not all(offer.island for offer in offers):
+        return ""
+    return (
+        f"nodes of {provider} cannot reach each other: calls with skyward.distributed are refused on this pool of "
+        f"{nodes} nodes. They need nodes=1, or a provider whose machines share a network"
+    )
 
 
 def dask_out_of_reach(apart: str) -> ConfigurationError:

@@ -61,8 +61,11 @@ class FleetUser(Protocol):
         """Return once the node has no work left and may be ended."""
         ...
 
-    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
-        """Give up a node that is gone; unless ``for_good``, another one of its rank will come. Idempotent."""
+    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
+        """Give up a node that is gone; unless ``for_good``, another one of its rank will come. Idempotent.
+
+        If its provider took the machine back (``preempted``), calls that may be repeated are not charged for the loss.
+        """
         ...
 
 
@@ -224,7 +227,7 @@ class Upkeep:
             self._fleet.discard(rank)
             reason = f"node {rank} {'is preempted' if loss.preempted else 'is lost'}: {loss.reason}"
             if rank not in self._wanted:
-                self._user.detach(rank, reason, for_good=True)
+                self._user.detach(rank, reason, for_good=True, preempted=loss.preempted)
                 return None, failures
             if loss.timed_out:
                 self._publish(Error(reason, node.instance.id))
@@ -235,7 +238,7 @@ class Upkeep:
             kind = Notice if loss.preempted else Error
             self._publish(kind(f"{reason}; another takes its place", node.instance.id))
             up = self._up[rank] = asyncio.get_running_loop().create_future()
-            self._user.detach(rank, reason, for_good=False)
+            self._user.detach(rank, reason, for_good=False, preempted=loss.preempted)
             failures = _recent_failures(failures, loss, lasted_s=self._clock.monotonic() - began)
             replacement, failures = await self._replace(rank, failures)
             if replacement is None:

@@ -200,6 +200,7 @@ class _Machine:
             code=self.wheel.digest,
             uv_platform=_platform() if self.uv is not None else "",
             wheels=self.wheelhouse.digest,
+            places=self.wheelhouse.places,
         )
         return f"set -a\n{render_env_file(env)}set +a\n{script}".encode()
 

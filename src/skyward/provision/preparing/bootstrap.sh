@@ -231,6 +231,20 @@ make_environment() {
 
 has_deps() { [ -e "$packages" ] && [ -x "$environment/bin/python" ]; }
 
+install_packages() {
+    limited "$uv" pip install --python "$environment/bin/python" @@index_options -- "$@"
+}
+
+# without_torch_index PACKAGE...: once more, where PyTorch's own index was only the better choice and is out of reach;
+# else fails as the command before it.
+without_torch_index() {
+    ended=$?
+    [ "${UV_TORCH_BACKEND:-}" = auto ] || return "$ended"
+    echo "Once more, from the other package indexes alone."
+    unset UV_TORCH_BACKEND
+    install_packages "$@"
+}
+
 step_deps() {
     uv=$(find_uv) || {
         lacking_uv
@@ -238,7 +252,7 @@ step_deps() {
     }
     make_environment
     set -- @@requirements
-    [ $# -eq 0 ] || limited "$uv" pip install --python "$environment/bin/python" @@index_options -- "$@"
+    [ $# -eq 0 ] || install_packages "$@" || without_torch_index "$@"
     : >"$packages"
 }
 

@@ -59,6 +59,7 @@ def render_bootstrap(
     ttl_s: int = 0,
     uv_platform: str = "",
     wheels: str | None = None,
+    places: Sequence[str] | None = None,
 ) -> str:
     """Return the script that builds the image's environment below ``root``.
 
@@ -71,13 +72,14 @@ def render_bootstrap(
         uv_platform: ``uname -sm`` of machines to which the client can send its uv; empty if it has none.
         wheels: digest of the wheels that the client sends; package sources are then variables of the script's
             environment. None: the script runs without a client, and the image's sources are options in it.
+        places: the image's ``find_links`` with an empty text for folders whose wheels the client sends; None: as given.
     """
     if not root.startswith("/"):
         raise ConfigurationError(f"root must be an absolute path, got {root!r}")
     pins = sorted(engine_pins)
     return _template().substitute(
         root=quote(root),
-        key=quote("-".join(part for part in (image.content_hash(pins=pins), code, wheels) if part)),
+        key=quote("-".join(part for part in (image.content_hash(pins=pins, find_links=places), code, wheels) if part)),
         python=quote(image.python_version),
         command=quote("python" + ".".join(image.python_version.split(".")[:2])),
         steps=_words(STEPS),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import AuthenticationError, BootstrapError, UnreachableError
+from skyward.request.masking import without_credentials
 from skyward.transport.base import Transport
 
 __all__ = ["GRACE_S", "let_in", "masked", "persist"]
@@ -22,7 +22,6 @@ _AGAIN_S = 0.5
 _LEAST_S = 1.0
 _KNOCK_S = 2.5
 _ANSWER_S = 90.0
-_CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 _SHORTEST_SECRET = 8
 
 
@@ -99,8 +98,8 @@ async def let_in(transport: Transport, *, within_s: float, node: int, refused_s:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """Return ``text`` without credentials in URLs and values in ``secrets`` of 8 and more characters."""
+    """Return ``text`` without credentials in URLs, and without values in ``secrets`` of 8 and more characters."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _SHORTEST_SECRET:
             text = text.replace(secret, "***")
-    return _CREDENTIALS.sub("***@", text)
+    return without_credentials(text)

@@ -182,7 +182,8 @@ class ControlClient:
         except TimeoutError:
             log.info("the node at %s has not answered %d pings", self._address, SILENT_PINGS)
         except _LOST as error:
-            log.info("connection to the node at %s lost: %s", self._address, error)
+            level = logging.DEBUG if self._ending else logging.INFO  # expected when a node ends
+            log.log(level, "connection to the node at %s lost: %s", self._address, error)
         except Exception:  # an unreadable message; the next connection may be sound
             log.exception("connection to the node at %s given up", self._address)
         finally:

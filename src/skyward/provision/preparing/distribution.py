@@ -15,13 +15,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from skyward.dask_parts import NODE_RELEASE, is_dask_here
+
 __all__ = ["DISTRIBUTION", "ENGINE_PACKAGES", "OwnWheel", "code_folders", "engine_pins", "own_wheel"]
 
 DISTRIBUTION = "skyward-fleet"
 """Name of the distribution that holds Skyward's packages; on the public index, ``skyward`` is another project."""
 
 ENGINE_PACKAGES = ("cloudpickle", "dask", "distributed", "msgpack", "tornado")
-"""Packages that both ends of a connection need in the same version; skyward's own requirements are pinned too."""
+"""Packages that both ends of a connection need in the same version; skyward's own requirements are pinned too.
+
+A client may do without Dask: its nodes then get :data:`~skyward.dask_parts.NODE_RELEASE`."""
 
 _PACKAGES = ("skyward", "skyward_joblib", "skyward_dask")
 _DIGEST_BYTES = 8
@@ -42,13 +46,20 @@ class OwnWheel:
     digest: str
 
 
+_DASK = frozenset({"dask", "distributed"})
+_DASK_AND_ITS_LOOP = _DASK | {"tornado"}
+
 _CLIENT_ONLY = frozenset({"uv"})
 """Requirements that nodes do without: uv builds their environments from outside, and is a program of 37 MiB."""
 
 
 @cache
 def engine_pins() -> tuple[str, ...]:
-    """Return ``name==version`` of every engine package and requirement of skyward installed here, sorted."""
+    """Return ``name==version`` of every engine package and requirement of skyward, sorted.
+
+    The versions are those installed here. Nodes of a client without Dask get the newest release that was tested, and
+    tornado as that release requires it.
+    """
     from importlib.metadata import PackageNotFoundError, requires, version
 
     from packaging.requirements import Requirement
@@ -60,7 +71,9 @@ def engine_pins() -> tuple[str, ...]:
         declared = []
     needed = [r.name for r in declared if r.marker is None or r.marker.evaluate({"extra": ""})]
     names = {canonicalize_name(name) for name in (*ENGINE_PACKAGES, *needed)} - _CLIENT_ONLY
-    return tuple(sorted(f"{name}=={version(name)}" for name in names))
+    here = names if is_dask_here() else names - _DASK_AND_ITS_LOOP
+    pins = {f"{name}=={version(name)}" for name in here}
+    return tuple(sorted(pins | {f"{name}=={NODE_RELEASE}" for name in _DASK & (names - here)}))
 
 
 @cache

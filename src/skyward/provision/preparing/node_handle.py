@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, assert_never
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
@@ -17,8 +18,10 @@ from skyward.provision.preparing.bootstrap import Environment, bootstrap
 from skyward.provision.preparing.commands import let_in
 from skyward.provision.preparing.control_client import ControlClient
 from skyward.provision.preparing.delivery import deliver_includes, deliver_volumes
+from skyward.provision.preparing.kept_logs import keep_logs
 from skyward.provision.preparing.local_environment import prepare_environment
 from skyward.provision.preparing.machine_size import MachineSize, measure_machine
+from skyward.provision.preparing.node_files import NodeFiles
 from skyward.provision.preparing.supervisor_start import start_supervisor
 from skyward.request.image import Image
 from skyward.request.volume import GrantedVolume
@@ -118,7 +121,15 @@ class NodeHandle:
             requested a moment ago, except with ``at_once=True``.
     """
 
-    def __init__(self, *, instance: Instance, rank: int, transport: Transport, on_message: NodeListener) -> None:
+    def __init__(
+        self,
+        *,
+        instance: Instance,
+        rank: int,
+        transport: Transport,
+        on_message: NodeListener,
+        logs_to: Path | None = None,
+    ) -> None:
         if instance.access is None:
             raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
         self.instance = instance
@@ -127,6 +138,7 @@ class NodeHandle:
         self.transport = transport
         self._ssh = transport if isinstance(transport, SshTransport) else None
         self._on_message = on_message
+        self._logs_to = logs_to
         self._environment = Environment(python="")
         self._ready: NodeReady | None = None
         self._control: ControlClient | None = None
@@ -164,8 +176,12 @@ class NodeHandle:
 
     @property
     def files(self) -> str:
-        """Folder of the image's files on the machine."""
+        """Working folder of calls on the machine, with the image's files."""
         return f"{self.access.workdir}/files"
+
+    def working_files(self) -> NodeFiles:
+        """Return the reader of the files in that folder."""
+        return NodeFiles(self.transport, python=self._environment.python, folder=self.files, node=self.rank)
 
     @property
     def ready(self) -> NodeReady:
@@ -331,6 +347,7 @@ class NodeHandle:
         control, self._control = self._control, None
         leaving_s = RELEASE_S if any(not each.volume.read_only for each in self.volumes) else 0.0
         leaving_s += self._partitions_undone_s
+        keeping = asyncio.ensure_future(self._keep_logs(control))
         try:
             if control is not None and (self._loss is None or (self._ending and leaving_s)):
                 if not control.connected:
@@ -340,7 +357,14 @@ class NodeHandle:
             if control is not None:
                 await control.close()
             self._forget_fetches()
+            await keeping  # while the processes end, and for 3 s at most
             await self.transport.close()
+
+    async def _keep_logs(self, control: ControlClient | None) -> None:
+        """Copy the newest part of the node's logs to this machine, if it can be reached. Never fails."""
+        reachable = isinstance(self.access, LocalAccess) or (control is not None and control.connected)
+        if self._logs_to is not None and reachable:
+            await keep_logs(self.transport, self.access, self._logs_to, f"node-{self.rank}-{self.instance.id}")
 
     @property
     def _connection(self) -> ControlClient:
@@ -433,7 +457,8 @@ class NodeHandle:
     def _connection_lost(self) -> None:
         self._unlinked.set()
         self._forget_fetches()
-        _logger.info("lost the control connection to node %d", self.rank)
+        level = logging.DEBUG if self._ending or self._control is None else logging.INFO  # expected when a node ends
+        _logger.log(level, "lost the control connection to node %d", self.rank)
 
     def _forget_fetches(self) -> None:
         waiting, self._fetching = self._fetching, {}
@@ -539,8 +564,16 @@ def open_transport(access: Access) -> Transport:
             assert_never(access)
 
 
-def open_node(instance: Instance, rank: int, on_message: NodeListener) -> NodeHandle:
-    """Return the handle of a running machine's node; nothing has been sent to it yet."""
+def open_node(instance: Instance, rank: int, on_message: NodeListener, *, logs_to: Path | None = None) -> NodeHandle:
+    """Return the handle of a running machine's node; nothing has been sent to it yet.
+
+    Args:
+        instance: the provider's record of the machine.
+        rank: the node's rank, 0-based.
+        on_message: receives the node's reports; must not block.
+        logs_to: folder into which the node's logs are copied when it is stopped; None copies none.
+    """
     if instance.access is None:
         raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
-    return NodeHandle(instance=instance, rank=rank, transport=open_transport(instance.access), on_message=on_message)
+    transport = open_transport(instance.access)
+    return NodeHandle(instance=instance, rank=rank, transport=transport, on_message=on_message, logs_to=logs_to)

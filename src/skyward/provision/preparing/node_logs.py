@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from skyward.errors import SkywardError, UnreachableError
 from skyward.providers.base import InstanceState, Provider
@@ -15,8 +16,9 @@ from skyward.provision.buying.ledger import LedgerEntry
 from skyward.provision.preparing.node_handle import open_transport
 from skyward.transport.base import Transport
 
-__all__ = ["LogFile", "NodeLogs", "open_logs"]
+__all__ = ["LogFile", "NodeLogs", "kept_files", "open_logs"]
 
+_NODE = re.compile(r"node-(\d+)-(.+)")
 _WORKER = re.compile(r"worker-(\d+)")
 _TIMEOUT_S = 60.0
 
@@ -47,6 +49,17 @@ class LogFile:
         return int(found[1]) if found else None
 
 
+def kept_files(folder: Path) -> Sequence[LogFile]:
+    """Return the logs that :func:`~skyward.provision.preparing.kept_logs.keep_logs` copied, by node and name."""
+    found = ((_NODE.fullmatch(path.parent.name), path) for path in folder.glob("*/*.log"))
+    files = (LogFile(node=int(node[1]), instance_id=node[2], path=str(path)) for node, path in found if node)
+    return sorted(files, key=lambda file: (file.node, file.instance_id, *_order(file)))
+
+
+def _order(file: LogFile) -> tuple[bool, int, str]:
+    return file.worker is not None, file.worker or 0, file.name
+
+
 class NodeLogs:
     """Logs of one node. Each read returns the lines since the last one.
 
@@ -72,7 +85,7 @@ class NodeLogs:
         found = await self._run("find", self._workdir, "-maxdepth", "1", "-type", "f", "-name", "*.log")
         instance_id = self.entry.instance_id or ""
         files = [LogFile(node=self.entry.node, instance_id=instance_id, path=path) for path in found.splitlines()]
-        return sorted(files, key=lambda file: (file.worker is not None, file.worker or 0, file.name))
+        return sorted(files, key=_order)
 
     async def news(self, file: LogFile, *, at_most: int | None = None) -> Sequence[str]:
         """Return its complete lines since the last call; at the first call, the last ``at_most``."""

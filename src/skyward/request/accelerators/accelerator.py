@@ -17,6 +17,7 @@ __all__ = [
     "AcceleratorFactory",
     "AcceleratorLike",
     "MigProfile",
+    "any_accelerator",
     "is_nvidia",
     "is_trainium",
     "parse_accelerator",
@@ -62,7 +63,11 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorFactory:
-    """Factory of requests for one model of the catalogue: ``Accelerator.NVIDIA.L4(count=2)``."""
+    """Factory of requests for one model of the catalogue: ``Accelerator.NVIDIA.L4(count=2)``.
+
+    Attributes:
+        name: the model's name.
+    """
 
     name: str
 
@@ -81,17 +86,30 @@ class _NVIDIA:
         mig: str | Sequence[str] | None = None,
         form_factor: str | None = None,
     ) -> Accelerator:
-        """Request H100, 80 GB; ``form_factor`` is ``"SXM"``, ``"PCIe"`` or ``"NVL"`` (94 GB)."""
+        """Request NVIDIA H100, 80 GB or 94 GB.
+
+        Args:
+            count: number on each node.
+            memory: memory of each, such as ``"80GB"``; None is that of the form factor.
+            mig: MIG profile such as ``"3g.40gb"``, as often as it fits, or a list of profiles; None is whole GPUs.
+            form_factor: ``"SXM"``, ``"PCIe"`` or ``"NVL"`` (94 GB); None is any.
+        """
         return Accelerator(name="H100", count=count, memory=memory, mig=mig, form_factor=form_factor)
 
     @staticmethod
     def A100(count: int = 1, memory: str | None = None, mig: str | Sequence[str] | None = None) -> Accelerator:
-        """Request A100, 80 GB or 40 GB."""
+        """Request NVIDIA A100, 80 GB or 40 GB.
+
+        Args:
+            count: number on each node.
+            memory: ``"80GB"`` or ``"40GB"``; None is 80 GB.
+            mig: MIG profile such as ``"3g.40gb"``, as often as it fits, or a list of profiles; None is whole GPUs.
+        """
         return Accelerator(name="A100", count=count, memory=memory, mig=mig)
 
     @staticmethod
     def V100(count: int = 1, memory: str | None = None) -> Accelerator:
-        """Request V100, 16 GB or 32 GB."""
+        """Request ``count`` NVIDIA V100 on each node; ``memory`` is ``"16GB"`` or ``"32GB"``."""
         return Accelerator(name="V100", count=count, memory=memory)
 
     H200 = AcceleratorFactory("H200")
@@ -137,12 +155,12 @@ class _AWS:
 
     @staticmethod
     def Trainium(version: int = 2, count: int = 1) -> Accelerator:
-        """Request Trainium 1, 2 or 3."""
+        """Request ``count`` chips of a Trainium on each node; ``version`` is 1, 2 or 3."""
         return Accelerator(name=f"Trainium{version}", count=count)
 
     @staticmethod
     def Inferentia(version: int = 2, count: int = 1) -> Accelerator:
-        """Request Inferentia 1 or 2."""
+        """Request ``count`` chips of an Inferentia on each node; ``version`` is 1 or 2."""
         return Accelerator(name=f"Inferentia{version}", count=count)
 
 
@@ -156,7 +174,7 @@ class _Google:
 
     @staticmethod
     def TPUSlice(name: str) -> Accelerator:
-        """Request the chips of a slice such as ``"v5p-8"``.
+        """Request the chips of the slice ``name``, such as ``"v5p-8"``.
 
         The size of a slice counts cores, two a chip; for v5e and v6e it counts chips.
         """
@@ -173,12 +191,12 @@ class _AMD:
 
     @staticmethod
     def MI(model: str, count: int = 1) -> Accelerator:
-        """Request an Instinct, e.g. ``"300X"``."""
+        """Request ``count`` AMD Instinct on each node; ``model`` is such as ``"300X"``."""
         return Accelerator(name=f"MI{model}", count=count)
 
     @staticmethod
     def RadeonPro(model: str, count: int = 1) -> Accelerator:
-        """Request a Radeon Pro, e.g. ``"V710"``."""
+        """Request ``count`` AMD Radeon Pro on each node; ``model`` is such as ``"V710"``."""
         return Accelerator(name=f"Radeon-Pro-{model}", count=count)
 
 
@@ -252,6 +270,15 @@ class Accelerator:
         return f"{self.count}x {self.label}"
 
 
+def any_accelerator() -> Accelerator:
+    """Return one of any kind, of which no size is known, to list machines with; no pool requests it."""
+    made = object.__new__(Accelerator)
+    values = {"name": "GPU", "memory_gib": 0.0, "count": 1, "mig": (), "form_factor": None, "vendor": Vendor.UNKNOWN}
+    for attribute, value in values.items():
+        object.__setattr__(made, attribute, value)
+    return made
+
+
 AcceleratorLike: TypeAlias = Accelerator | str
 """Values that ``accelerator=`` takes; the members of :class:`NVIDIA` are strings."""
 
@@ -273,12 +300,12 @@ def parse_accelerator(value: AcceleratorLike) -> Accelerator:
 
 
 def is_nvidia(accelerator: AcceleratorLike) -> bool:
-    """Return True for an accelerator of NVIDIA; an unknown name must begin with it (``"NVIDIA Z1"``)."""
+    """Return True if ``accelerator`` is of NVIDIA; an unknown name must begin with it (``"NVIDIA Z1"``)."""
     return _vendor(accelerator) is Vendor.NVIDIA
 
 
 def is_trainium(accelerator: AcceleratorLike) -> bool:
-    """Return True for a Trainium of any version."""
+    """Return True if ``accelerator``, a name or an :class:`Accelerator`, is a Trainium of any version."""
     name = accelerator.name if isinstance(accelerator, Accelerator) else accelerator
     return fold_name(name).startswith("trainium")
 

@@ -118,7 +118,7 @@ class Capacity:
     code: str = "InsufficientInstanceCapacity"
 
     def covers(self, instance_type: str, zone: str, *, spot: bool) -> bool:
-        """Return whether such a machine matches the limit."""
+        """Return True if the limit is for this ``instance_type``, ``zone`` and market; ``spot`` is True on spot."""
         return self.type in (None, instance_type) and self.zone in (None, zone) and self.spot in (None, spot)
 
 
@@ -140,7 +140,7 @@ class Market:
     quotas: dict[str, float] = field(default_factory=dict[str, float])
 
     def spot_price(self, instance_type: str, zone: str) -> float | None:
-        """Return USD an hour; None is unknown."""
+        """Return the spot price of ``instance_type`` in ``zone``, in USD an hour; None is unknown."""
         known = self.spot_prices.get(instance_type)
         if isinstance(known, Mapping):
             return known.get(zone)
@@ -148,7 +148,7 @@ class Market:
         return known if known is not None or on_demand is None else round(_SPOT_SHARE * on_demand, 4)
 
     def refusal(self, instance_type: str, zone: str, *, spot: bool, running: Sequence[tuple[str, str, bool]]) -> str:
-        """Return the error code for one more such machine; empty if available.
+        """Return the error code for one more machine of ``instance_type`` in ``zone``; empty if available.
 
         ``running`` lists type, zone and market (True is spot) of the present machines.
         """

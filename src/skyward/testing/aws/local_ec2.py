@@ -49,7 +49,7 @@ class LocalEC2:
     :class:`~skyward.testing.hosts.SshHost` at an address of its own, which is its private and its public one. It has
     the host key and the user key of its user data, and honours a ``shutdown -h +N`` there. Its own metadata service
     announces preemption; the endpoint is in ``AWS_EC2_METADATA_SERVICE_ENDPOINT``. Other commands of user data are not
-    run. Security groups are recorded, not enforced.
+    run. Security groups are recorded, not enforced. Methods take EC2's ``instance_id`` and a ``region``.
 
     Args:
         folder: folder of the machines; needed with ``machines``.
@@ -157,7 +157,7 @@ class LocalEC2:
         return here | {"address_url": address_url, "power_off": power_off}
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
-        """Return a client of boto3's that bypasses faults and is not recorded in :attr:`calls`."""
+        """Return a client of boto3's for a ``service`` that bypasses faults and is not recorded in :attr:`calls`."""
         if (service, region) not in self._clients:
             self._clients[service, region] = _session().client(service, region_name=region, endpoint_url=self._back)
         return self._clients[service, region]
@@ -165,7 +165,7 @@ class LocalEC2:
     # Controls of a test
 
     def fail(self, fault: AwsFault, *, action: str = "", nth: int = 1, times: int = 1) -> None:
-        """Let calls fail: the ``nth`` from now on, of one action or of all, and ``times - 1`` after it."""
+        """Let calls fail with ``fault``: the ``nth`` call, of one action or of all, and ``times - 1`` after it."""
         self._faults.add(fault, action=action, nth=nth, times=times)
 
     def heal(self) -> None:
@@ -299,6 +299,7 @@ class LocalEC2:
 def use_ec2(ec2: LocalEC2, patch: pytest.MonkeyPatch, settings: Mapping[str, Any]) -> None:
     """Set this process's credentials for ``ec2``, and the class variables of ``sky.AWS`` to ``settings``.
 
+    pytest's ``patch`` takes both back when the test ends.
     Cached answers of an earlier instance at the same address are deleted. Its machines are as large as this one, and
     never smaller than bought.
     """

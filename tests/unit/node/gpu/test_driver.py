@@ -27,7 +27,7 @@ from skyward.node.gpu.nvml import mig_devices, mig_mode
 from skyward.node.supervisor.plan import NodePlan
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig
-from support._gpu_cards import PROFILES, place_for
+from support.gpu_parts._gpu_cards import PROFILES, place_for
 from support.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut
 from support.nodes import node_ready
 

@@ -96,7 +96,7 @@ def test_gpus_that_are_not_the_nodes_are_not_its_trouble(watched: Watched) -> No
 
 
 def test_a_gpu_that_reports_nothing_is_watched_all_the_same(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    from support import _gpu_nvml
+    from support.gpu_parts import _gpu_nvml
 
     def refuse(*_: object) -> int:
         raise _gpu_nvml.NVMLError

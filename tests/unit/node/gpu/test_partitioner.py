@@ -17,7 +17,6 @@ import pytest
 
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import ConfigurationError
-from skyward.node.gpu import partitioner as mig
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device, NvidiaDriver, SmiAnswer
 from skyward.node.gpu.partitioner import largest_first
@@ -25,7 +24,7 @@ from skyward.node.supervisor.plan import NodePlan
 from skyward.request.accelerators import Accelerator
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig
-from support._gpu_cards import PROFILES
+from support.gpu_parts._gpu_cards import PROFILES
 from support.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut, make_instance
 from support.nodes import node_ready
 
@@ -48,7 +47,6 @@ _nodes: list[NodeDevices] = []
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(mig, "_IN_USE_S", 0.2)
     yield
     while _nodes:
         release(_nodes.pop())
@@ -132,7 +130,9 @@ WHOLE: tuple[bool, list[str]] = (False, [])
 
 
 class TestEachRow:
-    @pytest.mark.parametrize("version", DRIVERS)
+    @pytest.mark.parametrize(
+        "version", [DRIVERS[-1], *(pytest.param(each, marks=pytest.mark.full) for each in DRIVERS[:-1])]
+    )
     def test_is_made_seen_by_its_workers_and_undone(self, subtests: pytest.Subtests, fake: Fake, version: str) -> None:
         for card, profile, workers in ROWS:
             with subtests.test(card=card, profile=profile, workers=workers):
@@ -341,8 +341,7 @@ class TestPartitionsThatAreThere:
 
 
 class TestUndoing:
-    def test_waits_for_programs_that_were_just_killed(self, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mig, "_IN_USE_S", 20.0)
+    def test_waits_for_programs_that_were_just_killed(self, fake: Fake) -> None:
         gpus = fake(FakeGpu())
         devices = node(gpus, config_for(h100("3g.40gb")))
         prepare(devices)

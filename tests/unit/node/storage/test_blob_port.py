@@ -73,7 +73,7 @@ async def make_place(identity: TlsIdentity, tmp_path: Path) -> AsyncIterator[Mak
         folders = (tmp_path / f"memory{len(ports)}", tmp_path / f"disk{len(ports)}")
         for folder in folders:
             folder.mkdir(mode=0o700)
-        port = BlobPort(identity, patience_s=1.0)
+        port = BlobPort(identity, patience_s=5.0)
         ports.append(port)
         port.folders = tuple(map(str, folders))
         return Place(port, f"{ADDRESS}:{await port.listen(ADDRESS)}", folders)

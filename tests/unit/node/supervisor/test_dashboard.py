@@ -280,7 +280,9 @@ async def test_another_sites_page_is_refused_whatever_the_browser_sends_along(si
     assert posted.code == 403
 
 
-@pytest.mark.parametrize("host", ["", "127.0.0.1:4711", "localhost:4711"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:4711", *(pytest.param(each, marks=pytest.mark.full) for each in ("", "localhost:4711"))]
+)
 async def test_a_page_comes_to_life_through_its_websocket(site: Site, host: str) -> None:
     """With a Host of its own: the browser sees the near end of a forwarded port."""
     from bokeh.protocol import Protocol

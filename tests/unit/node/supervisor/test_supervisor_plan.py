@@ -58,7 +58,7 @@ def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which anybody may create names."""
     folder = tmp_path / "shm"
     folder.mkdir()
-    monkeypatch.setattr(survey, "_SHARED_MEMORY", folder)
+    monkeypatch.setattr(survey, "SHARED_MEMORY", folder)
     return folder
 
 
@@ -112,19 +112,15 @@ def test_claimed_ports_can_be_bound_and_are_nobody_elses_while_the_claim_holds()
             socket.create_server((ADDRESS, port)).close()
 
 
-def test_no_outgoing_connection_takes_a_claimed_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ephemeral = tmp_path / "ip_local_port_range"
-    ephemeral.write_text("20000\t60000\n")
-    monkeypatch.setattr(survey, "_EPHEMERAL_RANGE", ephemeral)
+def test_no_outgoing_connection_takes_a_claimed_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "ephemeral_ports", lambda: (20_000, 60_000))
 
     with claim_ports(ADDRESS, 5000) as ports:
         assert not [port for port in ports if 20_000 <= port <= 60_000]
 
 
-def test_where_all_ports_are_ephemeral_the_claim_takes_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ephemeral = tmp_path / "ip_local_port_range"
-    ephemeral.write_text("1024\t65535\n")
-    monkeypatch.setattr(survey, "_EPHEMERAL_RANGE", ephemeral)
+def test_where_all_ports_are_ephemeral_the_claim_takes_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "ephemeral_ports", lambda: (1024, 65_535))
 
     with claim_ports(ADDRESS, 40) as ports:
         assert len(set(ports)) == 40

@@ -23,7 +23,7 @@ class Outlet:
     def __init__(self, fail: Callable[[], None] = lambda: None) -> None:
         self.items: list[ToClient] = []
         self.fail = fail
-        self.runner = CallRunner(self, CallOutput(lambda *_: None), (), [0])
+        self.runner = CallRunner(self, CallOutput(lambda *_: None), (), [0, 0, 0, 0])
 
     def push(self, item: ToClient, *, bulk: bool = False) -> None:
         del bulk
@@ -101,3 +101,21 @@ def test_a_call_of_a_client_that_is_gone_answers_nobody() -> None:
     outlet.fail = outlet.runner.reset  # a new client comes while a piece is sent
     outlet.run(large)
     assert [type(item) for item in outlet.items] == [ResultChunk]
+
+
+def test_the_running_call_is_shown_by_its_function_and_a_batch_of_joblib_as_such() -> None:
+    outlet, shown = Outlet(), list[str]()
+
+    def look() -> None:
+        shown.append(outlet.runner.shown())
+
+    def batch() -> None:
+        shown.append(outlet.runner.shown())
+
+    batch.__module__ = "skyward_joblib.on_node"
+    for number, function in enumerate((look, batch), start=1):
+        sent = SentFunction(f"Model.{function.__name__}", Payload(), loaded=function)
+        outlet.runner.add([ReceivedCall(number, sent, number, False, NO_ARGUMENTS)])
+    outlet.runner.work()
+
+    assert (shown, outlet.runner.shown()) == (["look, 0 s", "joblib, 0 s"], "")

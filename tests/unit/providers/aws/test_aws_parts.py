@@ -104,3 +104,16 @@ def test_why_a_machine_ended_is_told() -> None:
     reason = {"Code": "Server.SpotInstanceTermination", "Message": "taken back"}
     record = parse_record({"InstanceId": "i-1", "StateReason": reason}, "us-east-1")
     assert record.instance(lambda _: None).reason == "Server.SpotInstanceTermination: taken back"
+
+
+def test_a_terminated_machine_ended_when_its_record_says() -> None:
+    row = {"InstanceId": "i-1", "StateTransitionReason": "User initiated (2026-11-23 07:00:01 GMT)"}
+    ended = [
+        parse_record(row | more, "us-east-1").instance(lambda _: None).ended_at
+        for more in (
+            {"State": {"Name": "terminated"}},
+            {"State": {"Name": "running"}},
+            {"State": {"Name": "terminated"}, "StateTransitionReason": ""},
+        )
+    ]
+    assert ended == [1795417201.0, None, None]

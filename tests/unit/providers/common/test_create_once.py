@@ -353,3 +353,44 @@ async def test_a_create_that_was_never_sent_is_not_searched_for() -> None:
             "vendor", MachineCalls(create=create, find=find, destroy=destroy), [CHEAP], ORDER, clock=clock
         )
     assert (calls, alive, clock.monotonic()) == ([], set(), 0)
+
+
+@pytest.mark.parametrize("interrupted", ["cancelled", "failed"])
+@pytest.mark.parametrize("turns", ["one", "any"])
+async def test_a_create_that_waits_for_its_turn_is_not_sent_once_the_order_is_over(
+    interrupted: str, turns: str
+) -> None:
+    sent, alive, sending, next_turn = list[str](), set[str](), asyncio.Event(), asyncio.Event()
+    next_turn.set()
+
+    async def turn() -> None:
+        await next_turn.wait()
+        if turns == "one":  # else others are in turn too until the call is sent, as those of a client with a pace
+            next_turn.clear()
+
+    async def create(offer: Offer, key: str) -> Instance:
+        sent.append(key)
+        sending.set()
+        await asyncio.sleep(0.05)
+        if interrupted == "failed":
+            raise AuthenticationError("the key was revoked")
+        alive.add(key)
+        return Instance(id=key, key=key, state=InstanceState.PENDING, offer=offer)
+
+    async def find(key: str) -> Instance | None:
+        raise AssertionError(f"{key} was not sent, or is known")
+
+    async def destroy(instance_id: str) -> None:
+        alive.discard(instance_id)
+
+    calls = MachineCalls(create=create, find=find, destroy=destroy, turn=turn)
+    launching = asyncio.ensure_future(create_once("vendor", calls, [CHEAP], ORDER))
+    await sending.wait()
+    if interrupted == "cancelled":
+        launching.cancel()
+    outcome = await asyncio.wait_for(asyncio.gather(launching, return_exceptions=True), 10)
+
+    assert (len(sent), alive) == (1, set())
+    assert [type(error) for error in outcome] == [
+        asyncio.CancelledError if interrupted == "cancelled" else AuthenticationError
+    ]

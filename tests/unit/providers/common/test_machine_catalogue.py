@@ -13,6 +13,7 @@ from skyward.providers._common.machine_catalogue import (
     MachineType,
     closest,
     fewest_accelerators,
+    refuse_unlikely,
     sold_accelerators,
     sold_as,
 )
@@ -135,3 +136,13 @@ def test_one_who_can_have_one_does_not_pay_for_eight() -> None:
 def test_names_like_a_misspelt_one_are_found() -> None:
     assert closest("h100x2", ["h100x1", "s-1"]) == "h100x1"
     assert closest("zzz", ["h100x1"]) == "none"
+
+
+@pytest.mark.parametrize("machine", [None, "CPU", "2x RTX 4090", "1x A100 PCIE", "8x H100 SXM"])
+def test_machines_with_catalogued_accelerators_are_not_refused(machine: str | None) -> None:
+    refuse_unlikely(machine, "vendor")
+
+
+def test_a_machine_with_an_accelerator_that_nobody_makes_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigurationError, match=r"machine='2x RTX 4091': vendor has no .*closest: .*RTX 4090"):
+        refuse_unlikely("2x RTX 4091", "vendor")

@@ -287,6 +287,59 @@ def test_a_route_keeps_its_pace_without_regard_to_ids(url: str, service: Service
     assert clock.slept_s == [6.0, 6.0]
 
 
+def test_a_call_that_fails_for_seconds_is_reported_once_while_it_is_repeated(
+    url: str, service: Service, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.script = [Say(503, "down")] * 12
+    with closing(Client(url, clock)) as rest:
+        asyncio.run(rest.read("/v2/keys"))
+
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "skyward"]
+    assert "does not answer GET /v2/keys, which is tried for" in line
+    assert "down" in line
+    assert sum(clock.slept_s) > 5
+
+
+def test_a_call_that_is_answered_soon_is_not_reported(
+    url: str, service: Service, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.script = [Say(503, "down")] * 3
+    with closing(Client(url, clock)) as rest:
+        asyncio.run(rest.read("/v2/keys"))
+
+    assert [each for each in caplog.records if each.name == "skyward"] == []
+
+
+def test_a_route_is_ready_when_its_next_call_would_not_wait(url: str, service: Service, clock: FakeClock) -> None:
+    async def some(rest: RestClient) -> None:
+        for _ in range(2):
+            await rest.ready("GET /v2/keys/*")
+        await rest.read("/v2/keys/12")
+        await rest.ready("GET /v2/keys/*")
+        await rest.read("/v2/keys/13")
+
+    with closing(Client(url, clock, pace={"GET /v2/keys/*": 6.0})) as rest:
+        asyncio.run(some(rest))
+
+    assert clock.slept_s == [6.0]
+
+
+def test_a_route_that_is_closed_for_longer_than_the_patience_is_ready_to_refuse(
+    url: str, service: Service, clock: FakeClock
+) -> None:
+    async def some(rest: RestClient) -> None:
+        with pytest.raises(RateLimitError):
+            await rest.read("/v2/keys/12")
+        clock.slept_s.clear()
+        await rest.ready("GET /v2/keys/*")
+
+    service.script = [Say(status=429, headers={"Retry-After": "3000"})]
+    with closing(Client(url, clock)) as rest:
+        asyncio.run(some(rest))
+
+    assert clock.slept_s == []
+
+
 def test_a_caller_who_is_cancelled_before_its_turn_leaves_it_to_the_next_one(url: str, service: Service) -> None:
     clock = StandingClock()
 

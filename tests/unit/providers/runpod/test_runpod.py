@@ -109,6 +109,9 @@ def test_the_key_is_found_in_the_file_of_either_tool(
     (tmp_path / ".runpod/config.toml").write_text(text, encoding="utf-8")
 
     assert find_key() == "one"
+    (tmp_path / ".runpod/config.toml").write_text("apikey = one", encoding="utf-8")
+    with pytest.raises(AuthenticationError, match=r"config\.toml cannot be read \(.*line 1"):
+        find_key()
 
 
 async def test_a_wrong_key_is_refused_once_and_never_repeated_in_the_message(account: RunPodApi) -> None:

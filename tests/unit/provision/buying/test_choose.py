@@ -9,6 +9,7 @@ from skyward.providers.base import Offer
 from skyward.provision.buying.choose import choose
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
+from skyward.request.spot import Spot
 
 
 def offer(name: str, price: float | None, *, spot: bool = False, memory_gib: float = 8) -> Offer:
@@ -49,13 +50,17 @@ def test_a_share_is_not_rounded_up_by_floating_point() -> None:
     assert batches(0.1, nodes=30)[1][0] == 3
 
 
-@pytest.mark.parametrize("spot", ["always", "if-available", 0.5])
-def test_without_a_spot_market_everything_is_on_demand_and_said_so(spot: object) -> None:
+@pytest.mark.parametrize(
+    ("spot", "noted"), [("always", False), ("if-available", False), (0.5, True), (Spot.Always(retries=2), True)]
+)
+def test_without_a_spot_market_everything_is_on_demand_and_said_so_if_spot_was_asked_for(
+    spot: object, noted: bool
+) -> None:
     on_demand = tuple(each for each in MARKET if not each.spot)
     choice = choose(parse_request(spot=spot), on_demand, nodes=2, provider="cloud")
 
     assert sum(batch.nodes for batch in choice.batches) == 2
-    assert "cloud has no spot market" in choice.note
+    assert ("cloud has no spot market" in choice.note) == noted
 
 
 def test_nothing_is_said_when_the_strategy_is_kept() -> None:

@@ -318,3 +318,19 @@ def test_a_disk_without_room_is_an_error_before_anything_is_reserved(tmp_path: P
 
     assert f"the ledger {path} cannot be used" in said
     assert Ledger(path).open_entries() == ()
+
+
+def test_a_machine_ends_when_it_was_first_seen_to_be_gone_and_its_entry_stays_open(tmp_path: Path) -> None:
+    now = 0.0
+    ledger = Ledger(tmp_path / "ledger.db", now=lambda: now)
+    ledger.reserve({"a": 0, "b": 1}, PURCHASE)
+    for gone_at in (5000.0, 3600.0, 4000.0):
+        ledger.note_presence({"a": gone_at, "b": gone_at})
+    ledger.note_presence({"b": None})  # it is there after all
+    assert [entry.gone_at for entry in ledger.open_entries()] == [3600.0, None]
+    assert [entry.cost(7200.0) for entry in ledger.open_entries()] == [1.5, 3.0]
+    now = 7200.0
+    ledger.close(["a", "b"])
+    ledger.note_presence({"a": 1.0})
+    assert [entry.closed_at for entry in ledger.entries()] == [3600.0, 7200.0]
+    assert [entry.cost(9000.0) for entry in ledger.entries()] == [1.5, 3.0]

@@ -129,6 +129,18 @@ def test_what_is_gone_already_is_closed_and_counted_and_its_by_products_ended(st
     assert stage.provider.calls[-1] == "terminate"
 
 
+def test_a_machine_that_ended_itself_ended_when_its_providers_record_says(stage: Stage) -> None:
+    (machine,) = stage.launch("a")
+    (entry,) = stage.ledger.entries()
+    ended_at = entry.created_at + 0.001
+    stage.provider.set_state(machine.id, InstanceState.GONE)
+    stage.provider.instances[machine.id] = replace(stage.provider.instances[machine.id], ended_at=ended_at)
+    stage.sweep()
+
+    (entry,) = stage.ledger.entries()
+    assert entry.closed_at == ended_at
+
+
 def test_a_crash_during_the_create_call_is_looked_up_by_its_tag(stage: Stage) -> None:
     (instance,) = stage.launch("a", recorded=False)
     stage.ledger.reserve({"never made": 0}, PURCHASE, owner=DEAD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,19 @@ def test_where_all_offers_are_islands_nodes_that_have_to_reach_each_other_are_no
     run(stage.fleet(nodes=1).start)
 
 
+def test_a_program_that_imports_gangs_is_told_of_islands_before_they_are_bought(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "skyward.distributed", object())
+    stage.provider = FakeProvider([Offer(spec=InstanceSpec(name="fake", cpu=2, memory_gib=4), island=True)])
+    run(stage.fleet(nodes=2).start)
+
+    note, launch, *_ = [event for event in stage.events if isinstance(event, Notice | InstanceLaunching)]
+    assert isinstance(note, Notice)
+    assert isinstance(launch, InstanceLaunching)
+    assert "nodes of fake cannot reach each other" in note.message
+
+
 def test_machines_that_turn_out_not_to_reach_each_other_are_ended_before_one_starts(stage: Stage) -> None:
     stage.provider.networks = ("a", "b")
     stage.one_network = True
@@ -129,7 +143,6 @@ def test_events_tell_the_story_in_order(stage: Stage) -> None:
     run(scenario)
     assert stage.kinds() == [
         InfraCreating,
-        Notice,  # there is no spot market
         InfraCreated,
         InstanceLaunching,
         InstanceProvisioned,

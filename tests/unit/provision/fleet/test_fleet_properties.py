@@ -259,6 +259,7 @@ class Books:
     """What has to be true of a pool, whatever befalls it; what is not is noted where nobody can swallow it."""
 
     def __init__(self, plan: Plan, ledger: Ledger) -> None:
+        self.preempted: set[str] = set()
         self.violations: list[str] = []
         self.opened = self.closing = self.closed = False
         self._while_opening: Counter[int] = Counter()
@@ -323,7 +324,8 @@ class Books:
                 self.violations.append(
                     f"call {ticket.number} runs on {worker.incarnation}, and did on {earlier.incarnation}, which lives"
                 )
-        if len(ticket.ran_on) >= 1 + ticket.call.retries:
+        free = sum(each.host in self.preempted for each in ticket.ran_on) if ticket.call.retries else 0
+        if len(ticket.ran_on) - free >= 1 + ticket.call.retries:
             self.violations.append(f"call {ticket.number}, with retries={ticket.call.retries}, runs once too often")
         answered = ticket.future.done() and not ticket.cancelled and not self.closing
         if answered and worker.host not in forgotten:
@@ -555,10 +557,12 @@ class Life:
             case "crash":
                 node.crash()
             case "preempt":
+                self.books.preempted.add(node.instance.id)
                 self.pool.preempt(node, (0.0, 2.0, 30.0, 120.0)[step.other])
             case "vanish":
                 self.pool.provider.lose(node.instance.id)
             case "preempt without notice":
+                self.books.preempted.add(node.instance.id)
                 self.pool.provider.preempt(node.instance.id)
             case _:
                 raise AssertionError(step.what)

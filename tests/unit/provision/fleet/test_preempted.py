@@ -404,6 +404,8 @@ def test_machines_that_are_taken_back_without_notice_are_replaced_at_once_howeve
 
     async def scenario(stage: Stage) -> None:
         provider, taken = stage.pool.provider, list[str]()
+        await stage.occupy(seconds=10_000, retries=1)
+        await stage.occupy(count=1, seconds=1, retries=0)
         for number in range(8):
             node = stage.node(1)
             taken.append(node.instance.id)
@@ -417,6 +419,9 @@ def test_machines_that_are_taken_back_without_notice_are_replaced_at_once_howeve
             assert stage.now - lost_at < 10
             await stage.until(lambda node=node: stage.node(1) is not node and stage.node(1).runs)
             await asyncio.sleep(1)
+        repeated = sorted(len(ticket.ran_on) for ticket in stage.pool.tickets)
+        assert repeated == [0, 1, 9], "one call per worker, and one that never began"
+        assert [ticket.future.done() for ticket in stage.pool.tickets] == [False] * 3, "no retry is charged"
         events = stage.pool.events
         assert [event for event in events if isinstance(event, InstancePreempted)] == [
             InstancePreempted(each, 1, 0.0) for each in taken

@@ -8,7 +8,7 @@ import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Offer
-from skyward.provision.fleet.topology import connected, joins, separation
+from skyward.provision.fleet.topology import connected, joins, note_on_gangs, separation
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
 
@@ -64,3 +64,22 @@ def test_islands_are_no_offer_for_several_nodes_that_have_to_reach_each_other(
 def test_where_only_islands_are_on_offer_the_error_names_what_works() -> None:
     with pytest.raises(ConfigurationError, match=r"2 nodes are needed.*nodes=1.*ComputePool without Dask"):
         connected([ISLAND], replace(parse_request(), one_network=True), nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "islands", "modules", "noted"),
+    [
+        (2, (True, True), {"skyward.distributed"}, True),
+        (1, (True, True), {"skyward.distributed"}, False),
+        (2, (True, False), {"skyward.distributed"}, False),
+        (2, (True, True), {"skyward"}, False),
+    ],
+)
+def test_a_program_with_gangs_is_told_of_islands_before_they_are_bought(
+    nodes: int, islands: tuple[bool, ...], modules: set[str], noted: bool
+) -> None:
+    spec = InstanceSpec(name="m", cpu=2, memory_gib=4)
+    note = note_on_gangs([Offer(spec=spec, island=each) for each in islands], nodes, "cloud", modules=modules)
+
+    assert ("nodes of cloud cannot reach each other" in note) == noted
+    assert ("nodes=1" in note) == noted

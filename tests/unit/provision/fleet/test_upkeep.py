@@ -58,7 +58,7 @@ class Engine:
         if rank in self.busy:
             await self.busy[rank].wait()
 
-    def detach(self, rank: int, reason: str, *, for_good: bool) -> None:
+    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
         if self.breaks:
             raise self.breaks.pop()
         self.log.append(("detach", rank, reason, for_good))

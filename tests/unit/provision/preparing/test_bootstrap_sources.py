@@ -72,6 +72,35 @@ async def test_a_folder_of_wheels_that_the_client_has_is_sent_once(
     assert [path for path in machine.puts if "wheels-" in path] == sent
 
 
+async def test_torch_comes_from_the_other_indexes_where_its_own_is_out_of_reach(machine: Any) -> None:
+    machine.stand_in_uv('echo "backend ${UV_TORCH_BACKEND-none}" >>"$HOME/tried"; [ -z "${UV_TORCH_BACKEND-}" ]')
+
+    await machine.prepare(Image(pip=["torch==2.13.0"], env={"UV_TORCH_BACKEND": "auto"}))
+    failed = await machine.failing(Image(pip=["torch==2.13.0", "a"], env={"UV_TORCH_BACKEND": "cu130"}))
+
+    tried = machine.read(f"{machine.folder}/home/tried").splitlines()
+    assert tried == ["backend auto", "backend none", "backend cu130"]
+    assert failed.step == "deps"
+
+
+async def test_equal_wheels_in_another_folder_are_the_same_environment(machine: Any) -> None:
+    """A mirror's wheels lie in the cache folder of each user."""
+    machine.real_uv()
+    for folder in ("one", "other"):
+        make_wheel(machine.folder / folder)
+    (machine.folder / "other/skyward_test_tiny-1.0-py3-none-any.whl").write_bytes(
+        (machine.folder / "one/skyward_test_tiny-1.0-py3-none-any.whl").read_bytes()
+    )
+    images = [
+        Image(pip=["skyward-test-tiny==1.0"], find_links=[str(machine.folder / name)], env={"UV_NO_INDEX": "1"})
+        for name in ("one", "other")
+    ]
+
+    first, second = [await machine.prepare(image) for image in images]
+
+    assert first.python == second.python
+
+
 async def test_changed_wheels_get_another_environment(machine: Any) -> None:
     machine.real_uv()
     wheels = machine.folder / "client"

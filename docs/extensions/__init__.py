@@ -1,0 +1,1 @@
+"""Extensions of Sphinx that docs/conf.py loads."""

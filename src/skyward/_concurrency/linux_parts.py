@@ -1,0 +1,265 @@
+"""Calls and files that only Linux has, each with its substitute on other systems, in one place.
+
+The client runs on macOS, too; nodes are Linux machines, except those of ``Local()``. Modules that a client imports
+take these parts from here. Type checkers follow ``sys.platform``; a Python built for an old kernel lacks some of the
+calls on Linux as well (docs/decisions/029).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+__all__ = [
+    "BOOT_CLOCK",
+    "NOTSENT_LOWAT",
+    "SHARED_MEMORY",
+    "MutableEvents",
+    "adopt_orphans",
+    "boot_id",
+    "ephemeral_ports",
+    "is_caught",
+    "mutable_events",
+    "name_thread",
+    "open_descriptors",
+    "orphan_to_reap",
+    "pid_namespace",
+    "readable_path",
+    "socket_path",
+    "start_ticks",
+    "usable_cores",
+    "use_large_pages",
+    "wait_for_end",
+]
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+"""Folder in memory. Elsewhere there is none, and a folder on disk takes its place."""
+
+NOTSENT_LOWAT: Final = 25 if sys.platform == "linux" else 0x201
+"""Option of TCP sockets that bounds unsent bytes, on Linux and on macOS; Python names it from 3.12 on."""
+
+_PROC: Final = Path("/proc")
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_START_FIELD: Final = 19
+"""Index, after the name in ``/proc/PID/stat``, of the clock ticks from boot to the process's start."""
+_USUAL_EPHEMERAL: Final = (32_768, 65_535)
+"""Ports of outgoing connections: Linux's by default, and above them macOS's, which begin at 49,152."""
+_LONGEST_ADDRESS: Final = 100
+"""Length of a Unix socket's address that every system takes: Linux takes 107 bytes, macOS 103."""
+
+
+def _boot_clock() -> int | None:
+    # Python's monotonic clock stops while a Mac sleeps. The system's clock of that name goes on, as Linux's boot time.
+    name = "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME"
+    return getattr(time, name, None)
+
+
+BOOT_CLOCK: Final[int | None] = _boot_clock()
+"""Clock that goes on while the machine sleeps; where None, the wall clock does, which may be set."""
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may use; elsewhere than on Linux, those of the machine."""
+    if sys.platform == "linux" and hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def readable_path(text: str) -> Generator[str]:
+    """Yield a path from which a short ASCII text can be read once, without a file that a crash would leave."""
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
+        with open(os.memfd_create("text"), "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+        return
+    read, write = os.pipe()  # it holds 16 KiB on macOS, more than any certificate or key
+    try:
+        with open(write, "w", encoding="ascii") as file:
+            file.write(text)
+        yield f"/dev/fd/{read}"
+    finally:
+        os.close(read)
+
+
+@contextmanager
+def socket_path(folder: Path, name: str) -> Generator[str]:
+    """Yield an address of a Unix socket in the folder, short enough for the system however deep the folder lies."""
+    path = folder / name
+    if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
+        yield str(path)
+    elif sys.platform == "linux" and _PROC.is_dir():
+        opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield f"/proc/self/fd/{opened}/{name}"
+        finally:
+            os.close(opened)
+    else:
+        with tempfile.TemporaryDirectory(prefix="sky-") as short:  # 58 bytes on macOS
+            link = Path(short, "l")
+            link.symlink_to(folder, target_is_directory=True)
+            yield str(link / name)
+
+
+def use_large_pages(memory: mmap.mmap) -> None:
+    """Have the kernel use large pages for the memory, where it has them."""
+    if sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # this kernel has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+class _Epoll(Protocol):
+    def fileno(self) -> int: ...
+    def register(self, fd: int, eventmask: int, /) -> None: ...
+    def modify(self, fd: int, eventmask: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class MutableEvents:
+    """Descriptor that is readable while another one is, and that any thread can mute for a while."""
+
+    def __init__(self, descriptor: int, epoll: _Epoll) -> None:
+        self._descriptor = descriptor
+        self._epoll = epoll
+        self._epoll.register(descriptor, select.POLLIN)  # EPOLLIN is the same number
+
+    def fileno(self) -> int:
+        """Return the descriptor for an event loop."""
+        return self._epoll.fileno()
+
+    def mute(self) -> None:
+        """Report nothing until :meth:`unmute`."""
+        self._epoll.modify(self._descriptor, 0)
+
+    def unmute(self) -> None:
+        """Report readiness again, that of the time in between included."""
+        self._epoll.modify(self._descriptor, select.POLLIN)
+
+    def close(self) -> None:
+        """Close the descriptor, not the other one."""
+        self._epoll.close()
+
+
+def mutable_events(descriptor: int) -> MutableEvents | None:
+    """Return the events of a descriptor; None elsewhere than on Linux, where an event loop watches it itself."""
+    if sys.platform == "linux" and hasattr(select, "epoll"):
+        return MutableEvents(descriptor, select.epoll())
+    return None
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+def boot_id() -> str:
+    """Return the id of the machine's boot; empty where it has none."""
+    return _text_of(_PROC / "sys/kernel/random/boot_id")
+
+
+def pid_namespace() -> str:
+    """Return the namespace in which this process's number counts; empty where there are none."""
+    try:
+        return os.readlink(_PROC / "self/ns/pid")
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> str | None:
+    """Return the clock ticks from boot to a process's start; None where only its time by the clock is known.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    if not boot_id():
+        return None
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"no process {pid}") from error
+    return text.rpartition(")")[2].split()[_START_FIELD]
+
+
+def is_caught(number: signal.Signals) -> bool:
+    """Return whether this process handles a signal, in C code as well; False where only Python's handlers are known."""
+    lines = _text_of(_PROC / "self/status").splitlines()
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def open_descriptors() -> list[int]:
+    """Return this process's open descriptors, and that of the listing, which is closed by then."""
+    return [int(name) for name in os.listdir(_PROC / "self/fd" if (_PROC / "self/fd").is_dir() else "/dev/fd")]
+
+
+def adopt_orphans() -> None:
+    """Adopt the orphans of all descendants, in place of process 1. Does nothing except on Linux."""
+    _control_process(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_thread(name: str) -> None:
+    """Name this thread, and so a process with one thread, in lists of processes. Does nothing except on Linux."""
+    _control_process(_PR_SET_NAME, name.encode())
+
+
+def orphan_to_reap() -> int | None:
+    """Return a dead child of this process, whose exit status is still there; None also where none is adopted.
+
+    Raises:
+        ChildProcessError: this process has no child.
+    """
+    if sys.platform == "linux":
+        dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return dead.si_pid if dead else None
+    return None
+
+
+def wait_for_end(pid: int, *, within_s: float) -> bool:
+    """Wait for the end of any process; return True if it ended, False also where the system cannot wait for it."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        # Linux 5.3. A closed connection would not do: a process closes them a moment before it has ended.
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    try:
+        poll = select.poll()  # select() fails with descriptors from 1,024 on
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(within_s * 1000))
+    finally:
+        os.close(process)
+
+
+# --- the machine --------------------------------------------------------------------------------------------------
+
+
+def ephemeral_ports() -> tuple[int, int]:
+    """Return the first and the last port of the system's range for outgoing connections."""
+    limits = _text_of(_PROC / "sys/net/ipv4/ip_local_port_range").split()
+    return (int(limits[0]), int(limits[1])) if limits else _USUAL_EPHEMERAL
+
+
+def _control_process(option: int, value: int | bytes) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _text_of(path: Path) -> str:
+    """Return a file's text; empty elsewhere than on Linux, which alone has it."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

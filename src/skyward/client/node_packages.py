@@ -1,0 +1,103 @@
+"""Environment of a pool's nodes: the packages of the program if no image is given; else a check of the image."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from inspect import currentframe
+from typing import Any, cast
+
+from packaging.utils import canonicalize_name
+
+from skyward.client.pending import ComputeFunction
+from skyward.errors import ConfigurationError
+from skyward.providers.base import Provider
+from skyward.providers.registry import is_this_machine
+from skyward.request.image import mirrored_image
+from skyward.request.request import PoolRequest
+from skyward.wire.modules import OWN_PACKAGES
+
+__all__ = ["MIRROR_VARIABLE", "callers_names", "name_in", "with_environment"]
+
+MIRROR_VARIABLE = "SKYWARD_MIRROR"
+"""Environment variable: ``0`` keeps pools without an image from mirroring this environment."""
+
+
+def callers_names() -> tuple[Mapping[str, object], ...]:
+    """Return the globals of the code that calls Skyward, and the compute functions among its local variables."""
+    frame = currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in OWN_PACKAGES:
+        frame = frame.f_back
+    if frame is None:
+        return ()
+    # Of the local variables only these, as the pool keeps them: others may be large.
+    variables = cast("Mapping[str, object]", frame.f_locals)
+    local: dict[str, object] = {}
+    local |= {name: value for name, value in variables.items() if isinstance(value, ComputeFunction)}
+    return frame.f_globals, local
+
+
+def with_environment(
+    request: PoolRequest,
+    provider: Provider,
+    *,
+    chosen: bool,
+    names: Sequence[Mapping[str, object]],
+    report: Callable[[str], None],
+) -> PoolRequest:
+    """Return the request with the environment that its nodes get. Blocks: reads metadata, builds wheels.
+
+    Args:
+        request: the request.
+        provider: the machines' provider. On this machine nodes have what is installed here.
+        chosen: True if the user has given an image or packages.
+        names: variables of the code that makes the pool, whose functions it will probably call.
+        report: receives lines for the user.
+
+    Raises:
+        ConfigurationError: the mirror cannot be made, or no function in ``names`` could run on the nodes.
+    """
+    if is_this_machine(provider):
+        return request
+    if chosen or os.environ.get(MIRROR_VARIABLE, "").lower() in ("0", "off", "false", "no"):
+        _refuse_lack(request, names, report)
+        return request
+    from skyward.provision.mirroring.image_mirror import mirror_program
+
+    mirror = mirror_program(report)
+    if mirror.unchecked:
+        report(f"the mirrored packages were not looked up beforehand: {mirror.unchecked}")
+    own = request.image
+    named = {name_in(requirement) for requirement in own.pip}
+    mirrored = [each for each in mirror.requirements if name_in(each) not in named]
+    if mirrored:
+        report(f"mirroring what this program imports ({len(mirrored)}): {', '.join(mirrored)}")
+    return replace(request, image=mirrored_image(mirror, without=named).merged(pip=own.pip, env=own.env))
+
+
+def name_in(requirement: str) -> str:
+    """Return the canonical name in a requirement; empty if it is a path or an address alone."""
+    found = re.match(r"[A-Za-z0-9._-]+(?=\s*($|[\[@<>=!~;]))", requirement)
+    return canonicalize_name(found[0]) if found else ""
+
+
+def _refuse_lack(request: PoolRequest, names: Sequence[Mapping[str, object]], report: Callable[[str], None]) -> None:
+    """Raise if no function could run; report those that could not."""
+    from skyward.provision.mirroring.missing import lack_of
+
+    functions = dict(_functions(names))
+    lacking = {name: lack for name, function in functions.items() if (lack := lack_of(function, request.image)).needed}
+    texts = [f"{name} needs packages that the image lacks: {lack.described()}" for name, lack in lacking.items()]
+    if lacking and len(lacking) == len(functions) and all(lack.sure for lack in lacking.values()):
+        raise ConfigurationError(f"no machine was requested: {'; '.join(texts)}")
+    for text in texts:
+        report(text)
+
+
+def _functions(names: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for scope in names:
+        for name, value in list(scope.items()):
+            if isinstance(value, ComputeFunction):
+                yield name, value.local

@@ -1,0 +1,153 @@
+"""Output of a notebook that shows an open pool and changes in place: ``pool`` as the last line of a cell."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from skyward._concurrency.loop import LoopThread
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.client.display.notebook import running_notebook
+from skyward.client.display.pool_view import PoolView
+from skyward.client.watching.snapshot_server import Take, serve_snapshots
+from skyward.distributed.runtime import refuse_inside_call
+from skyward.errors import PoolStateError
+from skyward.events.snapshot import PoolSnapshot
+
+__all__ = ["OutputHandle", "PoolOutput", "Watched"]
+
+_REDRAW_EVERY_S: Final = 1.0
+
+
+class OutputHandle(Protocol):
+    """Handle of one output, as IPython's ``DisplayHandle``."""
+
+    def display(self, data: dict[str, str], *, raw: bool) -> None:
+        """Show the output in the present cell too."""
+        ...
+
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        """Replace the output, in every cell that shows it."""
+        ...
+
+
+class PoolOutput:
+    """View of a pool in the cells that show it; redrawn once a second while it changes, until :meth:`close`.
+
+    Args:
+        loop: the loop of the pool.
+        take: returns a snapshot of the pool.
+        make_handle: returns the handle of a new output; by default IPython's.
+        clock: clock between two looks.
+    """
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        take: Take,
+        *,
+        make_handle: Callable[[], OutputHandle] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._loop = loop
+        self._take = take
+        self._make_handle = make_handle or _ipython_handle
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._handle: OutputHandle | None = None
+        self._snapshot: PoolSnapshot | None = None
+        self._shown: PoolView | None = None
+        self._closed = False
+
+    def show(self) -> None:
+        """Show the pool in the present cell; all cells that show it share one output."""
+        self._snapshot = self._loop.call(self._take())
+        view = PoolView.of(self._snapshot, dated=True)
+        with self._lock:
+            first = self._handle is None
+            handle = self._handle = self._handle or self._make_handle()
+            self._shown = view
+            handle.display(_data(view), raw=True)
+        if first:
+            self._loop.spawn(self._follow())
+
+    def close(self) -> None:
+        """Leave the last state, marked as closed. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._handle is not None and self._snapshot is not None:
+                self._handle.update(_data(PoolView.of(self._snapshot, closed=True, dated=True)), raw=True)
+
+    async def _follow(self) -> None:
+        while not self._closed:
+            await self._clock.sleep(_REDRAW_EVERY_S)
+            self._snapshot = await self._take()
+            view = PoolView.of(self._snapshot, dated=True)
+            if view != self._shown:
+                await asyncio.to_thread(self._redraw, view)  # it writes to a socket of the kernel
+
+    def _redraw(self, view: PoolView) -> None:
+        with self._lock:
+            if self._handle is not None and not self._closed:
+                self._shown = view
+                self._handle.update(_data(view), raw=True)
+
+
+class Watched(ABC):
+    """Views of a pool while it is open: its snapshot, and its table in notebooks."""
+
+    _take: Take
+    _loop: LoopThread
+    _output: PoolOutput
+
+    @property
+    @abstractmethod
+    def is_active(self) -> bool:
+        """True while the pool is open."""
+        ...
+
+    def _watch(self, loop: LoopThread, take: Take, folder: Path | None, closing: ExitStack) -> None:
+        """Begin to offer views until ``closing``, to other processes only with a folder for them."""
+        if folder is not None:
+            serve_snapshots(folder, loop, take, closing)
+        self._loop, self._take, self._output = loop, take, PoolOutput(loop, take)
+        closing.callback(self._output.close)
+
+    def snapshot(self) -> PoolSnapshot:
+        """Return the present state of the nodes, their workers, the calls and the costs.
+
+        Raises:
+            PoolStateError: the pool is not open.
+        """
+        if not self.is_active:
+            refuse_inside_call()
+            raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
+        return self._loop.call(self._take())
+
+    def _repr_html_(self) -> str:
+        """Return the present state as a table, for notebooks."""
+        return PoolView.of(self.snapshot()).html() if self.is_active else "<div>a pool that is not open</div>"
+
+    def _ipython_display_(self) -> None:
+        """Show the state in a notebook, where it changes in place; elsewhere leave that to the representations."""
+        if not self.is_active or running_notebook() is None:
+            raise NotImplementedError
+        self._output.show()
+
+
+def _data(view: PoolView) -> dict[str, str]:
+    return {"text/plain": view.text(), "text/html": view.html()}
+
+
+def _ipython_handle() -> OutputHandle:
+    from IPython.display import DisplayHandle  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+    handle: Any = DisplayHandle()
+    return handle

@@ -1,0 +1,148 @@
+"""Lines of calls, kept in files as they arrive: two of them, of which the older one goes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from skyward.events import LogLine
+
+__all__ = ["KeptLines", "KeptReader"]
+
+_logger = logging.getLogger("skyward")
+
+_FILE_BYTES: Final = 32 << 20
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+
+
+class KeptLines:
+    """Recorder that writes every line to a file. Thread-safe; a line costs the thread that publishes it about 2 µs.
+
+    Args:
+        folder: the folder of the files.
+        later: runs an action soon, in another thread; the lines taken until then are written together.
+        file_bytes: size from which a file is the older one; the one before that is deleted.
+    """
+
+    # Without a flush to the disk: the lines outlive this process, killed by any signal, not the machine's crash.
+
+    def __init__(
+        self, folder: Path, later: Callable[[Callable[[], object]], object], *, file_bytes: int = _FILE_BYTES
+    ) -> None:
+        self._folder = folder
+        self._later = later
+        self._file_bytes = file_bytes
+        self._lock = threading.Lock()
+        self._waiting: list[str] = []
+        self._number = self._size = 0
+        self._file: int | None = self._open()
+
+    def __call__(self, line: LogLine) -> None:
+        """Take a line; it is written a little later."""
+        if self._file is None:
+            return
+        text = _text(line)
+        with self._lock:
+            self._waiting.append(text)
+            first = len(self._waiting) == 1
+        if first:
+            self._later(self.write)
+
+    def write(self) -> None:
+        """Write the lines taken so far. Failures are logged once, and end the keeping."""
+        with self._lock:
+            lines, self._waiting = self._waiting, []
+            if not lines or self._file is None:
+                return
+            # A surrogate becomes an escape that JSON has too.
+            data = "".join(lines).encode("utf-8", "backslashreplace")
+            try:
+                if self._size and self._size + len(data) > self._file_bytes:
+                    self._rotate(self._file)
+                self._size += _write_all(self._file, data)
+            except OSError as error:
+                _logger.warning("output of calls is no longer kept in %s: %s", self._folder, error)
+                self._close()
+
+    def close(self) -> None:
+        """Write the rest and close the file. Idempotent."""
+        self.write()
+        with self._lock:
+            self._close()
+
+    def _open(self) -> int:
+        return os.open(_path(self._folder, self._number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def _rotate(self, file: int) -> None:
+        _path(self._folder, self._number - 1).unlink(missing_ok=True)
+        os.close(file)
+        self._file, self._size = None, 0
+        self._number += 1
+        self._file = self._open()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+
+class KeptReader:
+    """Reader of kept lines, also while they are written. Lines that cannot be read are skipped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: dict[str, int] = {}
+
+    def news(self) -> Iterator[LogLine]:
+        """Yield the complete lines since the last call."""
+        for path in sorted(self._folder.glob("calls-*.jsonl")):
+            with suppress(FileNotFoundError), path.open("rb") as file:  # it may be deleted meanwhile
+                file.seek(self._seen.get(path.name, 0))
+                for data in file:
+                    if not data.endswith(b"\n"):
+                        break
+                    self._seen[path.name] = self._seen.get(path.name, 0) + len(data)
+                    yield from _line(data)
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"calls-{number:06}.jsonl"
+
+
+def _text(line: LogLine) -> str:
+    # A list is a third of an object with names, and is read as it was written: LogLine(*list). In three parts, of which
+    # lines of one call share the first and the last: 1.7 µs instead of 3.4.
+    last = _last(line.worker, line.call, line.stream, line.level, line.logger, line.state)
+    return f"{_first(line.node, line.instance_id)}{_encode(line.line)},{line.timestamp!r}{last}"
+
+
+@lru_cache(maxsize=64)
+def _first(node: int, instance_id: str) -> str:
+    return f"[{node},{_encode(instance_id)},"
+
+
+@lru_cache(maxsize=64)
+def _last(*values: object) -> str:
+    return f",{_encode(values)[1:]}\n"
+
+
+def _line(data: bytes) -> Iterator[LogLine]:
+    try:
+        values: Any = json.loads(data)
+        yield LogLine(*values)
+    except (ValueError, TypeError):  # cut by a full disk, or of a later version
+        return
+
+
+def _write_all(file: int, data: bytes) -> int:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+    return len(data)

@@ -1,0 +1,125 @@
+"""State of an open pool at one moment, as values: nodes, workers, their calls, the queue and the costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from skyward.events import GpuMetrics, Metrics, Progress
+
+__all__ = ["NodeSnapshot", "PoolSnapshot", "WorkerSnapshot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSnapshot:
+    """One worker.
+
+    Attributes:
+        worker: its index on its node.
+        state: ``"running"`` a call, ``"idle"``, or ``"starting"`` while it accepts no calls.
+        call: name of the running call, such as ``"train#3"``; empty for none.
+        seconds: time that this call has taken so far; None for none.
+        waiting: calls already sent to the worker that wait behind the running one.
+    """
+
+    worker: int
+    state: str = "starting"
+    call: str = ""
+    seconds: float | None = None
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSnapshot:
+    """One node.
+
+    Attributes:
+        node: its rank.
+        state: ``"launching"``, ``"starting"``, ``"ready"`` or ``"ending"``.
+        instance_id: the provider's id of its machine; empty before there is one.
+        instance_type: the provider's name of the machine type.
+        spot: True if the machine was bought on the spot market.
+        price_per_hour: price in USD; 0.0 is free, None is unknown.
+        workers: its workers, by index.
+        metrics: its latest reported load; None before the first report, and without ``collect_metrics``.
+    """
+
+    node: int
+    state: str
+    instance_id: str = ""
+    instance_type: str = ""
+    spot: bool = False
+    price_per_hour: float | None = None
+    workers: tuple[WorkerSnapshot, ...] = ()
+    metrics: Metrics | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSnapshot:
+    """A pool at one moment.
+
+    Attributes:
+        pool_id: the pool's id, as in ``skyward ls``.
+        provider: name of the provider.
+        taken_at: time of the snapshot, in seconds since the epoch.
+        open_s: seconds since the pool began to open.
+        nodes: its nodes, by rank: present, coming and leaving ones.
+        queued: calls that wait for a worker, those that were sent to a busy one included.
+        running: calls that run.
+        done: calls that have returned a result, since the pool was opened.
+        failed: calls that have failed.
+        cancelled: calls that were cancelled, or dropped because their batch failed.
+        last_failure: latest failure, in one line; empty for none.
+        works: progress of the unfinished pieces of work.
+        hourly_rate: price of the present machines together, in USD per hour.
+        cost: costs so far, in USD.
+    """
+
+    pool_id: str
+    provider: str
+    taken_at: float
+    open_s: float
+    nodes: tuple[NodeSnapshot, ...] = ()
+    queued: int = 0
+    running: int = 0
+    done: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    last_failure: str = ""
+    works: tuple[Progress, ...] = ()
+    hourly_rate: float = 0.0
+    cost: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the snapshot as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PoolSnapshot:
+        """Return the snapshot that :meth:`to_dict` wrote; names of another version of Skyward are left out.
+
+        Args:
+            values: the snapshot's values, by name.
+
+        Raises:
+            TypeError: a value is missing.
+        """
+        nodes = tuple(_node(node) for node in values.get("nodes", ()))
+        works = tuple(Progress(**_known(Progress, work)) for work in values.get("works", ()))
+        return cls(**_known(cls, values, nodes=nodes, works=works))
+
+
+def _node(values: Mapping[str, Any]) -> NodeSnapshot:
+    workers = tuple(WorkerSnapshot(**_known(WorkerSnapshot, worker)) for worker in values.get("workers", ()))
+    load: Mapping[str, Any] | None = values.get("metrics")
+    metrics = None
+    if load is not None:
+        gpus = tuple(GpuMetrics(**_known(GpuMetrics, gpu)) for gpu in load.get("gpus", ()))
+        metrics = Metrics(**_known(Metrics, load, gpus=gpus))
+    return NodeSnapshot(**_known(NodeSnapshot, values, workers=workers, metrics=metrics))
+
+
+def _known(kind: type[Any], values: Mapping[str, Any], **rebuilt: object) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in values.items() if name in names} | rebuilt

@@ -1,0 +1,122 @@
+"""Presence of recorded machines at their providers, requested within a bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from skyward.providers.base import Instance, InstanceState, Provider
+from skyward.providers.registry import Sweepable, make_provider
+from skyward.provision.buying.ledger import Ledger, LedgerEntry
+from skyward.provision.buying.sweep import MakeProvider, Place, Unknown, by_place, reason_of
+
+__all__ = ["Presence", "look_up"]
+
+_LIMIT_S = 15.0
+# A machine may be missing from its provider's records for so long after its launch: that is no end.
+_LISTED_S = 300.0
+_logger = logging.getLogger("skyward")
+
+
+@dataclass(slots=True, kw_only=True)
+class Presence:
+    """Answers of providers.
+
+    Attributes:
+        states: states of the machines of open entries, by ledger key; one without an answer is absent.
+        unknown: machines with Skyward's tag and without an entry, of the providers whose lists were requested.
+        silent: reasons for which providers gave no answer.
+    """
+
+    states: dict[str, InstanceState] = field(default_factory=dict[str, InstanceState])
+    unknown: list[Unknown] = field(default_factory=list[Unknown])
+    silent: list[str] = field(default_factory=list[str])
+
+
+async def look_up(
+    ledger: Ledger,
+    entries: Iterable[LedgerEntry],
+    *,
+    listed: Collection[Place] = (),
+    make: MakeProvider = make_provider,
+    limit_s: float = _LIMIT_S,
+) -> Presence:
+    """Request the state of every machine with an open entry, from all providers at once; ends none.
+
+    The ends of machines that are gone are recorded in the ledger. Their entries stay open: a sweep closes them.
+
+    Args:
+        ledger: the record of the machines.
+        entries: its entries.
+        listed: providers whose tagged machines are listed as well.
+        make: maker of providers.
+        limit_s: limit of each provider's answer.
+
+    Raises :class:`~skyward.errors.LedgerError`.
+    """
+    places = by_place(entry for entry in entries if entry.closed_at is None)
+    for place in listed:
+        places.setdefault(place, [])
+    answers = await asyncio.gather(
+        *(_answer(place, known, place in listed, make, limit_s) for place, known in places.items())
+    )
+    presence = Presence(silent=[each for each in answers if isinstance(each, str)])
+    found = [(name, each) for (name, _), each in zip(places, answers, strict=True) if not isinstance(each, str)]
+    ours, now = {entry.key: entry for known in places.values() for entry in known}, time.time()
+    ends: dict[str, float | None] = {}
+    for _, machines in found:
+        for key in machines.keys() & ours.keys():
+            machine = machines[key]
+            presence.states[key] = machine.state
+            if machine.state is not InstanceState.GONE:
+                ends[key] = None
+            elif machine.ended_at is not None or now - ours[key].created_at > _LISTED_S:
+                ends[key] = machine.ended_at or now
+    await asyncio.to_thread(ledger.note_presence, ends)
+    recorded = {entry.key for entry in await asyncio.to_thread(ledger.entries)}
+    presence.unknown = [
+        Unknown(provider=name, instance_id=each.id, key=key)
+        for name, machines in found
+        for key, each in machines.items()
+        if key not in recorded
+    ]
+    return presence
+
+
+async def _answer(
+    place: Place,
+    entries: Sequence[LedgerEntry],
+    lists: bool,  # noqa: FBT001 - passed on
+    make: MakeProvider,
+    limit_s: float,
+) -> Mapping[str, Instance] | str:
+    """Return a provider's records by key, or the reason for which there are none."""
+    name, settings = place
+    try:
+        async with asyncio.timeout(limit_s):
+            provider = make(name, json.loads(settings))
+            try:
+                return await _records(provider, entries, lists=lists)
+            finally:
+                await provider.close()
+    except TimeoutError:
+        return f"{name}: no answer within {limit_s:g} s"
+    except Exception as error:
+        _logger.debug("no records of %s", name, exc_info=True)
+        return f"{name}: {reason_of(error)}"
+
+
+async def _records(provider: Provider, entries: Sequence[LedgerEntry], *, lists: bool) -> Mapping[str, Instance]:
+    """Return the records of these entries' machines by key; with ``lists`` also of the others with Skyward's tag."""
+    keys = {entry.key: entry.instance_id for entry in entries}
+    named = {instance_id: key for key, instance_id in keys.items() if instance_id is not None}
+    found: dict[str, Instance] = {}
+    if isinstance(provider, Sweepable) and (lists or len(named) < len(keys)):
+        found = {each.key: each for each in await provider.tagged() if lists or each.key in keys}
+    if named:
+        found |= {named[each.id]: each for each in await provider.describe(list(named))}
+    return found

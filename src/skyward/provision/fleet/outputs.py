@@ -1,0 +1,210 @@
+"""Files of nodes brought here: on request, and those of ``Image(outputs=)`` before their nodes end."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from skyward.errors import ConfigurationError, FetchError, SkywardError, UnreachableError
+from skyward.events import Notice, SkywardEvent
+from skyward.provision.preparing.node_files import NodeFile, NodeListing
+from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.request.request import PoolRequest
+
+__all__ = ["FetchedFiles", "Outputs", "fetch_files", "joined"]
+
+_LONGEST_S: Final = 600.0
+_LONGEST_ON_A_BUDGET_S: Final = 30.0
+"""Longest time for the outputs of a node that is about to end; below the time that a budget has for the end."""
+_NAMED = 10
+_KILO = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedFiles:
+    """Result of a fetch.
+
+    Attributes:
+        paths: the files here, by node and name.
+        failures: one error for each thing that could not be fetched.
+    """
+
+    paths: Sequence[Path]
+    failures: Sequence[SkywardError]
+
+
+async def fetch_files(nodes: Sequence[NodeHandle], patterns: Sequence[str], to: Path, *, apart: bool) -> FetchedFiles:
+    """Fetch the files that match from each node, in parallel.
+
+    Args:
+        nodes: the nodes.
+        patterns: patterns of files.
+        to: the folder here.
+        apart: True if each node's files get a folder of its rank in it.
+
+    Raises:
+        ConfigurationError: a matching link leads out of the working folder.
+        FetchError: nothing matches a pattern, or there is no room here.
+    """
+    listings = await asyncio.gather(*(node.working_files().matching(patterns) for node in nodes))
+    found = list(zip(nodes, listings, strict=True))
+    for error in (*_links_outside(found), *_unmatched(found, patterns)):
+        raise error
+    nbytes = sum(file.nbytes for listing in listings for file in listing.files)
+    await asyncio.to_thread(_refuse_full, nbytes, to)
+    folders = {node.rank: to / str(node.rank) if apart else to for node in nodes}
+    parts: list[list[Path | FetchError]] = [[] for _ in found]
+    work = [
+        _fetch_from(node, each.files, folders[node.rank], part) for (node, each), part in zip(found, parts, strict=True)
+    ]
+    await asyncio.gather(*work)
+    outcomes = [outcome for part in parts for outcome in part]
+    return FetchedFiles(
+        paths=[each for each in outcomes if isinstance(each, Path)],
+        failures=[each for each in outcomes if not isinstance(each, Path)],
+    )
+
+
+async def _fetch_from(node: NodeHandle, files: Sequence[NodeFile], to: Path, outcomes: list[Path | FetchError]) -> None:
+    """Fetch files one after the other; add the path of each, or its error. Stop when the node cannot be reached."""
+    reader = node.working_files()
+    for number, file in enumerate(files):
+        path = to / file.name
+        try:
+            await reader.fetch(file, path)
+        except FetchError as error:
+            outcomes.append(error)
+        except (OSError, SkywardError) as error:
+            what = f"{file.name} ({_size(file.nbytes)}) of node {node.rank}"
+            outcomes.append(FetchError(f"{what} was not fetched: {error}"))
+            # Each further file would take the same 90 s.
+            if isinstance(error, UnreachableError):
+                if rest := len(files) - number - 1:
+                    outcomes.append(FetchError(f"nor were {rest} more of node {node.rank}"))
+                return
+        else:
+            outcomes.append(path)
+
+
+def _links_outside(found: Sequence[tuple[NodeHandle, NodeListing]]) -> Iterator[ConfigurationError]:
+    if links := [f"{link} on node {node.rank}" for node, listing in found for link in listing.outside]:
+        yield ConfigurationError(
+            f"only files in the working folder are fetched, and links lead out of it: {joined(links)}. "
+            "Have a call copy them into the folder"
+        )
+
+
+def _unmatched(found: Sequence[tuple[NodeHandle, NodeListing]], patterns: Sequence[str]) -> Iterator[FetchError]:
+    """Yield an error for each pattern that matches on no node."""
+    for pattern in patterns:
+        if all(pattern in listing.unmatched for _, listing in found):
+            there = ", ".join(f"on node {node.rank} {_content(listing)}" for node, listing in found[:_NAMED])
+            yield FetchError(f"no file matches {pattern!r} in the working folder of calls; {there}")
+
+
+def _content(listing: NodeListing) -> str:
+    if not listing.there:
+        return "it is empty"
+    return "there are " + ", ".join(listing.there) + (f" and {listing.others} more" if listing.others else "")
+
+
+def _refuse_full(nbytes: int, to: Path) -> None:
+    place = next(each for each in (to, *to.parents) if each.exists())
+    if not place.is_dir():
+        raise ConfigurationError(f"to must be a folder, and {place} is a file")
+    free = shutil.disk_usage(place).free
+    if nbytes > free:
+        raise FetchError(f"the files have {_size(nbytes)}, and {place} has room for {_size(free)} only")
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if nbytes < _KILO:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= _KILO
+    return f"{nbytes:,.1f} GB"
+
+
+def joined(items: Sequence[object], separator: str = ", ") -> str:
+    """Return the first ten items as text, and the number of the others."""
+    more = len(items) - _NAMED
+    return separator.join(map(str, items[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+class Outputs:
+    """Files that are fetched before their nodes end, as far as possible.
+
+    Args:
+        request: the pool's parameters; without ``outputs`` in its image, nothing is done.
+        pool_id: the pool's id.
+        publish: receives notices; must not block.
+    """
+
+    def __init__(self, request: PoolRequest, pool_id: str, publish: Callable[[SkywardEvent], None]) -> None:
+        self._patterns = request.image.outputs
+        self._publish = publish
+        self._longest_s = _LONGEST_S if request.max_cost is None else _LONGEST_ON_A_BUDGET_S
+        # At the opening: the program may have another current folder when the pool closes.
+        self._to = Path.cwd() / "outputs" / pool_id if self._patterns else Path()
+
+    async def rescue(self, nodes: Sequence[NodeHandle], stop: Callable[[NodeHandle], Awaitable[None]]) -> None:
+        """Fetch the files of nodes that are about to end, and stop each one as soon as its own are here. Never raises.
+
+        Each node's files go into a folder of its rank. A notice names them, or the reason why they were not fetched.
+        """
+        started = [node for node in nodes if node.lanes] if self._patterns else []
+        there = [node for node in started if node.linked]
+        if lost := [node for node in started if not node.linked]:
+            self._publish(Notice(f"outputs of {_ranks(lost)} are lost: gone before their end", lost[0].instance.id))
+
+        async def rescue_and_stop(node: NodeHandle) -> _Rescued:
+            rescued = await self._rescue(node) if node in there else _Rescued(node)
+            await stop(node)
+            return rescued
+
+        rescued = await asyncio.gather(*map(rescue_and_stop, nodes))
+        if there:
+            self._publish(Notice(self._summary([each for each in rescued if each.node in there])))
+
+    async def _rescue(self, node: NodeHandle) -> _Rescued:
+        rescued = _Rescued(node)
+        try:
+            async with asyncio.timeout(self._longest_s):
+                rescued.listing = await node.working_files().matching(self._patterns)
+                files = rescued.listing.files
+                await asyncio.to_thread(_refuse_full, sum(file.nbytes for file in files), self._to)
+                await _fetch_from(node, files, self._to / str(node.rank), rescued.outcomes)
+        except TimeoutError:
+            rescued.problems.append(f"outputs of node {node.rank} are incomplete after {self._longest_s:g} s")
+        except Exception as error:
+            rescued.problems.append(f"no outputs of node {node.rank} were fetched: {error}")
+        return rescued
+
+    def _summary(self, rescued: Sequence[_Rescued]) -> str:
+        found = [(each.node, each.listing) for each in rescued if each.listing is not None]
+        paths = [path for each in rescued for path in each.outcomes if isinstance(path, Path)]
+        failures: list[object] = [*_links_outside(found), *(_unmatched(found, self._patterns) if found else ())]
+        failures += [error for each in rescued for error in each.outcomes if not isinstance(error, Path)]
+        failures += [problem for each in rescued for problem in each.problems]
+        nbytes = sum(file.nbytes for _, listing in found for file in listing.files)
+        names = joined([path.relative_to(self._to).as_posix() for path in paths])
+        text = f"outputs in {self._to}: {names} ({_size(nbytes)})" if names else "no outputs were fetched"
+        return f"{text}; {joined(failures, '; ')}" if failures else text
+
+
+@dataclass(slots=True)
+class _Rescued:
+    """Files of one node, as far as they are here."""
+
+    node: NodeHandle
+    listing: NodeListing | None = None
+    outcomes: list[Path | FetchError] = field(default_factory=list[Path | FetchError])
+    problems: list[str] = field(default_factory=list[str])
+
+
+def _ranks(nodes: Sequence[NodeHandle]) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {joined([node.rank for node in nodes])}"

@@ -1,0 +1,192 @@
+"""Wheels of distributions that no index has: built or fetched here, once for each content, and kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import platformdirs
+from blake3 import blake3
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from skyward.errors import ConfigurationError
+from skyward.provision.mirroring.installed import Distribution, Origin
+from skyward.provision.preparing.sources import client_uv
+
+__all__ = ["local_wheel"]
+
+_BUILD_TIMEOUT_S = 900.0
+_LOG_LINES = 15
+_KEPT = 3
+"""Builds kept of each distribution, the newest ones."""
+
+_READ_BYTES = 1 << 20
+"""Larger files of a project count by size and time, not by content: a folder may hold data."""
+
+_NO_SOURCES = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages"})
+
+
+def local_wheel(distribution: Distribution, environment: Mapping[str, str]) -> Path:
+    """Return the wheel of a distribution that was installed from elsewhere than an index. Blocks, maybe for minutes.
+
+    It lies alone in its folder of the user's cache, named by the content of its sources.
+
+    Args:
+        distribution: the distribution.
+        environment: variables of the installers, which may have to bring a build's requirements.
+
+    Raises:
+        ConfigurationError: the sources are gone, cannot be built, or give a wheel for another system than nodes have.
+    """
+    cache = platformdirs.user_cache_path("skyward") / "wheels"
+    folder = cache / f"{distribution.name}-{_key(distribution)}"
+    if not (found := sorted(folder.glob("*.whl"))):
+        _build(distribution, folder, environment)
+        found = sorted(folder.glob("*.whl"))
+        _forget_older(cache, distribution.name, folder)
+    if not found:
+        raise _failure(distribution, "the build left no wheel")
+    _refuse_other_systems(distribution, found[0])
+    return found[0]
+
+
+def _build(distribution: Distribution, folder: Path, environment: Mapping[str, str]) -> None:
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Made beside its place, and moved there at once: other processes may build the same.
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        out = Path(made) / "out"
+        out.mkdir()
+        if distribution.place.endswith(".whl"):
+            shutil.copy2(distribution.place, out)
+        else:
+            _run(distribution, _command(distribution, out), {**environment, **_outside_of_sources(Path(made))})
+        try:
+            out.rename(folder)
+        except OSError:  # another process has put the same there meanwhile
+            if not any(folder.glob("*.whl")):
+                raise
+
+
+def _outside_of_sources(made: Path) -> Mapping[str, str]:
+    """Return variables that keep setuptools from writing into the sources it builds.
+
+    Its ``build/`` would stay there, and modules that are deleted later would still be in the next wheel.
+    """
+    settings = made / "setuptools.cfg"
+    settings.write_text(f"[build]\nbuild_base = {made / 'build'}\n[egg_info]\negg_base = {made}\n", encoding="utf-8")
+    return {
+        "DIST_EXTRA_CONFIG": str(settings)
+    }  # https://setuptools.pypa.io/en/latest/deprecated/distutils/configfile.html
+
+
+def _command(distribution: Distribution, out: Path) -> Sequence[str]:
+    uv = str(client_uv() or "uv")
+    match distribution.origin:
+        case Origin.FOLDER | Origin.ARCHIVE:
+            return [uv, "build", "--wheel", "--python", sys.executable, "--out-dir", str(out), distribution.place]
+        case Origin.REPOSITORY:
+            wanted = f"{distribution.name} @ {distribution.place}"
+            return [*_pip(uv), "wheel", "--no-deps", "--wheel-dir", str(out), wanted]
+        case Origin.INDEX | Origin.ADDRESS:
+            wanted = f"{distribution.name}=={distribution.version}"
+            return [*_pip(uv), "download", "--no-deps", "--only-binary=:all:", *_platform(), "--dest", str(out), wanted]
+
+
+def _pip(uv: str) -> Sequence[str]:
+    """Return the command of pip, which environments made by uv lack."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    return [uv, "tool", "run", "--python", sys.executable, "pip"]
+
+
+def _platform() -> Sequence[str]:
+    if sys.platform == "linux":
+        return []
+    return ["--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64"]
+
+
+def _run(distribution: Distribution, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    try:
+        ran = subprocess.run(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_BUILD_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _failure(distribution, str(error)) from error
+    if ran.returncode:
+        tail = "\n".join(ran.stdout.strip().splitlines()[-_LOG_LINES:])
+        raise _failure(distribution, f"exit code {ran.returncode}\n{tail}")
+
+
+def _failure(distribution: Distribution, why: str) -> ConfigurationError:
+    place = distribution.place or "this machine's package indexes"
+    return ConfigurationError(
+        f"no wheel of {distribution.name} {distribution.version} can be made here from {place}, and nodes need one; "
+        f"correct that, or leave it out: Image.mirror(exclude=[{distribution.name!r}]). The attempt: {why}"
+    )
+
+
+def _refuse_other_systems(distribution: Distribution, wheel: Path) -> None:
+    try:
+        tags = parse_wheel_filename(wheel.name)[3]
+    except InvalidWheelFilename as error:
+        raise _failure(distribution, str(error)) from error
+    if not any(tag.platform == "any" or "linux" in tag.platform for tag in tags):
+        platforms = ", ".join(sorted({tag.platform for tag in tags}))
+        raise ConfigurationError(
+            f"the wheel of {distribution.name} {distribution.version} from {distribution.place or 'the index'} is for "
+            f"{platforms}, and nodes run Linux: put one for Linux into a folder for Image(find_links=[…]), or leave it "
+            f"out: Image.mirror(exclude=[{distribution.name!r}])"
+        )
+
+
+def _key(distribution: Distribution) -> str:
+    digest = blake3(f"{distribution.version}\0{distribution.place}\0{sys.version_info[:2]}\0".encode())
+    place = Path(distribution.place)
+    if distribution.origin in (Origin.FOLDER, Origin.ARCHIVE):
+        if not place.exists():
+            raise _failure(distribution, f"there is no {place}")
+        for path in sorted(_sources(place)):
+            digest.update(f"{path}\0".encode())
+            digest.update(_content(path))
+    return digest.hexdigest(length=10)
+
+
+def _sources(place: Path) -> Iterator[Path]:
+    if place.is_file():
+        yield place
+        return
+    for folder, inside, files in os.walk(place):
+        inside[:] = [name for name in inside if not _is_no_source(Path(folder), name)]
+        yield from (path for name in files if (path := Path(folder, name)).is_file() and not name.endswith(".pyc"))
+
+
+def _is_no_source(folder: Path, name: str) -> bool:
+    hidden = name.startswith(".") or name in _NO_SOURCES or name.endswith(".egg-info")
+    return hidden or (folder / name / "pyvenv.cfg").exists()
+
+
+def _content(path: Path) -> bytes:
+    seen = path.stat()
+    if seen.st_size > _READ_BYTES:
+        return f"{seen.st_size} {seen.st_mtime_ns}".encode()
+    return blake3(path.read_bytes()).digest()
+
+
+def _forget_older(cache: Path, name: str, newest: Path) -> None:
+    builds = [each for each in cache.glob(f"{name}-*") if each.name.rpartition("-")[0] == name and each != newest]
+    for old in sorted(builds, key=lambda each: each.stat().st_mtime, reverse=True)[_KEPT - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,189 @@
+"""Files in the working folder of a node's calls: listed, and fetched piece by piece through the node's transport."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import glob
+import inspect
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from skyward._concurrency.waiting import NotYet, wait_until
+from skyward.errors import FetchError, UnreachableError
+from skyward.node.storage import file_reader
+from skyward.request.patterns import is_matched
+from skyward.transport.base import Completed, Transport
+
+__all__ = ["NodeFile", "NodeFiles", "NodeListing"]
+
+_PIECE_BYTES: Final = 8 << 20
+_AT_ONCE: Final = 3
+"""Pieces of a file on their way at a time; with their encoding and its copies each takes about 40 MB here."""
+_AGAIN_S = 0.5
+_ANSWER_S = 60.0
+_PATIENCE_S = 90.0
+
+
+class _ChangedError(Exception):
+    """A file is no longer the listed one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFile:
+    """File on a node.
+
+    Attributes:
+        name: path in the working folder.
+        facts: size in bytes, time of change and inode.
+    """
+
+    name: str
+    facts: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.facts[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeListing:
+    """Files of a node that match some patterns.
+
+    Attributes:
+        files: the files.
+        outside: matching links that lead out of the folder, with their targets.
+        unmatched: patterns without a file.
+        there: the first names in the folder, if a pattern is unmatched.
+        others: number of further names in the folder.
+    """
+
+    files: tuple[NodeFile, ...]
+    outside: tuple[str, ...]
+    unmatched: tuple[str, ...]
+    there: tuple[str, ...]
+    others: int
+
+
+class NodeFiles:
+    """Files in the working folder of one node's calls.
+
+    Args:
+        transport: the transport to the node.
+        python: an interpreter there.
+        folder: the working folder there.
+        node: the node's rank, for messages.
+    """
+
+    def __init__(self, transport: Transport, *, python: str, folder: str, node: int) -> None:
+        self._transport = transport
+        self._python = python
+        self._folder = folder
+        self._node = node
+
+    async def matching(self, patterns: Sequence[str]) -> NodeListing:
+        """Return the files that match. Raises :class:`~skyward.errors.UnreachableError` after 90 s."""
+        answer = await self._ask(verb="listing", patterns=list(patterns))
+        for name in answer["files"]:  # it becomes a path here, which a node must not choose
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not is_matched(name, patterns):
+                raise FetchError(f"node {self._node} names a file that was not asked for: {name!r}")
+        return NodeListing(
+            files=tuple(NodeFile(name=name, facts=tuple(facts)) for name, facts in answer["files"].items()),
+            outside=tuple(answer["outside"]),
+            unmatched=tuple(answer["unmatched"]),
+            there=tuple(answer["there"]),
+            others=answer["all"] - len(answer["there"]),
+        )
+
+    async def fetch(self, file: NodeFile, path: Path) -> None:
+        """Write the file to ``path``, whole or not at all; a file that changes meanwhile is fetched again, once.
+
+        Raises:
+            FetchError: it changed again, or is gone.
+            OSError: ``path`` cannot be written.
+            UnreachableError: the node does not answer for 90 s.
+        """
+        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+        try:
+            await self._fetch_once(file, path)
+        except _ChangedError:
+            (again,) = (await self.matching([_exactly(file.name)])).files or (None,)
+            if again is None:
+                raise FetchError(f"{file.name} on node {self._node} was removed while it was read") from None
+            try:
+                await self._fetch_once(again, path)
+            except _ChangedError:
+                raise FetchError(
+                    f"{file.name} on node {self._node} changed while it was read, twice: fetch it when no call writes "
+                    "to it, or have the call write another name and rename it"
+                ) from None
+
+    async def _fetch_once(self, file: NodeFile, path: Path) -> None:
+        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        name.touch(exist_ok=False)
+        offsets = iter(range(0, file.nbytes, _PIECE_BYTES))
+
+        async def read() -> None:
+            for offset in offsets:  # shared: the next reader takes the next piece
+                await self._fetch_piece(file, offset, name)
+
+        readers = [asyncio.ensure_future(read()) for _ in range(_AT_ONCE)]
+        try:
+            await asyncio.gather(*readers)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)  # no half file may stay
+            raise
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+    async def _fetch_piece(self, file: NodeFile, offset: int, path: Path) -> None:
+        length = min(_PIECE_BYTES, file.nbytes - offset)
+        answer = await self._ask(verb="piece", name=file.name, offset=offset, length=length, facts=file.facts)
+        if "data" not in answer:
+            raise _ChangedError
+        data = base64.b64decode(answer["data"])
+        if len(data) != length:
+            raise FetchError(f"node {self._node} sent {len(data)} bytes of {file.name} where {length} were due")
+        await asyncio.to_thread(_write, path, data, offset)
+
+    async def _ask(self, **order: Any) -> dict[str, Any]:
+        argv = [self._python, "-I", "-S", "-c", _source()]
+        stdin = json.dumps(order | {"folder": self._folder}).encode()
+
+        async def once() -> Completed | NotYet:
+            try:
+                return await self._transport.run(argv, stdin=stdin, timeout_s=_ANSWER_S)
+            except UnreachableError as error:
+                return NotYet(str(error))
+
+        what = f"node {self._node} to read its files"
+        done = await wait_until(once, deadline_s=_PATIENCE_S, interval_s=_AGAIN_S, what=what)
+        if done.exit_code:
+            *_, why = done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"]
+            raise FetchError(f"the files of node {self._node} in {self._folder} cannot be read: {why}")
+        return json.loads(done.stdout)
+
+
+def _write(path: Path, data: bytes, offset: int) -> None:
+    # By its path: a thread cannot be cancelled, and a descriptor may be that of another file by the time it runs.
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def _source() -> str:
+    return inspect.getsource(file_reader)
+
+
+def _exactly(name: str) -> str:
+    return glob.escape(name)

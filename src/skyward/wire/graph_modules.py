@@ -1,0 +1,68 @@
+"""Sources of the user's modules that a Dask graph refers to, on their way from the client to scheduler and workers.
+
+Dask pickles functions of modules by name, in the client and again in the scheduler. So the sources go ahead of the
+graph, on the same ordered streams: to the scheduler, which keeps them for workers to come, and on to every worker.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from skyward.wire.modules import ModuleSource, loaded_by_the_user, sources_of, take_sources
+
+__all__ = ["MODULES", "KeptModules", "SentModules", "named_in", "take_modules"]
+
+MODULES = "skyward_modules"
+"""Name of the operation on Dask's streams that carries sources."""
+
+
+class SentModules:
+    """Record of the sources that one connection has carried, so that each edition goes over it once."""
+
+    def __init__(self) -> None:
+        self._editions: dict[str, int] = {}
+
+    def ahead_of(self, frames: Iterable[Any]) -> bytes | None:
+        """Return the message to send before a graph that is pickled in ``frames``; None if nothing is missing."""
+        sources = [each for each in sources_of(named_in(frames)) if self._editions.get(each.name) != each.edition_ns]
+        if not sources:
+            return None
+        self._editions |= {each.name: each.edition_ns for each in sources}
+        return pickle.dumps(sources, protocol=5)
+
+
+class KeptModules:
+    """Newest edition of every source that came to a scheduler."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, ModuleSource] = {}
+
+    def take(self, modules: bytes) -> None:
+        """Take sources, for this process as well as for workers to come."""
+        for source in take_modules(modules):
+            kept = self._sources.get(source.name)
+            if kept is None or kept.edition_ns < source.edition_ns:
+                self._sources[source.name] = source
+
+    def all(self) -> bytes | None:
+        """Return the message for a worker that has none of them; None if there are no sources."""
+        return pickle.dumps(list(self._sources.values()), protocol=5) if self._sources else None
+
+
+def take_modules(modules: bytes) -> Sequence[ModuleSource]:
+    """Make the sources in a message importable in this process; return them."""
+    sources: list[ModuleSource] = pickle.loads(modules)
+    take_sources(sources)
+    return sources
+
+
+def named_in(frames: Iterable[Any]) -> set[str]:
+    """Return names of the user's loaded modules that occur in pickles; other words may look like one of them."""
+    pickles = [frame for frame in frames if isinstance(frame, bytes)]
+    found: set[str] = set()
+    for package, modules in loaded_by_the_user().items():
+        naming = [each for each in pickles if package.encode() in each]
+        found |= {name for name in modules if any(name.encode() in each for each in naming)}
+    return found

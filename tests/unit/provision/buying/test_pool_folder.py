@@ -1,0 +1,73 @@
+"""Folders of pools: private, in use while the pool is open, bounded in number and bytes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from skyward.provision.buying import pool_folder
+from skyward.provision.buying.pool_folder import PoolFolder, is_in_use, known_folders
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def closed(name: str, *, age: int, size: int = 0) -> None:
+    folder = PoolFolder(name)
+    (folder.logs / "calls").write_bytes(b"x" * size)
+    folder.close()
+    os.utime(folder.path, (age, age))
+
+
+def names() -> list[str]:
+    return [path.name for path in known_folders()]
+
+
+def test_a_folder_is_its_users_only_and_in_use_until_it_is_closed() -> None:
+    assert names() == []
+    folder = PoolFolder("sky-1")
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert is_in_use(folder.path)
+    folder.close()
+    folder.close()
+    assert not is_in_use(folder.path)
+    assert names() == ["sky-1"]
+    assert not is_in_use(folder.path.parent / "sky-2")
+
+
+def test_the_newest_folders_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_folder, "KEPT_POOLS", 2)
+    for number in range(1, 4):
+        closed(f"sky-{number}", age=number)
+    assert names() == ["sky-3", "sky-2"]
+    last = PoolFolder("sky-4")
+    assert names() == ["sky-4", "sky-3"]
+    last.close()
+
+
+def test_folders_of_open_pools_are_kept_whatever_their_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_folder, "KEPT_BYTES", 100)
+    old = PoolFolder("sky-open")
+    os.utime(old.path, (1, 1))
+    closed("sky-large", age=2, size=90)
+    closed("sky-new", age=3, size=20)
+    latest = PoolFolder("sky-latest")
+    assert names() == ["sky-latest", "sky-new", "sky-open"]
+    old.close()
+    latest.close()
+
+
+def test_a_folder_that_is_not_ours_keeps_no_pool_from_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_folder, "KEPT_POOLS", 1)
+    closed("sky-odd", age=1)
+    (odd,) = known_folders()
+    (odd / "open").unlink()
+    (odd / "open").mkdir()  # no process can open it, as those of another user
+    os.utime(odd, (1, 1))
+    assert not is_in_use(odd)
+    PoolFolder("sky-1").close()
+    assert names() == ["sky-1"]
