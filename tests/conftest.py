@@ -24,6 +24,7 @@ import stamina
 from uv import find_uv_bin
 
 import skyward as sky
+from process_state import kept_state
 from skyward.node.supervisor import template
 from skyward.provision.preparing.sources import pip_settings
 from support.clouds.compiled_packages import keep_compiled
@@ -96,9 +97,21 @@ def leaves_nothing(own_home: Path) -> Iterator[None]:
     yield from _leaving_nothing()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def module_leaves_state(own_home: Path) -> Iterator[None]:
+    """Fail a file whose fixtures leave the process changed."""
+    yield from kept_state()
+
+
+@pytest.fixture(autouse=True)
+def leaves_state(own_home: Path) -> Iterator[None]:
+    """Fail a test that leaves the process changed: which test comes next depends on the processes' pace."""
+    yield from kept_state()
+
+
 @pytest.fixture(autouse=True)
 def forgets_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Unload what a test imported from a temporary folder: which test comes next depends on the processes' pace."""
+    """Unload what a test imported from a temporary folder."""
     before = frozenset(sys.modules)
     yield
     folder = str(tmp_path_factory.getbasetemp())

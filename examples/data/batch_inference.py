@@ -2,8 +2,9 @@
 
 usage: python examples/data/batch_inference.py [FOLDER]
 
-Needs scikit-learn. On a cloud: replace `sky.Local()` with `sky.AWS()`, for example. For more data than you want to
-send, keep the folder in a bucket: `volume=[sky.S3Volume(...)]` instead of `includes=`.
+FOLDER gets the files and the classes; without it they are thrown away. Needs scikit-learn. On a cloud: replace
+`sky.Local()` with `sky.AWS()`, for example. For more data than you want to send, keep the folder in a bucket:
+`volume=[sky.S3Volume(...)]` instead of `includes=`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main(folder: str) -> None:
     digits = load_digits()
     images, unseen = np.repeat(digits.data[:1500], 4, axis=0), digits.data[1500:1788]
     model = KNeighborsClassifier(3, algorithm="brute").fit(images, np.repeat(digits.target[:1500], 4))  # 3 MB
-    (source := Path(folder, "images")).mkdir()
+    (source := Path(folder, "images")).mkdir(parents=True, exist_ok=True)
     for number, part in enumerate(np.split(unseen, 12)):
         np.save(source / f"part-{number:02}.npy", part)
 

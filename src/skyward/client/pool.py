@@ -177,9 +177,7 @@ class ComputePool(Opening, Watched, CallsByFunction):
             self._open(self._closing)
             self._make_current()
         except BaseException as error:
-            self.__exit__(None, None, None)
-            if is_explained(error):
-                hide_frames(error)
+            self.__exit__(type(error), error, None)
             raise
         return self
 
@@ -234,10 +232,7 @@ class ComputePool(Opening, Watched, CallsByFunction):
         pool_id = f"sky-{uuid.uuid4().hex[:10]}"
         folder = keep_output(pool_id, bus, loop, stack)
         stack.callback(self._forget)
-        telemetry = open_telemetry(pool_id, self._provider.name, self._request)
-        if telemetry is not None:
-            bus.subscribe(None, telemetry.take)
-            stack.callback(telemetry.close)
+        telemetry = open_telemetry(pool_id, self._provider.name, self._request, bus, stack)
         stack.callback(bus.close)
         display = open_display(self._display, bus, tag=replace(self._tag, pool_id=pool_id))
         stack.callback(display.close)
@@ -267,6 +262,7 @@ class ComputePool(Opening, Watched, CallsByFunction):
         self._watch(loop, running.take_snapshot, folder, stack)
         running.open()
         self._running = running
+        bus.delivery()()  # the next cell of a notebook would get the last lines
 
     def _forget(self) -> None:
         self._running = self._bus = None

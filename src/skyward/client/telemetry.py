@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -33,6 +34,7 @@ from skyward.events import (
     SkywardEvent,
     WorkerLost,
 )
+from skyward.events.bus import EventBus
 from skyward.request.request import PoolRequest
 from skyward.wire.messages import CallHeader
 from skyward.wire.pickling import PackedError
@@ -61,8 +63,10 @@ def _costs_no_call(record: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
-def open_telemetry(pool_id: str, provider: str, request: PoolRequest) -> PoolTelemetry | None:
-    """Return the telemetry of a pool that opens here and now; None where the program has configured none."""
+def open_telemetry(
+    pool_id: str, provider: str, request: PoolRequest, bus: EventBus, closing: ExitStack
+) -> PoolTelemetry | None:
+    """Record the pool that opens here and now until ``closing``; return None where the program configured nothing."""
     if "opentelemetry" not in sys.modules or not _is_configured():
         return None
     attributes = {
@@ -71,7 +75,10 @@ def open_telemetry(pool_id: str, provider: str, request: PoolRequest) -> PoolTel
         "skyward.nodes": request.nodes,
         "skyward.workers_per_node": request.workers_per_node,
     }
-    return PoolTelemetry(attributes)
+    telemetry = PoolTelemetry(attributes)
+    bus.subscribe(None, telemetry.take)
+    closing.callback(telemetry.close)
+    return telemetry
 
 
 def _is_configured() -> bool:

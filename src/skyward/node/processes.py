@@ -37,6 +37,8 @@ SUPERVISOR_LOG = "supervisor.log"
 log = logging.getLogger("skyward.node.processes")
 
 _DESCRIPTORS = 1 << 16
+_DESCRIPTORS_OF_MACOS = 10_240
+"""What setrlimit(2) there accepts where the limit shown is infinite: OPEN_MAX of its sys/syslimits.h."""
 _END_S = 15.0
 
 
@@ -55,10 +57,13 @@ def name_process(role: str) -> None:
 def raise_descriptor_limit() -> None:
     """Raise the limit of open files, for this process and its later children, to the system's, at most 65,536."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft not in {resource.RLIM_INFINITY, wanted} and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS may allow less than the limit that it shows
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    for wanted in (most, _DESCRIPTORS_OF_MACOS):
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        with contextlib.suppress(ValueError, OSError):  # macOS allows less than the limit that it shows
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
 
 
 def close_all_but(kept: Collection[int]) -> None:

@@ -161,6 +161,19 @@ def test_a_pool_can_be_opened_again() -> None:
         assert not pool.is_active
 
 
+def test_subscribers_have_received_that_the_pool_is_open_when_it_is() -> None:
+    called: list[object] = []
+
+    def call_slowly(event: sky.PoolStarted) -> None:
+        time.sleep(0.2)
+        called.append(pool.submit(abs, -event.nodes).result())
+
+    pool = new_pool()
+    pool.on(sky.PoolStarted, call_slowly)
+    with pool:
+        assert called == [1]
+
+
 def test_a_pool_that_is_open_cannot_be_opened() -> None:
     with new_pool() as pool, pytest.raises(PoolStateError, match="already open"):
         pool.__enter__()

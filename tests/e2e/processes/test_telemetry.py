@@ -159,7 +159,7 @@ import sys
 {prelude}
 from skyward.client.telemetry import open_telemetry
 
-print(open_telemetry("p", "local", None), "opentelemetry.propagate" in sys.modules)
+print(open_telemetry("p", "local", None, None, None), "opentelemetry.propagate" in sys.modules)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+
+import pytest
+
+from skyward.node.processes import raise_descriptor_limit
 
 RAISE = """
 import resource
@@ -19,3 +24,19 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == (200, 200)
 
 def test_a_supervisor_may_open_as_many_files_as_the_system_allows() -> None:
     subprocess.run([sys.executable, "-c", RAISE], check=True)
+
+
+def test_where_the_limit_shown_is_not_allowed_that_of_macos_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = (256, resource.RLIM_INFINITY)
+
+    def set_limits(_: int, wanted: tuple[int, int]) -> None:
+        nonlocal limits
+        if wanted[0] > 10_240:
+            raise ValueError("current limit exceeds maximum limit")
+        limits = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    for _ in range(2):
+        raise_descriptor_limit()
+        assert limits == (10_240, resource.RLIM_INFINITY)

@@ -126,25 +126,25 @@ async def test_items_pushed_by_many_threads_arrive_once_each_however_often_the_l
     identity: TlsIdentity,
 ) -> None:
     here, there = End(), End()
-    done = threading.Event()
+    pause = threading.Event()
+    cuts = 0
 
     def speak(writer: int) -> None:
         for number in range(2000):
             here.say(["from", writer, number, b"." * (number % 700)])
-            if number % 100 == 0:
-                done.wait(0.002)
+            while cuts < number // 500:  # the last items are not said before the link was cut three times
+                pause.wait(0.002)
 
     threads = [threading.Thread(target=speak, args=(writer,)) for writer in range(3)]
     for thread in threads:
         thread.start()
-    cuts = 0
     while len(there.got) < 6000 and cuts < 500:
         async with linked(identity, here, there):
             await asyncio.sleep(0.02)
         cuts += 1
     for thread in threads:
         thread.join()
-    assert cuts > 1
+    assert cuts > 3
     for writer in range(3):
         assert [number for _, who, number, _ in there.got if who == writer] == list(range(2000))
 

@@ -57,7 +57,10 @@ def doctor(
     region: str | None,
     options: Sequence[str],
 ) -> Answer:
-    """Check versions, folders, the ledger, keys and, on request, hosts and providers; print a fix for each problem."""
+    """Check this computer, with a fix for each problem.
+
+    It looks at versions, folders, the ledger and keys; on request, at hosts and providers too.
+    """
     findings = [finding for look in _LOOKS for finding in look()]
     settings = settings_of(region, options)
     findings += [finding for name in providers for finding in _provider(name, partial(settings.provider, name))]
@@ -65,6 +68,8 @@ def doctor(
     reached = {host: _host(host, **login) for host in hosts}
     findings += reached.values()
     sound = [host for host, finding in reached.items() if finding.state == "ok"]
+    if sound:  # with a key of another name
+        findings = [each for each in findings if (each.what, each.state) != ("ssh keys", "warn")]
     if len(sound) > 1:
         findings += _provider("ssh", partial(SSH, hosts=sound, **login))
 
