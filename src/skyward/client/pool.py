@@ -288,9 +288,7 @@ class ComputePool(Opening, Watched, CallsByFunction):
     def run(self, pending: PendingCompute[R]) -> R:
         """Run one call on any worker and return its result: ``pending >> pool``."""
         call = checked_call(pending).invocation()
-        batch = self._ready.submit_batch([call])
-        self._ready.wait(batch, all_of_them=False)
-        return batch.result(0)
+        return self._ready.run([call]).result(0)
 
     def run_batch(self, batch: PendingBatch[*Ts]) -> tuple[*Ts]:
         """Run calls in parallel and return their results in order: ``batch >> pool``.
@@ -299,28 +297,18 @@ class ComputePool(Opening, Watched, CallsByFunction):
         ``return_exceptions`` returns exceptions as values instead.
         """
         calls = [call.invocation() for call in batch.calls]
-        running = self._ready.submit_batch(calls)
-        return cast("tuple[*Ts]", self._results(running, batch.calls, return_exceptions=batch.return_exceptions))
+        ended = self._ready.run(calls, all_of_them=batch.return_exceptions)
+        return cast("tuple[*Ts]", _results(ended, batch.calls, return_exceptions=batch.return_exceptions))
 
     def broadcast(self, pending: PendingCompute[R]) -> tuple[R, ...]:
         """Run one call once on every worker and return the results by (node, worker): ``pending @ pool``."""
         call = checked_call(pending).invocation()
-        running = self._ready.broadcast_batch(call)
-        return self._results(running, (pending,) * len(running), return_exceptions=False)
+        ended = self._ready.run_everywhere(call)
+        return _results(ended, (pending,) * len(ended), return_exceptions=False)
 
     def executor(self) -> PoolExecutor:
         """Return the pool as a :class:`concurrent.futures.Executor`; its shutdown leaves the pool open."""
         return PoolExecutor(self)
-
-    def _results(
-        self, batch: CallBatch, calls: Sequence[PendingCompute[Any]], *, return_exceptions: bool
-    ) -> tuple[Any, ...]:
-        self._ready.wait(batch, all_of_them=return_exceptions)
-        if return_exceptions:
-            return tuple(_outcome_of(batch, index, calls) for index in range(len(batch)))
-        if batch.failed is not None:
-            result_of(batch, batch.failed, calls)
-        return tuple(map(batch.result, range(len(batch))))
 
     @property
     def status(self) -> FleetStatus:
@@ -461,6 +449,14 @@ class ComputePool(Opening, Watched, CallsByFunction):
         raise ConfigurationError(
             "a pool cannot be sent to a worker, as an argument or from an enclosing scope: calls cannot submit calls"
         )
+
+
+def _results(batch: CallBatch, calls: Sequence[PendingCompute[Any]], *, return_exceptions: bool) -> tuple[Any, ...]:
+    if return_exceptions:
+        return tuple(_outcome_of(batch, index, calls) for index in range(len(batch)))
+    if batch.failed is not None:
+        result_of(batch, batch.failed, calls)
+    return tuple(map(batch.result, range(len(batch))))
 
 
 def _outcome_of(batch: CallBatch, index: int, calls: Sequence[PendingCompute[Any]]) -> Any:

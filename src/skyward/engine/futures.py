@@ -118,17 +118,21 @@ class CallBatch:
         work: counts of the calls.
     """
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, calls: int = 0) -> None:
         self.work: WorkCount | None = WorkCount()
         self.calls: Sequence[Any] = ()
-        self.remaining = calls
         self.failed: int | None = None
-        self._outcomes: list[RawOutcome | None] = [None] * calls
-        self._over = not calls
+        self.expect(calls)
         self._signals: SimpleQueue[None] = SimpleQueue()  # an Event costs several times as much to set and wait for
 
     def __len__(self) -> int:
         return len(self._outcomes)
+
+    def expect(self, calls: int) -> None:
+        """Set the number of calls, before the first is queued."""
+        self.remaining = calls
+        self._outcomes: list[RawOutcome | None] = [None] * calls
+        self._over = not calls
 
     def begin(self) -> bool:
         """See :class:`OutcomeSink`."""

@@ -76,12 +76,13 @@ class Intake:
         self._refuse_lone_ranks(parcels)
         return self._enter_with_futures([self._with_future(parcel) for parcel in parcels])
 
-    def submit_batch(self, parcels: Sequence[Parcel]) -> CallBatch:
+    def submit_batch(self, parcels: Sequence[Parcel], batch: CallBatch) -> None:
         """Queue calls, each for any worker, for a caller that waits for all of them."""
         self._refuse_lone_ranks(parcels)
-        batch, callbacks = CallBatch(len(parcels)), self._callbacks_in_force()
-        calls = [self._call(parcel, batch, callbacks, None, i) for i, parcel in enumerate(parcels)]
-        return self._enter_batch(batch, calls)
+        callbacks = self._callbacks_in_force()
+        batch.expect(len(parcels))
+        batch.calls = calls = [self._call(parcel, batch, callbacks, None, i) for i, parcel in enumerate(parcels)]
+        self._enter(calls)
 
     def broadcast(self, parcel: Parcel) -> list[RemoteFuture]:
         """Queue one call on every worker, ordered by (node, worker)."""
@@ -89,13 +90,13 @@ class Intake:
             targets = self._targets(parcel)
             return self._enter_with_futures(_bound([self._with_future(parcel, target) for target in targets]))
 
-    def broadcast_batch(self, parcel: Parcel) -> CallBatch:
+    def broadcast_batch(self, parcel: Parcel, batch: CallBatch) -> None:
         """Queue one call on every worker, for a caller that waits for all of them."""
         with self._cluster.members.lock:  # a leaving node must not look idle before it has these calls
             targets, callbacks = self._targets(parcel), self._callbacks_in_force()
-            batch = CallBatch(len(targets))
-            calls = [self._call(parcel, batch, callbacks, target, i) for i, target in enumerate(targets)]
-            return self._enter_batch(batch, _bound(calls))
+            batch.expect(len(targets))
+            batch.calls = calls = [self._call(parcel, batch, callbacks, target, i) for i, target in enumerate(targets)]
+            self._enter(_bound(calls))
 
     def cancel(self, calls: Iterable[Any], *, kill: bool = True) -> None:
         """See :meth:`skyward.engine.cluster.Cluster.cancel`; calls that have not come in yet are cancelled too."""
@@ -188,9 +189,9 @@ class Intake:
                 raise PoolStateError(f"the pool is closed; {self._reason}")
             self._waiting.extend(calls)
             # One wake-up for all calls queued before the loop runs: each costs about 25 µs (decision 007).
-            due, self._due = self._due, True
-        if not due:
-            self._loop.call_soon_threadsafe(self.take_in)
+            if not self._due:
+                self._loop.call_soon_threadsafe(self.take_in)
+                self._due = True  # afterwards: Ctrl-C in between would leave all later calls waiting for it
 
     def take_in(self) -> None:
         """Hand queued calls over to the cluster. On the loop."""
@@ -203,11 +204,6 @@ class Intake:
     def _enter_with_futures(self, calls: list[LiveCall]) -> list[RemoteFuture]:
         self._enter(calls)
         return [cast("RemoteFuture", call.sink) for call in calls]
-
-    def _enter_batch(self, batch: CallBatch, calls: list[LiveCall]) -> CallBatch:
-        batch.calls = calls
-        self._enter(calls)
-        return batch
 
     def _drop(self, call: LiveCall) -> None:
         self._on_loop(self._cluster.drop, call)

@@ -227,14 +227,18 @@ class RunningPool:
         (parcel,) = wrap([call], ArgumentMemo(), self._functions)
         return self._open_intake.broadcast(parcel)
 
-    def submit_batch(self, calls: Sequence[Invocation]) -> CallBatch:
-        """As :meth:`submit`, for :meth:`wait`."""
-        return self._open_intake.submit_batch(wrap(calls, ArgumentMemo(), self._functions))
+    def run(self, calls: Sequence[Invocation], *, all_of_them: bool = False) -> CallBatch:
+        """As :meth:`submit`, and wait: the first failure drops the other calls, except with ``all_of_them``.
 
-    def broadcast_batch(self, call: Invocation) -> CallBatch:
-        """As :meth:`broadcast`, for :meth:`wait`."""
-        (parcel,) = wrap([call], ArgumentMemo(), self._functions)
-        return self._open_intake.broadcast_batch(parcel)
+        Ctrl-C ends running calls: their workers are replaced, and the pool stays usable.
+        """
+        intake, parcels = self._open_intake, wrap(calls, ArgumentMemo(), self._functions)
+        return self._wait(partial(intake.submit_batch, parcels), all_of_them=all_of_them)
+
+    def run_everywhere(self, call: Invocation) -> CallBatch:
+        """As :meth:`broadcast`, and wait as :meth:`run` does."""
+        intake, (parcel,) = self._open_intake, wrap([call], ArgumentMemo(), self._functions)
+        return self._wait(partial(intake.broadcast_batch, parcel), all_of_them=False)
 
     def cancel(self, calls: Sequence[Any], *, kill: bool = True) -> None:
         """See :meth:`skyward.engine.cluster.Cluster.cancel`."""
@@ -278,12 +282,10 @@ class RunningPool:
         """See :meth:`skyward.engine.elastic.Elastic.forward`."""
         return self._loop.call(self.elastic.forward(address))
 
-    def wait(self, batch: CallBatch, *, all_of_them: bool) -> None:
-        """Wait for a batch; the first failure ends the wait and drops the rest, except with ``all_of_them``.
-
-        Ctrl-C ends running calls: their workers are replaced, and the pool stays usable.
-        """
+    def _wait(self, queue: Callable[[CallBatch], None], *, all_of_them: bool) -> CallBatch:
+        batch = CallBatch()
         try:
+            queue(batch)  # Ctrl-C may come once the first call has begun, before this returns
             while not batch.wait(_LOOK_S) or (all_of_them and batch.remaining):
                 if all_of_them:
                     batch.rearm()
@@ -292,6 +294,7 @@ class RunningPool:
             raise
         if batch.remaining:
             self.cancel(batch.calls, kill=False)  # running ones go on: ending them would cost their workers
+        return batch
 
     def publish(self, event: SkywardEvent) -> None:
         """Publish an event of a front-end; add to its progress the number of calls that run."""

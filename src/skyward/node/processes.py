@@ -38,7 +38,7 @@ log = logging.getLogger("skyward.node.processes")
 
 _DESCRIPTORS = 1 << 16
 _DESCRIPTORS_OF_MACOS = 10_240
-"""What setrlimit(2) there accepts where the limit shown is infinite: OPEN_MAX of its sys/syslimits.h."""
+"""Highest limit that setrlimit(2) accepts there, where the limit shown is infinite: OPEN_MAX of sys/syslimits.h."""
 _END_S = 15.0
 
 

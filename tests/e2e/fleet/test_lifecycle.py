@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 
@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 import skyward as sky
+from skyward.engine.calls import LiveCall
+from skyward.engine.intake import Intake
 from skyward.errors import PoolStateError, SkywardError
 from skyward.provision.buying.ledger import Ledger
 
@@ -90,6 +92,21 @@ def test_ctrl_c_while_waiting_ends_the_call_and_the_pool_stays_usable() -> None:
             snooze(3600) >> pool
         assert time.monotonic() - began < 10
         assert snooze(0) >> pool == 0
+
+
+def test_ctrl_c_right_after_a_call_was_queued_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def enter(self: Intake, calls: Sequence[LiveCall]) -> None:
+        queue(self, calls)
+        raise KeyboardInterrupt
+
+    queue = Intake._enter
+    with new_pool() as pool:
+        monkeypatch.setattr(Intake, "_enter", enter)
+        for operator in (pool.run, pool.broadcast):
+            with pytest.raises(KeyboardInterrupt):
+                operator(sky.compute(time.sleep)(600))
+        monkeypatch.undo()
+        assert pool.submit(abs, -1).result(60) == 1
 
 
 def test_a_cancelled_async_with_leaves_nothing() -> None:
