@@ -27,6 +27,7 @@ import skyward as sky
 from process_state import kept_state
 from skyward.node.supervisor import template
 from skyward.provision.preparing.sources import pip_settings
+from skyward.wire.modules import SourceFinder
 from support.clouds.compiled_packages import keep_compiled
 
 pytest_plugins = ["forked_runs"]
@@ -111,9 +112,10 @@ def leaves_state(own_home: Path) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def forgets_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Unload what a test imported from a temporary folder."""
-    before = frozenset(sys.modules)
+    """Unload what a test imported from a temporary folder, and the finders of modules that were sent."""
+    before, finders = frozenset(sys.modules), [*sys.meta_path]
     yield
+    sys.meta_path[:] = [each for each in sys.meta_path if each in finders or not isinstance(each, SourceFinder)]
     folder = str(tmp_path_factory.getbasetemp())
     for name in sys.modules.keys() - before:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):

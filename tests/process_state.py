@@ -39,7 +39,6 @@ def _state() -> dict[str, Any]:
         "os.environ": environment,
         "os.getcwd()": os.getcwd(),
         "sys.path": dict(enumerate(sys.path)),
-        "sys.meta_path": {finder: None for finder in sys.meta_path if type(finder).__module__.startswith("skyward")},
         "sys.argv": dict(enumerate(sys.argv)),
         "hooks of sys and threading": {
             "excepthook": sys.excepthook,
@@ -47,7 +46,7 @@ def _state() -> dict[str, Any]:
             "breakpointhook": sys.breakpointhook,
             "threading": threading.excepthook,
         },
-        "signals": {number.name: signal.getsignal(number) for number in signal.valid_signals() if _is_ours(number)},
+        "signals": dict(_handlers()),
         "limit of open files": resource.getrlimit(resource.RLIMIT_NOFILE),
         "processors": os.sched_getaffinity(0),
         "socket.getdefaulttimeout()": socket.getdefaulttimeout(),
@@ -55,12 +54,19 @@ def _state() -> dict[str, Any]:
         "gc.isenabled()": gc.isenabled(),
         "logging": {"disabled": logging.root.manager.disable, "level": logging.root.level},
         "builtins": dict.fromkeys(vars(builtins)),
-        "multiprocessing": multiprocessing.get_start_method(allow_none=True),
+        "multiprocessing": multiprocessing.get_start_method(),
     }
 
 
-def _is_ours(number: object) -> bool:
-    return isinstance(number, signal.Signals) and number != signal.SIGALRM  # pytest-timeout's
+def _handlers() -> Iterator[tuple[str, Any]]:
+    for number in signal.Signals:
+        handler = signal.getsignal(number)
+        if (
+            getattr(handler, "__module__", "") == "skyward._concurrency.exits"
+        ):  # a fixture's pool may be closed by a test
+            handler = signal.SIG_DFL
+        if number is not signal.SIGALRM:  # pytest-timeout's
+            yield number.name, handler
 
 
 def _difference(before: Any, after: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -186,6 +187,8 @@ class _Fleet:
         await asyncio.gather(*(self._end_boot(rank) for rank in list(self._booting)))
         await asyncio.gather(*(self._close(rank) for rank in list(self._states)))
         await self.scheduler.close()
+        # Dask's servers add their folders, and remove them if nothing was added after them.
+        sys.path[:] = [entry for entry in sys.path if not entry.startswith(self._folder.name)]
         await asyncio.to_thread(self._folder.cleanup)
 
     def status(self) -> FleetStatus:
