@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import gc
 import logging
-import multiprocessing
 import os
 import resource
 import signal
@@ -15,56 +13,50 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from skyward._concurrency import exits
+
 __all__ = ["StateError", "kept_state"]
 
 
 class StateError(AssertionError):
-    """A test or a fixture changed what the next one relies on."""
+    """A test or a fixture left the process changed for the next one."""
 
 
 def kept_state() -> Iterator[None]:
-    """Fail if what runs at the ``yield`` changes the process; a fixture's body."""
+    """Fail where the process is not the same after the ``yield``; the body of a fixture."""
     before = _state()
+    before["os.environ"].pop("PYTEST_CURRENT_TEST", None)
     yield
     after = _state()
+    # Libraries add variables where they are imported.
+    after["os.environ"] = {name: value for name, value in after["os.environ"].items() if name in before["os.environ"]}
     changed = [f"{name}: {_difference(before[name], after[name])}" for name in before if before[name] != after[name]]
     if changed:
         raise StateError("left changed: " + "; ".join(changed))
 
 
 def _state() -> dict[str, Any]:
-    ignored = ("PYTEST_CURRENT_TEST", "KMP_")  # the latter are set where scikit-learn is imported
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ignored)}
     return {
-        "os.environ": environment,
+        "os.environ": os.environ.copy(),
         "os.getcwd()": os.getcwd(),
         "sys.path": dict(enumerate(sys.path)),
         "sys.argv": dict(enumerate(sys.argv)),
-        "hooks of sys and threading": {
-            "excepthook": sys.excepthook,
-            "displayhook": sys.displayhook,
-            "breakpointhook": sys.breakpointhook,
-            "threading": threading.excepthook,
-        },
+        "sys.excepthook": sys.excepthook,
+        "threading.excepthook": threading.excepthook,
         "signals": dict(_handlers()),
         "limit of open files": resource.getrlimit(resource.RLIMIT_NOFILE),
-        "processors": os.sched_getaffinity(0),
         "socket.getdefaulttimeout()": socket.getdefaulttimeout(),
         "recursion limit": sys.getrecursionlimit(),
         "gc.isenabled()": gc.isenabled(),
         "logging": {"disabled": logging.root.manager.disable, "level": logging.root.level},
-        "builtins": dict.fromkeys(vars(builtins)),
-        "multiprocessing": multiprocessing.get_start_method(),
     }
 
 
 def _handlers() -> Iterator[tuple[str, Any]]:
     for number in signal.Signals:
         handler = signal.getsignal(number)
-        if (
-            getattr(handler, "__module__", "") == "skyward._concurrency.exits"
-        ):  # a fixture's pool may be closed by a test
-            handler = signal.SIG_DFL
+        if handler is exits._unwind and exits._Held.pools:
+            handler = signal.SIG_DFL  # a test may close its fixture's pool
         if number is not signal.SIGALRM:  # pytest-timeout's
             yield number.name, handler
 

@@ -66,7 +66,7 @@ class Intake:
         self._numbers = CallNumbers()
         self._waiting: deque[LiveCall] = deque()
         self._due = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a finalizer in the thread that holds it may cancel a future
         self._closed = False
         self._reason = ""
         self._callbacks = Courier("skyward-callbacks", what="a done-callback of a call")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from skyward._concurrency.exits import uninterrupted
 from skyward._concurrency.loop import LoopThread
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
@@ -289,11 +290,12 @@ class RunningPool:
             while not batch.wait(_LOOK_S) or (all_of_them and batch.remaining):
                 if all_of_them:
                     batch.rearm()
+            if batch.remaining:
+                self.cancel(batch.calls, kill=False)  # running ones go on: ending them would cost their workers
         except BaseException:
-            self.cancel(batch.calls)
+            with uninterrupted():
+                self.cancel(batch.calls)
             raise
-        if batch.remaining:
-            self.cancel(batch.calls, kill=False)  # running ones go on: ending them would cost their workers
         return batch
 
     def publish(self, event: SkywardEvent) -> None:

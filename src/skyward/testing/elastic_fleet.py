@@ -188,7 +188,7 @@ class _Fleet:
         await asyncio.gather(*(self._close(rank) for rank in list(self._states)))
         await self.scheduler.close()
         # Dask's servers add their folders, and remove them if nothing was added after them.
-        sys.path[:] = [entry for entry in sys.path if not entry.startswith(self._folder.name)]
+        sys.path[:] = [entry for entry in sys.path if not str(entry).startswith(self._folder.name)]
         await asyncio.to_thread(self._folder.cleanup)
 
     def status(self) -> FleetStatus:

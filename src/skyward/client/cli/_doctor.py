@@ -68,7 +68,7 @@ def doctor(
     reached = {host: _host(host, **login) for host in hosts}
     findings += reached.values()
     sound = [host for host, finding in reached.items() if finding.state == "ok"]
-    if sound:  # with a key of another name
+    if sound and len(sound) == len(hosts):  # with keys of other names
         findings = [each for each in findings if (each.what, each.state) != ("ssh keys", "warn")]
     if len(sound) > 1:
         findings += _provider("ssh", partial(SSH, hosts=sound, **login))
