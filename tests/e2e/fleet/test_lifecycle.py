@@ -18,6 +18,7 @@ import pytest
 import skyward as sky
 from skyward.engine.calls import LiveCall
 from skyward.engine.intake import Intake
+from skyward.engine.running import RunningPool
 from skyward.errors import PoolStateError, SkywardError
 from skyward.provision.buying.ledger import Ledger
 
@@ -52,6 +53,11 @@ def new_pool(**options: object) -> sky.ComputePool:
 @sky.compute
 def double(number: int) -> int:
     return 2 * number
+
+
+@sky.compute
+def fail() -> None:
+    raise ZeroDivisionError
 
 
 def press_ctrl_c(after_s: float) -> None:
@@ -106,6 +112,19 @@ def test_ctrl_c_right_after_a_call_was_queued_ends_it(monkeypatch: pytest.Monkey
             with pytest.raises(KeyboardInterrupt):
                 operator(sky.compute(time.sleep)(600))
         monkeypatch.undo()
+        assert pool.submit(abs, -1).result(60) == 1
+
+
+def test_ctrl_c_after_the_first_failure_ends_the_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cancel(self: RunningPool, calls: Sequence[LiveCall], *, kill: bool = True) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    naps = [sky.compute(time.sleep)(600) for _ in range(3)]
+    with new_pool() as pool:
+        monkeypatch.setattr(RunningPool, "cancel", cancel)
+        with pytest.raises(KeyboardInterrupt):
+            sky.gather(fail(), *naps) >> pool
         assert pool.submit(abs, -1).result(60) == 1
 
 
