@@ -18,7 +18,7 @@ from skyward_dask import SkywardCluster
 
 
 def main() -> None:
-    rides = da.random.default_rng(0).lognormal(mean=2, sigma=0.5, size=(2_000_000,), chunks=250_000)
+    rides = da.random.default_rng(0).lognormal(mean=2, sigma=0.5, size=(400_000,), chunks=50_000)
     low, middle, high = da.percentile(rides, [5, 50, 95]).compute()
     print(f"half of {len(rides):,} rides took {middle:.1f} minutes or less, nine in ten {low:.1f} to {high:.1f}")
 

@@ -22,7 +22,7 @@ def resample(seconds: np.ndarray, seed: int) -> float:
 
 
 def main() -> None:
-    seconds = np.random.default_rng(0).lognormal(mean=-2, sigma=0.8, size=500_000)
+    seconds = np.random.default_rng(0).lognormal(mean=-2, sigma=0.8, size=200_000)
 
     drawn = Parallel(n_jobs=-1)(delayed(resample)(seconds, seed) for seed in range(100))
 
