@@ -304,10 +304,10 @@ TRAININGS = {
     "keras on tensorflow": (keras_on_tensorflow_together, keras_alone_on("tensorflow")),
 }
 TORCHS = ("torch", "transformers", "keras on torch")
-FOUR_WORKERS = ("tensorflow", "torch", "jax")
-TWO_WORKERS = ("transformers", "keras on torch", "keras on jax", "keras on tensorflow")
-"""These have their processes from the others, and take 4 to 8 s of processor time in every worker to be imported."""
-ON_HOSTS = FOUR_WORKERS
+FOUR_WORKERS = ("torch", "jax")
+TWO_WORKERS = ("keras on tensorflow", "tensorflow", "jax", "transformers", "keras on torch", "keras on jax")
+"""TensorFlow, which others follow, and those with processes from others: 4 to 8 s of processor time to import each."""
+ON_HOSTS = ("tensorflow", "torch", "jax")
 """These are given addresses, each in its own way."""
 ALONE = ("torch", "jax", "tensorflow", "keras on tensorflow")
 """The others have their processes, and what is different with one, from these."""

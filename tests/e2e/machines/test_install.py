@@ -60,7 +60,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     What is not imported is not compiled, here and below: that was a third of the time.
     """
     folder = tmp_path_factory.mktemp("bare")
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), cwd=folder)
+    run(sys.executable, "-m", "build", "--installer", "uv", "--wheel", "--outdir", str(folder), str(ROOT), cwd=folder)
     (wheel,) = folder.glob("*.whl")
     assert wheel.name.startswith("skyward_fleet-")
     venv.create(folder / "venv", with_pip=True)
