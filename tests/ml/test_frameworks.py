@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from typing import Any
 
 import pytest
@@ -327,15 +326,31 @@ def alone(one_worker: sky.ComputePool) -> Alone:
     return cache(lambda name: (TRAININGS[name][1]() >> one_worker).weights)
 
 
-@pytest.mark.parametrize(
-    ("pool", "world", "name"),
-    [*product(["local"], [4], FOUR_WORKERS), *product(["small"], [2], TWO_WORKERS), *product(["ssh"], [2], ON_HOSTS)],
-    indirect=["pool"],
-)
-def test_the_workers_of_two_nodes_train_what_one_process_trains(
-    pool: sky.ComputePool, alone: Alone, world: int, name: str
+@pytest.mark.parametrize("name", FOUR_WORKERS)
+@pytest.mark.parametrize("pool", ["local"], indirect=True)
+def test_four_workers_of_two_nodes_train_what_one_process_trains(
+    pool: sky.ComputePool, alone: Alone, name: str
 ) -> None:
-    """One training follows another in a pool; one of the same framework does in test_failures.py."""
+    check_training(pool, alone, 4, name)
+
+
+@pytest.mark.parametrize("name", TWO_WORKERS)
+@pytest.mark.parametrize("pool", ["small"], indirect=True)
+def test_two_workers_train_what_one_process_trains(pool: sky.ComputePool, alone: Alone, name: str) -> None:
+    check_training(pool, alone, 2, name)
+
+
+@pytest.mark.parametrize("name", ON_HOSTS)
+@pytest.mark.parametrize("pool", ["ssh"], indirect=True)
+def test_workers_of_two_hosts_train_what_one_process_trains(pool: sky.ComputePool, alone: Alone, name: str) -> None:
+    check_training(pool, alone, 2, name)
+
+
+def check_training(pool: sky.ComputePool, alone: Alone, world: int, name: str) -> None:
+    """One training follows another in a pool; one of the same framework does in test_failures.py.
+
+    ``pool`` is parametrized by itself: rows of several parameters have pytest open it again for each of them.
+    """
     together, _ = TRAININGS[name]
     results = together() @ pool
     assert [(result.rank, result.world) for result in results] == [(rank, world) for rank in range(world)]
