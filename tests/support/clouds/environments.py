@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import skyward as sky
@@ -12,6 +13,8 @@ from skyward.testing.hosts import SshHost, share_cache
 from skyward.transport.ssh_transport import SshTransport
 
 __all__ = ["build_environment"]
+
+_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 def build_environment(image: sky.Image, cache: Path, folder: Path) -> None:
@@ -26,6 +29,8 @@ def build_environment(image: sky.Image, cache: Path, folder: Path) -> None:
         finally:
             await transport.close()
 
-    with SshHost(folder, address="127.0.2.2", env={"PIP_CONFIG_FILE": str(cache / "pip.conf")}) as host:
+    # After the machine's own programs, the Python of this release, which containers see too.
+    path = f"{_PATH}:{sys.base_prefix}/bin"
+    with SshHost(folder, address="127.0.2.2", path=path, env={"PIP_CONFIG_FILE": str(cache / "pip.conf")}) as host:
         share_cache(host.home, cache)
         asyncio.run(build(host))

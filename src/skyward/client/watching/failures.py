@@ -40,6 +40,11 @@ class _Outline(reprlib.Repr):
         except (Exception, SystemExit):  # a class of the user's may raise anything
             return f"<{kind}>"
 
+    def repr_int(self, x: int, level: int) -> str:
+        """Raise ValueError for more digits than Python shows: reprlib of 3.14 returns a text with an address."""
+        str(x)
+        return super().repr_int(x, level)
+
 
 _OUTLINE: Final = _Outline()
 

@@ -296,7 +296,7 @@ def _start_fork_server() -> None:
     # only if it can show the arguments by which kill_all() spares it.
 
     def fork(path: bytes, argv: Sequence[str], kept: Sequence[int]) -> int:
-        is_tracker = "resource_tracker" in argv[-1]
+        is_tracker = "resource_tracker" in argv[argv.index("-c") + 1]
         if is_tracker and not fits(argv):
             return stock(path, argv, kept)
         pid = os.fork()
@@ -326,7 +326,8 @@ def _run_code(argv: Sequence[str], kept: Sequence[int], *, role: str) -> NoRetur
         # Both belong to the parent process, and the first is locked; user code may start its own.
         cast("Any", forkserver)._forkserver.__init__()  # noqa: SLF001
         cast("Any", resource_tracker)._resource_tracker.__init__()  # noqa: SLF001
-        exec(argv[-1])  # noqa: S102  # "from multiprocessing.forkserver import main; main(…)"
+        sys.argv = list(argv[argv.index("-c") :])  # in 3.14.8 arguments follow the fork server's code, which reads them
+        exec(argv[argv.index("-c") + 1])  # noqa: S102  # "from multiprocessing.forkserver import main; main(…)"
         status = 0
     except SystemExit:
         status = 0

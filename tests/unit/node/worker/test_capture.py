@@ -185,7 +185,7 @@ def run(program: str, folder: Path, expected: int = 0) -> None:
 
 
 REDIRECTED = """if True:
-    import ctypes, os, pathlib, sys, threading
+    import ctypes, os, pathlib, sys, threading, warnings
     from skyward.node.worker.capture import WorkerLog
     from skyward.node.worker.output import CallOutput
     log = WorkerLog(pathlib.Path(sys.argv[1], "log"), pathlib.Path(sys.argv[1], "mark"))
@@ -248,6 +248,7 @@ class TestDescriptors:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
+    warnings.simplefilter("ignore") # since 3.12 that of a fork beside threads: the parent would wait for the lock
     child = os.fork()
     if not child:
         log.own.write("in the child\\n")

@@ -100,6 +100,8 @@ case $1 in
 venv)
     mkdir -p "$last/bin" && ln -s {quote(sys.executable)} "$last/bin/python"
     printf 'home = %s\\ninclude-system-site-packages = true\\n' {quote(f"{sys.base_prefix}/bin")} >"$last/pyvenv.cfg"
+    installed="$last/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages/engine-2.dist-info"
+    mkdir -p "$installed" && printf 'Metadata-Version: 2.1\\nName: engine\\nVersion: 2\\n' >"$installed/METADATA"
     ;;
 esac
 """
@@ -219,12 +221,12 @@ def test_hostile_values_reach_the_installers_as_they_are(machine: Machine):
 
 
 def test_the_engine_is_installed_and_checked(machine: Machine):
-    ran = machine.run(Image(pip=["a"]), pins=["pytest==0.1"])
+    ran = machine.run(Image(pip=["a"]), pins=["engine==1"])
 
     pip = next(call for call in machine.calls() if call[:3] == ["uv", "pip", "install"])
-    assert pip[pip.index("--") + 1 :] == ["pytest==0.1", "a"]
+    assert pip[pip.index("--") + 1 :] == ["engine==1", "a"]
     assert "@skyward step server failed 1" in ran.stdout
-    assert "the engine, which needs ['pytest==0.1']" in ran.stderr
+    assert "the engine, which needs ['engine==1']" in ran.stderr
 
 
 def test_the_second_run_changes_nothing(machine: Machine):
