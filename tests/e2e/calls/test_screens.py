@@ -117,7 +117,8 @@ def test_lines_of_calls_and_of_the_program_share_no_line_of_a_pipe() -> None:
         stderr=subprocess.STDOUT,
         timeout=PATIENCE_S,
         encoding="utf-8",
-        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        # Else Python keeps lines for a pipe back, and those on standard error come first.
+        env=os.environ | {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"},
         check=False,
     )
     assert "\x1b" not in done.stdout

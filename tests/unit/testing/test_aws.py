@@ -212,14 +212,16 @@ def test_an_instance_is_a_machine_with_the_keys_of_its_user_data_until_it_is_tak
         )
         url, pid = asyncio.run(started_there(target))
 
-        with pytest.raises(urllib.error.HTTPError, match="401"):
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
             said(url, ACTION)
+        refused.value.close()
         request = urllib.request.Request(f"{url}/latest/api/token", method="PUT", headers={TOKEN_TTL: "60"})
         with urllib.request.urlopen(request, timeout=10) as answer:
             headers = {TOKEN: answer.read().decode()}
         assert said(url, "meta-data/instance-id", **headers) == instance_id
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as missing:
             said(url, ACTION, **headers)
+        missing.value.close()
         ec2.hint(instance_id)
         ec2.preempt(instance_id, in_s=0.5)
         assert '"action": "terminate"' in said(url, ACTION, **headers)
