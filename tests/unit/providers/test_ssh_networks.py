@@ -285,7 +285,10 @@ async def test_no_host_is_asked_with_network_none(tmp_path: Path) -> None:
                 await using.ssh.offers(replace(parse_request(nodes=2), one_network=True))
 
     assert (offer.island, offer.note, networks) == (True, "", ["", ""])
-    assert [host.log.read_text(encoding="utf-8").count("[preauth]") for host in hosts] == [0, 0]
+    logs = [host.log.read_text(encoding="utf-8") for host in hosts]
+    # OpenSSH 10 has two such lines of the connection without a byte by which SshHost sees that it listens.
+    looks = [2 * log.count("kex_exchange_identification: Connection closed by remote host [preauth]") for log in logs]
+    assert [log.count("[preauth]") for log in logs] == looks
 
 
 async def test_a_host_that_was_away_is_asked_again_and_its_network_keeps_its_name(

@@ -211,7 +211,8 @@ def pack_python(path: Path) -> Path:
 def needed(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     parts = set(Path(member.name).parts)
     left_out = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "tkinter", "lib2to3"}
-    return None if parts & left_out or member.name.endswith(".a") else member
+    leads_out = member.issym() and member.linkname.startswith("/")  # Debian's sitecustomize.py; uv refuses it
+    return None if parts & left_out or member.name.endswith(".a") or leads_out else member
 
 
 def download(archive: Path, place: Path) -> dict[str, Any]:
