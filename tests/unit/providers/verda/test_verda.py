@@ -377,7 +377,7 @@ async def test_a_machine_that_is_being_provisioned_is_deleted_once_verda_allows_
 async def test_each_item_of_an_answer_counts_and_a_refusal_names_its_machine(
     verda: VerdaApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Verda, "termination_s", 0.3)
+    monkeypatch.setattr(Verda, "termination_s", 3.0)
     async with opened(verda) as provider:
         good, bad = [each.id for each in await launched(provider, "key-0", "key-1")]
         await provider.describe([good, bad])
