@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from multiprocessing import current_process
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,6 +29,7 @@ from process_state import kept_state
 from skyward.node.supervisor import template
 from skyward.provision.preparing.sources import pip_settings
 from skyward.wire.modules import SourceFinder
+from support.clouds.aws_clients import remember_classes
 from support.clouds.compiled_packages import keep_compiled
 
 pytest_plugins = ["forked_runs"]
@@ -113,11 +115,13 @@ def leaves_state(own_home: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def forgets_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Unload what a test imported from a temporary folder, and the finders of modules that were sent."""
-    before, finders = frozenset(sys.modules), [*sys.meta_path]
+    newest, finders = next(reversed(sys.modules)), [*sys.meta_path]
     yield
     sys.meta_path[:] = [each for each in sys.meta_path if each in finders or not isinstance(each, SourceFinder)]
-    folder = str(tmp_path_factory.getbasetemp())
-    for name in sys.modules.keys() - before:
+    if next(reversed(sys.modules)) == newest:  # as after most tests, which take less time than a look at 5,000 names
+        return
+    folder, names = str(tmp_path_factory.getbasetemp()), [*sys.modules]
+    for name in names[names.index(newest) + 1 if newest in names else 0 :]:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
             del sys.modules[name]
 
@@ -213,6 +217,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     _Last.folder = folder
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Import once what tests of many files import: processes that are forked afterwards have it."""
+    if session.config.getoption("--processes"):
+        with suppress(ImportError):  # environments that test other parts have less
+            remember_classes()
+            for name in ("moto.ec2", "openapi_core", "sklearn.model_selection"):
+                import_module(name)
+
+
 class LeakError(AssertionError):
     """Something that was not there before the test is still there after it."""
 
@@ -258,9 +271,7 @@ def _threads() -> Iterator[str]:
 
 
 def _children() -> Iterator[str]:
-    if not _has_children():
-        return
-    for child in psutil.Process().children(recursive=True):
+    for child in _descendants(psutil.Process()):
         try:
             command = " ".join(child.cmdline())
         except psutil.NoSuchProcess:
@@ -273,14 +284,22 @@ def _children() -> Iterator[str]:
             yield f"process {child.pid} ({command[:120] or 'a zombie'})"
 
 
-def _has_children() -> bool:
-    """Ask the kernel, in microseconds: a list of all processes took a quarter of the time of most tests, or more."""
-    if hasattr(os, "waitid"):
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return False
-    return True
+def _descendants(process: psutil.Process) -> Iterator[psutil.Process]:
+    """Ask the kernel for the children of each thread: psutil reads a file of every process of the machine."""
+    try:
+        pids = _child_pids(process)
+        # Where one ends meanwhile the kernel may leave out another: proc_pid_children(5).
+        children = [psutil.Process(pid) for pid in pids] if pids == _child_pids(process) else process.children()
+    except (OSError, psutil.NoSuchProcess):  # no such files here, or a thread or child has just ended
+        children = process.children()
+    for child in children:
+        yield child
+        yield from _descendants(child)
+
+
+def _child_pids(process: psutil.Process) -> set[int]:
+    threads = [*Path(f"/proc/{process.pid}/task").iterdir()]
+    return {int(pid) for thread in threads for pid in (thread / "children").read_text(encoding="ascii").split()}
 
 
 def _node(process: psutil.Process) -> str | None:

@@ -161,12 +161,12 @@ class _Run:
                 process.channel.send(group)
             case "begun":
                 process.under_way = True
-            case "over":
+            case _:
                 process.under_way = False
                 process.items.popleft()
-            case _:
-                report = hook.pytest_report_from_serializable(config=self._session.config, data=content)
-                hook.pytest_runtest_logreport(report=report)
+                for data in content:
+                    report = hook.pytest_report_from_serializable(config=self._session.config, data=data)
+                    hook.pytest_runtest_logreport(report=report)
 
     def _ended(self, process: _Process, status: int) -> None:
         """Forget a process; if tests of it are left it died, which fails the test under way and no other."""
@@ -234,6 +234,7 @@ class _Served:
     def __init__(self, session: pytest.Session, channel: Any) -> None:
         self._session = session
         self._channel = channel
+        self._reports: list[Any] = []
         session.config.pluginmanager.register(self)
 
     def run(self) -> None:
@@ -247,7 +248,8 @@ class _Served:
             for item, following in zip(items, [*items[1:], session], strict=True):
                 self._channel.send(("begun", None))
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-                self._channel.send(("over", None))
+                self._channel.send(("over", self._reports))
+                self._reports.clear()
         session._setupstate.teardown_exact(None)
 
     def _next(self) -> Sequence[int]:
@@ -256,7 +258,6 @@ class _Served:
         return indices
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Send a test's report."""
+        """Keep a test's report until the test is over: each message takes both processes half a millisecond."""
         hook = self._session.config.hook
-        data = hook.pytest_report_to_serializable(config=self._session.config, report=report)
-        self._channel.send(("report", data))
+        self._reports.append(hook.pytest_report_to_serializable(config=self._session.config, report=report))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from functools import cache
 from typing import Any
 
 from distributed import Security
+from tornado.iostream import SSLIOStream
 
-from skyward.wire.frames import TlsIdentity, client_context, server_context
+from skyward.wire.frames import TlsIdentity, client_context, forget_tls_errors, server_context
 
 __all__ = ["PoolSecurity"]
 
@@ -32,6 +34,7 @@ class PoolSecurity(Security):
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
         """Return the arguments that open a connection of ``role``."""
+        _keep_errors_apart()  # here, since every process that has Dask's connections comes by
         # `distributed` would write the private key to a temporary file here, which a killed process leaves behind.
         return {
             "ssl_context": client_context(self._identity(role)),
@@ -46,3 +49,16 @@ class PoolSecurity(Security):
     def _identity(self, role: str) -> TlsIdentity:
         config = self.get_tls_config_for_role(role)
         return TlsIdentity(ca=config["ca_file"], cert=config["cert"], key=config["key"])
+
+
+@cache
+def _keep_errors_apart() -> None:
+    """Have each TLS connection of tornado's, under Dask's, take its errors along when it closes."""
+    stream: Any = SSLIOStream
+    close = stream.close_fd
+
+    def close_fd(self: Any) -> None:
+        close(self)
+        forget_tls_errors()
+
+    stream.close_fd = close_fd

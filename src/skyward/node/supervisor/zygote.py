@@ -145,7 +145,12 @@ class _Zygote:
             os.set_blocking(wakes.fileno(), False)
         signal.signal(signal.SIGCHLD, _nothing)  # not ignored: only a handler wakes select()
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        look_s = None if self._parent is None else _LOOK_S
+        try:
+            self._follow_orders(None if self._parent is None else _LOOK_S)
+        finally:
+            signal.set_wakeup_fd(-1)  # a child that ends later would write to what has this number then
+
+    def _follow_orders(self, look_s: float | None) -> None:
         while self._parent in (None, os.getppid()):
             ready, _, _ = select.select((self._orders, self._ended), (), (), look_s)
             if self._ended in ready:

@@ -457,7 +457,7 @@ async def test_a_contract_of_a_refusal_that_cannot_be_destroyed_is_not_forgotten
     vast: VastApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order is undone only if the contract is gone, which bears the order's label."""
-    monkeypatch.setattr(VastAI, "patience_s", 0.3)
+    monkeypatch.setattr(VastAI, "patience_s", 2.0)
     async with opened(vast, regions=["US"]) as provider:
         offers = of_market(await offered(provider, machine=GPU), spot=True)
         vast.asks[200]["min_bid"] = 0.2
