@@ -1,4 +1,4 @@
-"""Ports that go on accepting connections while descriptors run out or strangers flood them."""
+"""Ports that go on accepting connections while descriptors run out or strangers flood them, and connections to them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
+from skyward._concurrency.forking import keep_from_forks
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.wire.limits import HANDSHAKE_S
 
-__all__ = ["BACKLOG", "STRANGERS", "Listener", "StreamPort", "Streams"]
+__all__ = ["BACKLOG", "STRANGERS", "Listener", "StreamPort", "Streams", "dial"]
 
 log = logging.getLogger("skyward.wire")
 
@@ -26,6 +27,9 @@ STRANGERS = 64
 """Number of connections of a port that may be unauthenticated; descriptors must be left for everything else."""
 BACKLOG = 128
 """Number of connections that the system holds until they are accepted."""
+
+LINE_BYTES = 1 << 16
+"""asyncio's own limit of a reader."""
 
 _PAUSE_S = 0.05
 
@@ -182,15 +186,53 @@ class StreamPort:
         self._listening.close()
 
 
-async def _open_streams(sock: socket.socket, tls: ssl.SSLContext) -> Streams:
-    """Authenticate the peer of an accepted connection.
+async def dial(address: str, tls: ssl.SSLContext, *, limit: int = LINE_BYTES) -> Streams:
+    """Connect to a port of the pool.
+
+    Args:
+        address: ``host:port``.
+        tls: context that refuses peers without the pool's certificate.
+        limit: see :class:`asyncio.StreamReader`.
+
+    Raises:
+        OSError: nobody answers there, or the peer shows no certificate of the pool.
+    """
+    host, _, port = address.rpartition(":")
+    sock = keep_from_forks(socket.socket())
+    try:
+        sock.settimeout(0)
+        await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+        return await _open_streams(sock, tls, server_hostname=host, limit=limit)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _open_streams(
+    sock: socket.socket, tls: ssl.SSLContext, *, server_hostname: str | None = None, limit: int = LINE_BYTES
+) -> Streams:
+    """Authenticate the peer of a connected socket; without a host name, of an accepted one.
 
     Raises:
         OSError: the peer closed the connection, or shows no certificate of the pool.
     """
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    protocol = asyncio.StreamReaderProtocol(reader)
-    transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=tls)
-    writing: Any = transport
-    return Streams(reader=reader, writer=asyncio.StreamWriter(writing, protocol, reader, loop))
+    protocol = asyncio.StreamReaderProtocol(reader := asyncio.StreamReader(limit=limit))
+    # In two steps: asyncio's single one, when cancelled before the first turn of the handshake, goes on for nobody.
+    plain, _ = await loop.connect_accepted_socket(_Paused, sock)
+    try:
+        transport: Any = await loop.start_tls(
+            plain, protocol, tls, server_side=server_hostname is None, server_hostname=server_hostname
+        )
+    except BaseException:
+        plain.abort()  # it would wait up to 30 s for the peer to agree
+        raise
+    protocol.connection_made(transport)
+    return Streams(reader=reader, writer=asyncio.StreamWriter(transport, protocol, reader, loop))
+
+
+class _Paused(asyncio.Protocol):
+    """Protocol of a connection before its handshake: what comes is left to that."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.ReadTransport", transport).pause_reading()

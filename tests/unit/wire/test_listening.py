@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import socket
 import ssl
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
@@ -14,7 +16,7 @@ import pytest
 from skyward._concurrency.waiting import wait_until
 from skyward.engine.certificates import issue
 from skyward.wire.frames import TlsIdentity, client_context, server_context
-from skyward.wire.listening import STRANGERS, StreamPort, Streams
+from skyward.wire.listening import STRANGERS, StreamPort, Streams, dial
 
 ADDRESS = "127.83.7.1"
 
@@ -100,3 +102,28 @@ async def test_a_port_accepts_again_once_there_is_a_free_descriptor(
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             assert await use(port, client_context(identity)) == b"welcome"
+
+
+def test_whenever_a_dial_is_cancelled_its_connection_is_closed(identity: TlsIdentity) -> None:
+    """Every dial by asyncio alone that is cancelled in one of these turns leaves its connection open."""
+    tls = client_context(identity)
+
+    async def cancel_after(address: str, turns: int) -> None:
+        dialling = asyncio.create_task(dial(address, tls))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        dialling.cancel()
+        for dialled in await asyncio.gather(dialling, return_exceptions=True):
+            if isinstance(dialled, Streams):
+                dialled.writer.transport.abort()
+
+    async def cancel_many() -> None:
+        async with opened(identity) as port:
+            for turns in [4, 5, 6, 7, 8] * 30:
+                await cancel_after(f"{ADDRESS}:{port.number}", turns)
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        asyncio.run(cancel_many())
+        gc.collect()
+    assert [str(each.message) for each in seen] == []

@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from skyward.wire.control import Fetch, Fetched
 from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, server_context, write_frame
-from skyward.wire.listening import StreamPort, Streams
+from skyward.wire.listening import StreamPort, Streams, dial
 
 __all__ = ["BlobPort"]
 
@@ -124,26 +124,25 @@ class BlobPort:
         return _failed(order, "; ".join(complaints) or "no source was named", unreached=unreached)
 
     async def _copy(self, source: str, order: Fetch) -> None:
-        reader, writer = await self._dial(source)
+        streams = await self._dial(source)
         try:
-            write_frame(writer, {"blob": order.blob_id})
-            await self._expect(reader, order)
+            write_frame(streams.writer, {"blob": order.blob_id})
+            await self._expect(streams.reader, order)
             async with _arriving(order.path) as part:
                 left = order.nbytes
                 while left:
-                    chunk = await self._read(reader, min(left, _CHUNK_BYTES))
+                    chunk = await self._read(streams.reader, min(left, _CHUNK_BYTES))
                     await asyncio.to_thread(part.write, chunk)
                     left -= len(chunk)
                 if not await asyncio.to_thread(part.keep, order.blob_id):
                     raise _SourceError("its content is not what was asked for")
         finally:
-            writer.transport.abort()
+            streams.writer.transport.abort()
 
-    async def _dial(self, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        host, _, port = source.rpartition(":")
+    async def _dial(self, source: str) -> Streams:
         try:
             async with asyncio.timeout(_CONNECT_S):
-                return await asyncio.open_connection(host, int(port), ssl=self._client_tls, limit=_CHUNK_BYTES)
+                return await dial(source, self._client_tls, limit=_CHUNK_BYTES)
         except TimeoutError as error:
             raise _UnreachedError(f"no answer within {_CONNECT_S:g} s") from error
         except (OSError, ValueError) as error:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import socket
 import ssl
 from collections.abc import Callable
-from typing import TypeAlias
 
-from skyward._concurrency.forking import keep_from_forks
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.wire.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
 from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, write_frame
 from skyward.wire.limits import PING_S, SILENT_PINGS
+from skyward.wire.listening import Streams, dial
 
 __all__ = ["ControlClient"]
 
 log = logging.getLogger("skyward.provision.preparing.control_client")
 
 _REDIAL_S = 0.1
-_Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _LOST = (OSError, asyncio.IncompleteReadError, FrameError)
 
 
@@ -52,7 +49,6 @@ class ControlClient:
         ping_s: float = PING_S,
     ) -> None:
         self._address = address
-        self._host, _, self._port = address.rpartition(":")
         self._context = client_context(identity)
         self._on_message = on_message
         self._on_lost = on_lost
@@ -62,7 +58,7 @@ class ControlClient:
         self._ended = asyncio.Event()
         self._ending = False
         self._standing: Command | None = None
-        self._dialled: _Streams | None = None
+        self._dialled: Streams | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -131,42 +127,33 @@ class ControlClient:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         if self._dialled is not None:  # cancelled before the background task took the streams over
-            self._dialled[1].transport.abort()
+            self._dialled.writer.transport.abort()
             self._dialled = None
         self._finish()
 
-    async def _dial(self, deadline_s: float) -> _Streams:
+    async def _dial(self, deadline_s: float) -> Streams:
         return await wait_until(
             self._try, deadline_s=deadline_s, interval_s=_REDIAL_S, what=f"the node at {self._address} to answer"
         )
 
-    async def _try(self) -> _Streams | NotYet:
+    async def _try(self) -> Streams | NotYet:
         try:
-            return await self._connect()
+            return await dial(self._address, self._context)
         except ssl.SSLCertVerificationError as error:
             raise AuthenticationError(f"the node at {self._address} is not of this pool: {error}") from error
         except OSError as error:
             return NotYet(str(error))
 
-    async def _connect(self) -> _Streams:
-        sock = keep_from_forks(socket.socket())
-        try:
-            sock.settimeout(0)
-            await asyncio.get_running_loop().sock_connect(sock, (self._host, int(self._port)))
-            return await asyncio.open_connection(sock=sock, ssl=self._context, server_hostname=self._host)
-        except BaseException:
-            sock.close()
-            raise
-
     async def _stay_connected(self) -> None:
         while not self._ending:
             dialled, self._dialled = self._dialled, None
-            await self._converse(*(dialled or await self._dial(math.inf)))
+            await self._converse(dialled or await self._dial(math.inf))
             self._on_lost()
             await SYSTEM_CLOCK.sleep(0 if self._ending else _REDIAL_S)
         self._finish()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(self, streams: Streams) -> None:
+        reader, writer = streams.reader, streams.writer
         self._writer = writer
         self._connected.set()
         if self._standing is not None:
