@@ -115,15 +115,24 @@ def leaves_state(own_home: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def forgets_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Unload what a test imported from a temporary folder, and the finders of modules that were sent."""
-    newest, finders = next(reversed(sys.modules)), [*sys.meta_path]
+    folder = str(tmp_path_factory.getbasetemp())
+    before, finders = _temporary_modules(folder), [*sys.meta_path]
     yield
     sys.meta_path[:] = [each for each in sys.meta_path if each in finders or not isinstance(each, SourceFinder)]
-    if next(reversed(sys.modules)) == newest:  # as after most tests, which take less time than a look at 5,000 names
-        return
-    folder, names = str(tmp_path_factory.getbasetemp()), [*sys.modules]
-    for name in names[names.index(newest) + 1 if newest in names else 0 :]:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
-            del sys.modules[name]
+    for name in _temporary_modules(folder) - before:
+        del sys.modules[name]
+
+
+def _temporary_modules(folder: str) -> frozenset[str]:
+    """Return the names of modules from a folder; after most tests nothing was imported, and the last answer holds."""
+    if (seen := (next(reversed(sys.modules)), len(sys.modules))) != _Last.modules_seen:
+        _Last.modules_seen = seen
+        _Last.temporary_modules = frozenset(
+            name
+            for name, module in [*sys.modules.items()]
+            if (getattr(module, "__file__", None) or "").startswith(folder)
+        )
+    return _Last.temporary_modules
 
 
 @pytest.fixture(scope="session")
@@ -231,11 +240,16 @@ class LeakError(AssertionError):
 
 
 class _Last:
-    """What this process held after its last test, None once a fixture outlives its test; that test's place."""
+    """What this process held after its last test, None once a fixture outlives its test; and that test's place.
+
+    The newest module and the number of modules say whether one was imported since they were looked at.
+    """
 
     held: frozenset[str] | None = None
     folder = ""
     file: Path | None = None
+    modules_seen: tuple[str, int] | None = None
+    temporary_modules: frozenset[str] = frozenset()
 
 
 def _leaving_nothing() -> Iterator[None]:

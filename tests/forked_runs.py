@@ -161,9 +161,10 @@ class _Run:
                 process.channel.send(group)
             case "begun":
                 process.under_way = True
-            case _:
+            case "over":
                 process.under_way = False
                 process.items.popleft()
+            case _:
                 for data in content:
                     report = hook.pytest_report_from_serializable(config=self._session.config, data=data)
                     hook.pytest_runtest_logreport(report=report)
@@ -248,8 +249,8 @@ class _Served:
             for item, following in zip(items, [*items[1:], session], strict=True):
                 self._channel.send(("begun", None))
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-                self._channel.send(("over", self._reports))
-                self._reports.clear()
+                self._report()
+                self._channel.send(("over", None))
         session._setupstate.teardown_exact(None)
 
     def _next(self) -> Sequence[int]:
@@ -258,6 +259,12 @@ class _Served:
         return indices
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep a test's report until the test is over: each message takes both processes half a millisecond."""
+        """Keep a report until the test is over, unless it failed: a message takes both processes half a millisecond."""
         hook = self._session.config.hook
         self._reports.append(hook.pytest_report_to_serializable(config=self._session.config, report=report))
+        if report.failed:  # this process may die before the test is over
+            self._report()
+
+    def _report(self) -> None:
+        self._channel.send(("reports", self._reports))
+        self._reports.clear()

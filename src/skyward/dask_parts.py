@@ -17,7 +17,7 @@ from skyward.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from distributed.batched import BatchedSend
-    from distributed.comm.core import Comm, CommClosedError
+    from distributed.comm.core import Comm, CommClosedError, FatalCommClosedError
     from distributed.comm.registry import backends
     from distributed.comm.tcp import TLSBackend, TLSConnector
     from distributed.core import rpc
@@ -48,6 +48,7 @@ __all__ = [
     "Cluster",
     "Comm",
     "CommClosedError",
+    "FatalCommClosedError",
     "NoOpAwaitable",
     "RoutingApplication",
     "SchedulerInfo",
@@ -82,6 +83,7 @@ _HOMES: Final[Mapping[str, str]] = {
     "Cluster": "distributed.deploy.cluster",
     "Comm": "distributed.comm.core",
     "CommClosedError": "distributed.comm.core",
+    "FatalCommClosedError": "distributed.comm.core",
     "NoOpAwaitable": "distributed.utils",
     "RoutingApplication": "distributed.http.routing",
     "SchedulerInfo": "distributed.objects",

@@ -14,7 +14,15 @@ from weakref import WeakSet
 from distributed import Client, Security, Status
 
 from skyward.client.dask_clients import bring_modules
-from skyward.dask_parts import Cluster, Comm, TLSBackend, TLSConnector, add_client_extension, backends
+from skyward.dask_parts import (
+    Cluster,
+    Comm,
+    FatalCommClosedError,
+    TLSBackend,
+    TLSConnector,
+    add_client_extension,
+    backends,
+)
 from skyward.errors import ConfigurationError
 
 __all__ = [
@@ -33,6 +41,8 @@ NO_DIRECT_ACCESS = (
 
 _SAME = ("dask", "distributed", "cloudpickle")
 _clusters: WeakSet[Cluster] = WeakSet()
+_admitted: set[str] = set()
+"""Addresses to which connections were made without certificates."""
 _tunnelled: WeakSet[Cluster] = WeakSet()
 
 
@@ -54,8 +64,12 @@ def _security_of(address: str) -> Security | None:
 
 class _Connector(TLSConnector):
     async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Comm:  # noqa: FBT001, FBT002 - Dask's
-        if connection_args.get("ssl_context") is None and (security := _security_of(self.prefix + address)):
-            connection_args |= security.get_connection_args("client")
+        if connection_args.get("ssl_context") is None:
+            if (security := _security_of(full := self.prefix + address)) is not None:
+                _admitted.add(full)
+                connection_args |= security.get_connection_args("client")
+            elif full in _admitted:  # a client that was left open dials on, for ever after any error that is no OSError
+                raise FatalCommClosedError(f"the SkywardCluster at {full} is closed")
         return cast("Comm", await super().connect(address, deserialize=deserialize, **connection_args))
 
 

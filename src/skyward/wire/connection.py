@@ -181,7 +181,9 @@ class Connection:
             data = self._tls.read(_RECORD_BYTES)
         except ssl.SSLWantReadError:
             return b""
-        except BrokenPipeError:  # of another connection: this one works in memory
+        except ssl.SSLError:
+            raise
+        except OSError:  # of another connection: this one works in memory
             forget_tls_errors()
             return self._record()
         if not data:

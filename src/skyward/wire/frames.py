@@ -75,10 +75,10 @@ def _context(protocol: int, identity: TlsIdentity) -> ssl.SSLContext:
 
 
 def forget_tls_errors() -> None:
-    """Empty OpenSSL's queue of this thread's errors, in 2 µs.
+    """Empty OpenSSL's queue of this thread's errors, in a few microseconds.
 
-    From Python 3.13 on, with a recent OpenSSL (seen with 3.14.8 and OpenSSL 3.6.5), a write that fails leaves its error
-    there, and the next read that finds no data, of whatever connection, raises it
+    With releases of Python since 2025 and OpenSSL 3.4 or newer (seen with 3.14.8 and 3.6.5), a write that fails leaves
+    its error there, and the next read that finds no data, of whatever connection, raises it
     (https://github.com/python/cpython/issues/148594): after a write to a worker that was killed, a scheduler lost every
     other worker, and all clients.
     """

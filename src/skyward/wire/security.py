@@ -34,7 +34,7 @@ class PoolSecurity(Security):
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
         """Return the arguments that open a connection of ``role``."""
-        _keep_errors_apart()  # here, since every process that has Dask's connections comes by
+        _keep_errors_apart()  # since each process with Dask's connections calls this
         # `distributed` would write the private key to a temporary file here, which a killed process leaves behind.
         return {
             "ssl_context": client_context(self._identity(role)),
@@ -53,12 +53,14 @@ class PoolSecurity(Security):
 
 @cache
 def _keep_errors_apart() -> None:
-    """Have each TLS connection of tornado's, under Dask's, take its errors along when it closes."""
+    """Empty OpenSSL's queue of errors whenever a TLS connection of tornado's, on which Dask's are built, closes."""
     stream: Any = SSLIOStream
     close = stream.close_fd
 
     def close_fd(self: Any) -> None:
-        close(self)
-        forget_tls_errors()
+        try:
+            close(self)
+        finally:
+            forget_tls_errors()
 
     stream.close_fd = close_fd

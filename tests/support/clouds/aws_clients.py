@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -39,6 +40,8 @@ def remember_classes() -> None:
     def load_once(self: Any, path: str) -> Any:
         if contents.get(path) is None:
             contents[path] = load(self, path)
-        return contents[path]
+        # Copies: moto adds errors to EC2's description, which the client under test would know then.
+        content: Any = contents[path]
+        return content and {name: copy(part) for name, part in content.items()}
 
     files.load_file = load_once

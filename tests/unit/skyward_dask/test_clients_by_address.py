@@ -30,6 +30,18 @@ async def test_a_closed_clusters_address_admits_nobody(fleet):
         await connect(address, **Security().get_connection_args("client"))
 
 
+async def test_a_client_that_outlives_its_cluster_is_told_so_and_stops_dialling(fleet):
+    """Dask's client dials again after OSErrors until its timeout, after others for ever: its program never ended."""
+    arguments = Security().get_connection_args("client")
+    with SkywardCluster(fleet) as cluster:
+        address = cluster.scheduler_address
+        comm = await connect(address, **arguments)
+        await comm.close()
+
+    with pytest.raises(OSError, match=f"the SkywardCluster at {address} is closed"):
+        await connect(address, **arguments)
+
+
 def test_another_librarys_backend_for_tls_stays(cluster, monkeypatch):
     class Theirs(TLSBackend):
         pass

@@ -60,6 +60,19 @@ def test_after():
     pass
 """
 
+FAILS_AND_DIES = """
+import os
+import pytest
+
+@pytest.fixture
+def dying():
+    yield
+    os._exit(3)
+
+def test_fails(dying):
+    raise AssertionError("the reason")
+"""
+
 ENDS_BADLY = """
 import os
 
@@ -114,6 +127,14 @@ def test_every_outcome_is_reported_and_a_death_fails_the_test_under_way_only(tmp
     assert said.count("printed by one that fails") == 2
     assert "FAILED test_c.py::test_dies - process" in said
     assert len(list(tmp_path.glob("*.closed"))) == 2
+
+
+def test_a_failure_is_told_even_if_the_process_dies_before_the_test_is_over(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(FAILS_AND_DIES, encoding="utf-8")
+    code, said = run(tmp_path)
+    assert code == 1, said
+    assert "AssertionError: the reason" in said
+    assert "FAILED test_a.py::test_fails - process" in said
 
 
 def test_a_run_that_is_to_stop_at_a_failure_does(tmp_path: Path) -> None:

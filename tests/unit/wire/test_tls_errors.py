@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _ssl
 import asyncio
+import ctypes
+import errno
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +15,7 @@ from distributed.comm import CommClosedError, connect, listen
 
 from skyward.engine.certificates import issue
 from skyward.wire.connection import Connection
-from skyward.wire.frames import TlsIdentity, client_context, server_context
+from skyward.wire.frames import TlsIdentity, client_context, forget_tls_errors, server_context
 from skyward.wire.security import PoolSecurity
 
 
@@ -73,3 +76,13 @@ async def test_one_peer_that_is_gone_costs_dask_no_other() -> None:
         assert await reading == "hello"
         for comm in (healthy, gone, of_healthy, of_gone):
             await comm.close()
+
+
+def test_errors_that_openssl_holds_for_this_thread_are_forgotten() -> None:
+    openssl = ctypes.CDLL(getattr(_ssl, "__file__", None))
+    openssl.ERR_peek_error.restype = ctypes.c_ulong
+    openssl.ERR_new()
+    openssl.ERR_set_error(2, errno.EPIPE, None)  # 2: ERR_LIB_SYS
+    assert openssl.ERR_peek_error()
+    forget_tls_errors()
+    assert not openssl.ERR_peek_error()

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +22,27 @@ from skyward.wire.control import Message, Ping, Pong
 from support.nodes import node_config
 
 DEADLINE_S = 30.0
+
+AFTERWARDS = """
+import os, signal, socket
+
+from skyward.node.supervisor.zygote import serve_forks
+
+wakers = []
+set_wakeup_fd = signal.set_wakeup_fd
+signal.set_wakeup_fd = lambda number, **options: wakers.append(number) or set_wakeup_fd(number, **options)
+here, orders = socket.socketpair()
+here.close()
+serve_forks(orders)
+read, write = os.pipe()
+os.dup2(write, wakers[0])
+os.kill(os.getpid(), signal.SIGCHLD)
+os.set_blocking(read, False)
+try:
+    print("written:", os.read(read, 10))
+except BlockingIOError:
+    print("nothing written")
+"""
 
 SHARED = """
 import json, os
@@ -192,3 +215,8 @@ async def test_a_fork_whose_order_is_cancelled_leaves_no_socket_open(turns: int)
 
         assert cancelled.tb is not None, "its frames keep all that it has not closed"
         assert len(set(os.listdir("/proc/self/fd"))) == len(before)
+
+
+def test_a_zygote_that_has_ended_writes_to_no_descriptor_that_has_its_wakers_number() -> None:
+    done = subprocess.run([sys.executable, "-c", AFTERWARDS], check=True, capture_output=True, text=True, timeout=30)
+    assert done.stdout == "nothing written\n", done.stderr
