@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -300,15 +300,19 @@ def _children() -> Iterator[str]:
 
 def _descendants(process: psutil.Process) -> Iterator[psutil.Process]:
     """Ask the kernel for the children of each thread: psutil reads a file of every process of the machine."""
-    try:
-        pids = _child_pids(process)
-        # Where one ends meanwhile the kernel may leave out another: proc_pid_children(5).
-        children = [psutil.Process(pid) for pid in pids] if pids == _child_pids(process) else process.children()
-    except (OSError, psutil.NoSuchProcess):  # no such files here, or a thread or child has just ended
-        children = process.children()
-    for child in children:
+    for child in _children_of(process):
         yield child
         yield from _descendants(child)
+
+
+def _children_of(process: psutil.Process) -> Sequence[psutil.Process]:
+    with suppress(OSError, psutil.NoSuchProcess):  # no such files here, or a thread or child has just ended
+        pids = _child_pids(process)
+        if pids == _child_pids(process):  # where one ends meanwhile the kernel may leave out another
+            return [psutil.Process(pid) for pid in pids]
+    with suppress(psutil.NoSuchProcess):
+        return process.children()
+    return ()
 
 
 def _child_pids(process: psutil.Process) -> set[int]:

@@ -421,7 +421,8 @@ def _is_out_of_reach(error: BaseException) -> bool:
 
 def _check(request: PoolRequest, hosts: Sequence[str]) -> None:
     if request.nodes > len(hosts):
-        raise ConfigurationError(f"nodes={request.nodes}: SSH() has {len(hosts)} hosts, and each serves one node")
+        there = f"{len(hosts)} host" + "s" * (len(hosts) > 1)
+        raise ConfigurationError(f"nodes={request.nodes}: SSH() has {there}, and each serves one node")
     if request.machine is not None:
         raise ConfigurationError(f"machine={request.machine!r}: SSH() has the machines in hosts; leave it out")
 
@@ -431,7 +432,9 @@ def _checked_file(parameter: str, value: object) -> str | None:
         return None
     path = Path(value if isinstance(value, Path) else text(parameter, value)).expanduser()
     if not path.is_file():
-        raise ConfigurationError(f"{parameter}: there is no file {path}")
+        raise ConfigurationError(
+            f"{parameter}: {path} is no file" if path.exists() else f"{parameter}: there is no {path}"
+        )
     return str(path.absolute())
 
 

@@ -191,6 +191,8 @@ def test_ls_says_where_an_owner_is_that_cannot_be_judged_from_here(launch: Calla
 
 
 def test_ls_lists_what_has_ended_only_when_asked_to(launch: Callable[..., list[Instance]], ledger: Ledger) -> None:
+    assert "No machines are open, and none ended" in run("ls", "--all").output
+
     launch("a")
     ledger.close(["a"])
 

@@ -97,8 +97,10 @@ def test_hosts_that_are_none_are_refused(hosts: Any, message: str) -> None:
 
 @pytest.mark.parametrize("parameter", ["key_path", "known_hosts"])
 def test_files_that_do_not_exist_are_refused(parameter: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{parameter}: there is no file /nonexistent/x"):
+    with pytest.raises(ConfigurationError, match=f"{parameter}: there is no /nonexistent/x"):
         SSH(hosts=["gpu1"], **{parameter: "/nonexistent/x"})
+    with pytest.raises(ConfigurationError, match=f"{parameter}: /dev/null is no file"):
+        SSH(hosts=["gpu1"], **{parameter: "/dev/null"})
 
 
 @pytest.mark.parametrize(

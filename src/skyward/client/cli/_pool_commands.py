@@ -58,7 +58,7 @@ def ls(*, everything: bool, providers: Sequence[str], region: str | None, option
         "unknown": [_stranger(each) for each in presence.unknown],
         "unasked": presence.silent,
     }
-    return Answer(document=document, show=lambda say: _show_list(entries, presence, now, say))
+    return Answer(document=document, show=lambda say: _show_list(entries, presence, now, say, everything=everything))
 
 
 @click.command()
@@ -139,11 +139,13 @@ def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = ()) -> str:
     raise click.BadParameter(f"no pool {asked} in this user's ledger. {recent}", param_hint="POOL")
 
 
-def _show_list(entries: Sequence[LedgerEntry], presence: Presence, now: float, say: Say) -> None:
+def _show_list(entries: Sequence[LedgerEntry], presence: Presence, now: float, say: Say, *, everything: bool) -> None:
     if entries:
         columns = ("pool", "node", "provider", "instance", "type", "state", "since", "$/h", "cost", "owner")
         say.table(*columns, rows=[_row(entry, presence, now) for entry in entries])
         say.line(f"{plural(len(entries), 'machine')}, {money(sum(entry.cost(now) for entry in entries))}")
+    elif everything:
+        say.line("No machines are open, and none ended in the last month.")
     else:
         say.line("No machines are open; --all lists those that have ended.")
     for each in presence.unknown:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -55,10 +56,12 @@ class PoolFolder:
 
 def known_folders() -> Sequence[Path]:
     """Return the folders of open and closed pools, the newest first."""
-    try:
-        found = [(entry.stat().st_mtime, Path(entry.path)) for entry in os.scandir(_home()) if entry.is_dir()]
-    except FileNotFoundError:
-        return ()
+    found: list[tuple[float, Path]] = []
+    with suppress(FileNotFoundError), os.scandir(_home()) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                if entry.is_dir():
+                    found.append((entry.stat().st_mtime, Path(entry.path)))
     return [path for _, path in sorted(found, reverse=True)]
 
 

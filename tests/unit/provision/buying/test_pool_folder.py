@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,24 @@ def test_a_folder_is_its_users_only_and_in_use_until_it_is_closed() -> None:
     assert not is_in_use(folder.path)
     assert names() == ["sky-1"]
     assert not is_in_use(folder.path.parent / "sky-2")
+
+
+def test_a_folder_that_is_deleted_meanwhile_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        closed(f"sky-{number}", age=number)
+    list_folder = os.scandir
+
+    @contextmanager
+    def losing_one(path: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with list_folder(path) as entries:
+            found = [*entries]
+        Path(found[0].path).rename(path.parent / "gone")
+        yield found
+
+    monkeypatch.setattr(os, "scandir", losing_one)
+    found = names()
+    monkeypatch.undo()
+    assert len(found) == 2
 
 
 def test_the_newest_folders_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
