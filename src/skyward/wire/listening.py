@@ -232,7 +232,7 @@ async def _open_streams(
 
 
 class _Paused(asyncio.Protocol):
-    """Protocol of a connection before its handshake: what comes is left to that."""
+    """Protocol of a connection before its TLS handshake; reads nothing."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast("asyncio.ReadTransport", transport).pause_reading()
