@@ -45,6 +45,7 @@ LONGEST = (
     "test_docs.py",
     "unit/provision/fleet/test_fleet_properties.py",
     "unit/providers/aws/",
+    "unit/tooling/test_probe_cloud.py",
     "e2e/joblib/test_demos.py",
     "e2e/clouds/",
     "e2e/machines/",
