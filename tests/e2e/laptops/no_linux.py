@@ -5,6 +5,7 @@ The program runs as on macOS, as far as Linux can show that. Programs that it st
 
 from __future__ import annotations
 
+import ctypes.util  # noqa: F401  # else it asks a module for macOS that Debian leaves out of its Python
 import errno
 import importlib
 import mmap
