@@ -71,7 +71,7 @@ coverage: $(VENV)/coverage.installed ## branch coverage of src by `make test`, n
 	-tools/browser
 	tools/sshd
 	rm -rf build/coverage && mkdir -p build/coverage
-	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage run -m $(subst $(BIN)/python -m ,,$(PYTEST)) $(if $(FULL),,-m "not full") $(TESTS)
+	-PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage run -m $(subst $(BIN)/python -m ,,$(PYTEST)) $(if $(FULL),,-m "not full") $(TESTS)
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage combine -q
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage report --skip-covered --sort=cover
 
