@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,9 +31,14 @@ def keep_output(pool_id: str, bus: EventBus, loop: LoopThread, closing: ExitStac
         # The event thread writes: the loop must not wait for a disk.
         loop.loop.call_soon_threadsafe(loop.loop.call_later, _WRITE_EVERY_S, bus.run, write)
 
-    try:
+    def open_folder() -> PoolFolder:
         folder = PoolFolder(pool_id)
         closing.callback(folder.close)
+        return folder
+
+    try:
+        # It looks through the folders of all pools; Ctrl-C in the midst of that would leave some of them open.
+        folder = loop.finish(asyncio.to_thread(open_folder))
         kept = KeptLines(folder.logs, later)
     except OSError as error:
         bus.publish(Notice(f"output of calls is not kept for `skyward logs`: {error}"))
