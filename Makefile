@@ -71,9 +71,10 @@ coverage: $(VENV)/coverage.installed ## branch coverage of src by `make test`, n
 	-tools/browser
 	tools/sshd
 	rm -rf build/coverage && mkdir -p build/coverage
-	-PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage run -m $(subst $(BIN)/python -m ,,$(PYTEST)) $(if $(FULL),,-m "not full") $(TESTS)
-	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage combine -q
-	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage report --skip-covered --sort=cover
+	status=0; PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage run -m $(subst $(BIN)/python -m ,,$(PYTEST)) $(if $(FULL),,-m "not full") $(TESTS) || status=$$?; \
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage combine -q && \
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m coverage report --skip-covered --sort=cover && \
+	exit $$status
 
 test-ml: $(ML)/ml.installed ## the tests that train: torch, jax, tensorflow, keras, transformers and the examples with them
 	tools/sshd

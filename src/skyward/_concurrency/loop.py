@@ -51,9 +51,7 @@ class LoopThread:
             TimeoutError: it took longer than ``timeout_s``.
             PoolStateError: called in the loop's own thread, which would wait for itself, or after the loop ended.
         """
-        if self.is_current:
-            coro.close()
-            raise PoolStateError("blocking call in Skyward's event loop thread: await the coroutine there instead")
+        self._refuse_own_thread(coro)
         future = self._submit(coro)
         try:
             return future.result(timeout_s)
@@ -62,18 +60,28 @@ class LoopThread:
             raise
 
     def finish(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Run ``coro`` as :meth:`call` does, but to its end: Ctrl-C is raised after it."""
+        """Run ``coro`` as :meth:`call` does, but to its end: Ctrl-C is raised after it, even if it failed.
+
+        Raises:
+            PoolStateError: called in the loop's own thread, which would wait for itself, or after the loop ended.
+        """
+        self._refuse_own_thread(coro)
         future = self._submit(coro)
         interrupt: BaseException | None = None
-        while not future.done():
+        while True:
             try:
                 wait([future])
+                break
             except BaseException as error:  # KeyboardInterrupt, or another exception of a signal handler
                 interrupt = error
-        result = future.result()
         if interrupt is not None:
-            raise interrupt
-        return result
+            raise interrupt from (None if future.cancelled() else future.exception())
+        return future.result()
+
+    def _refuse_own_thread(self, coro: Coroutine[Any, Any, object]) -> None:
+        if self.is_current:
+            coro.close()
+            raise PoolStateError("blocking call in Skyward's event loop thread: await the coroutine there instead")
 
     def spawn(self, coro: Coroutine[Any, Any, object]) -> None:
         """Run ``coro`` on the loop without waiting; its exception is logged. Allowed from any thread.

@@ -31,18 +31,19 @@ def keep_output(pool_id: str, bus: EventBus, loop: LoopThread, closing: ExitStac
         # The event thread writes: the loop must not wait for a disk.
         loop.loop.call_soon_threadsafe(loop.loop.call_later, _WRITE_EVERY_S, bus.run, write)
 
-    def open_folder() -> PoolFolder:
+    def open_folder() -> tuple[PoolFolder, KeptLines]:
         folder = PoolFolder(pool_id)
         closing.callback(folder.close)
-        return folder
+        kept = KeptLines(folder.logs, later)
+        closing.callback(kept.close)
+        return folder, kept
 
     try:
-        # It looks through the folders of all pools; Ctrl-C in the midst of that would leave some of them open.
-        folder = loop.finish(asyncio.to_thread(open_folder))
-        kept = KeptLines(folder.logs, later)
+        # PoolFolder measures the folders of all pools, for their bounds. Ctrl-C between the opening of one and the
+        # statement that closes it would leave it open.
+        folder, kept = loop.finish(asyncio.to_thread(open_folder))
     except OSError as error:
         bus.publish(Notice(f"output of calls is not kept for `skyward logs`: {error}"))
         return None
-    closing.callback(kept.close)
     bus.recorder = kept
     return folder.path
