@@ -66,12 +66,23 @@ class LoopThread:
             PoolStateError: called in the loop's own thread, which would wait for itself, or after the loop ended.
         """
         self._refuse_own_thread(coro)
-        future = self._submit(coro)
+        tasks: list[asyncio.Task[T]] = []
+
+        async def attend() -> T:
+            if not tasks:
+                tasks.append(asyncio.ensure_future(coro))
+            return await tasks[0]
+
         interrupt: BaseException | None = None
         while True:
             try:
+                # Again after an interrupt, which may have come before this thread had the future.
+                future = self._submit(attend())
                 wait([future])
                 break
+            except PoolStateError:
+                coro.close()
+                raise
             except BaseException as error:  # KeyboardInterrupt, or another exception of a signal handler
                 interrupt = error
         if interrupt is not None:

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Iterator
-from concurrent.futures import CancelledError
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
 
@@ -115,9 +116,40 @@ def test_ctrl_c_in_the_waiting_thread_cancels_the_coroutine(loop_thread: LoopThr
     assert cancelled.wait(5)
 
 
-def test_call_from_the_loop_itself_is_refused(loop_thread: LoopThread) -> None:
+@pytest.mark.parametrize("error", [None, LookupError("no such node")], ids=["ends", "fails"])
+def test_ctrl_c_at_any_moment_of_a_finish_is_raised_after_its_work(
+    loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch, error: LookupError | None
+) -> None:
+    runs = list[str]()
+    submissions = list[Future[Any]]()
+    submit_as_ever, go_on = loop_thread._submit, asyncio.Event()
+
+    async def work() -> None:
+        runs.append("begun")
+        await go_on.wait()
+        runs.append("over")
+        if error is not None:
+            raise error
+
+    def submit(coro: Coroutine[Any, Any, Any]) -> Future[Any]:
+        future = submit_as_ever(coro)
+        if len(submissions) < 2:
+            submissions.append(future)
+            raise KeyboardInterrupt
+        loop_thread.loop.call_soon_threadsafe(go_on.set)
+        return future
+
+    monkeypatch.setattr(loop_thread, "_submit", submit)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        loop_thread.finish(work())
+    assert runs == ["begun", "over"]
+    assert raised.value.__cause__ is error
+
+
+@pytest.mark.parametrize("method", [LoopThread.call, LoopThread.finish])
+def test_waiting_in_the_loop_itself_is_refused(loop_thread: LoopThread, method: Callable[..., object]) -> None:
     async def nested() -> None:
-        loop_thread.call(name_of_thread())
+        method(loop_thread, name_of_thread())
 
     with pytest.raises(PoolStateError, match="await"):
         loop_thread.call(nested())
@@ -134,10 +166,9 @@ def test_release_from_the_loop_itself_is_refused(loop_thread: LoopThread) -> Non
 def test_call_after_the_end_is_refused() -> None:
     thread = acquire_loop()
     thread.release()
-    with pytest.raises(PoolStateError, match="has ended"):
-        thread.call(name_of_thread())
-    with pytest.raises(PoolStateError, match="has ended"):
-        thread.spawn(name_of_thread())
+    for method in (thread.call, thread.finish, thread.spawn):
+        with pytest.raises(PoolStateError, match="has ended"):
+            method(name_of_thread())
 
 
 def test_spawned_coroutine_runs_and_its_failure_is_logged(

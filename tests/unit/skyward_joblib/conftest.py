@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import ExitStack
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import Any, Self
 
@@ -61,8 +61,9 @@ class ThreadFleet:
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
         for future in futures:
-            if not future.cancel() and not future.done():
-                future.set_exception(CancelledError())
+            if not future.cancel():
+                with suppress(InvalidStateError):  # its worker was first
+                    future.set_exception(CancelledError())
 
     def _work(self) -> None:
         while item := self._queue.get():
@@ -86,12 +87,11 @@ class ThreadFleet:
         with self._lock:
             self._running -= 1
         future.worker_seconds = time.perf_counter() - started
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        with suppress(InvalidStateError):  # `cancel_calls` was first
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
 
 
 class HandFleet:
