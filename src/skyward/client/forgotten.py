@@ -149,7 +149,8 @@ def checked_pool(value: P, operator: str) -> P:
         TypeError: it is none.
     """
     if not _is_pool(value):
-        raise TypeError(f"a pool must stand to the right of {operator}, got {type(value).__name__}")
+        given = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"a pool must stand to the right of {operator}, got {given}")
     return value
 
 

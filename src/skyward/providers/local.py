@@ -10,6 +10,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,6 +33,7 @@ INSTANCE_VARIABLE = "SKYWARD_INSTANCE"
 """Environment variable that every process of a node carries; its value is the instance's id."""
 
 _KILL_DEADLINE_S = 15.0
+_KEPT_POOLS = 50
 _GIB = 1 << 30
 
 _ADDRESS = "127.0.0.1"
@@ -96,7 +98,10 @@ class Local:
         return await asyncio.to_thread(lambda: [_describe(instance_id) for instance_id in instance_ids])
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Kill every process of the nodes until none is left, and empty their folders down to the logs."""
+        """Kill every process of the nodes until none is left, and empty their folders down to the logs.
+
+        The logs of the newest 50 pools are kept.
+        """
         left = tuple(instance_ids)
 
         async def killed() -> bool | NotYet:
@@ -108,7 +113,7 @@ class Local:
             await wait_until(killed, deadline_s=_KILL_DEADLINE_S, interval_s=0.02, what="killed processes to end")
         except UnreachableError as error:
             raise TerminationError(f"processes on this machine do not end: {error}", instance_ids=left) from error
-        await asyncio.to_thread(lambda: [_remove(instance_id) for instance_id in instance_ids])
+        await asyncio.to_thread(_remove_all, instance_ids)
 
     async def tagged(self) -> Sequence[Instance]:
         """Return every node on this machine that has a tagged folder of this user."""
@@ -286,6 +291,16 @@ def _kill(instance_ids: Sequence[str]) -> tuple[str, ...]:
         except psutil.Error:  # another user's, or gone meanwhile
             continue
     return tuple(sorted(alive))
+
+
+def _remove_all(instance_ids: Sequence[str]) -> None:
+    for instance_id in instance_ids:
+        _remove(instance_id)
+    with suppress(OSError):  # such as a folder that another process is deleting
+        pools = sorted(_root().iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for pool in pools[_KEPT_POOLS:]:
+            if not any(pool.glob(f"*/{TAGS_FILE}")):
+                shutil.rmtree(pool, ignore_errors=True)
 
 
 def _remove(instance_id: str) -> None:

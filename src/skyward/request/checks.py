@@ -67,7 +67,8 @@ def secret(parameter: str, value: object) -> str:
 def texts(parameter: str, value: object) -> tuple[str, ...]:
     """Return ``value`` as a tuple if it is a sequence of strings, none of which looks like an option."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise refusal(parameter, "a list of strings", value)
+        example = f" such as [{value!r}]" if isinstance(value, str) else ""
+        raise refusal(parameter, f"a list of strings{example}", value)
     items = tuple(text(f"{parameter}[{i}]", item) for i, item in enumerate(cast("Sequence[object]", value)))
     for i, item in enumerate(items):
         if item.lstrip().startswith("-"):

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,22 @@ def test_after_terminating_only_the_logs_are_left(instance: Instance) -> None:
     assert [path.name for path in folder.iterdir()] == ["worker-0.log"]
     (seen,) = asyncio.run(Local().describe([instance.id]))
     assert seen.state is InstanceState.GONE
+
+
+def test_logs_of_the_newest_pools_are_kept(instance: Instance) -> None:
+    root = folder_of(instance).parents[1]
+    for age in range(60):
+        log = root / f"older-{age}" / "local-1" / "supervisor.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("what happened")
+        os.utime(log.parents[1], (0, time.time() - 60 - age))
+    running = root / "older-59" / "local-1" / "instance.json"
+    running.write_text("{}")
+
+    terminate(instance)
+
+    left = sorted(int(path.name.removeprefix("older-")) for path in root.glob("older-*"))
+    assert left == [*range(49), 59], "the oldest one runs"
 
 
 def test_a_node_without_logs_leaves_no_folder(instance: Instance) -> None:

@@ -123,9 +123,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mainland(folder: Path) -> Iterator[list[SshHost]]:
-    """Two hosts that reach each other."""
+    """Two hosts that reach each other, at addresses at which no node of another test claims ports."""
     with ExitStack() as stack:
-        yield [stack.enter_context(SshHost(folder / f"main-{n}", address=f"127.0.0.{n}")) for n in (2, 3)]
+        yield [stack.enter_context(SshHost(folder / f"main-{n}", address=f"127.0.5.{n}")) for n in (2, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ async def test_hosts_that_may_not_connect_to_each_other_are_islands(mainland: li
 
     assert offer.island
     assert (finding.what, finding.state) == ("networks", "warn")
-    assert f"{using.names[1]} does not reach 127.0.0.2 port {first.port}" in finding.fix
+    assert f"{using.names[1]} does not reach 127.0.5.2 port {first.port}" in finding.fix
 
 
 async def test_hosts_between_which_a_firewall_admits_ssh_only_are_islands(

@@ -41,7 +41,7 @@ def test_bad_fields_name_themselves(subtests: pytest.Subtests):
         ({"python": 3.11}, 'python must be a version such as "3.11", got 3.11'),
         ({"python": "2.7"}, "python must be"),
         ({"python": "3.11; reboot"}, "python must be"),
-        ({"pip": "torch"}, "pip must be a list of strings, got 'torch'"),
+        ({"pip": "torch"}, r"pip must be a list of strings such as \['torch'\], got 'torch'"),
         ({"pip": ["torch", 3]}, r"pip\[1\] must be non-empty text, got 3"),
         ({"pip": {"torch"}}, "pip must be a list of strings"),
         ({"pip": ["--index-url=http://x"]}, r"pip\[0\] must be a value, not an option"),

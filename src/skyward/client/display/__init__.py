@@ -153,15 +153,15 @@ class Display:
         return PlainScreen(surface, tag, clock=self._clock, wall=wall)
 
     def close(self) -> None:
-        """Stop the display, and write the closing summary if the pool ever opened. Idempotent."""
+        """Stop the display, and write the closing summary unless nothing was opened or closed. Idempotent."""
         if self._unsubscribe is None:
             return
         self._unsubscribe()
         self._unsubscribe = None
         self._screen.close()
-        if self._started:
+        if event := self._started or self._stopped:
             lived_s = self._clock.elapsed() - (self._first_s or 0.0)
-            self._say(self._started, summary_words(self._started, lived_s, self._stopped, self._cost), Tone.STEP)
+            self._say(event, summary_words(self._started, lived_s, self._stopped, self._cost), Tone.STEP)
         self._surface.leave()
 
     def _show(self, event: ev.SkywardEvent) -> None:

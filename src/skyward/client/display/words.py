@@ -249,10 +249,10 @@ def open_words(started: ev.PoolStarted, pool_id: str) -> str:
 
 
 def summary_words(
-    started: ev.PoolStarted, lived_s: float, stopped: ev.PoolStopped | None, cost: ev.CostFinal | None
+    started: ev.PoolStarted | None, lived_s: float, stopped: ev.PoolStopped | None, cost: ev.CostFinal | None
 ) -> str:
     """Return a pool's lifetime in one line; the cost only if it is above zero."""
-    parts = [plural(started.nodes, "node"), plural(started.workers, "worker")]
+    parts = [plural(started.nodes, "node"), plural(started.workers, "worker")] if started else ["it never was open"]
     if stopped and stopped.calls:  # Dask's tasks are no calls: "0 calls" would say that a busy pool did nothing
         parts.append(plural(stopped.calls, "call"))
     if cost and cost.hourly_rate:

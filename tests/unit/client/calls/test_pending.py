@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -223,7 +224,7 @@ class TestOperators:
 
     @pytest.mark.parametrize("call", [lambda: add(1) >> 3, lambda: gather() >> 3, lambda: add(1) >> FakePool])
     def test_only_a_pool_stands_to_the_right(self, call: Callable[[], Any]) -> None:
-        with pytest.raises(TypeError, match=r"a pool must stand to the right of >>, got (int|type)"):
+        with pytest.raises(TypeError, match=r"a pool must stand to the right of >>, got (int|the class FakePool)"):
             call()
 
     def test_pending_is_immutable(self) -> None:
@@ -380,7 +381,20 @@ def generator():
     yield 1
 
 
-@pytest.mark.parametrize("fn", [coroutine, generator])
-def test_what_cannot_return_a_value_is_refused_when_it_is_decorated(fn):
-    with pytest.raises(ConfigurationError, match="plain function"):
-        compute(fn)
+async def async_generator():
+    yield 1
+
+
+@pytest.mark.parametrize("take", [compute, lambda fn: invocation_of(fn, (), {})], ids=["decorated", "submitted"])
+@pytest.mark.parametrize(
+    ("fn", "advice"),
+    [
+        (coroutine, r"coroutine is async: call it in one, by asyncio.run\(coroutine\(\.\.\.\)\)"),
+        (partial(coroutine), "coroutine is async: call it in one"),
+        (generator, "generator is a generator: return a list"),
+        (async_generator, "async_generator is a generator: return a list"),
+    ],
+)
+def test_functions_whose_values_have_not_run_are_refused(take, fn, advice):
+    with pytest.raises(ConfigurationError, match=f"plain functions; .*{advice}"):
+        take(fn)
