@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from types import EllipsisType, FunctionType
+from types import CodeType, EllipsisType, FunctionType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from skyward.errors import ConfigurationError
@@ -24,6 +24,7 @@ __all__ = [
     "checked_timeout",
     "limits_of",
     "parameter_check",
+    "refuse_suspended",
     "unknown_option",
 ]
 
@@ -65,6 +66,22 @@ def checked_retry(retry: object) -> tuple[type[Exception], ...]:
     if not all(isinstance(entry, type) and issubclass(entry, Exception) for entry in entries):
         raise refusal("retry", "a tuple of exception classes such as (OSError,)", cast("object", retry))
     return cast("tuple[type[Exception], ...]", entries)
+
+
+def refuse_suspended(fn: Callable[..., Any], taker: str) -> None:
+    """Refuse a coroutine function or a generator: what they return has not run, and cannot be pickled."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    code = getattr(fn, "__code__", None)
+    if not isinstance(code, CodeType):
+        return
+    name, flags = code.co_name, code.co_flags  # a tenth of the time of `inspect`'s functions, for every call
+    if flags & inspect.CO_COROUTINE:
+        raise ConfigurationError(
+            f"{taker} plain functions; {name} is async: call it in one, by asyncio.run({name}(...))"
+        )
+    if flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+        raise ConfigurationError(f"{taker} plain functions; {name} is a generator: return a list instead")
 
 
 def unknown_option(owner: str, unknown: Iterable[str], allowed: Iterable[str]) -> TypeError:

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -42,6 +41,7 @@ from skyward.client.call_options import (
     checked_timeout,
     limits_of,
     parameter_check,
+    refuse_suspended,
     unknown_option,
 )
 from skyward.client.forgotten import (
@@ -538,7 +538,7 @@ def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         raise ConfigurationError("submit takes one call: write `batch >> pool`, or submit its calls one by one")
     if isinstance(getattr(fn, "__func__", fn), ComputeFunction):
         return fn(*args, **kwargs).invocation()
-    _refuse_suspended(fn, "a pool runs")
+    refuse_suspended(fn, "a pool runs")
     refuse_misplaced(_name_of(fn), args, kwargs)
     return Invocation(fn=fn, args=args, kwargs=kwargs, label=_name_of(fn), gang=is_gang(fn))
 
@@ -546,24 +546,8 @@ def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 def _decorated(fn: Callable[P, R], **options: Any) -> ComputeFunction[P, R]:
     if not callable(fn):
         raise ConfigurationError(f"compute decorates a function, got {type(fn).__name__}")
-    _refuse_suspended(fn, "compute decorates")
+    refuse_suspended(fn, "compute decorates")
     return ComputeFunction(fn, **options)
-
-
-def _refuse_suspended(fn: Callable[..., Any], taker: str) -> None:
-    """Refuse a coroutine function or a generator: what they return has not run, and cannot be pickled."""
-    inner = fn
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    # A tenth of the time that the functions of `inspect` take; this runs for every call.
-    flags = getattr(getattr(inner, "__code__", None), "co_flags", 0)
-    name = _name_of(inner)
-    if flags & inspect.CO_COROUTINE:
-        raise ConfigurationError(
-            f"{taker} plain functions; {name} is async: call it in one, by asyncio.run({name}(...))"
-        )
-    if flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
-        raise ConfigurationError(f"{taker} plain functions; {name} is a generator: return a list instead")
 
 
 def _body_of(fn: Callable[P, R], retries: int, retry: tuple[type[Exception], ...]) -> Callable[P, R]:
