@@ -165,17 +165,28 @@ def uninterrupted() -> Generator[None]:
     """
     kept: list[int] = []
     before: dict[int, Any] = {}
+    inside = True
+
+    def delay(number: int, frame: FrameType | None) -> None:
+        if inside:
+            kept.append(number)
+        else:  # SIGTERM came while the handlers were restored
+            before[number](number, frame)
+
     try:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, *_SIGNALS):
                 handler = signal.getsignal(number)
                 if handler in (signal.default_int_handler, _unwind):
                     before[number] = handler
-                    signal.signal(number, lambda number, _: kept.append(number))
+                    signal.signal(number, delay)
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        try:
+            for number, handler in reversed(before.items()):  # that of Ctrl-C last, which would end this loop
+                signal.signal(number, handler)
+        finally:
+            inside = False
         disarm()  # the last pool may have been closed meanwhile
         if kept:
             raise KeyboardInterrupt if kept[0] == signal.SIGINT else SystemExit(_ABOVE + kept[0])

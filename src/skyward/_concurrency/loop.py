@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
 from skyward.errors import PoolStateError
@@ -66,28 +67,28 @@ class LoopThread:
             PoolStateError: called in the loop's own thread, which would wait for itself, or after the loop ended.
         """
         self._refuse_own_thread(coro)
+        done: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
-        async def attend() -> T:
+        def begin() -> None:
             if not tasks:
-                tasks.append(asyncio.ensure_future(coro))
-            return await tasks[0]
+                tasks.append(self._loop.create_task(coro))
+                tasks[0].add_done_callback(partial(_complete, done))
 
         interrupt: BaseException | None = None
-        while True:
+        while not done.done():
             try:
-                # Again after an interrupt, which may have come before this thread had the future.
-                future = self._submit(attend())
-                wait([future])
-                break
-            except PoolStateError:
+                self._call_soon(begin)  # again after an interrupt, which may have come before the loop had it
+                wait([done])
+            except PoolStateError as ended:
+                self._thread.join()  # it cancels the work, if that began
                 coro.close()
-                raise
+                raise interrupt or ended from None
             except BaseException as error:  # KeyboardInterrupt, or another exception of a signal handler
                 interrupt = error
         if interrupt is not None:
-            raise interrupt from (None if future.cancelled() else future.exception())
-        return future.result()
+            raise interrupt from (None if done.cancelled() else done.exception())
+        return done.result()
 
     def _refuse_own_thread(self, coro: Coroutine[Any, Any, object]) -> None:
         if self.is_current:
@@ -131,8 +132,14 @@ class LoopThread:
         with self._lock:
             if self._ended:
                 coro.close()  # else it warns that it was never awaited
-                raise PoolStateError("Skyward's event loop has ended: the pool was closed, or this is a forked child")
+                raise _ended()
             return asyncio.run_coroutine_threadsafe(coro, self._loop)
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            if self._ended:
+                raise _ended()
+            self._loop.call_soon_threadsafe(callback)
 
     def _report(self, future: Future[Any]) -> None:
         self._spawned.discard(future)
@@ -156,6 +163,19 @@ class LoopThread:
 
     async def _wait_for_stop(self) -> None:
         await self._stop.wait()
+
+
+def _ended() -> PoolStateError:
+    return PoolStateError("Skyward's event loop has ended: the pool was closed, or this is a forked child")
+
+
+def _complete(future: Future[T], task: asyncio.Task[T]) -> None:
+    if task.cancelled():
+        future.cancel()
+    elif error := task.exception():
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())
 
 
 class _SharedLoop:

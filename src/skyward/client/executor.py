@@ -42,6 +42,7 @@ class CallsByFunction(ABC):
         """Enqueue ``fn(*args, **kwargs)``, or a pending call such as ``f(1)``, for any worker.
 
         Raises:
+            ConfigurationError: ``fn`` is async, a generator, or no function.
             PoolStateError: the pool is not open, or the executor was shut down.
             SerializationError: the function or an argument cannot be pickled.
         """
@@ -73,6 +74,7 @@ class CallsByFunction(ABC):
             chunksize: items per call; more than one is faster when a call takes well under a millisecond.
 
         Raises:
+            ConfigurationError: ``fn`` is async, a generator, or no function.
             TimeoutError: from the iterator, when the timeout expires.
         """
         if chunksize < 1:

@@ -149,7 +149,10 @@ def checked_pool(value: P, operator: str) -> P:
         TypeError: it is none.
     """
     if not _is_pool(value):
-        given = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        if isinstance(value, type):
+            given = f"the class {value.__name__}: open one, as in `with {value.__name__}(...) as pool:`"
+        else:
+            given = type(value).__name__
         raise TypeError(f"a pool must stand to the right of {operator}, got {given}")
     return value
 

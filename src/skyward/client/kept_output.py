@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from skyward._concurrency.loop import LoopThread
 from skyward.events import Notice
 from skyward.events.bus import EventBus
 from skyward.events.kept_lines import KeptLines
@@ -21,7 +20,7 @@ __all__ = ["keep_output"]
 _WRITE_EVERY_S: Final = 0.05
 
 
-def keep_output(pool_id: str, bus: EventBus, loop: LoopThread, closing: ExitStack) -> Path | None:
+def keep_output(pool_id: str, bus: EventBus, loop: asyncio.AbstractEventLoop, closing: ExitStack) -> Path | None:
     """Keep the lines on ``bus`` in the pool's folder until ``closing``; return the folder.
 
     Without room or rights for it, publish a notice and return None: the pool works without.
@@ -29,21 +28,15 @@ def keep_output(pool_id: str, bus: EventBus, loop: LoopThread, closing: ExitStac
 
     def later(write: Callable[[], object]) -> None:
         # The event thread writes: the loop must not wait for a disk.
-        loop.loop.call_soon_threadsafe(loop.loop.call_later, _WRITE_EVERY_S, bus.run, write)
+        loop.call_soon_threadsafe(loop.call_later, _WRITE_EVERY_S, bus.run, write)
 
-    def open_folder() -> tuple[PoolFolder, KeptLines]:
+    try:
         folder = PoolFolder(pool_id)
         closing.callback(folder.close)
         kept = KeptLines(folder.logs, later)
-        closing.callback(kept.close)
-        return folder, kept
-
-    try:
-        # PoolFolder measures the folders of all pools, for their bounds. Ctrl-C between the opening of one and the
-        # statement that closes it would leave it open.
-        folder, kept = loop.finish(asyncio.to_thread(open_folder))
     except OSError as error:
         bus.publish(Notice(f"output of calls is not kept for `skyward logs`: {error}"))
         return None
+    closing.callback(kept.close)
     bus.recorder = kept
     return folder.path

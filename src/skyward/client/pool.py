@@ -16,10 +16,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
-from skyward._concurrency.exits import at_exit, hold, release, uninterrupted, wait_for
-from skyward._concurrency.loop import acquire_loop
+from skyward._concurrency.exits import arm, at_exit, disarm, hold, release, uninterrupted, wait_for
+from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward.client.call_options import by_name_only
 from skyward.client.dask_clients import make_client
 from skyward.client.display import PoolTag, open_display, parse_display
@@ -28,7 +28,7 @@ from skyward.client.kept_output import keep_output
 from skyward.client.node_packages import callers_names, with_environment
 from skyward.client.opening import Opening
 from skyward.client.pending import PendingBatch, PendingCompute, Ts, checked_call
-from skyward.client.telemetry import open_telemetry
+from skyward.client.telemetry import PoolTelemetry, open_telemetry
 from skyward.client.watching.failures import result_of
 from skyward.client.watching.pool_output import Watched
 from skyward.distributed.runtime import refuse_inside_call
@@ -59,6 +59,17 @@ _pools_made = itertools.count()
 _current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=None)
 # In threads, which start with an empty context, the pool opened last is the current one.
 _open_pools: list[ComputePool] = []
+
+
+class _Base(NamedTuple):
+    """Parts of a pool that need no machine."""
+
+    pool_id: str
+    loop: LoopThread
+    bus: EventBus
+    subscribed: tuple[Callback, ...]
+    folder: Path | None
+    observer: PoolTelemetry | None
 
 
 class ComputePool(Opening, Watched, CallsByFunction):
@@ -162,31 +173,29 @@ class ComputePool(Opening, Watched, CallsByFunction):
 
     def __enter__(self) -> Self:
         refuse_inside_call()
-        with self._lock:
-            if self._entered:
-                raise PoolStateError(
-                    "the pool is already open; use it as it is, or leave its `with` block, or call close() first"
-                )
-            self._entered = True
-        self._opener = threading.current_thread()
-        _open_pools.append(self)  # before anything is created: any failure or exit from here on closes the pool
+        claimed = False
         try:
-            _register_with_joblib()
-            hold(_close_all_now)
-            self._closing.callback(release)
-            self._open(self._closing)
+            arm()  # so that the block delays SIGTERM, too
+            # Ctrl-C between the start of a part and the call that notes its end would leave that part.
+            with uninterrupted():
+                self._claim()
+                claimed = True
+                base = self._begin(self._closing)
+            self._open(base, self._closing)
             self._make_current()
         except BaseException as error:
-            self.__exit__(type(error), error, None)
+            if claimed:
+                self.__exit__(type(error), error, None)
+            disarm()
             raise
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if exc is not None and is_explained(exc):
-            hide_frames(exc)
         with uninterrupted(), self._shutting:
+            if exc is not None and is_explained(exc):
+                hide_frames(exc)
             if _current.get() is self:
                 _current.set(self._outer)
             self._running = None
@@ -225,12 +234,26 @@ class ComputePool(Opening, Watched, CallsByFunction):
         except Exception:
             _logger.exception("could not close a pool when %s", why)
 
-    def _open(self, stack: ExitStack) -> None:
+    def _claim(self) -> None:
+        with self._lock:
+            if self._entered:
+                raise PoolStateError(
+                    "the pool is already open; use it as it is, or leave its `with` block, or call close() first"
+                )
+            self._entered = True
+            self._opener = threading.current_thread()
+
+    def _begin(self, stack: ExitStack) -> _Base:
+        """Start everything that needs no machine."""
+        _open_pools.append(self)  # before anything is created: any failure or exit from here on closes the pool
+        _register_with_joblib()
+        hold(_close_all_now)
+        stack.callback(release)
         loop = acquire_loop()
         stack.callback(loop.release)
         bus = self._bus = EventBus()
         pool_id = f"sky-{uuid.uuid4().hex[:10]}"
-        folder = keep_output(pool_id, bus, loop, stack)
+        folder = keep_output(pool_id, bus, loop.loop, stack)
         stack.callback(self._forget)
         telemetry = open_telemetry(pool_id, self._provider.name, self._request, bus, stack)
         stack.callback(bus.close)
@@ -241,28 +264,22 @@ class ComputePool(Opening, Watched, CallsByFunction):
         for event_type, callback in [*self._subscriptions, *((None, callback) for callback in outer)]:
             bus.subscribe(cast("type[SkywardEvent]", event_type), callback)
         stack.callback(forward_emitted(self._publish_emitted))
+        return _Base(pool_id=pool_id, loop=loop, bus=bus, subscribed=outer, folder=folder, observer=telemetry)
+
+    def _open(self, base: _Base, stack: ExitStack) -> None:
         request = with_environment(
             self._request,
             self._provider,
             chosen=not self.mirrors,
             names=self._names,
-            report=lambda text: bus.publish(Notice(text)),
+            report=lambda text: base.bus.publish(Notice(text)),
         )
-        running = RunningPool(
-            pool_id=pool_id,
-            provider=self._provider,
-            request=request,
-            loop=loop,
-            bus=bus,
-            subscribed=outer,
-            folder=folder,
-            observer=telemetry,
-        )
+        running = RunningPool(provider=self._provider, request=request, **base._asdict())
         stack.callback(running.close)
-        self._watch(loop, running.take_snapshot, folder, stack)
+        self._watch(base.loop, running.take_snapshot, base.folder, stack)
         running.open()
         self._running = running
-        bus.delivery()()  # the next cell of a notebook would get the last lines
+        base.bus.delivery()()  # the next cell of a notebook would get the last lines
 
     def _forget(self) -> None:
         self._running = self._bus = None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from skyward.errors import ConfigurationError
+from skyward.request.masking import without_credentials
 
 __all__ = ["flag", "gibibytes", "positive_number", "refusal", "secret", "text", "texts", "web_address", "whole_number"]
 
@@ -17,8 +18,9 @@ _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([MGT])i?B\s*", re.IGNORECASE | re.A
 
 
 def refusal(parameter: str, allowed: str, given: object) -> ConfigurationError:
-    """Return an error that names the parameter, its allowed values and the given one."""
-    return ConfigurationError(f"{parameter} must be {allowed}, got {reprlib.repr(given)}")
+    """Return an error that names the parameter, its allowed values and the given one, without credentials in URLs."""
+    shown = without_credentials(given) if isinstance(given, str) else given
+    return ConfigurationError(f"{parameter} must be {allowed}, got {reprlib.repr(shown)}")
 
 
 def whole_number(parameter: str, value: object, *, minimum: int = 1) -> int:
@@ -67,7 +69,7 @@ def secret(parameter: str, value: object) -> str:
 def texts(parameter: str, value: object) -> tuple[str, ...]:
     """Return ``value`` as a tuple if it is a sequence of strings, none of which looks like an option."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        example = f" such as [{value!r}]" if isinstance(value, str) else ""
+        example = f", as in {parameter}=[...]" if isinstance(value, str) else ""
         raise refusal(parameter, f"a list of strings{example}", value)
     items = tuple(text(f"{parameter}[{i}]", item) for i, item in enumerate(cast("Sequence[object]", value)))
     for i, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""Frames of the control connection: a length, then one msgpack map, over mutual TLS."""
+"""Frames of control connection and blob port: a length, then one msgpack map. TLS contexts of all connections."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_ls_asks_the_provider_what_is_still_there(
     (row,) = [line.split() for line in said.splitlines() if "sky-3" in line]
     assert row[3:5] == ["?", "?"], "neither id nor state"
     assert f"{gone.id} " in said
-    assert said.count("dead: `skyward sweep` strikes off what is gone") == 1
+    assert said.count("dead: `skyward sweep` removes it from this list") == 1
     assert [each["key"] for each in answer("ls", "--provider", "local")["machines"]] == ["a", "b"]
 
 

@@ -181,7 +181,7 @@ def test_failed_opening_that_left_nothing_says_so() -> None:
     with shown("log", stream) as show:
         show(InfraCreating(), PoolStopping())
         show(CostFinal(0.02, 1.0, 12.0, 2, 0, 0.0), PoolStopped(0), after_s=2)
-    assert text_of(stream).splitlines()[-1] == "pool    │ closed after 2.0 s: it never was open, cost $0.02"
+    assert text_of(stream).splitlines()[-1] == "pool    │ closed after 2.0 s: never opened, cost $0.02"
 
 
 def test_summary_leaves_out_what_nobody_said() -> None:

@@ -9,10 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import CancelledError
 from contextvars import ContextVar
-from typing import Any
 
 import pytest
 
@@ -117,12 +116,11 @@ def test_ctrl_c_in_the_waiting_thread_cancels_the_coroutine(loop_thread: LoopThr
 
 
 @pytest.mark.parametrize("error", [None, LookupError("no such node")], ids=["ends", "fails"])
-def test_ctrl_c_at_any_moment_of_a_finish_is_raised_after_its_work(
+def test_ctrl_c_while_work_is_handed_to_the_loop_is_raised_after_the_work(
     loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch, error: LookupError | None
 ) -> None:
-    runs = list[str]()
-    submissions = list[Future[Any]]()
-    submit_as_ever, go_on = loop_thread._submit, asyncio.Event()
+    runs, attempts = list[str](), iter(["before", "after", "after", "not at all"])
+    go_on = asyncio.Event()
 
     async def work() -> None:
         runs.append("begun")
@@ -131,19 +129,48 @@ def test_ctrl_c_at_any_moment_of_a_finish_is_raised_after_its_work(
         if error is not None:
             raise error
 
-    def submit(coro: Coroutine[Any, Any, Any]) -> Future[Any]:
-        future = submit_as_ever(coro)
-        if len(submissions) < 2:
-            submissions.append(future)
+    # No signal can be sent at exactly these moments.
+    def call_soon(callback: Callable[[], None]) -> None:
+        interrupted = next(attempts)
+        if interrupted != "before":
+            call_soon_as_ever(callback)
+        if interrupted != "not at all":
             raise KeyboardInterrupt
         loop_thread.loop.call_soon_threadsafe(go_on.set)
-        return future
 
-    monkeypatch.setattr(loop_thread, "_submit", submit)
+    call_soon_as_ever = loop_thread._call_soon
+    monkeypatch.setattr(loop_thread, "_call_soon", call_soon)
     with pytest.raises(KeyboardInterrupt) as raised:
         loop_thread.finish(work())
     assert runs == ["begun", "over"]
     assert raised.value.__cause__ is error
+
+
+@pytest.mark.parametrize("interrupted", ["before", "after"])
+def test_ctrl_c_is_raised_although_the_loop_ends_meanwhile(monkeypatch: pytest.MonkeyPatch, interrupted: str) -> None:
+    thread = acquire_loop()
+    ended_in = list[str]()
+    begun = threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended_in.append(threading.current_thread().name)
+
+    def call_soon(callback: Callable[[], None]) -> None:
+        monkeypatch.undo()
+        if interrupted == "after":
+            thread._call_soon(callback)
+            assert begun.wait(10)
+        thread.release()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thread, "_call_soon", call_soon)
+    with pytest.raises(KeyboardInterrupt):
+        thread.finish(work())
+    assert ended_in == (["skyward-loop"] if interrupted == "after" else [])
 
 
 @pytest.mark.parametrize("method", [LoopThread.call, LoopThread.finish])

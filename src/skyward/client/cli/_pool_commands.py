@@ -236,7 +236,7 @@ def _row(entry: LedgerEntry, presence: Presence, now: float) -> tuple[str, ...]:
     elif owner is None:
         state = "unknown"
     else:
-        dead = "strikes off what is gone" if entry.gone_at is not None else "ends its machines"
+        dead = "removes it from this list" if entry.gone_at is not None else "ends its machines"
         says = {True: "alive", False: f"dead: `skyward sweep` {dead}", None: f"{_place(owner)}, may be alive"}
         state = f"{owner.pid}, {says[owner.lives()]}"
     return (

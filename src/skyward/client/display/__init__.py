@@ -153,7 +153,7 @@ class Display:
         return PlainScreen(surface, tag, clock=self._clock, wall=wall)
 
     def close(self) -> None:
-        """Stop the display, and write the closing summary unless nothing was opened or closed. Idempotent."""
+        """Stop the display, and write the closing summary if the pool opened or was closed. Idempotent."""
         if self._unsubscribe is None:
             return
         self._unsubscribe()

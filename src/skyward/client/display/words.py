@@ -252,7 +252,7 @@ def summary_words(
     started: ev.PoolStarted | None, lived_s: float, stopped: ev.PoolStopped | None, cost: ev.CostFinal | None
 ) -> str:
     """Return a pool's lifetime in one line; the cost only if it is above zero."""
-    parts = [plural(started.nodes, "node"), plural(started.workers, "worker")] if started else ["it never was open"]
+    parts = [plural(started.nodes, "node"), plural(started.workers, "worker")] if started else ["never opened"]
     if stopped and stopped.calls:  # Dask's tasks are no calls: "0 calls" would say that a busy pool did nothing
         parts.append(plural(stopped.calls, "call"))
     if cost and cost.hourly_rate:

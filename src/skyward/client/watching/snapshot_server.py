@@ -40,7 +40,7 @@ def serve_snapshots(folder: Path, loop: LoopThread, take: Take, closing: ExitSta
 
     closing.callback(close)  # before there is a server: Ctrl-C may come in the same moment as it
     try:
-        loop.call(_serve(folder, take, servers))
+        loop.finish(_serve(folder, take, servers))
     except OSError as error:
         _logger.debug("`skyward top` cannot see this pool: %s", error)
 

@@ -381,6 +381,11 @@ def generator():
     yield 1
 
 
+class AsyncCallable:
+    async def __call__(self):
+        return 1
+
+
 async def async_generator():
     yield 1
 
@@ -389,8 +394,9 @@ async def async_generator():
 @pytest.mark.parametrize(
     ("fn", "advice"),
     [
-        (coroutine, r"coroutine is async: call it in one, by asyncio.run\(coroutine\(\.\.\.\)\)"),
-        (partial(coroutine), "coroutine is async: call it in one"),
+        (coroutine, r"coroutine is async: call it inside one, with asyncio.run\(coroutine\(\.\.\.\)\)"),
+        (partial(coroutine), "coroutine is async"),
+        (AsyncCallable(), "AsyncCallable is async"),
         (generator, "generator is a generator: return a list"),
         (async_generator, "async_generator is a generator: return a list"),
     ],

@@ -1,0 +1,91 @@
+"""Ctrl-C at every line that a pool's opening runs before it asks for machines."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from linecache import getline
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.engine.running import RunningPool
+from skyward.errors import CapacityError
+from skyward.providers.base import Offer
+from skyward.provision.buying import pool_folder
+from skyward.request.request import PoolRequest
+from skyward.testing.provider import FakeProvider
+
+PLACES = (str(Path(sky.__file__).parent), contextlib.__file__)
+
+
+class SoldOut(FakeProvider):
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        raise CapacityError("sold out")
+
+
+class CtrlC:
+    """Presses Ctrl-C before the n-th line of the opening."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+        self.where = ""
+        self._opens = RunningPool.open.__code__
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is self._opens:
+            self.left = 0
+        if not self.left or not frame.f_code.co_filename.startswith(PLACES):
+            return None
+        latest = frame.f_lineno
+
+        def trace_line(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal latest
+            latest, before = frame.f_lineno, latest
+            # The way back to a `with` is that to its end, at which Python handles no signals: a lock would stay locked.
+            leaves = latest < before and getline(frame.f_code.co_filename, latest).strip().startswith("with ")
+            if event == "line" and self.left and not leaves:
+                self.left -= 1
+                if not self.left:
+                    self.where = f"{frame.f_code.co_qualname}, line {latest}"
+                    signal.raise_signal(signal.SIGINT)
+            return trace_line
+
+        return trace_line
+
+
+@pytest.mark.filterwarnings("ignore:.* was never awaited", "ignore:Exception ignored in. <coroutine")
+def test_ctrl_c_at_any_line_of_the_opening_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_folder, "KEPT_POOLS", 0)  # else folders pile up, and every line about each is tried
+    pool = sky.ComputePool(provider=SoldOut(), image=sky.Image(), display="quiet")
+    with pytest.raises(CapacityError):
+        pool.open()
+    threads, before = threading.enumerate(), sys.gettrace()
+
+    lines = 0
+    while True:
+        lines += 1
+        keys = CtrlC(lines)
+        try:
+            with pytest.raises((KeyboardInterrupt, CapacityError)) as raised:
+                sys.settrace(keys.trace)
+                pool.open()
+        finally:
+            sys.settrace(before)
+        if not keys.where:
+            break
+        assert raised.type is KeyboardInterrupt, keys.where
+        assert "not open" in repr(pool), keys.where
+        assert threading.enumerate() == threads, keys.where
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, keys.where
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, keys.where
+        assert not any(map(pool_folder.is_in_use, pool_folder.known_folders())), keys.where
+
+    assert lines > 100
+    assert raised.type is CapacityError
