@@ -163,33 +163,49 @@ def uninterrupted() -> Generator[None]:
 
     The application's own handlers still run at once.
     """
-    kept: list[int] = []
-    before: dict[int, Any] = {}
-    inside = True
-
-    def delay(number: int, frame: FrameType | None) -> None:
-        if inside:
-            kept.append(number)
-        else:  # SIGTERM came while the handlers were restored
-            before[number](number, frame)
-
+    delay = _Delay()
     try:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, *_SIGNALS):
-                handler = signal.getsignal(number)
+                handler = _handler_of(number)
                 if handler in (signal.default_int_handler, _unwind):
-                    before[number] = handler
+                    delay.before[number] = handler
                     signal.signal(number, delay)
         yield
     finally:
         try:
-            for number, handler in reversed(before.items()):  # that of Ctrl-C last, which would end this loop
+            for number, handler in reversed(delay.before.items()):  # SIGINT last: its exception would end this loop
                 signal.signal(number, handler)
         finally:
-            inside = False
+            delay.inside = False
         disarm()  # the last pool may have been closed meanwhile
-        if kept:
-            raise KeyboardInterrupt if kept[0] == signal.SIGINT else SystemExit(_ABOVE + kept[0])
+        if delay.kept:
+            raise KeyboardInterrupt if delay.kept[0] == signal.SIGINT else SystemExit(_ABOVE + delay.kept[0])
+
+
+class _Delay:
+    """Handler that keeps signals for the end of a block. Afterwards it stands for the handler that it replaced.
+
+    It may stay in place after its block: a SIGTERM that comes while the handlers are restored ends that.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+        self.before: dict[int, Any] = {}
+        self.inside = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.inside:
+            self.kept.append(number)
+        else:
+            self.before[number](number, frame)
+
+
+def _handler_of(number: int) -> Any:
+    handler = signal.getsignal(number)
+    while isinstance(handler, _Delay) and not handler.inside:
+        handler = handler.before[number]
+    return handler
 
 
 def at_exit(function: Callable[[], object]) -> None:
@@ -217,7 +233,7 @@ def _unwind(number: int, _: FrameType | None) -> None:
 
 def _restore() -> None:
     for number in _SIGNALS:
-        if signal.getsignal(number) is _unwind:
+        if _handler_of(number) is _unwind:
             signal.signal(number, signal.SIG_DFL)
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
+from skyward._concurrency.exits import uninterrupted
 from skyward.errors import PoolStateError
 
 __all__ = ["LoopThread", "acquire_loop"]
@@ -76,19 +77,21 @@ class LoopThread:
                 tasks[0].add_done_callback(partial(_complete, done))
 
         interrupt: BaseException | None = None
-        while not done.done():
-            try:
-                self._call_soon(begin)  # again after an interrupt, which may have come before the loop had it
-                wait([done])
-            except PoolStateError as ended:
-                self._thread.join()  # it cancels the work, if that began
-                coro.close()
-                raise interrupt or ended from None
-            except BaseException as error:  # KeyboardInterrupt, or another exception of a signal handler
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt from (None if done.cancelled() else done.exception())
-        return done.result()
+        with uninterrupted():
+            while not done.done():
+                try:
+                    self._call_soon(begin)  # again after an interrupt, which may have come before the loop had it
+                    wait([done])
+                except PoolStateError as ended:
+                    if interrupt is not None:
+                        self._thread.join()  # it cancels the work, if that began
+                    coro.close()
+                    raise interrupt or ended from None
+                except BaseException as error:  # an exception of the application's own signal handler
+                    interrupt = error
+            if interrupt is not None:
+                raise interrupt from (None if done.cancelled() else done.exception())
+            return done.result()
 
     def _refuse_own_thread(self, coro: Coroutine[Any, Any, object]) -> None:
         if self.is_current:
@@ -172,7 +175,8 @@ def _ended() -> PoolStateError:
 def _complete(future: Future[T], task: asyncio.Task[T]) -> None:
     if task.cancelled():
         future.cancel()
-    elif error := task.exception():
+        future.set_running_or_notify_cancel()  # `cancel` alone frees no waiter
+    elif (error := task.exception()) is not None:
         future.set_exception(error)
     else:
         future.set_result(task.result())

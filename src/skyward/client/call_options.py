@@ -76,7 +76,9 @@ def refuse_suspended(fn: Callable[..., Any], taker: str) -> None:
     code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
     if not isinstance(code, CodeType):
         return
-    name, flags = getattr(fn, "__name__", type(fn).__name__), code.co_flags
+    name, flags = code.co_name, code.co_flags
+    if name == "__call__":
+        name = type(fn).__name__
     if flags & inspect.CO_COROUTINE:
         raise ConfigurationError(
             f"{taker} plain functions; {name} is async: call it inside one, with asyncio.run({name}(...))"

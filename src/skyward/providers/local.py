@@ -316,9 +316,10 @@ def _remove(instance_id: str) -> None:
             entry.unlink()
     # The supervisor removes its blobs itself, unless it had to be killed.
     remove_blobs(instance_id)
-    folder.parent.touch()  # the pools that ended last are kept
-    tags.unlink(missing_ok=True)
     with suppress(FileNotFoundError):  # removed by another process meanwhile, as one of an old pool
+        os.utime(folder.parent)  # the pools that ended last are kept
+    tags.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
         if not any(folder.iterdir()):
             folder.rmdir()
 

@@ -1,4 +1,4 @@
-"""Frames of control connection and blob port: a length, then one msgpack map. TLS contexts of all connections."""
+"""Frames of the control connection and the blob port: a length, then one msgpack map. TLS of all connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at every line that a pool's opening runs before it asks for machines."""
+"""Ctrl-C at every line of Skyward's own that a pool's opening runs before it asks for machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from linecache import getline
 from pathlib import Path
 from types import FrameType
@@ -47,10 +47,12 @@ class CtrlC:
 
         def trace_line(frame: FrameType, event: str, _: Any) -> Any:
             nonlocal latest
+            if event != "line":
+                return trace_line
             latest, before = frame.f_lineno, latest
-            # The way back to a `with` is that to its end, at which Python handles no signals: a lock would stay locked.
+            # A jump back to a `with` line runs its exit. Python handles no signals there, else locks would stay locked.
             leaves = latest < before and getline(frame.f_code.co_filename, latest).strip().startswith("with ")
-            if event == "line" and self.left and not leaves:
+            if self.left and not leaves:
                 self.left -= 1
                 if not self.left:
                     self.where = f"{frame.f_code.co_qualname}, line {latest}"
@@ -60,6 +62,15 @@ class CtrlC:
         return trace_line
 
 
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    """SIGTERM with its default effect; coverage, for example, sets a handler."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("sigterm")
 @pytest.mark.filterwarnings("ignore:.* was never awaited", "ignore:Exception ignored in. <coroutine")
 def test_ctrl_c_at_any_line_of_the_opening_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_folder, "KEPT_POOLS", 0)  # else folders pile up, and every line about each is tried

@@ -10,9 +10,11 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from skyward._concurrency import exits
 from skyward._concurrency.exits import arm, disarm, hold, release, uninterrupted
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
@@ -151,6 +153,29 @@ def test_what_comes_while_pools_are_closed_is_heard_afterwards(sent: str, raised
             print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
     """
     assert run(program) == (0, ["all", raised, "True", "True"])
+
+
+def test_sigterm_while_handlers_are_restored_leaves_ctrl_c_delayed_in_the_next_block(
+    defaults: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def restore(number: int, handler: Any) -> Any:
+        before = as_ever(number, handler)
+        if number == signal.SIGTERM and not isinstance(handler, exits._Delay):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return before
+
+    hold()
+    as_ever = signal.signal
+    with pytest.raises(SystemExit), uninterrupted():
+        monkeypatch.setattr(exits.signal, "signal", restore)
+    monkeypatch.undo()
+    reached = False
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        reached = True
+    release()
+    assert reached
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_error_while_closing_is_the_context_of_the_interrupt() -> None:

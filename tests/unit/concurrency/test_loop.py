@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import CancelledError
 from contextvars import ContextVar
@@ -146,17 +147,26 @@ def test_ctrl_c_while_work_is_handed_to_the_loop_is_raised_after_the_work(
     assert raised.value.__cause__ is error
 
 
+def test_finish_of_work_that_was_cancelled_raises_that(loop_thread: LoopThread) -> None:
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(CancelledError):
+        loop_thread.finish(work())
+
+
 @pytest.mark.parametrize("interrupted", ["before", "after"])
 def test_ctrl_c_is_raised_although_the_loop_ends_meanwhile(monkeypatch: pytest.MonkeyPatch, interrupted: str) -> None:
     thread = acquire_loop()
     ended_in = list[str]()
-    begun = threading.Event()
+    begun, releasing = threading.Event(), threading.Thread(target=thread.release)
 
     async def work() -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
         finally:
+            await asyncio.sleep(0.05)
             ended_in.append(threading.current_thread().name)
 
     def call_soon(callback: Callable[[], None]) -> None:
@@ -164,13 +174,16 @@ def test_ctrl_c_is_raised_although_the_loop_ends_meanwhile(monkeypatch: pytest.M
         if interrupted == "after":
             thread._call_soon(callback)
             assert begun.wait(10)
-        thread.release()
+        releasing.start()
+        while not thread._ended:
+            time.sleep(0.001)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(thread, "_call_soon", call_soon)
     with pytest.raises(KeyboardInterrupt):
         thread.finish(work())
     assert ended_in == (["skyward-loop"] if interrupted == "after" else [])
+    releasing.join()
 
 
 @pytest.mark.parametrize("method", [LoopThread.call, LoopThread.finish])
