@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, cast
 
 import cloudpickle
@@ -277,6 +277,8 @@ class _Pickler(cloudpickle.Pickler):
         definition = cast("object", obj)
         if isinstance(definition, type) or type(definition) in (FunctionType, ModuleType):
             return self._reduce_definition(cast("Definition", definition))
+        if isinstance(definition, CodeType):
+            return _with_file_name(definition, cast("Any", self.dispatch_table)[CodeType](definition))
         if type(definition) is _CachingFunction and not travels_by_reference(cast("Any", definition)):
             caching = cast("Any", definition)
             return _caching, (caching.__wrapped__, caching.cache_parameters())
@@ -300,6 +302,20 @@ class _Pickler(cloudpickle.Pickler):
                 return _warning, (obj.__module__, obj.__qualname__)
             _by_name[id(obj)] = obj
         return reduced
+
+
+_FILE_NAME = 10
+"""Position of the file's name among the arguments of ``CodeType``."""
+
+
+def _with_file_name(code: CodeType, reduced: tuple[type, tuple[Any, ...]]) -> tuple[type, tuple[Any, ...]]:
+    """Return cloudpickle's reduction of ``code`` with the name of its file, by which tracebacks find their lines.
+
+    cloudpickle 3.1.3 replaces it with ``<dynamic-code>``. The copy is as anonymous as cloudpickle's strings: pickles
+    must not depend on which strings the interpreter shares.
+    """
+    made_by, arguments = reduced
+    return made_by, (*arguments[:_FILE_NAME], "".join(code.co_filename), *arguments[_FILE_NAME + 1 :])
 
 
 # Functions with functools.cache or lru_cache. They would go by name even if their modules go by value.

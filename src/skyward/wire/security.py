@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ssl
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from distributed import Security
-from tornado.iostream import SSLIOStream
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 from skyward.wire.frames import TlsIdentity, client_context, forget_tls_errors, server_context
 
@@ -34,7 +34,7 @@ class PoolSecurity(Security):
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
         """Return the arguments that open a connection of ``role``."""
-        _keep_errors_apart()  # since each process with Dask's connections calls this
+        _mend_streams()  # since each process with Dask's connections calls this
         # `distributed` would write the private key to a temporary file here, which a killed process leaves behind.
         return {
             "ssl_context": client_context(self._identity(role)),
@@ -52,10 +52,20 @@ class PoolSecurity(Security):
 
 
 @cache
-def _keep_errors_apart() -> None:
-    """Empty OpenSSL's queue of errors whenever a TLS connection of tornado's, on which Dask's are built, closes."""
-    stream: Any = SSLIOStream
-    close = stream.close_fd
+def _mend_streams() -> None:
+    """Keep the failure of one of tornado's TLS connections, on which Dask's are built, from other code.
+
+    OpenSSL's queue of errors is emptied whenever such a connection closes. A peer that resets its connection before TLS
+    begins, as a scheduler does that is killed, is a closed connection: tornado raises ValueError
+    (https://github.com/tornadoweb/tornado/issues/2546), which no caller in Dask takes for a failed dial and repeats.
+    """
+    plain, encrypted = cast("Any", IOStream), cast("Any", SSLIOStream)
+    start, close = plain.start_tls, encrypted.close_fd
+
+    def start_tls(self: Any, *args: Any, **options: Any) -> Any:
+        if self.closed():
+            raise StreamClosedError(self.error)
+        return start(self, *args, **options)
 
     def close_fd(self: Any) -> None:
         try:
@@ -63,4 +73,4 @@ def _keep_errors_apart() -> None:
         finally:
             forget_tls_errors()
 
-    stream.close_fd = close_fd
+    plain.start_tls, encrypted.close_fd = start_tls, close_fd

@@ -8,15 +8,9 @@ import sys
 import pytest
 
 OPEN = """
-from contextlib import ExitStack
-from skyward import ComputePool, Local
+import skyward
 
-class Anything(ComputePool):
-    is_active = True
-
-    def _open(self, stack: ExitStack) -> None: ...
-
-Anything(provider=Local()).__enter__().__exit__(None, None, None)
+skyward.ComputePool(provider=skyward.Local(), display="quiet").__enter__().__exit__(None, None, None)
 """
 USE = "import joblib; joblib.parallel_backend('skyward'); print(type(joblib.parallel.get_active_backend()[0]).__name__)"
 

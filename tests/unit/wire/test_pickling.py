@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -190,6 +191,18 @@ def test_a_module_that_was_used_before_it_could_be_imported_travels_by_value_fro
     path.unlink()
     importlib.invalidate_caches()
     assert unpack(packed.data)(5) == 20
+
+
+def test_functions_keep_the_name_of_their_file_by_which_tracebacks_find_lines() -> None:
+    def outer() -> Callable[[], str]:
+        def inner() -> str:
+            return "inner"
+
+        return inner
+
+    rebuilt = unpack(pack(outer, what="a function").data)
+
+    assert rebuilt.__code__.co_filename == rebuilt().__code__.co_filename == __file__
 
 
 def test_installed_modules_travel_by_reference() -> None:

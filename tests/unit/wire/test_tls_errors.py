@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from distributed.comm import CommClosedError, connect, listen
+from tornado.iostream import IOStream, StreamClosedError
 
 from skyward.engine.certificates import issue
 from skyward.wire.connection import Connection
@@ -57,6 +58,17 @@ async def test_a_broken_pipe_elsewhere_is_no_error_of_ours() -> None:
     finally:
         client.close()
         server.close()
+
+
+async def test_a_peer_that_is_gone_before_tls_begins_is_a_closed_connection() -> None:
+    PoolSecurity(issue()).get_connection_args("client")
+    here, there = sockets()
+    there.close()
+    stream = IOStream(here)
+    stream.close()
+
+    with pytest.raises(StreamClosedError):
+        await stream.start_tls(False)
 
 
 async def test_one_peer_that_is_gone_costs_dask_no_other() -> None:
