@@ -283,7 +283,9 @@ def _threads() -> Iterator[str]:
     kept = (*KEPT_THREADS, "asyncio_") if loop_runs else KEPT_THREADS
     # By name and number: a thread may hand its work over to another one of its name (skyward.events.courier).
     for name, number in Counter(thread.name for thread in threads if not thread.name.startswith(kept)).items():
-        yield from (f"thread {name}" if each == 1 else f"thread {name}, {each} of them" for each in range(1, number + 1))
+        yield from (
+            f"thread {name}" if each == 1 else f"thread {name}, {each} of them" for each in range(1, number + 1)
+        )
 
 
 def _children() -> Iterator[str]:
