@@ -248,6 +248,9 @@ def _forget() -> None:
     if _Held.watch is not None:
         _Held.watch.leave()
         _Held.watch = None
+    for number in (signal.SIGINT, *_SIGNALS):
+        if isinstance(handler := signal.getsignal(number), _Delay):
+            handler.inside = False  # its block runs in the parent only, if another thread forked
     _restore()
 
 

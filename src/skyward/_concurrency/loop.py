@@ -77,18 +77,21 @@ class LoopThread:
                 tasks[0].add_done_callback(partial(_complete, done))
 
         interrupt: BaseException | None = None
+        runs = True
         with uninterrupted():
-            while not done.done():
+            while runs and not done.done():
                 try:
-                    self._call_soon(begin)  # again after an interrupt, which may have come before the loop had it
-                    wait([done])
-                except PoolStateError as ended:
-                    if interrupt is not None:
-                        self._thread.join()  # it cancels the work, if that began
-                    coro.close()
-                    raise interrupt or ended from None
-                except BaseException as error:  # an exception of the application's own signal handler
+                    if runs := self._call_soon(
+                        begin
+                    ):  # again after an interrupt, which may have come first
+                        wait([done])
+                except BaseException as error:  # of the application's own signal handler, of whatever class
                     interrupt = error
+            if not runs:
+                if interrupt is not None:
+                    self._thread.join()  # the loop's end cancels the work, if that began
+                coro.close()
+                raise interrupt or _ended()
             if interrupt is not None:
                 raise interrupt from (None if done.cancelled() else done.exception())
             return done.result()
@@ -138,11 +141,12 @@ class LoopThread:
                 raise _ended()
             return asyncio.run_coroutine_threadsafe(coro, self._loop)
 
-    def _call_soon(self, callback: Callable[[], None]) -> None:
+    def _call_soon(self, callback: Callable[[], None]) -> bool:
+        """Hand a callback to the loop; return False if that has ended."""
         with self._lock:
-            if self._ended:
-                raise _ended()
-            self._loop.call_soon_threadsafe(callback)
+            if not self._ended:
+                self._loop.call_soon_threadsafe(callback)
+            return not self._ended
 
     def _report(self, future: Future[Any]) -> None:
         self._spawned.discard(future)

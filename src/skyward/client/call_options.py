@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from types import CodeType, EllipsisType, FunctionType
+from types import CodeType, EllipsisType, FunctionType, MethodType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from skyward.errors import ConfigurationError
@@ -72,8 +72,9 @@ def refuse_suspended(fn: Callable[..., Any], taker: str) -> None:
     """Refuse coroutine functions and generators: their return values have not run, and cannot be pickled."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    # A tenth of the time of `inspect`'s functions, for every call.
-    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
+    # A tenth of the time of `inspect`'s functions, for every call. Proxies show the code of their function.
+    owner = fn if type(fn) in (FunctionType, MethodType) else type(fn).__call__
+    code = getattr(owner, "__code__", None)
     if not isinstance(code, CodeType):
         return
     name, flags = code.co_name, code.co_flags

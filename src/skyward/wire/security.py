@@ -56,8 +56,8 @@ def _mend_streams() -> None:
     """Keep the failure of one of tornado's TLS connections, on which Dask's are built, from other code.
 
     OpenSSL's queue of errors is emptied whenever such a connection closes. A peer that resets its connection before TLS
-    begins, as a scheduler does that is killed, is a closed connection: tornado raises ValueError
-    (https://github.com/tornadoweb/tornado/issues/2546), which no caller in Dask takes for a failed dial and repeats.
+    begins, as a killed scheduler's does, counts as a closed connection. tornado raises ValueError for it
+    (https://github.com/tornadoweb/tornado/issues/2546), and Dask dials again after an OSError only.
     """
     plain, encrypted = cast("Any", IOStream), cast("Any", SSLIOStream)
     start, close = plain.start_tls, encrypted.close_fd

@@ -31,7 +31,7 @@ class SoldOut(FakeProvider):
 
 
 class CtrlC:
-    """Presses Ctrl-C before the n-th line of the opening."""
+    """Tracer that presses Ctrl-C before the n-th line of the opening."""
 
     def __init__(self, line: int) -> None:
         self.left = line

@@ -197,6 +197,24 @@ def test_a_forked_child_ends_as_it_would_without_its_parents_pool() -> None:
     assert run(program) == (0, ["-15", "closed"])
 
 
+def test_a_child_that_is_forked_while_signals_are_delayed_does_not_delay_them() -> None:
+    program = """
+        def fork():
+            child = os.fork()
+            if not child:
+                send("SIGTERM")
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+        with pool():
+            with uninterrupted():
+                thread = threading.Thread(target=fork)
+                thread.start()
+                thread.join()
+    """
+    assert run(program) == (0, ["-15", "closed"])
+
+
 @pytest.mark.skipif(
     (3, 12, 0) <= sys.version_info[:3] < (3, 12, 3),
     reason="these releases start no thread at exit: https://github.com/python/cpython/issues/113964",

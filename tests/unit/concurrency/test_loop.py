@@ -131,13 +131,14 @@ def test_ctrl_c_while_work_is_handed_to_the_loop_is_raised_after_the_work(
             raise error
 
     # No signal can be sent at exactly these moments.
-    def call_soon(callback: Callable[[], None]) -> None:
+    def call_soon(callback: Callable[[], None]) -> bool:
         interrupted = next(attempts)
         if interrupted != "before":
             call_soon_as_ever(callback)
         if interrupted != "not at all":
             raise KeyboardInterrupt
         loop_thread.loop.call_soon_threadsafe(go_on.set)
+        return True
 
     call_soon_as_ever = loop_thread._call_soon
     monkeypatch.setattr(loop_thread, "_call_soon", call_soon)
@@ -145,6 +146,28 @@ def test_ctrl_c_while_work_is_handed_to_the_loop_is_raised_after_the_work(
         loop_thread.finish(work())
     assert runs == ["begun", "over"]
     assert raised.value.__cause__ is error
+
+
+def test_work_ends_although_a_signal_handler_raises_an_error_of_ours(loop_thread: LoopThread) -> None:
+    ended = list[str]()
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGALRM)
+        try:
+            await asyncio.sleep(0.05)
+        finally:
+            ended.append("cancelled" if sys.exc_info()[0] else "whole")
+
+    def handle(number: int, frame: object) -> None:  # such as one that asks a closing pool for its status
+        raise PoolStateError("the pool is not open")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with pytest.raises(PoolStateError, match="not open"):
+            loop_thread.finish(work())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ended == ["whole"]
 
 
 def test_finish_of_work_that_was_cancelled_raises_that(loop_thread: LoopThread) -> None:

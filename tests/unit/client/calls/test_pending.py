@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import pickle
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import stamina
+import wrapt
 
 from skyward.client.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather, invocation_of
 from skyward.errors import ConfigurationError, SerializationError
@@ -390,7 +392,22 @@ async def async_generator():
     yield 1
 
 
-@pytest.mark.parametrize("take", [compute, lambda fn: invocation_of(fn, (), {})], ids=["decorated", "submitted"])
+@wrapt.decorator
+def run_to_its_end(wrapped, instance, args, kwargs):
+    return asyncio.run(wrapped(*args, **kwargs))
+
+
+TAKERS = pytest.mark.parametrize(
+    "take", [compute, lambda fn: invocation_of(fn, (), {})], ids=["decorated", "submitted"]
+)
+
+
+@TAKERS
+def test_an_async_function_that_a_proxy_runs_is_a_function(take):
+    assert take(run_to_its_end(coroutine))
+
+
+@TAKERS
 @pytest.mark.parametrize(
     ("fn", "advice"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 import skyward as sky
 from skyward.distributed import _gang
+from skyward.providers import local
 from skyward.provision.buying import ledger, pool_folder
 from skyward.provision.preparing import kept_logs
 
@@ -22,6 +23,7 @@ SENTENCES = [
     ("trust.md", f"to any port {FIRST}:{LAST} proto tcp"),
     ("trust.md", f"| {ledger._KEPT_S / 86400:.0f} days after a machine's end |"),
     ("trust.md", f"| the newest {pool_folder.KEPT_POOLS} closed pools, {pool_folder.KEPT_BYTES >> 30} GiB |"),
+    ("trust.md", f"| those of the newest {local._KEPT_POOLS} pools |"),
     ("logs.md", f"the newest {kept_logs._POOL_BYTES >> 20} MiB are kept"),
     ("logs.md", f"closed pools the newest {pool_folder.KEPT_POOLS}, together {pool_folder.KEPT_BYTES >> 30} GiB"),
     ("faq.md", f"by themselves {WORDS[LEASE_S // 60]} minutes after it"),
