@@ -325,12 +325,18 @@ class TestFutures:
         with pytest.raises(LookupError, match="number 3"):
             asyncio.run(failing())
 
-    def test_a_queued_call_can_be_cancelled(self, pool: sky.ComputePool) -> None:
-        blocking = [pool.submit(snooze, 0.5) for _ in range(WORKERS)]
+    def test_a_queued_call_can_be_cancelled(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+        @sky.compute
+        def wait_for(mark: Path) -> None:
+            while not mark.exists():
+                time.sleep(0.01)
+
+        blocking = [pool.submit(wait_for, tmp_path / "go") for _ in range(WORKERS)]
         queued = pool.submit(snooze, 0.0, "never")
         while not all(future.running() for future in blocking):
-            pass
+            time.sleep(0.01)
         assert queued.cancel()
+        (tmp_path / "go").touch()
         with pytest.raises(CancelledError):
             queued.result()
         assert wait(blocking, timeout=10).not_done == set()

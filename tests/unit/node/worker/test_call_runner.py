@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +76,23 @@ class DeadlyError(Exception):
 
 def deadly() -> None:
     raise DeadlyError
+
+
+def test_a_call_begins_in_the_folder_of_all_calls_although_an_earlier_one_left_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def leave() -> None:
+        (tmp_path / "gone").mkdir()
+        os.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+
+    outlet = Outlet()
+    outlet.run(leave, lambda: Path("here").touch())
+
+    assert outlet.succeeded == [1, 2]
+    assert (tmp_path / "here").exists()
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), OSError("no room"), SystemExit("no room")], ids=repr)
