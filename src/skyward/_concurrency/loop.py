@@ -81,9 +81,7 @@ class LoopThread:
         with uninterrupted():
             while runs and not done.done():
                 try:
-                    if runs := self._call_soon(
-                        begin
-                    ):  # again after an interrupt, which may have come first
+                    if runs := self._call_soon(begin):  # again after an interrupt, which may have come first
                         wait([done])
                 except BaseException as error:  # of the application's own signal handler, of whatever class
                     interrupt = error
