@@ -499,3 +499,9 @@ def test_doctor_and_clean_reach_hosts(host: SshHost, tmp_path: Path, monkeypatch
     (cache / "nodes/ssh-0-1/instance.json").unlink()
     assert answer("clean", "--ssh", place)["freed_bytes"] >= 1 << 20
     assert not (cache / "big").exists()
+
+    (cache / "big").write_bytes(bytes(1 << 20))
+    purchase = Purchase(pool_id="sky-1", provider="ssh", settings={"hosts": [place]})
+    Ledger.of_user().reserve({"a": 0}, purchase, owner=DEAD)
+    (cleaned,) = answer("clean", "--hosts")["cleaned"]
+    assert (cleaned["freed_bytes"] >= 1 << 20, (cache / "big").exists()) == (True, False)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.providers._common.ssh_keys import KeyPair
-from skyward.providers.aws.boot import LARGEST_BYTES, user_data
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.boot import LARGEST_BYTES, find_image, user_data
 from skyward.providers.aws.offering import parse_product, parse_spot_prices
 from skyward.providers.aws.payloads import parse_record
 from skyward.providers.aws.quotas import quota_of
@@ -19,6 +22,54 @@ from skyward.providers.base import InstanceState
 def test_orders_that_are_too_long_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=f"{LARGEST_BYTES} bytes"):
         user_data(host_key=KeyPair(public="", private="x" * LARGEST_BYTES), user_key="", time_to_live_s=60)
+
+
+class Images:
+    """EC2 and its public parameters, as far as images are looked up: each image's id is its parameter's name."""
+
+    credentials = SimpleNamespace(region="eu-north-1")
+
+    def __init__(self, *names: str, disk_gb: int = 8) -> None:
+        self.names = names
+        self.disk = {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": disk_gb}}
+
+    async def pages(self, service: str, operation: str, key: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        names = [f"{parameters['Path']}{name}" for name in self.names]
+        return [{"Name": name, "Value": name} for name in names if parameters["Recursive"]]
+
+    async def call(self, service: str, operation: str, **parameters: Any) -> Mapping[str, Any]:
+        if operation == "GetParameter":
+            return {"Parameter": {"Value": parameters["Name"]}} if self.names else {}
+        return {"Images": [{"RootDeviceName": "/dev/xvda", "BlockDeviceMappings": [self.disk]}]}
+
+
+def neuron(*parts: str) -> list[str]:
+    return [f"/{part}/latest/image_id" for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (neuron("pytorch-2.8/ubuntu-24.04", "base/ubuntu-24.04", "base/ubuntu-22.04"), "base/ubuntu-24.04"),
+        (neuron("pytorch-2.8/ubuntu-24.04", "multi-framework/ubuntu-24.04"), "multi-framework/ubuntu-24.04"),
+        (
+            neuron("pytorch-2.8/ubuntu-24.04", "pytorch-2.9/ubuntu-24.04", "base/ubuntu-22.04"),
+            "pytorch-2.9/ubuntu-24.04",
+        ),
+        ([*neuron("base/ubuntu-22.04"), "/base/ubuntu-24.04/2026-11-01/image_id"], "base/ubuntu-22.04"),
+    ],
+)
+async def test_a_machine_with_neuron_devices_boots_the_most_general_image(names: list[str], chosen: str) -> None:
+    image = await find_image(cast("Api", Images(*names, disk_gb=120)), "/aws/service/neuron/dlami")
+
+    assert image.id.endswith(f"/{chosen}/latest/image_id")
+    assert (image.root_device, image.disk_gb) == ("/dev/xvda", 120)
+
+
+@pytest.mark.parametrize("path", ["/aws/service/neuron/dlami", "/aws/service/canonical/ubuntu"])
+async def test_a_region_without_an_image_is_named(path: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"aws eu-north-1 has no image for this kind of machine \\({path}\\)"):
+        await find_image(cast("Api", Images()), path)
 
 
 # --- prices -------------------------------------------------------------------------------------------------------
