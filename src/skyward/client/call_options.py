@@ -63,7 +63,8 @@ def checked_retry(retry: object) -> tuple[type[Exception], ...]:
     """Return ``retry`` if it is a tuple of exception classes."""
     entries = cast("tuple[object, ...]", retry) if isinstance(retry, tuple) else (None,)
     if not all(isinstance(entry, type) and issubclass(entry, Exception) for entry in entries):
-        raise refusal("retry", "a tuple of exception classes such as (OSError,)", cast("object", retry))
+        number = " (retries= is the number of retries)" if isinstance(retry, int) else ""
+        raise refusal("retry", f"a tuple of exception classes such as (OSError,){number}", cast("object", retry))
     return cast("tuple[type[Exception], ...]", entries)
 
 
