@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 
 from skyward.client.pool import ComputePool
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.request.option_names import option_names, refuse_unknown
 from skyward.submission import ElasticFleet
 
 __all__ = ["BorrowedPool", "OwnablePool", "OwnedPool", "PoolHandle", "PoolLike", "make_pool_handle"]
@@ -143,11 +144,12 @@ _ELSEWHERE = {
 }
 
 
-def make_pool_handle(pool: object, params: dict[str, Any]) -> PoolHandle:
+def make_pool_handle(pool: object, params: dict[str, Any], cluster: type[object]) -> PoolHandle:
     """Return a handle of the pool passed, or of a new pool with these parameters, which is not opened yet.
 
     Raises:
         ConfigurationError: neither or both were given, or a parameter is wrong.
+        TypeError: neither a pool nor the class of the cluster has such a parameter.
     """
     if pool is not None:
         if params:
@@ -157,9 +159,9 @@ def make_pool_handle(pool: object, params: dict[str, Any]) -> PoolHandle:
         if not all(hasattr(type(pool), name) for name in ("scheduler", "scale", "forward", "is_active")):
             raise ConfigurationError(f"pool must be an open ComputePool, got {type(pool).__name__}")
         return BorrowedPool(cast("PoolLike", pool))
-    for name in params.keys() - ComputePool.__init__.__annotations__.keys():
-        advice = _ELSEWHERE.get(name, "it takes the parameters of ComputePool")
-        raise ConfigurationError(f"{name} is not a parameter of SkywardCluster: {advice}")
+    for name in params.keys() & _ELSEWHERE.keys():
+        raise TypeError(f"{cluster.__name__} has no option {name!r}: {_ELSEWHERE[name]}")
+    refuse_unknown(cluster.__name__, params, option_names(cluster, ComputePool))
     if "provider" not in params:
         raise ConfigurationError(
             "provider is missing: name the source of the machines, such as provider=sky.Local(), or pass a pool"

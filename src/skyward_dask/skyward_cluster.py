@@ -81,6 +81,7 @@ class SkywardCluster(ElasticCluster):
         ConfigurationError: a parameter is wrong, and nothing was created; or this process and the nodes have different
             versions of Dask or Python.
         PoolStateError: the pool passed is not open.
+        TypeError: there is no such parameter.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class SkywardCluster(ElasticCluster):
         if name is not None and not (isinstance(name, str) and name.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"name must be non-empty text, got {name!r}")
         super().__init__(
-            make_pool_handle(pool, cast("dict[str, Any]", pool_params)),
+            make_pool_handle(pool, cast("dict[str, Any]", pool_params), type(self)),
             name=name,
             asynchronous=asynchronous,
             loop=loop,

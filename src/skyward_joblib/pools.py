@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from joblib import parallel_config
 
+from skyward.request.option_names import option_names, refuse_unknown
 from skyward.submission import TaskSubmitter
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class JoblibPool:
     def _prepare(self, pool_params: dict[str, Any], asked: list[str]) -> None:
         from skyward.client.pool import ComputePool  # the client's side: nodes import this module too
 
+        refuse_unknown(type(self).__name__, pool_params, option_names(type(self), ComputePool))
         mirrors = pool_params.get("image") is None and pool_params.get("pip") is None
         pip = [*(pool_params.pop("pip", None) or ()), *asked, *_pinned("numpy"), *_pinned("threadpoolctl")]
         self._pool = ComputePool(**pool_params, pip=pip)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import CodeType, EllipsisType, FunctionType, MethodType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from skyward.errors import ConfigurationError
 from skyward.request.checks import gibibytes, positive_number, refusal, whole_number
+from skyward.request.option_names import refuse_unknown
 from skyward.submission import CallLimits
 from skyward.wire.tracebacks import hide_frames
 
@@ -25,7 +25,6 @@ __all__ = [
     "limits_of",
     "parameter_check",
     "refuse_suspended",
-    "unknown_option",
 ]
 
 P = ParamSpec("P")
@@ -64,7 +63,8 @@ def checked_retry(retry: object) -> tuple[type[Exception], ...]:
     """Return ``retry`` if it is a tuple of exception classes."""
     entries = cast("tuple[object, ...]", retry) if isinstance(retry, tuple) else (None,)
     if not all(isinstance(entry, type) and issubclass(entry, Exception) for entry in entries):
-        raise refusal("retry", "a tuple of exception classes such as (OSError,)", cast("object", retry))
+        number = " (retries= is the number of retries)" if isinstance(retry, int) else ""
+        raise refusal("retry", f"a tuple of exception classes such as (OSError,){number}", cast("object", retry))
     return cast("tuple[type[Exception], ...]", entries)
 
 
@@ -88,14 +88,6 @@ def refuse_suspended(fn: Callable[..., Any], taker: str) -> None:
         raise ConfigurationError(f"{taker} plain functions; {name} is a generator: return a list instead")
 
 
-def unknown_option(owner: str, unknown: Iterable[str], allowed: Iterable[str]) -> TypeError:
-    """Return the error of options that ``owner`` does not have; it lists those that there are."""
-    name, valid = next(iter(unknown)), sorted(allowed)
-    close = difflib.get_close_matches(name, valid, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    return TypeError(f"{owner} has no option {name!r}{hint}; its options are {', '.join(valid)}")
-
-
 def by_name_only(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
     """Decorate a constructor of keywords: for others it names the right ones; its errors show the caller's line."""
     parameters = list(inspect.signature(init).parameters.values())[1:]
@@ -109,8 +101,7 @@ def by_name_only(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenat
             if args:
                 given = type(args[0]).__name__
                 raise TypeError(f"{owner} takes its options by name: write {owner}({required[0]}={given}(...), ...)")
-            if unknown := kwargs.keys() - allowed:
-                raise unknown_option(owner, unknown, allowed)
+            refuse_unknown(owner, kwargs, allowed)
             if missing := set(required) - kwargs.keys():
                 raise TypeError(f"{owner} needs {', '.join(missing)}, as in {owner}({required[0]}=skyward.Local())")
             init(self, *args, **kwargs)

@@ -42,7 +42,6 @@ from skyward.client.call_options import (
     limits_of,
     parameter_check,
     refuse_suspended,
-    unknown_option,
 )
 from skyward.client.forgotten import (
     CallSite,
@@ -61,6 +60,7 @@ from skyward.client.forgotten import (
 )
 from skyward.distributed._gang import is_gang
 from skyward.errors import ConfigurationError
+from skyward.request.option_names import refuse_unknown
 from skyward.submission import CallLimits, Invocation
 from skyward.wire.pickling import pack, packing, unpack
 from skyward.wire.tracebacks import hide_frames
@@ -163,8 +163,7 @@ class PendingCompute(Unsent, Generic[R]):
         """
         site, limits = self._site, self.limits or CallLimits()
         self.mark_used()
-        if unknown:
-            raise unknown_option(f"{self.label}(...).options", unknown, OPTIONS)
+        refuse_unknown(f"{self.label}(...).options", unknown, OPTIONS)
         return replace(
             self,
             _site=site,
@@ -432,8 +431,7 @@ def compute(
     Raises:
         ConfigurationError: an option is unknown, or has a wrong type or value.
     """
-    if unknown:
-        raise unknown_option("compute", unknown, (*OPTIONS, "retry"))
+    refuse_unknown("compute", unknown, (*OPTIONS, "retry"))
     decorate = functools.partial(
         _decorated,
         retries=checked_retries(retries),

@@ -24,6 +24,7 @@ from skyward.errors import ConfigurationError, TerminationError, UnreachableErro
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.accelerators import model_name
 from skyward.request.instance import InstanceSpec
+from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE, LocalAccess
 
@@ -60,6 +61,7 @@ class _Gpu:
     memory_gib: float | None
 
 
+@explain_options
 @dataclass(frozen=True, slots=True)
 class Local:
     """Nodes on this machine, for nothing: processes of yours, apart from each other and ended with the pool.

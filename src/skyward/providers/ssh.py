@@ -32,6 +32,7 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding
 from skyward.request.checks import refusal, text
 from skyward.request.instance import InstanceSpec
+from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE, SSHAccess, SSHTarget
 from skyward.transport.base import Transport
@@ -82,6 +83,7 @@ class _Reached:
     left_out: list[str] = field(default_factory=list[str])
 
 
+@explain_options
 @dataclass(frozen=True, kw_only=True)
 class SSH:
     """Machines you already have, free of charge: each is one node of a pool, and is left unchanged afterwards.

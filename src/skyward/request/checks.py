@@ -33,7 +33,8 @@ def whole_number(parameter: str, value: object, *, minimum: int = 1) -> int:
 def positive_number(parameter: str, value: object) -> float:
     """Return ``value`` as a float if it is an int or float above zero that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-        raise refusal(parameter, "a number > 0", value)
+        huge = isinstance(value, int | float) and value > sys.float_info.max
+        raise refusal(parameter, "a number > 0 and finite" if huge else "a number > 0", value)
     return float(value)
 
 

@@ -19,6 +19,7 @@ from skyward.errors import ConfigurationError
 from skyward.request.checks import refusal, text, texts, whole_number
 from skyward.request.env import EnvVars
 from skyward.request.masking import without_credentials
+from skyward.request.option_names import explain_options
 from skyward.request.patterns import checked_patterns
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def client_python() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+@explain_options
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class Image:
     """A node's environment. Lists are taken and kept as tuples; the repr masks ``env`` and credentials in URLs.

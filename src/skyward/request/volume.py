@@ -9,12 +9,14 @@ from pathlib import PurePosixPath
 from typing import Any, ClassVar, TypeAlias
 
 from skyward.request.checks import flag, refusal, text
+from skyward.request.option_names import explain_options
 
 __all__ = ["GrantedVolume", "S3Volume", "StorageKey", "Volume", "VolumeAccess"]
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 
 
+@explain_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Volume:
     """A part of an S3 bucket, mounted on every node.

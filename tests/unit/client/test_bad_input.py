@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +27,14 @@ REFUSED: dict[str, tuple[str, list[Any]]] = {
     "concurrency": ("a whole number ≥ 1", [*NOT_COUNTS, None]),
     "cpu": ("a whole number ≥ 1", NOT_COUNTS),
     "timeout": ("a number > 0", [0, -1, -0.5, "60", True, NAN, INFINITY, 10**400, None]),
+    "timeout ": ("a number > 0 and finite, got", [INFINITY, 10**400]),
     "max_cost": ("a number > 0", [0, -1, -0.5, "60", True, NAN, INFINITY, 10**400]),
     "max_price_per_hour": ("a number > 0", [0, -1, -0.5, "60", True, NAN, INFINITY, 10**400]),
     "display": ("one of 'log', 'spinner', 'quiet'", ["loud", "LOG", "", 3, None, []]),
     "spot": ('"always", "if-available", "never", a share from 0 to 1', ["often", "", 1.1, -0.1, NAN, True, sky.Spot]),
     "accelerator": ("a known name, got .*; closest: ", ["A1000", "A1000:2", "best"]),
+    "accelerator  ": (r'a model such as "A100" \(`skyward offers` lists', ["gpu", "GPU", "gpu:2", "cuda", "any"]),
+    "accelerator   ": (".* a count of at least 1", ["A100:0", "A100:-1", "A100:many"]),
     "accelerator ": ('a name such as "A100" or an Accelerator', ["", 8, ["A100"], sky.Accelerator]),
     "memory": ('a size such as "32GB"', ["", "lots", "32", "0GB", "-1GB", "32 apples", 32, ["32GB"]]),
     "provider": (r"a provider object such as sky\.Local\(\)", [sky.Local, "local", None, 3, {}]),
@@ -80,9 +86,64 @@ def test_an_entry_of_the_wrong_type_is_refused_with_its_place(value: Any) -> Non
         pool_with(env={"A": ["x", value]})
 
 
-def test_an_unknown_parameter_is_refused() -> None:
-    with pytest.raises(TypeError, match="node"):
-        pool_with(node=2)
+@pytest.mark.parametrize(
+    ("make", "unknown", "meant"),
+    [
+        (pool_with, "node", "nodes"),
+        *((pool_with, word, "accelerator") for word in ["gpu", "gpus", "accelerators"]),
+        *((pool_with, word, "concurrency") for word in ["workers", "n_workers", "processes", "n_jobs"]),
+        *((pool_with, word, "nodes") for word in ["num_nodes", "n_nodes", "size"]),
+        *((pool_with, word, "machine") for word in ["instance_type", "machine_type"]),
+        *((pool_with, word, "pip") for word in ["requirements", "packages"]),
+        (pool_with, "max_price", "max_price_per_hour"),
+        (pool_with, "budget", "max_cost"),
+        (pool_with, "xyz", None),
+        (sky.Image, "packages", "pip"),
+        (sky.Accelerator, "model", "name"),
+        (sky.S3Volume, "path", "mount_path"),
+        (sky.SSH, "host", "hosts"),
+        (sky.AWS, "zone", "region"),
+        (sky.DigitalOcean, "api_key", "token"),
+        (sky.RunPod, "region", "data_centers"),
+        (sky.VastAI, "region", "regions"),
+        (sky.Verda, "location", "region"),
+        (sky.AWS, "nodes", None),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_meant_one_and_all(make: Any, unknown: str, meant: str | None) -> None:
+    taker = sky.ComputePool if make is pool_with else make
+    hint = f" (did you mean {meant}?)" if meant else ""
+    known = ", ".join(sorted(inspect.signature(taker).parameters))
+    with pytest.raises(TypeError) as caught:
+        make(**{unknown: 1})
+    assert str(caught.value) == f"{taker.__name__} has no option {unknown!r}{hint}; its options are {known}"
+
+
+def test_options_of_a_pool_are_none_of_a_provider_without_options() -> None:
+    with pytest.raises(TypeError, match=r"^Local has no option 'nodes'; it takes none: .* belong to ComputePool$"):
+        sky.Local(nodes=2)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        sky.AWS(region="eu-central-1"),
+        sky.Accelerator(name="A100", count=2),
+        sky.Image(pip=["torch"], env={"A": "b"}),
+        sky.S3Volume(mount_path="/data", bucket="my-bucket"),
+        sky.SSH(hosts=["gpu1"]),
+        sky.VastAI(regions=["US"]),
+    ],
+    ids=lambda made: type(made).__name__,
+)
+def test_objects_that_explain_their_options_stay_dataclasses(made: Any) -> None:
+    if not isinstance(made, sky.Accelerator):  # its fields are not its parameters
+        assert replace(made) == made
+    if not hasattr(made, "offers"):  # a provider holds connections
+        assert pickle.loads(pickle.dumps(made)) == made
+    assert all(each.kind is each.KEYWORD_ONLY for each in inspect.signature(type(made)).parameters.values())
+    with pytest.raises(FrozenInstanceError):
+        setattr(made, fields(made)[0].name, "x")
 
 
 def test_a_pool_without_a_provider_is_refused() -> None:

@@ -27,9 +27,6 @@ class TestParameters:
         ("params", "says"),
         [
             ({}, "provider is missing"),
-            ({"provider": sky.Local(), "node": 2}, "node is not a parameter"),
-            ({"n_workers": 4}, "n_workers is not a parameter of SkywardCluster: nodes= is the number of machines"),
-            ({"provider": sky.Local(), "shutdown_on_close": False}, "open a ComputePool yourself"),
             ({"provider": sky.Local(), "nodes": 0}, "nodes must be"),
             ({"pool": 3}, "pool must be an open ComputePool, got int"),
             ({"provider": sky.Local(), "name": ""}, "name must be non-empty text"),
@@ -41,6 +38,19 @@ class TestParameters:
     def test_wrong_ones_are_named_and_nothing_is_left(self, params, says):
         with pytest.raises(ConfigurationError, match=says):
             SkywardCluster(**params)
+
+    @pytest.mark.parametrize(
+        ("unknown", "says"),
+        [
+            ("node", r"no option 'node' \(did you mean nodes\?\); its options are .*, asynchronous, .*, volume$"),
+            ("asynchronus", r"\(did you mean asynchronous\?\)"),
+            ("n_workers", "no option 'n_workers': nodes= is the number of machines"),
+            ("shutdown_on_close", "open a ComputePool yourself"),
+        ],
+    )
+    def test_unknown_ones_are_refused_with_the_meant_one(self, unknown, says):
+        with pytest.raises(TypeError, match=rf"^SkywardCluster has .*{says}"):
+            SkywardCluster(provider=sky.Local(), **{unknown: 2})
 
     def test_an_open_pool_takes_no_parameters_of_a_pool(self, fleet):
         with pytest.raises(ConfigurationError, match="nodes: an open pool has its parameters"):

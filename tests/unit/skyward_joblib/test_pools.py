@@ -50,9 +50,13 @@ def test_missing_sklearn_names_the_extra(monkeypatch, use):
         use()
 
 
-def test_wrong_pool_parameter_is_refused_before_anything_is_started():
-    with pytest.raises(TypeError, match="nodez"):
-        JoblibPool(provider=FakeProvider(), nodez=2)
+@pytest.mark.parametrize(
+    ("make", "unknown", "meant"),
+    [(JoblibPool, "nodez", "nodes"), (ScikitLearnPool, "sklearn_versoin", "sklearn_version")],
+)
+def test_wrong_pool_parameter_is_refused_before_anything_is_started(make, unknown, meant):
+    with pytest.raises(TypeError, match=rf"^{make.__name__} has no option '{unknown}' \(did you mean {meant}\?\); its"):
+        make(provider=FakeProvider(), **{unknown: 2})
 
 
 def test_what_joblib_adds_is_no_choice_of_packages_that_would_end_the_mirror():

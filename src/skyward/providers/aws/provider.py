@@ -28,6 +28,7 @@ from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.registry import Finding
 from skyward.providers.storage.s3 import grant_with
 from skyward.request.checks import flag, refusal, text, web_address
+from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess
 from skyward.transport.access import SSHAccess
@@ -37,6 +38,7 @@ __all__ = ["AWS"]
 _SUBNET = re.compile(r"subnet-[0-9a-f]+", re.ASCII)
 
 
+@explain_options
 @dataclass(frozen=True, kw_only=True)
 class AWS:
     """Machines of AWS EC2, reached over SSH, billed by the second.

@@ -20,6 +20,7 @@ from skyward.providers.digitalocean.droplet_sizes import find_offers
 from skyward.providers.digitalocean.droplets import Droplets, droplet_order, fingerprint_of
 from skyward.providers.registry import Finding, MachineSecret
 from skyward.request.checks import refusal, secret, text, web_address
+from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 
 __all__ = ["DigitalOcean"]
@@ -27,6 +28,7 @@ __all__ = ["DigitalOcean"]
 _REGION = re.compile(r"[a-z]{3}\d{1,2}", re.ASCII)
 
 
+@explain_options
 @dataclass(frozen=True, kw_only=True)
 class DigitalOcean(RentedMachines):
     """Droplets of DigitalOcean, with and without GPUs, reached over SSH as root, billed by the second.

@@ -31,6 +31,7 @@ from skyward.providers.runpod.pod_catalogue import (
     wanted_count,
 )
 from skyward.request.checks import refusal, secret, text, texts, web_address, whole_number
+from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 
 __all__ = ["RunPod"]
@@ -40,6 +41,7 @@ _DISK_GB: Final = 40
 _VOLUME_PATH: Final = "/workspace"
 
 
+@explain_options
 @dataclass(frozen=True, kw_only=True)
 class RunPod(RentedContainers):
     """Pods of RunPod, with and without GPUs, reached over SSH as root, billed by the second from a prepaid balance.

@@ -181,8 +181,7 @@ def region_of(row: Mapping[str, Any]) -> str:
 
 def _in_order(asks: Iterable[Ask], *, spot: bool, used: Mapping[str, int]) -> list[Ask]:
     """Return asks in the order in which they are tried: the hosts used least first, then the cheapest."""
-    cheapest = sorted(asks, key=lambda ask: (ask.charged(spot=spot), ask.id))
-    return spread(cheapest, lambda ask: ask.host, used)
+    return spread(sorted(asks, key=lambda ask: (ask.charged(spot=spot), ask.id)), lambda ask: ask.host, used)
 
 
 def _offer(asks: Sequence[Ask], request: PoolRequest, *, spot: bool, age_s: float) -> AskOffer:

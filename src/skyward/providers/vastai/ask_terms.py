@@ -58,10 +58,9 @@ class AskTerms:
                 raise refusal(name, f"a number from 0 to {most:g}", value)
         if positive_number("bid_factor", self.bid_factor) < 1:
             raise refusal("bid_factor", "a number ≥ 1 (a bid below the minimum never runs but bills)", self.bid_factor)
-        if self.regions is not None:
-            object.__setattr__(self, "regions", checked_countries("regions", self.regions))
-        if self.image_login is not None:
-            text("image_login", self.image_login)
+        for name, checked in (("regions", checked_countries), ("image_login", text)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, checked(name, value))
         if self.image is not None:
             checked_image(self.image, disk="disk_gb", disk_gb=self.disk_gb, login=self.image_login)
 

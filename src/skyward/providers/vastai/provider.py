@@ -21,6 +21,7 @@ from skyward.providers.vastai.ask_terms import AskTerms
 from skyward.providers.vastai.instance_records import PORT
 from skyward.providers.vastai.vast_account import TOP_UP, VastAccount, instance_path
 from skyward.request.checks import secret, web_address
+from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 
 __all__ = ["VastAI"]
@@ -29,6 +30,7 @@ _TRIES: Final = 8
 """Most asks of a class that are tried for one machine: asks go stale within seconds."""
 
 
+@explain_options
 @dataclass(frozen=True, kw_only=True)
 class VastAI(AskTerms, RentedContainers):
     """Containers on hosts of VastAI's marketplace, reached over SSH as root at a mapped port.

@@ -20,6 +20,7 @@ from skyward.providers.registry import Finding, MachineSecret
 from skyward.providers.verda.machine_records import Stock, make_offers, parse_types
 from skyward.providers.verda.verda_account import API_URL, CATALOGUE, VerdaAccount
 from skyward.request.checks import flag, refusal, text, web_address
+from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 
 __all__ = ["Verda"]
@@ -29,6 +30,7 @@ _STALE_S: Final = 3000
 """Age of a bearer at which the client counts as dead, ten minutes before the bearer expires."""
 
 
+@explain_options
 @dataclass(frozen=True, kw_only=True)
 class Verda(RentedMachines):
     """Machines of Verda, reached over SSH as root, billed from a prepaid balance.

@@ -11,6 +11,7 @@ from typing import ClassVar, TypeAlias
 from skyward.errors import ConfigurationError
 from skyward.request.accelerators.catalogue import Model, Variant, Vendor, find_model, find_variant, fold_name, models
 from skyward.request.checks import gibibytes, refusal, text, texts, whole_number
+from skyward.request.option_names import explain_options
 
 __all__ = [
     "Accelerator",
@@ -26,6 +27,7 @@ __all__ = [
 _COMPUTE_SLICES = 7
 _MEMORY_SLICES = 8
 _PROFILE = re.compile(r"([1-7])g\.(\d+)gb", re.ASCII)
+_NO_MODEL = {"accelerator", "amd", "any", "cuda", "gpu", "gpus", "nvidia"}
 _ALLOWED = 'a name such as "A100" or an Accelerator'
 
 
@@ -200,6 +202,7 @@ class _AMD:
         return Accelerator(name=f"Radeon-Pro-{model}", count=count)
 
 
+@explain_options
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class Accelerator:
     """A kind of accelerator and how many of it each node must have.
@@ -295,7 +298,7 @@ def parse_accelerator(value: AcceleratorLike) -> Accelerator:
     if not colon:
         return Accelerator(name=value)
     if not (count.isascii() and count.isdecimal() and int(count)):
-        raise refusal("accelerator", 'a name, or a name and how many of it, such as "A100:4"', value)
+        raise refusal("accelerator", 'a name, or a name and a count of at least 1, such as "A100:4"', value)
     return Accelerator(name=name, count=int(count))
 
 
@@ -323,6 +326,8 @@ def _resolve(name: str, memory: str | None, form_factor: str | None) -> Variant:
     memory_gib = None if memory is None else gibibytes("memory", memory)
     if variant is not None:
         return _choose_variant(variant, memory_gib, form_factor)
+    if memory_gib is None and fold_name(name) in _NO_MODEL:
+        raise refusal("accelerator", 'a model such as "A100" (`skyward offers` lists them with prices)', name)
     if memory_gib is None:
         raise ConfigurationError(
             f"accelerator must be a known name, got {name!r}; closest: {_closest(name)}. "

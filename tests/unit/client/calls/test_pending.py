@@ -152,6 +152,10 @@ class TestOptions:
         ):
             compute(retry=retry)
 
+    def test_a_number_in_the_place_of_exceptions_is_pointed_to_retries(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"\(retries= is the number of retries\), got 1$"):
+            compute(retry=1)  # type: ignore[call-overload]
+
     def test_a_listed_exception_is_retried_on_the_node(self) -> None:
         flaky = Flaky(failures=2)
         assert self.run_without_pauses(compute(retries=2, retry=(OSError,))(flaky)) == "ok"
