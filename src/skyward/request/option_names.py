@@ -24,7 +24,7 @@ _OTHER_WORDS = {
     "machine": "flavor instance instance_type machine_type vm_size",
     "max_cost": "budget cost_limit max_spend",
     "max_price_per_hour": "max_price price price_limit",
-    "memory": "mem ram vram",
+    "memory": "mem ram",
     "mount_path": "folder mount path target",
     "name": "gpu gpu_type model type",
     "nodes": "instances machines n_nodes node_count num_instances num_nodes size",
