@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ __all__ = [
     "SweepReport",
     "Swept",
     "Unknown",
+    "attributed",
     "by_place",
     "reason_of",
     "settings_text",
@@ -270,7 +272,7 @@ async def _ask(provider: Provider) -> _AskedProvider:
             return _AskedProvider(provider=provider, tagged=tagged)
         except Exception as error:
             _logger.debug("%s cannot list its machines", provider.name, exc_info=True)
-            why_not = f"{provider.name}: {reason_of(error)}"
+            why_not = attributed(provider.name, reason_of(error))
     return _AskedProvider(provider=provider, tagged=None, why_not=why_not)
 
 
@@ -313,3 +315,9 @@ async def _treat(provider: Provider, stranger: Instance, *, end: bool) -> Unknow
 def reason_of(error: Exception) -> str:
     """Return an error as text; one that a provider should not raise, with its type."""
     return str(error) if isinstance(error, SkywardError | OSError) else f"{type(error).__name__}: {error}"
+
+
+def attributed(provider: str, reason: str) -> str:
+    """Return a reason with the provider's name in front, unless it begins with that, or with the name and a region."""
+    named = re.match(rf"{re.escape(provider)}( [\w-]+)?:", reason, re.IGNORECASE)
+    return reason if named else f"{provider}: {reason}"

@@ -15,7 +15,7 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provide
 from skyward.provision.buying import termination
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.owner import Owner
-from skyward.provision.buying.sweep import Sweep, SweepReport
+from skyward.provision.buying.sweep import Sweep, SweepReport, attributed
 from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider
 
@@ -150,6 +150,20 @@ def test_a_crash_during_the_create_call_is_looked_up_by_its_tag(stage: Stage) ->
     assert [each.instance_id for each in report.ended] == [instance.id]
     assert [entry.key for entry in report.forgotten] == ["never made"]
     assert (stage.provider.alive, stage.open_keys) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("no key", "x-cloud: no key"),
+        ("x-cloud: no key", "x-cloud: no key"),
+        ("X-Cloud: no key", "X-Cloud: no key"),
+        ("x-cloud eu-1: GET /v1 was refused: 401", "x-cloud eu-1: GET /v1 was refused: 401"),
+        ("x-clouds: there are two", "x-cloud: x-clouds: there are two"),
+    ],
+)
+def test_a_reason_names_its_provider_once(reason: str, shown: str) -> None:
+    assert attributed("x-cloud", reason) == shown
 
 
 def test_without_an_id_and_a_provider_that_answers_the_entry_is_kept(stage: Stage) -> None:
