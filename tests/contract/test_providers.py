@@ -75,6 +75,22 @@ class TestFakeProvider(ProviderContract):
         return len(set(self.networks)) == 1 and "" not in self.networks
 
 
+class LateLister(FakeProvider):
+    """Lists a new machine some time after its launch."""
+
+    listing_s: ClassVar[float] = 0.2
+
+
+def test_the_contract_waits_for_a_machine_that_is_listed_late() -> None:
+    class Suite(TestFakeProvider):
+        def make_provider(self) -> Provider:
+            provider = LateLister()
+            provider.fate = Fate(unlisted_s=provider.listing_s)
+            return provider
+
+    Suite().test_what_can_be_listed_is_what_was_launched_and_has_not_ended()
+
+
 class TestFakeIslands(TestFakeProvider):
     """Two machines that reach nothing, and bill on without their client."""
 

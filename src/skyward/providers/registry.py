@@ -31,6 +31,7 @@ __all__ = [
     "Zoned",
     "is_rented",
     "is_this_machine",
+    "listing_s",
     "make_provider",
     "provider_names",
     "provider_parameters",
@@ -94,9 +95,11 @@ class Sweepable(Protocol):
     """Provider that can list Skyward's machines without their ids, which a crash may have lost."""
 
     async def tagged(self) -> Sequence[Instance]:
-        """Return every machine that Skyward launched with these settings and that is not gone, of any pool. Idempotent.
+        """Return every listed machine of Skyward's with these settings that is not gone, of any pool. Idempotent.
 
-        The list is complete: where a machine is listed only some time after its launch, this waits that long.
+        It waits for no machine that is not listed yet. A class whose machines are listed only some time after their
+        launch has the attribute ``listing_s``, that time in seconds. A sweep lists once more after it, before it takes
+        a machine for never made.
 
         Raises:
             UnreachableError: a host or service that may have such machines did not answer.
@@ -230,6 +233,11 @@ def is_rented(provider: Provider | type[Provider]) -> bool:
 def is_this_machine(provider: Provider | type[Provider]) -> bool:
     """Return True if all nodes run on this machine, which the provider's class states: ``this_machine = True``."""
     return getattr(provider, "this_machine", False)
+
+
+def listing_s(provider: Provider | Sweepable) -> float:
+    """Return the seconds for which a new machine may be missing from ``tagged``: the class's ``listing_s``, else 0."""
+    return getattr(provider, "listing_s", 0.0)
 
 
 def make_provider(name: str, settings: Mapping[str, Any]) -> Provider:

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from skyward._concurrency.waiting import NotYet, wait_until
+from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import CapacityError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
-from skyward.providers.registry import Sweepable, make_provider, provider_settings
+from skyward.providers.registry import Sweepable, listing_s, make_provider, provider_settings
 from skyward.provision.preparing.node_handle import open_transport
 from skyward.request.request import parse_request
 
@@ -166,10 +166,9 @@ class ProviderContract:
 
         async def scenario() -> None:
             first, second = await self._launch(provider)
-            listed = {each.id: each.key for each in await provider.tagged()}
-            assert listed.items() >= {(first.id, first.key), (second.id, second.key)}
+            assert (await _listed(provider)).items() >= {(first.id, first.key), (second.id, second.key)}
             await provider.terminate([first.id])
-            assert {first.id, second.id} & {each.id for each in await provider.tagged()} == {second.id}
+            assert {first.id, second.id} & (await _listed(provider)).keys() == {second.id}
             await provider.terminate([second.id])
 
         _run(provider, scenario())
@@ -185,9 +184,9 @@ class ProviderContract:
             self.lose_answer(provider)
             launched = {each.id: each.key for each in await self._launch(provider)}
             assert sorted(launched.values()) == ["key-0", "key-1"]
-            assert {each.id: each.key for each in await provider.tagged()} == launched
+            assert await _listed(provider) == launched
             await provider.terminate([*launched])
-            assert not await provider.tagged()
+            assert not await _listed(provider)
 
         _run(provider, scenario())
 
@@ -295,6 +294,12 @@ class ProviderContract:
             return NotYet(", ".join(waiting)) if waiting else seen
 
         return await wait_until(up, deadline_s=_RUNNING_S, interval_s=0.01, what="machines to run")
+
+
+async def _listed(provider: Sweepable) -> Mapping[str, str]:
+    """Return the keys of the listed machines by id, once a machine launched just now is listed."""
+    await SYSTEM_CLOCK.sleep(listing_s(provider))
+    return {each.id: each.key for each in await provider.tagged()}
 
 
 def _run(provider: Provider, scenario: Coroutine[Any, Any, None]) -> None:

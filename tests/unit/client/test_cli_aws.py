@@ -270,6 +270,17 @@ def test_ls_lists_machines_of_a_cloud_with_region_and_price(ec2: LocalEC2, launc
     assert machine["cost"] == pytest.approx(machine["price_per_hour"], rel=0.1)
 
 
+def test_ls_lists_unknown_machines_of_a_region_at_once(
+    ec2: LocalEC2, launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (stranger,) = launch("sky-9-0", pool="sky-9", known=False)
+    monkeypatch.setattr(AWS, "listing_s", 3600.0)
+
+    listed = answer("ls", "--provider", "aws", *at(ec2))
+
+    assert ([each["instance"] for each in listed["unknown"]], listed["unasked"]) == ([stranger.id], [])
+
+
 def test_down_ends_a_pool_and_nothing_of_it_is_left(ec2: LocalEC2, launch: Callable[..., Any]) -> None:
     gone = launch("sky-1-0", "sky-1-1", owner=ALIVE)
     (other,) = launch("sky-2-0", pool="sky-2", owner=ALIVE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -163,6 +164,37 @@ def test_a_sweep_that_cannot_list_a_named_cloud_fails(shop: Shop, monkeypatch: p
     (reason,) = answer("sweep", *shop.place, exit_code=1)["unasked"]
 
     assert all(name in reason for name in shop.cloud.environment)
+
+
+def test_ls_lists_a_named_clouds_machines_at_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    (stranger,) = shop.launch("sky-9-0", pool="sky-9", known=False)
+    monkeypatch.setattr(shop.vendor.kind, "listing_s", 3600.0)
+
+    listed = answer("ls", *shop.place)
+
+    assert ([each["instance"] for each in listed["unknown"]], listed["unasked"]) == ([stranger.id], [])
+
+
+def test_ls_of_a_named_cloud_without_credentials_names_them_and_fails(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in shop.cloud.environment:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(shop.vendor.kind, "listing_s", 3600.0)
+
+    (reason,) = answer("ls", *shop.place, exit_code=1)["unasked"]
+
+    assert all(name in reason for name in shop.cloud.environment)
+    assert re.findall(rf"{shop.vendor.name}[\w ]*: ", reason, re.IGNORECASE)[1:] == []
+
+
+def test_offers_name_the_cloud_that_refuses_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in shop.cloud.environment:
+        monkeypatch.delenv(name)
+
+    shown = run("offers", *shop.place).stderr
+
+    assert re.findall(rf"{shop.vendor.name}[\w ]*: ", shown, re.IGNORECASE)[1:] == []
 
 
 def test_no_command_shows_a_secret(shop: Shop) -> None:

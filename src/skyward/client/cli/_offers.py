@@ -17,6 +17,7 @@ from skyward.client.market import find_offers, priced
 from skyward.errors import SkywardError
 from skyward.providers.base import Offer
 from skyward.providers.registry import Zoned
+from skyward.provision.buying.sweep import attributed
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest, parse_request
 
@@ -97,7 +98,7 @@ def offers(
     )
     rows = sorted(rows, key=lambda row: row.rank)
     for name, error in errors.items():
-        click.echo(f"{name}: {error}", err=True)
+        click.echo(attributed(name, error), err=True)
 
     def show(say: Say) -> None:
         if rows:

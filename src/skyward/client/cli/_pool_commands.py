@@ -58,7 +58,11 @@ def ls(*, everything: bool, providers: Sequence[str], region: str | None, option
         "unknown": [_stranger(each) for each in presence.unknown],
         "unasked": presence.silent,
     }
-    return Answer(document=document, show=lambda say: _show_list(entries, presence, now, say, everything=everything))
+    return Answer(
+        document=document,
+        show=lambda say: _show_list(entries, presence, now, say, everything=everything),
+        exit_code=FAILED if providers and presence.silent else 0,
+    )
 
 
 @click.command()

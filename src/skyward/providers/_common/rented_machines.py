@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, Protocol, cast
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, to_its_end
+from skyward._concurrency.waiting import to_its_end
 from skyward.errors import SkywardError
 from skyward.providers._common.create_once import MachineCalls, create_once
 from skyward.providers._common.launched_machines import LaunchedMachines, log_in
@@ -266,8 +266,7 @@ class RentedMachines:
                 _logger.warning("%s: something of pool %s is left: %s", self.name, pool_id, error)
 
     async def tagged(self) -> Sequence[Instance]:
-        """Return every machine of Skyward's with these settings that is not gone."""
-        await SYSTEM_CLOCK.sleep(self.listing_s)
+        """Return every machine of Skyward's with these settings that is listed and not gone."""
         return [self._instance(each) for each in await self.api.listed() if each.state is not InstanceState.GONE]
 
     @property

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import ConfigurationError
 from skyward.providers._common.client_address import ADDRESS_URL, client_cidr
 from skyward.providers._common.launched_machines import log_in
@@ -165,8 +164,7 @@ class AWS:
         await remove_by_products(self._account, pool_id)
 
     async def tagged(self) -> Sequence[Instance]:
-        """Return every machine of Skyward's in this region that is not gone."""
-        await SYSTEM_CLOCK.sleep(self.listing_s)
+        """Return every machine of Skyward's in this region that is listed and not gone."""
         wanted = {"tag-key": [POOL_TAG], "instance-state-name": LIVE_STATES}
         return [self._instance(record) for record in await self._account.records(wanted)]
 

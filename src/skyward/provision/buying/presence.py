@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.providers.registry import Sweepable, make_provider
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
-from skyward.provision.buying.sweep import MakeProvider, Place, Unknown, by_place, reason_of
+from skyward.provision.buying.sweep import MakeProvider, Place, Unknown, attributed, by_place, reason_of
 
 __all__ = ["Presence", "look_up"]
 
@@ -107,7 +107,7 @@ async def _answer(
         return f"{name}: no answer within {limit_s:g} s"
     except Exception as error:
         _logger.debug("no records of %s", name, exc_info=True)
-        return f"{name}: {reason_of(error)}"
+        return attributed(name, reason_of(error))
 
 
 async def _records(provider: Provider, entries: Sequence[LedgerEntry], *, lists: bool) -> Mapping[str, Instance]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import SkywardError
 from skyward.providers.base import Instance, InstanceState, Provider
-from skyward.providers.registry import Sweepable, Tidies, make_provider, provider_settings
+from skyward.providers.registry import Sweepable, Tidies, listing_s, make_provider, provider_settings
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.termination import end_instances
 
@@ -24,6 +26,7 @@ __all__ = [
     "SweepReport",
     "Swept",
     "Unknown",
+    "attributed",
     "by_place",
     "reason_of",
     "settings_text",
@@ -122,9 +125,18 @@ class Sweep:
         ledger: the record of the machines.
         make: maker of providers.
         own: a provider in use, which is not closed. It takes the place of a made one with equal settings.
+        clock: the time.
     """
 
-    def __init__(self, ledger: Ledger, *, make: MakeProvider = make_provider, own: Provider | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        make: MakeProvider = make_provider,
+        own: Provider | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._clock = clock
         self._ledger = ledger
         self._make = make
         self._own = own
@@ -196,8 +208,11 @@ class Sweep:
             self._report.left += [Left(entry=entry, reason=reason_of(error)) for entry in entries]
             return
         try:
-            by_tag = unknown is not None or any(entry.instance_id is None for entry in entries)
-            place = await _ask(provider) if by_tag else _AskedProvider(provider=provider, tagged=None)
+            lost = {entry.key for entry in entries if entry.instance_id is None}
+            if unknown is not None or lost:
+                place = await _ask(provider, lost, in_full=unknown is not None, clock=self._clock)
+            else:
+                place = _AskedProvider(provider=provider, tagged=None)
             await asyncio.gather(*(self._end(place, entry) for entry in entries))
             if isinstance(provider, Tidies):
                 left = {each.entry.purchase.pool_id for each in self._report.left}
@@ -262,16 +277,27 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-async def _ask(provider: Provider) -> _AskedProvider:
+async def _ask(provider: Provider, lost: set[str], *, in_full: bool, clock: Clock) -> _AskedProvider:
+    """List a provider's machines, once more after ``listing_s`` for a key of ``lost`` without one, or ``in_full``.
+
+    The first list precedes the wait, so that refused credentials are reported at once.
+    """
     why_not = f"{provider.name}: it cannot list its machines"
     if isinstance(provider, Sweepable):
         try:
-            tagged = {instance.key: instance for instance in await provider.tagged()}
+            tagged = await _by_tag(provider)
+            if (late_s := listing_s(provider)) > 0 and (in_full or not tagged.keys() >= lost):
+                await clock.sleep(late_s)
+                tagged = await _by_tag(provider)
             return _AskedProvider(provider=provider, tagged=tagged)
         except Exception as error:
             _logger.debug("%s cannot list its machines", provider.name, exc_info=True)
-            why_not = f"{provider.name}: {reason_of(error)}"
+            why_not = attributed(provider.name, reason_of(error))
     return _AskedProvider(provider=provider, tagged=None, why_not=why_not)
+
+
+async def _by_tag(provider: Sweepable) -> Mapping[str, Instance]:
+    return {instance.key: instance for instance in await provider.tagged()}
 
 
 def _id_by_tag(place: _AskedProvider, entry: LedgerEntry) -> str:
@@ -313,3 +339,9 @@ async def _treat(provider: Provider, stranger: Instance, *, end: bool) -> Unknow
 def reason_of(error: Exception) -> str:
     """Return an error as text; one that a provider should not raise, with its type."""
     return str(error) if isinstance(error, SkywardError | OSError) else f"{type(error).__name__}: {error}"
+
+
+def attributed(provider: str, reason: str) -> str:
+    """Return a reason with the provider's name in front, unless it begins with that, or with the name and a region."""
+    named = re.match(rf"{re.escape(provider)}( [\w-]+)?:", reason, re.IGNORECASE)
+    return reason if named else f"{provider}: {reason}"

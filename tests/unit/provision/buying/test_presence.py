@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,7 +15,7 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provide
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.presence import Presence, look_up
 from skyward.request.request import parse_request
-from skyward.testing.provider import FakeProvider
+from skyward.testing.provider import FakeProvider, Fate
 
 HOURS_AGO_S = 7200.0
 
@@ -29,6 +29,10 @@ class Silent(FakeProvider):
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
         await asyncio.Event().wait()
         raise AssertionError
+
+
+class Late(FakeProvider):
+    listing_s: ClassVar[float] = 3600.0
 
 
 class Stage:
@@ -110,3 +114,19 @@ def test_tagged_machines_without_an_entry_are_listed_where_that_is_asked_for(sta
     assert stage.look_up().unknown == []
     (unknown,) = stage.look_up(listed=[("a", "{}")]).unknown
     assert (unknown.provider, unknown.instance_id, unknown.key) == ("a", stranger.id, "k1")
+
+
+def test_a_machine_that_is_not_listed_yet_is_not_waited_for_and_not_taken_for_gone(stage: Stage) -> None:
+    late = stage.providers["a"] = Late()
+    late.fate = Fate(unlisted_s=3600.0)
+    stage.launch("k0", recorded=False)
+    presence = stage.look_up()
+
+    assert (presence.states, presence.silent) == ({}, [])
+    assert [entry.gone_at for entry in stage.ledger.open_entries()] == [None]
+
+
+def test_a_reason_that_names_its_provider_is_not_given_the_name_again(stage: Stage) -> None:
+    stage.providers["a"].fail("tagged", AuthenticationError("A: no key"))
+
+    assert stage.look_up(listed=[("a", "{}")]).silent == ["A: no key"]

@@ -6,18 +6,19 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
+from skyward.errors import AuthenticationError, ConfigurationError, PoolStateError, UnreachableError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.provision.buying import termination
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.owner import Owner
-from skyward.provision.buying.sweep import Sweep, SweepReport
+from skyward.provision.buying.sweep import Sweep, SweepReport, attributed
 from skyward.request.request import parse_request
-from skyward.testing.provider import FakeProvider
+from skyward.testing.provider import FakeProvider, Fate
+from support.clock import FakeClock
 
 DEAD = replace(Owner.this_process(), started="long ago")
 ALIVE = Owner.this_process()
@@ -34,6 +35,17 @@ class Unlistable:
         self.describe = provider.describe
         self.terminate = provider.terminate
         self.close = provider.close
+
+
+class Late(FakeProvider):
+    """A provider that lists a new machine some seconds after its launch."""
+
+    listing_s: ClassVar[float] = 15.0
+
+    def __init__(self) -> None:
+        self.clock: FakeClock = FakeClock()
+        super().__init__(clock=self.clock)
+        self.fate = Fate(unlisted_s=15.0)
 
 
 class Stage:
@@ -150,6 +162,66 @@ def test_a_crash_during_the_create_call_is_looked_up_by_its_tag(stage: Stage) ->
     assert [each.instance_id for each in report.ended] == [instance.id]
     assert [entry.key for entry in report.forgotten] == ["never made"]
     assert (stage.provider.alive, stage.open_keys) == ([], [])
+
+
+def sweep_late(stage: Stage, **options: Any) -> tuple[SweepReport, list[float]]:
+    """Sweep by the clock of a :class:`Late` provider; return the waits as well."""
+    clock = stage.provider.clock
+    assert isinstance(clock, FakeClock)
+    return asyncio.run(Sweep(stage.ledger, make=stage.make, clock=clock).run(**options)), clock.slept_s
+
+
+def test_a_lost_machine_that_is_listed_late_is_ended(stage: Stage) -> None:
+    stage.provider = Late()
+    (instance,) = stage.launch("a", recorded=False)
+
+    report, waits = sweep_late(stage)
+
+    assert [each.instance_id for each in report.ended] == [instance.id]
+    assert (stage.provider.alive, stage.open_keys, waits) == ([], [], [15.0])
+
+
+def test_an_unknown_machine_that_is_listed_late_is_found(stage: Stage) -> None:
+    stage.provider = Late()
+    (stranger,) = stage.launch("stranger", reserved=False)
+
+    report, _ = sweep_late(stage, also=[("fake", {"account": 1})])
+
+    assert [each.instance_id for each in report.unknown] == [stranger.id]
+
+
+def test_the_end_of_a_pool_waits_for_no_list_once_its_lost_machine_is_found(stage: Stage) -> None:
+    stage.provider = late = Late()
+    late.fate = Fate()
+    stage.launch("a", recorded=False)
+
+    report = asyncio.run(Sweep(stage.ledger, make=stage.make, clock=late.clock).end_pool("pool"))
+
+    assert [each.entry.key for each in report.ended] == ["a"]
+    assert late.clock.slept_s == []
+
+
+def test_a_provider_that_refuses_is_reported_without_a_wait(stage: Stage) -> None:
+    stage.provider = Late()
+    stage.provider.fail("tagged", AuthenticationError("no key for it"))
+
+    report, waits = sweep_late(stage, also=[("fake", {"account": 1})])
+
+    assert (report.unasked, waits) == (["fake: no key for it"], [])
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("no key", "x-cloud: no key"),
+        ("x-cloud: no key", "x-cloud: no key"),
+        ("X-Cloud: no key", "X-Cloud: no key"),
+        ("x-cloud eu-1: GET /v1 was refused: 401", "x-cloud eu-1: GET /v1 was refused: 401"),
+        ("x-clouds: there are two", "x-cloud: x-clouds: there are two"),
+    ],
+)
+def test_a_reason_names_its_provider_once(reason: str, shown: str) -> None:
+    assert attributed("x-cloud", reason) == shown
 
 
 def test_without_an_id_and_a_provider_that_answers_the_entry_is_kept(stage: Stage) -> None:
