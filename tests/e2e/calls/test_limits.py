@@ -6,6 +6,8 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +81,26 @@ def test_a_call_past_its_memory_ends_with_its_worker(pool: ComputePool) -> None:
 def test_more_memory_than_a_worker_has_is_refused_at_once(pool: ComputePool) -> None:
     with pytest.raises(ConfigurationError, match=r"memory of quick must be at most the [\d.]+ GiB .* got 1024\.0 GiB"):
         quick(1).options(memory="1TB") >> pool
+
+
+NEVER_JOINS = """
+import asyncio
+
+def dask_setup(worker):
+    worker._finds_scheduler = lambda: asyncio.sleep(0)
+"""
+
+
+def test_limits_and_cancellations_hold_although_a_worker_has_not_joined_the_scheduler(tmp_path: Path) -> None:
+    (tmp_path / "never_joins.py").write_text(NEVER_JOINS)
+    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "never_joins.py")}
+    with ComputePool(provider=Local(), display="quiet", collect_metrics=False, env=env) as pool:
+        with pytest.raises(CallTimeoutError):
+            hold_the_interpreter().options(timeout=0.3) >> pool
+        endless = pool.submit(hold_the_interpreter)
+        while not endless.running():
+            time.sleep(0.01)
+        pool.cancel_calls([endless])
+        with pytest.raises(CancelledError):
+            endless.result()
+        assert quick(7) >> pool == 7

@@ -35,6 +35,7 @@ from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.preemption_watcher import PreemptionWatcher
 from skyward.node.supervisor.sampling import open_sampler
 from skyward.node.supervisor.survey import claim_ports, make_plan, port_count
+from skyward.node.worker.begun import mark_path, process_at
 from skyward.transport.access import TAGS_FILE
 from skyward.wire.control import (
     Command,
@@ -275,8 +276,12 @@ class Supervisor:
     def _kill_worker(self, order: Kill) -> None:
         worker = self._workers.get(order.worker)
         if worker is not None and worker.incarnation == order.incarnation:
+            pid = worker.pid
+        else:  # it may accept calls already
+            pid = process_at(mark_path(self._plan.ready.blob_dir, order.incarnation)) if self._plan else None
+        if pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
     def _on_report(self, message: Message) -> None:
         match message:

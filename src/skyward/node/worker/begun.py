@@ -1,10 +1,11 @@
-"""Mark of the last call that a worker began, and of its limits: memory that outlives the worker's process.
+"""Mark of a worker: its process, the last call that it began, and that call's limits. Memory that outlives the process.
 
 The worker stores the position of each call before it runs the call. Its nanny reads the mark once the process has
 ended, by any cause. Calls after that position have certainly not run (docs/decisions/014).
 
 Before a call with limits the worker stores those, too, and its nanny ends the worker when one is exceeded: its own
-process cannot while a call holds the interpreter's lock (docs/decisions/026).
+process cannot while a call holds the interpreter's lock (docs/decisions/026). A call may begin, and hold that lock,
+before Dask's nanny has the worker's report that it runs: its process is in the mark, too.
 """
 
 from __future__ import annotations
@@ -19,13 +20,25 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Overrun", "arm", "disarm", "make_mark", "open_mark", "overrun", "take_mark"]
+__all__ = [
+    "Overrun",
+    "arm",
+    "disarm",
+    "enter",
+    "make_mark",
+    "mark_path",
+    "open_mark",
+    "overrun",
+    "process_at",
+    "process_of",
+    "take_mark",
+]
 
 log = logging.getLogger("skyward.node.worker.begun")
 
-_BYTES = 32
+_BYTES = 40
 _MOST = (1 << 64) - 1
-_POSITION, _LIMITED, _DEADLINE, _MOST_MEMORY = range(4)
+_POSITION, _LIMITED, _DEADLINE, _MOST_MEMORY, _PROCESS = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,25 @@ class Overrun:
 
     position: int
     of_memory: bool
+
+
+def enter(mark: memoryview) -> None:
+    """Store the id of this process, which is about to accept calls."""
+    mark[_PROCESS] = os.getpid()
+
+
+def process_of(mark: memoryview | None) -> int | None:
+    """Return the id of the worker's process; None if that accepts no calls yet, or there is no mark."""
+    return (mark[_PROCESS] or None) if mark is not None else None
+
+
+def process_at(path: str) -> int | None:
+    """Return :func:`process_of` the mark in a file; None if there is no such file."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError:
+        return None
+    return process_of(memoryview(data).cast("Q")) if len(data) == _BYTES else None
 
 
 def arm(mark: MutableSequence[int] | memoryview, *, timeout_s: float, memory_bytes: int) -> None:
@@ -67,6 +99,11 @@ def overrun(mark: Sequence[int] | memoryview, memory_bytes: Callable[[], int]) -
     if position and most and memory_bytes() > most:
         return Overrun(position=position, of_memory=True)
     return None
+
+
+def mark_path(folder: str, incarnation: str) -> str:
+    """Return the path of the mark of a worker's process."""
+    return str(Path(folder, f"begun-{incarnation}"))
 
 
 def make_mark(path: str) -> None:

@@ -28,7 +28,7 @@ from skyward.node.processes import close_all_but, end_all, exit_reason, kill_ses
 from skyward.node.program import Program, read_plan, run_program, take_standard_output
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.proc_entry import fits, show_arguments
-from skyward.node.worker.begun import Overrun, make_mark, open_mark, overrun, take_mark
+from skyward.node.worker.begun import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
 from skyward.node.worker.capture import take_last_words
 from skyward.node.worker.child_processes import allow_multiprocessing
 from skyward.node.worker.worker import LaneWorker
@@ -152,15 +152,17 @@ class SlotNanny(Nanny):
             return await super().instantiate()
         self._incarnation = self.env["SKYWARD_INCARNATION"] = uuid.uuid4().hex
         self._pid = None
-        self.env["SKYWARD_BEGUN"] = self._begun_mark = str(
-            Path(self._plan.ready.blob_dir, f"begun-{self._incarnation}")
-        )
-        self._mark, self._overrun = None, None
+        self._begun_mark = mark_path(self._plan.ready.blob_dir, self._incarnation)
+        self.env["SKYWARD_BEGUN"] = self._begun_mark
+        self._overrun = None
         make_mark(self._begun_mark)  # before the process: a worker that dies early has begun no call
+        self._mark = open_mark(self._begun_mark)
+        limits = self.periodic_callbacks["limits"]
+        if not limits.is_running():  # calls may begin before Dask starts it
+            limits.start()
         status = await super().instantiate()
         if self.process is not None and self.process.pid is not None:
             self._pid = self.process.pid
-            self._mark = open_mark(self._begun_mark)
             self._report(
                 WorkerRunning(
                     worker=self._slot,
@@ -173,7 +175,7 @@ class SlotNanny(Nanny):
 
     def _enforce_limits(self) -> None:
         """Kill the worker if its call exceeds a limit of its own."""
-        mark, pid = self._mark, self._pid
+        mark, pid = self._mark, self._process_id
         if mark is None or pid is None or self._overrun is not None:
             return
         if overrun(mark, lambda: rss_bytes(pid)) is None:
@@ -183,6 +185,11 @@ class SlotNanny(Nanny):
             os.kill(pid, signal.SIGSTOP)
             self._overrun = overrun(mark, lambda: rss_bytes(pid))
             os.kill(pid, signal.SIGCONT if self._overrun is None else signal.SIGKILL)
+
+    @property
+    def _process_id(self) -> int | None:
+        """Id of the worker's process; None before that accepts calls."""
+        return self._pid or process_of(self._mark)
 
     async def kill(self, timeout: float = 5, reason: str = "nanny-kill") -> None:  # noqa: ASYNC109 - Dask's signature
         """End the process for Dask's ``restart``; the report on its end has that reason."""
@@ -195,9 +202,9 @@ class SlotNanny(Nanny):
     def _on_worker_exit_sync(self, exitcode: int) -> None:
         over_limit = self._pid is not None and self.memory_manager._last_terminated_pid == self._pid  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         limit = self.memory_manager.memory_limit if over_limit else None
-        if self._pid is not None:
+        if (pid := self._process_id) is not None:
             # A forked child would hold the port that the next incarnation needs: ports are fixed for the node's life.
-            kill_session(self._pid)
+            kill_session(pid)
         left = take_last_words(Path(self._plan.worker_log(self._slot)), Path(self._plan.worker_mark(self._slot)))
         ended = worker_exit(self._slot, self._incarnation, exitcode, limit)
         over, self._mark = self._overrun, None

@@ -30,7 +30,7 @@ from skyward._concurrency.loop import LoopThread
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.dask_parts import BatchedSend, Comm, ThreadPoolExecutor
-from skyward.node.worker.begun import open_mark
+from skyward.node.worker.begun import enter, open_mark
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.lane_server import LaneServer
@@ -213,10 +213,13 @@ def _port_of(descriptor: int) -> int:
 
 
 async def _make_lane(blob_dirs: Sequence[Path], worker_log: WorkerLog, task: Callable[[], str]) -> LaneServer:
+    begun = open_mark(os.environ["SKYWARD_BEGUN"])
+    if begun is not None:
+        enter(begun)
     return LaneServer(
         incarnation=os.environ["SKYWARD_INCARNATION"],
         blob_dirs=blob_dirs,
         log=worker_log,
-        begun=open_mark(os.environ["SKYWARD_BEGUN"]),
+        begun=begun,
         task=task,
     )

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from skyward.node.worker.begun import Overrun, arm, disarm, make_mark, open_mark, overrun, take_mark
+from skyward.node.worker.begun import (
+    Overrun,
+    arm,
+    disarm,
+    enter,
+    make_mark,
+    mark_path,
+    open_mark,
+    overrun,
+    process_at,
+    process_of,
+    take_mark,
+)
 
 
 def test_a_mark_is_read_once_after_its_process_ended(tmp_path: Path) -> None:
@@ -31,6 +44,19 @@ def test_a_mark_that_cannot_be_used_is_removed(tmp_path: Path) -> None:
 def test_where_no_mark_can_be_made_there_is_none(tmp_path: Path) -> None:
     make_mark(str(tmp_path / "absent" / "begun"))
     assert open_mark(str(tmp_path / "absent" / "begun")) is None
+
+
+def test_the_process_is_known_from_the_moment_it_may_accept_calls(tmp_path: Path) -> None:
+    path = mark_path(str(tmp_path), "a")
+    assert process_at(path) is None
+    make_mark(path)
+    mark = open_mark(path)
+    assert mark is not None
+    assert (process_of(mark), process_at(path)) == (None, None)
+    enter(mark)
+    assert process_of(mark) == process_at(path) == os.getpid()
+    take_mark(path)
+    assert process_at(path) is process_of(None) is None
 
 
 def opened(tmp_path: Path, position: int) -> memoryview:
