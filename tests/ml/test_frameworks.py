@@ -310,13 +310,13 @@ def one_worker(open_pool: Callable[[], sky.ComputePool]) -> Iterator[sky.Compute
 
 
 @pytest.fixture(scope="module")
-def expected(request: pytest.FixtureRequest) -> Expected:
+def expected(one_worker: sky.ComputePool) -> Expected:
     """Return the weights that one process gets: by the formula, or by one training of transformers."""
 
     @cache
     def expected(name: str) -> list[float]:
         if name == "transformers":
-            return (transformers_alone() >> request.getfixturevalue("one_worker")).weights
+            return (transformers_alone() >> one_worker).weights
         return descended(bias=name not in WITHOUT_BIAS)
 
     return expected
