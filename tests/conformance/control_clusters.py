@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -26,6 +27,12 @@ def scratch() -> Iterator[None]:
     yield
     shutil.rmtree(folder)
     resource_tracker._resource_tracker._stop()
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask's own scheduler and workers put their folders on this process's ``sys.path``, and leave them there."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 class BrokenNanny(Nanny):
