@@ -28,6 +28,7 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provide
 from skyward.providers.registry import Sweepable, Tidies
 from skyward.request.request import parse_request
 from skyward.transport.access import SSHAccess
+from support.clouds.booted_machine import SSH_PORT
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import SPECS
 from support.clouds.vendors import VENDORS, Vendor, opened
@@ -161,7 +162,7 @@ async def judge(provider: Provider, vendor: Vendor, client: Judge) -> dict[str, 
     ours = await running(provider, vendor)
     ids = [each.id for each in ours]
     checks: dict[str, str] = {}
-    listed = {name: (row["address"], row.get("port", 22)) for name, row in client.machines().items()}
+    listed = {name: (row["address"], row.get("port", SSH_PORT)) for name, row in client.machines().items()}
     targets = {each.id: cast("SSHAccess", each.access).target for each in ours}
     launched = {name: (target.host, target.port) for name, target in targets.items()}
     checks["shows"] = "" if listed == launched else f"{listed}, launched {launched}"
