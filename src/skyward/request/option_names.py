@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 __all__ = ["explain_options", "option_names", "refuse_unknown", "unknown_option"]
@@ -51,6 +51,14 @@ def unknown_option(owner: str, unknown: Iterable[str], allowed: Iterable[str]) -
     return TypeError(f"{owner} has no option {name!r}{hint}; its options are {', '.join(valid)}")
 
 
+def _unnamed_option(owner: str, allowed: Sequence[str]) -> TypeError:
+    """Return the error of a value without a name. The value may be a secret: it is not shown."""
+    if not allowed:
+        return TypeError(f"{owner} takes no options: options of a pool belong to ComputePool")
+    names = ", ".join(sorted(allowed))
+    return TypeError(f"{owner} takes its options by name, as in {owner}({allowed[0]}=...); they are {names}")
+
+
 def option_names(*constructors: Callable[..., Any]) -> list[str]:
     """Return the names of the parameters that the constructors take together, without ``*args`` and ``**kwargs``."""
     parameters = [each for one in constructors for each in inspect.signature(one).parameters.values()]
@@ -64,16 +72,21 @@ def refuse_unknown(owner: str, given: Iterable[str], allowed: Iterable[str]) -> 
 
 
 def explain_options(cls: type[T]) -> type[T]:
-    """Decorate a class of keyword parameters: its error of an unknown one lists those that there are.
+    """Decorate a class of keyword parameters: errors of unknown ones, and of values without a name, list them.
 
     It stands above ``@dataclass``, which makes a new class for slots. A subclass that is a dataclass needs it again.
     """
     init: Callable[..., None] = cls.__init__
-    allowed = option_names(init)[1:]
+    _, *parameters = inspect.signature(init).parameters.values()
+    allowed = [each.name for each in parameters]
+    unnamed = sum(each.kind is not each.KEYWORD_ONLY for each in parameters)
 
     @functools.wraps(init)
     def construct(self: T, *args: Any, **kwargs: Any) -> None:
-        refuse_unknown(type(self).__name__, kwargs, allowed)
+        owner = type(self).__name__
+        if len(args) > unnamed:
+            raise _unnamed_option(owner, allowed)
+        refuse_unknown(owner, kwargs, allowed)
         init(self, *args, **kwargs)
 
     cls.__init__ = construct

@@ -106,8 +106,8 @@ def unknown(known: KnownKeys, settings: Settings) -> HostKeyError:
     return HostKeyError(
         f"{settings.host} port {settings.port} is not a known host: no key of it is in "
         f"{' or '.join(settings.known_hosts)}. It was not contacted. Log in once with ssh, or add what "
-        f"`ssh-keyscan{port} {settings.host}` prints to that file after you have compared its fingerprint "
-        f"(`ssh-keygen -lf -`) with the one of the machine's console.{notes}",
+        f"`ssh-keyscan{port} {settings.host}` prints to {settings.known_hosts[0]} after you have compared its "
+        f"fingerprint (`ssh-keygen -lf -`) with the one of the machine's console.{notes}",
         on_file=False,
     )
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -117,6 +118,22 @@ def test_an_unknown_option_is_refused_with_the_meant_one_and_all(make: Any, unkn
     with pytest.raises(TypeError) as caught:
         make(**{unknown: 1})
     assert str(caught.value) == f"{taker.__name__} has no option {unknown!r}{hint}; its options are {known}"
+
+
+@pytest.mark.parametrize("make", [sky.AWS, sky.SSH, sky.Verda, sky.Image, sky.Accelerator, sky.S3Volume])
+def test_a_value_without_a_name_is_refused_with_the_names_and_not_shown(make: Any) -> None:
+    known = ", ".join(sorted(inspect.signature(make).parameters))
+    with pytest.raises(TypeError) as caught:
+        make("dop_v1_secret")
+    assert re.fullmatch(
+        rf"{make.__name__} takes its options by name, as in {make.__name__}\(\w+=\.\.\.\); they are {known}",
+        str(caught.value),
+    )
+
+
+def test_a_provider_without_options_takes_no_values() -> None:
+    with pytest.raises(TypeError, match=r"^Local takes no options: options of a pool belong to ComputePool$"):
+        sky.Local(2)  # pyright: ignore[reportCallIssue]
 
 
 def test_options_of_a_pool_are_none_of_a_provider_without_options() -> None:

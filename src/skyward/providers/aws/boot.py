@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -84,9 +85,14 @@ async def _neuron_image(api: Api) -> str:
     found = await api.pages("ssm", "GetParametersByPath", "Parameters", Path=_NEURON, Recursive=True)
     latest = {row["Name"]: row["Value"] for row in found if row["Name"].endswith("/latest/image_id")}
     for part in _NEURON_CHOICE:
-        if names := sorted(name for name in latest if part in name):
-            return str(latest[names[-1]])
+        if names := [name for name in latest if part in name]:
+            return str(latest[max(names, key=_by_version)])
     raise _none(_NEURON, api)
+
+
+def _by_version(name: str) -> list[str | int]:
+    """Return a sort key by which ``pytorch-2.10`` is newer than ``pytorch-2.9``."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _none(path: str, api: Api) -> ConfigurationError:

@@ -6,13 +6,13 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.providers.registry import Sweepable, make_provider
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
-from skyward.provision.buying.sweep import MakeProvider, Place, Unknown, attributed, by_place, reason_of
+from skyward.provision.buying.sweep import MakeProvider, Place, Unknown, attributed, by_place, is_unaccounted, reason_of
 
 __all__ = ["Presence", "look_up"]
 
@@ -28,7 +28,7 @@ class Presence:
 
     Attributes:
         states: states of the machines of open entries, by ledger key; one without an answer is absent.
-        unknown: machines with Skyward's tag and without an entry, of the providers whose lists were requested.
+        unknown: machines with Skyward's tag for which no entry stands, of the providers whose lists were requested.
         silent: reasons for which providers gave no answer.
     """
 
@@ -68,21 +68,21 @@ async def look_up(
     found = [(name, each) for (name, _), each in zip(places, answers, strict=True) if not isinstance(each, str)]
     ours, now = {entry.key: entry for known in places.values() for entry in known}, time.time()
     ends: dict[str, float | None] = {}
-    for _, machines in found:
-        for key in machines.keys() & ours.keys():
-            machine = machines[key]
-            presence.states[key] = machine.state
-            if machine.state is not InstanceState.GONE:
-                ends[key] = None
-            elif machine.ended_at is not None or now - ours[key].created_at > _LISTED_S:
-                ends[key] = machine.ended_at or now
+    for machine in (each for _, machines in found for each in machines):
+        if (entry := ours.get(machine.key)) is None or is_unaccounted(machine, entry):
+            continue
+        presence.states[entry.key] = machine.state
+        if machine.state is not InstanceState.GONE:
+            ends[entry.key] = None
+        elif machine.ended_at is not None or now - entry.created_at > _LISTED_S:
+            ends[entry.key] = machine.ended_at or now
     await asyncio.to_thread(ledger.note_presence, ends)
-    recorded = {entry.key for entry in await asyncio.to_thread(ledger.entries)}
+    recorded = {entry.key: entry for entry in await asyncio.to_thread(ledger.entries)}
     presence.unknown = [
-        Unknown(provider=name, instance_id=each.id, key=key)
+        Unknown(provider=name, instance_id=each.id, key=each.key)
         for name, machines in found
-        for key, each in machines.items()
-        if key not in recorded
+        for each in machines
+        if is_unaccounted(each, recorded.get(each.key))
     ]
     return presence
 
@@ -93,8 +93,8 @@ async def _answer(
     lists: bool,  # noqa: FBT001 - passed on
     make: MakeProvider,
     limit_s: float,
-) -> Mapping[str, Instance] | str:
-    """Return a provider's records by key, or the reason for which there are none."""
+) -> Sequence[Instance] | str:
+    """Return a provider's records, or the reason for which there are none."""
     name, settings = place
     try:
         async with asyncio.timeout(limit_s):
@@ -110,13 +110,13 @@ async def _answer(
         return attributed(name, reason_of(error))
 
 
-async def _records(provider: Provider, entries: Sequence[LedgerEntry], *, lists: bool) -> Mapping[str, Instance]:
-    """Return the records of these entries' machines by key; with ``lists`` also of the others with Skyward's tag."""
-    keys = {entry.key: entry.instance_id for entry in entries}
-    named = {instance_id: key for key, instance_id in keys.items() if instance_id is not None}
+async def _records(provider: Provider, entries: Sequence[LedgerEntry], *, lists: bool) -> Sequence[Instance]:
+    """Return the records of these entries' machines; with ``lists`` also of the others with Skyward's tag."""
+    keys = {entry.key for entry in entries}
+    named = {entry.instance_id: entry.key for entry in entries if entry.instance_id is not None}
     found: dict[str, Instance] = {}
     if isinstance(provider, Sweepable) and (lists or len(named) < len(keys)):
-        found = {each.key: each for each in await provider.tagged() if lists or each.key in keys}
+        found = {each.id: each for each in await provider.tagged() if lists or each.key in keys}
     if named:
-        found |= {named[each.id]: each for each in await provider.describe(list(named))}
-    return found
+        found |= {each.id: replace(each, key=named[each.id]) for each in await provider.describe(list(named))}
+    return [*found.values()]

@@ -28,11 +28,14 @@ __all__ = [
     "Unknown",
     "attributed",
     "by_place",
+    "is_unaccounted",
     "reason_of",
     "settings_text",
 ]
 
 _LONGEST_CREATE_S = 3600.0
+_LISTED_S = 300.0
+"""Longest time for which a provider's list still has a machine that is gone."""
 _logger = logging.getLogger("skyward")
 
 MakeProvider = Callable[[str, Mapping[str, Any]], Provider]
@@ -59,7 +62,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """A machine with Skyward's tag and without an open entry in this ledger.
+    """A machine with Skyward's tag for which no entry in this ledger stands; see :func:`is_unaccounted`.
 
     Attributes:
         provider: its provider's name.
@@ -85,7 +88,7 @@ class SweepReport:
         forgotten: closed entries whose machines were gone already, or never existed.
         left: entries that stay open.
         spared: entries of pools whose owner lives, or cannot be judged from here.
-        unknown: tagged machines without an entry in this ledger.
+        unknown: tagged machines for which no entry in this ledger stands.
         unasked: reasons for which some providers could not list tagged machines.
     """
 
@@ -107,12 +110,12 @@ class _AskedProvider:
     """A provider with certain settings, and its machines with Skyward's tag.
 
     Attributes:
-        tagged: its machines by tag; None if it could not list them.
+        tagged: its machines; None if it could not list them.
         why_not: the reason for that.
     """
 
     provider: Provider
-    tagged: Mapping[str, Instance] | None
+    tagged: Sequence[Instance] | None
     why_not: str = ""
 
 
@@ -159,7 +162,7 @@ class Sweep:
 
         Args:
             others: also end machines of unknown owners and of other computers' processes; never those of a living one.
-            unknown: also end tagged machines without an entry.
+            unknown: also end tagged machines for which no entry stands.
             also: names and settings of providers to ask besides those in the ledger.
 
         Raises :class:`~skyward.errors.LedgerError`.
@@ -199,7 +202,7 @@ class Sweep:
             name: the provider's name.
             settings: its settings, as JSON.
             entries: the entries to end.
-            unknown: True also ends tagged machines without an entry; False lists them; None does not look for them.
+            unknown: True also ends tagged machines for which no entry stands; False lists them; None does not look.
         """
         try:
             provider = self._provider(name, settings)
@@ -232,16 +235,15 @@ class Sweep:
 
     async def _end(self, place: _AskedProvider, entry: LedgerEntry) -> None:
         try:
-            instance_id = entry.instance_id or _id_by_tag(place, entry)
-            was_there = bool(instance_id) and await self._end_machine(place.provider, instance_id, entry)
+            ids = [entry.instance_id] if entry.instance_id else _ids_by_tag(place, entry)
+            ended = [each for each in ids if await self._end_machine(place.provider, each, entry)]
         except Exception as error:
             _logger.debug("machine %s is left", entry.key, exc_info=True)
             self._report.left.append(Left(entry=entry, reason=reason_of(error)))
             return
         await asyncio.to_thread(self._ledger.close, [entry.key])
-        if was_there:
-            self._report.ended.append(Swept(entry=entry, instance_id=instance_id))
-        else:
+        self._report.ended += [Swept(entry=entry, instance_id=each) for each in ended]
+        if not ended:
             self._report.forgotten.append(entry)
 
     async def _end_machine(self, provider: Provider, instance_id: str, entry: LedgerEntry) -> bool:
@@ -258,9 +260,16 @@ class Sweep:
             self._report.unasked.append(place.why_not)
             return
         # The ledger is read after the provider was asked, so that machines launched in between have their entries.
-        known = {entry.key for entry in await asyncio.to_thread(self._ledger.entries)}
-        strangers = [instance for key, instance in place.tagged.items() if key not in known]
+        known = {entry.key: entry for entry in await asyncio.to_thread(self._ledger.entries)}
+        strangers = [each for each in place.tagged if is_unaccounted(each, known.get(each.key))]
         self._report.unknown += await asyncio.gather(*(_treat(place.provider, each, end=end) for each in strangers))
+
+
+def is_unaccounted(machine: Instance, entry: LedgerEntry | None) -> bool:
+    """Return True if a listed machine is not the one that the entry of its tag stands for, or outlives its entry."""
+    if entry is None or entry.instance_id not in {None, machine.id}:
+        return True
+    return entry.closed_at is not None and time.time() - entry.closed_at > _LISTED_S
 
 
 def by_place(entries: Iterable[LedgerEntry]) -> dict[Place, list[LedgerEntry]]:
@@ -280,34 +289,31 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 async def _ask(provider: Provider, lost: set[str], *, in_full: bool, clock: Clock) -> _AskedProvider:
     """List a provider's machines, once more after ``listing_s`` for a key of ``lost`` without one, or ``in_full``.
 
-    The first list precedes the wait, so that refused credentials are reported at once.
+    The first list precedes the wait, so that refused credentials are reported at once. A machine of either list counts:
+    lists from several servers of a provider may lag behind each other.
     """
     why_not = f"{provider.name}: it cannot list its machines"
     if isinstance(provider, Sweepable):
         try:
-            tagged = await _by_tag(provider)
-            if (late_s := listing_s(provider)) > 0 and (in_full or not tagged.keys() >= lost):
+            tagged = {each.id: each for each in await provider.tagged()}
+            if (late_s := listing_s(provider)) > 0 and (in_full or not {each.key for each in tagged.values()} >= lost):
                 await clock.sleep(late_s)
-                tagged = await _by_tag(provider)
-            return _AskedProvider(provider=provider, tagged=tagged)
+                tagged |= {each.id: each for each in await provider.tagged()}
+            return _AskedProvider(provider=provider, tagged=[*tagged.values()])
         except Exception as error:
             _logger.debug("%s cannot list its machines", provider.name, exc_info=True)
             why_not = attributed(provider.name, reason_of(error))
     return _AskedProvider(provider=provider, tagged=None, why_not=why_not)
 
 
-async def _by_tag(provider: Sweepable) -> Mapping[str, Instance]:
-    return {instance.key: instance for instance in await provider.tagged()}
-
-
-def _id_by_tag(place: _AskedProvider, entry: LedgerEntry) -> str:
-    """Return the id of a machine whose create call was never answered; empty if it was not made."""
+def _ids_by_tag(place: _AskedProvider, entry: LedgerEntry) -> list[str]:
+    """Return the ids of the machines whose create call was never answered; empty if none was made."""
     if place.tagged is None:
         raise SkywardError(f"its create call was never answered, and it may exist. {place.why_not}")
-    found = place.tagged.get(entry.key)
-    if found is None and _may_be_on_its_way(entry):
+    found = [each.id for each in place.tagged if each.key == entry.key]
+    if not found and _may_be_on_its_way(entry):
         raise SkywardError("it may have been requested just now; try again in a minute")
-    return "" if found is None else found.id
+    return found
 
 
 def _may_be_on_its_way(entry: LedgerEntry) -> bool:

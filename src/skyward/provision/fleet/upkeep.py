@@ -241,11 +241,12 @@ class Upkeep:
             self._user.detach(rank, reason, for_good=False, preempted=loss.preempted)
             failures = _recent_failures(failures, loss, lasted_s=self._clock.monotonic() - began)
             replacement, failures = await self._replace(rank, failures)
-            if replacement is None:
-                self._give_up(rank, f"{reason}, and could not be replaced")
-                _fail(up, CapacityError(f"{reason}, and could not be replaced"))
-            else:
-                _succeed(up)
+            if isinstance(replacement, str):
+                reason = f"{reason}, and could not be replaced: {replacement}"
+                self._give_up(rank, reason)
+                _fail(up, CapacityError(reason))
+                return None, failures
+            _succeed(up)
             return replacement, failures
         finally:
             await self._fleet.drop_spare(rank)
@@ -258,8 +259,9 @@ class Upkeep:
         self._user.retire((rank,), comes_back=True)
         return self._drain(rank)
 
-    async def _replace(self, rank: int, failures: int) -> tuple[NodeHandle | None, int]:
-        """Return another node for a lost one, or None when it is hopeless, and the number of recent failures."""
+    async def _replace(self, rank: int, failures: int) -> tuple[NodeHandle | str, int]:
+        """Return another node for a lost one, or why it is hopeless, and the number of recent failures."""
+        why = "the nodes before it did not last either"
         while failures < _ATTEMPTS:
             await self._clock.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures) if failures > 1 else 0)
             try:
@@ -268,15 +270,16 @@ class Upkeep:
             except _HOPELESS as error:
                 _unless_cancelled(error)
                 self._report(f"node {rank} cannot be replaced", error)
-                break
+                return str(error), failures
             except Exception as error:
                 _unless_cancelled(error)
                 self._report(f"node {rank} could not be replaced", error)
+                why = str(error)
                 # Unfit machines cost money, and there were several: no further ones without an order of the user.
                 failures = _ATTEMPTS if isinstance(error, CapacityError) and error.attempts else failures + 1
             else:
                 return node, failures
-        return None, failures
+        return why, failures
 
     def _give_up(self, rank: int, reason: str) -> None:
         self._wanted.discard(rank)

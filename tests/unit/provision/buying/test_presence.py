@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -114,6 +115,17 @@ def test_tagged_machines_without_an_entry_are_listed_where_that_is_asked_for(sta
     assert stage.look_up().unknown == []
     (unknown,) = stage.look_up(listed=[("a", "{}")]).unknown
     assert (unknown.provider, unknown.instance_id, unknown.key) == ("a", stranger.id, "k1")
+
+
+def test_machines_for_which_no_entry_stands_are_listed_too(stage: Stage) -> None:
+    first, _ = stage.launch("k0", "k1")
+    second = replace(first, id="second")
+    stage.providers["a"].instances[second.id] = second
+    stage.ledger.close(["k1"])
+    presence = stage.look_up(listed=[("a", "{}")])
+
+    assert presence.states.keys() == {"k0"}
+    assert sorted(each.key for each in presence.unknown) == ["k0", "k1"]
 
 
 def test_a_machine_that_is_not_listed_yet_is_not_waited_for_and_not_taken_for_gone(stage: Stage) -> None:

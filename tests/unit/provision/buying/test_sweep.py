@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -316,6 +317,66 @@ def test_machines_that_the_ledger_does_not_know_are_listed_and_ended_only_when_a
     ended = stage.sweep(unknown=True, also=also)
     assert [(each.instance_id, each.ended) for each in ended.unknown] == [(stranger.id, True)]
     assert stage.provider.alive == []
+
+
+def test_a_machine_that_only_the_first_of_two_lists_has_is_ended(stage: Stage) -> None:
+    stage.provider = late = Late()
+    late.fate = Fate()
+    (instance,) = stage.launch("a", recorded=False)
+    lists = iter([late.tagged, _nothing])
+
+    async def lagging() -> Sequence[Instance]:
+        return await next(lists)()
+
+    late.tagged = lagging  # type: ignore[method-assign]
+    report, _ = sweep_late(stage)
+
+    assert [each.instance_id for each in report.ended] == [instance.id]
+    assert late.alive == []
+
+
+async def _nothing() -> Sequence[Instance]:
+    return []
+
+
+def twin(stage: Stage, instance: Instance) -> str:
+    """Let the provider have a second machine with a machine's tag; return its id."""
+    other = replace(instance, id=f"{instance.id}-twin")
+    stage.provider.instances[other.id] = other
+    return other.id
+
+
+def test_every_machine_of_a_lost_entry_is_ended(stage: Stage) -> None:
+    (instance,) = stage.launch("a", recorded=False)
+    other = twin(stage, instance)
+
+    report = stage.sweep()
+
+    assert sorted(each.instance_id for each in report.ended) == sorted([instance.id, other])
+    assert stage.provider.alive == []
+
+
+def test_a_second_machine_with_the_tag_of_an_entry_is_unknown(stage: Stage) -> None:
+    (instance,) = stage.launch("a", owner=ALIVE)
+    other = twin(stage, instance)
+
+    assert [each.instance_id for each in stage.sweep().unknown] == [other]
+    assert stage.sweep(unknown=True).unknown[0].ended
+    assert stage.provider.alive == [instance.id]
+
+
+@pytest.mark.parametrize(("ago_s", "unknown"), [(3600.0, True), (1.0, False)])
+def test_a_machine_that_outlives_its_closed_entry_is_unknown(
+    stage: Stage, tmp_path: Path, ago_s: float, unknown: bool
+) -> None:
+    then = Ledger(tmp_path / "ledger.db", now=lambda: time.time() - ago_s)
+    stage.ledger = then
+    (instance,) = stage.launch("a")
+    then.close(["a"])
+
+    report = stage.sweep(also=[("fake", {"account": 1})])
+
+    assert [each.instance_id for each in report.unknown] == ([instance.id] if unknown else [])
 
 
 def test_what_is_launched_while_the_sweep_looks_is_not_taken_for_unknown(stage: Stage) -> None:
