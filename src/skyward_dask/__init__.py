@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from skyward.dask_parts import is_dask_here, needs_dask
+from skyward.wire.dask_parts import is_dask_here, needs_dask
 
 if not is_dask_here():
     raise ImportError(needs_dask("skyward_dask", extra="dask"))

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 import cloudpickle
 
-from skyward.dask_parts import Adaptive
+from skyward.wire.dask_parts import Adaptive
 from skyward_dask.pool_handle import PoolLike
 from skyward_dask.sizing import superfluous
 

@@ -14,7 +14,8 @@ from weakref import WeakSet
 from distributed import Client, Security, Status
 
 from skyward.client.dask_clients import bring_modules
-from skyward.dask_parts import (
+from skyward.errors import ConfigurationError
+from skyward.wire.dask_parts import (
     Cluster,
     Comm,
     FatalCommClosedError,
@@ -23,7 +24,6 @@ from skyward.dask_parts import (
     add_client_extension,
     backends,
 )
-from skyward.errors import ConfigurationError
 
 __all__ = [
     "NO_DIRECT_ACCESS",

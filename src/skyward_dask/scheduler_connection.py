@@ -13,10 +13,10 @@ import dask.config
 from distributed import Security, Status
 from tornado.ioloop import IOLoop, PeriodicCallback
 
-from skyward.dask_parts import Cluster, Comm, check_parts, get_versions, rpc
-from skyward.dask_parts import SchedulerInfo as DaskSchedulerInfo
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.submission import SchedulerInfo
+from skyward.wire.dask_parts import Cluster, Comm, check_parts, get_versions, rpc
+from skyward.wire.dask_parts import SchedulerInfo as DaskSchedulerInfo
 from skyward_dask.clients import NO_DIRECT_ACCESS, admit_by_address, check_versions, refuse_past_tunnel
 from skyward_dask.pool_handle import PoolHandle, PoolLike
 from skyward_dask.settings import seconds

@@ -13,7 +13,6 @@ from distributed import Status
 from tornado.ioloop import IOLoop
 
 from skyward._concurrency.exits import at_exit
-from skyward.dask_parts import add_client_extension
 from skyward.errors import ConfigurationError
 from skyward.events import Callback
 from skyward.request.accelerators import Accelerator
@@ -21,6 +20,7 @@ from skyward.request.image import Image
 from skyward.request.spot import SpotLike
 from skyward.request.volume import Volume
 from skyward.submission import FleetStatus
+from skyward.wire.dask_parts import add_client_extension
 from skyward_dask.dashboard_link import DashboardLink, NotebookView, without_token
 from skyward_dask.pool_handle import PoolLike, make_pool_handle
 from skyward_dask.settings import seconds, setting

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from distributed import Status
 
-from skyward.dask_parts import Adaptive, NoOpAwaitable
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.submission import FleetStatus
+from skyward.wire.dask_parts import Adaptive, NoOpAwaitable
 from skyward_dask.adaptive import NodeAdaptive
 from skyward_dask.scheduler_connection import ConnectedCluster
 from skyward_dask.settings import seconds, setting

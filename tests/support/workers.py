@@ -13,10 +13,10 @@ from skyward.engine.lane import Lane, LaneOwner
 from skyward.errors import UnreachableError
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall
 from skyward.node.worker.lane_server import LaneServer
+from skyward.wire.code.pickling import pack_error, pack_result
 from skyward.wire.connection import Connection
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.messages import CallResult, Outcome
-from skyward.wire.pickling import pack_error, pack_result
 from support.simulation import SimulatedConnection
 
 __all__ = ["SimulatedLane", "SimulatedNetwork", "SimulatedWorker", "Work"]

@@ -12,7 +12,7 @@ from skyward.errors import ConfigurationError
 from skyward.request.checks import gibibytes, positive_number, refusal, whole_number
 from skyward.request.option_names import refuse_unknown
 from skyward.submission import CallLimits
-from skyward.wire.tracebacks import hide_frames
+from skyward.wire.code.tracebacks import hide_frames
 
 __all__ = [
     "OPTIONS",

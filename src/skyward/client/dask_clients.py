@@ -7,7 +7,7 @@ from weakref import ref
 
 from skyward.errors import ConfigurationError
 from skyward.submission import SchedulerInfo
-from skyward.wire.graph_modules import MODULES, SentModules
+from skyward.wire.code.graph_modules import MODULES, SentModules
 
 if TYPE_CHECKING:
     from distributed import Client

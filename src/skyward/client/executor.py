@@ -17,7 +17,7 @@ from skyward.client.pending import ComputeFunction, PendingCompute, invocation_o
 from skyward.client.watching.failures import ItemNotes, kept
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.submission import CallFuture, Invocation, TaskSubmitter
-from skyward.wire.tracebacks import hide_frames, is_explained
+from skyward.wire.code.tracebacks import hide_frames, is_explained
 
 __all__ = ["CallsByFunction", "PoolExecutor"]
 

@@ -12,8 +12,8 @@ from types import CodeType
 from typing import Any, NoReturn, TypeVar
 
 from skyward.errors import ConfigurationError, UnsentCallWarning
-from skyward.wire.pickling import PLAIN_TYPES
-from skyward.wire.tracebacks import hide_frames, is_explained
+from skyward.wire.code.pickling import PLAIN_TYPES
+from skyward.wire.code.tracebacks import hide_frames, is_explained
 
 __all__ = [
     "CallSite",

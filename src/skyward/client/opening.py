@@ -9,7 +9,7 @@ from typing import Self
 
 from skyward._concurrency.exits import arm, disarm
 from skyward._concurrency.waiting import to_its_end
-from skyward.wire.tracebacks import hide_frames, is_explained
+from skyward.wire.code.tracebacks import hide_frames, is_explained
 
 __all__ = ["Opening"]
 

@@ -62,8 +62,8 @@ from skyward.distributed._gang import is_gang
 from skyward.errors import ConfigurationError
 from skyward.request.option_names import refuse_unknown
 from skyward.submission import CallLimits, Invocation
-from skyward.wire.pickling import pack, packing, unpack
-from skyward.wire.tracebacks import hide_frames
+from skyward.wire.code.pickling import pack, packing, unpack
+from skyward.wire.code.tracebacks import hide_frames
 
 __all__ = [
     "ComputeFunction",

@@ -36,8 +36,8 @@ from skyward.events import (
 )
 from skyward.events.bus import EventBus
 from skyward.request.request import PoolRequest
+from skyward.wire.code.pickling import PackedError
 from skyward.wire.messages import CallHeader
-from skyward.wire.pickling import PackedError
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -19,9 +19,9 @@ from skyward.errors import PoolStateError
 from skyward.events import Callback, Error, LogLine, SkywardEvent
 from skyward.events.records import record_line
 from skyward.events.works import WorkCount, WorkCounts
+from skyward.wire.code.pickling import PackedError
 from skyward.wire.log_pieces import Reassembler
 from skyward.wire.messages import CallHeader, EmittedEvent, LoggedRecord, Outcome, PrintedLines, ResultChunk
-from skyward.wire.pickling import PackedError
 
 __all__ = ["CallGang", "CallNumbers", "CallObserver", "CallTable", "CallTrace", "Incoming", "LiveCall"]
 

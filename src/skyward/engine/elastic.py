@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
-from skyward.dask_parts import is_dask_here, needs_dask
 from skyward.engine.cluster import Cluster
 from skyward.errors import ConfigurationError, FetchError, PoolStateError
 from skyward.events import SkywardEvent
@@ -23,6 +22,7 @@ from skyward.provision.fleet.topology import HEAD, dask_out_of_reach
 from skyward.provision.fleet.upkeep import Upkeep
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
+from skyward.wire.dask_parts import is_dask_here, needs_dask
 from skyward.wire.frames import TlsIdentity
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _security(tls: TlsIdentity) -> Security:
 
 
 def _import_rpc() -> Any:
-    from skyward.dask_parts import rpc
+    from skyward.wire.dask_parts import rpc
 
     return rpc
 

@@ -18,11 +18,11 @@ from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleT
 from typing import Any, Final, Generic, TypeVar, cast
 
 from skyward.engine.blobs import Blob
+from skyward.wire.code.modules import search_path_state
+from skyward.wire.code.omissions import names_in
+from skyward.wire.code.origins import found_under_its_name
+from skyward.wire.code.pickling import PLAIN_TYPES, naming_state, travels_by_reference
 from skyward.wire.messages import Payload
-from skyward.wire.modules import search_path_state
-from skyward.wire.omissions import names_in
-from skyward.wire.origins import found_under_its_name
-from skyward.wire.pickling import PLAIN_TYPES, naming_state, travels_by_reference
 
 __all__ = ["CompleteError", "FunctionCache", "PackedFunction", "Recent", "Wrapped"]
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from skyward.engine.dispatch import WorkerId
 from skyward.events.works import WorkCount
 from skyward.submission import CallFuture
-from skyward.wire.pickling import PackedError, unpack, unpack_error
-from skyward.wire.tracebacks import hide_frames, is_explained
+from skyward.wire.code.pickling import PackedError, unpack, unpack_error
+from skyward.wire.code.tracebacks import hide_frames, is_explained
 
 __all__ = ["CallBatch", "OutcomeSink", "RawOutcome", "RemoteFuture", "call_name", "short_label"]
 

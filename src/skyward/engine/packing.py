@@ -13,8 +13,8 @@ from skyward.engine.blobs import Blob, identify
 from skyward.engine.functions import CompleteError, FunctionCache, PackedFunction, Wrapped
 from skyward.errors import SerializationError
 from skyward.submission import ArgumentMemo, CallLimits, Invocation
+from skyward.wire.code.pickling import LARGE_BYTES, Packed, pack, pack_arguments
 from skyward.wire.messages import Payload
-from skyward.wire.pickling import LARGE_BYTES, Packed, pack, pack_arguments
 
 __all__ = ["Parcel", "wrap"]
 

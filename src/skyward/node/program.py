@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from skyward.dask_parts import check_parts
 from skyward.node.supervisor.plan import NodePlan
 from skyward.wire.control import Message, Report, from_frame, to_frame
+from skyward.wire.dask_parts import check_parts
 
 __all__ = ["Program", "read_plan", "run_program", "take_standard_output"]
 

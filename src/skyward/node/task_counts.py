@@ -12,8 +12,8 @@ from typing import Any, Final
 from distributed import Scheduler, SchedulerPlugin
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
-from skyward.dask_parts import key_split
 from skyward.wire.control import TasksReport
+from skyward.wire.dask_parts import key_split
 
 __all__ = ["TaskCounts", "report_tasks"]
 

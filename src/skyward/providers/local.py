@@ -19,7 +19,6 @@ import platformdirs
 
 from skyward._concurrency.linux_parts import SHARED_MEMORY, usable_cores
 from skyward._concurrency.waiting import NotYet, wait_until
-from skyward.dask_parts import is_dask_here, needs_dask
 from skyward.errors import ConfigurationError, TerminationError, UnreachableError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.accelerators import model_name
@@ -27,6 +26,7 @@ from skyward.request.instance import InstanceSpec
 from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE, LocalAccess
+from skyward.wire.dask_parts import is_dask_here, needs_dask
 
 __all__ = ["INSTANCE_VARIABLE", "Local", "remove_blobs"]
 

@@ -20,7 +20,7 @@ from skyward.engine.certificates import issue
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.node.supervisor.scheduler import pass_modules_on
 from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
-from skyward.wire.graph_modules import MODULES, take_modules
+from skyward.wire.code.graph_modules import MODULES, take_modules
 from skyward.wire.security import PoolSecurity
 
 __all__ = ["FakeElasticFleet"]

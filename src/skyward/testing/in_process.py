@@ -12,7 +12,7 @@ from typing import Any, Self
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import SkywardEvent
 from skyward.submission import ArgumentMemo, CallFuture, Invocation
-from skyward.wire.pickling import Packed, pack, pack_error, pack_result, unpack, unpack_call, unpack_error
+from skyward.wire.code.pickling import Packed, pack, pack_error, pack_result, unpack, unpack_call, unpack_error
 
 __all__ = ["InProcessSubmitter"]
 

@@ -1,1 +1,1 @@
-"""Shared parts of both ends of a connection: messages, sessions, frames, pickling, limits."""
+"""Shared parts of both ends of a connection: messages, sessions, frames, limits, and the parts of Dask in use."""

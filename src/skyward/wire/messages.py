@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from skyward.wire.code.pickling import PackedError
 from skyward.wire.log_pieces import LogPiece
-from skyward.wire.pickling import PackedError
 from skyward.wire.session import Item
 
 __all__ = [

@@ -14,9 +14,9 @@ from skyward.engine.futures import CallBatch, RawOutcome
 from skyward.engine.packing import Parcel
 from skyward.errors import RemoteError
 from skyward.events import Error, LogLine
+from skyward.wire.code.pickling import PackedError, pack, unpack_error
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import EmittedEvent, Outcome, Payload, PrintedLines, ResultChunk
-from skyward.wire.pickling import PackedError, pack, unpack_error
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
 

@@ -20,8 +20,8 @@ import skyward as sky
 from skyward.engine.functions import FunctionCache, PackedFunction, Wrapped
 from skyward.engine.packing import wrap
 from skyward.submission import ArgumentMemo, Invocation
+from skyward.wire.code.pickling import unpack
 from skyward.wire.messages import Payload
-from skyward.wire.pickling import unpack
 
 SOURCE = """
 import math

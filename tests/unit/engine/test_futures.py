@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from skyward.engine.futures import CallBatch, RawOutcome, RemoteFuture
-from skyward.wire.pickling import pack_error
+from skyward.wire.code.pickling import pack_error
 
 FAILED = RawOutcome(error=ValueError("no"))
 DONE = RawOutcome(data=b"")

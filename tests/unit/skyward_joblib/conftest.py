@@ -14,7 +14,7 @@ import pytest
 
 from skyward.events import SkywardEvent
 from skyward.submission import ArgumentMemo, CallFuture, Invocation
-from skyward.wire.pickling import Packed, pack, pack_error, unpack, unpack_error
+from skyward.wire.code.pickling import Packed, pack, pack_error, unpack, unpack_error
 
 
 class ThreadFleet:

@@ -8,6 +8,7 @@ import msgpack
 import pytest
 
 from skyward.wire import messages
+from skyward.wire.code.pickling import PackedError
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
     CallHeader,
@@ -36,7 +37,6 @@ from skyward.wire.messages import (
     ToWorker,
     answered_calls,
 )
-from skyward.wire.pickling import PackedError
 
 ERROR = PackedError(type_name="builtins.ValueError", message="no", traceback="Traceback", pickled=b"p")
 LARGE = Payload(data_blob="d", buffer_blobs=("a", "b"))

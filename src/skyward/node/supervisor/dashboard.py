@@ -28,8 +28,8 @@ from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
 from skyward._concurrency.waiting import wait_until
-from skyward.dask_parts import RoutingApplication, dashboard_pages, get_handlers
 from skyward.errors import UnreachableError
+from skyward.wire.dask_parts import RoutingApplication, dashboard_pages, get_handlers
 
 __all__ = ["Dashboard", "Gate"]
 

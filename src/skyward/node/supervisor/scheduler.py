@@ -11,8 +11,8 @@ from distributed import Scheduler, SchedulerPlugin
 from skyward.node.program import Program, read_plan, run_program, take_standard_output
 from skyward.node.supervisor.dashboard import Dashboard
 from skyward.node.task_counts import report_tasks
+from skyward.wire.code.graph_modules import MODULES, KeptModules
 from skyward.wire.control import SchedulerRunning
-from skyward.wire.graph_modules import MODULES, KeptModules
 from skyward.wire.security import PoolSecurity
 
 __all__ = ["NodeScheduler", "main", "pass_modules_on"]

@@ -13,7 +13,6 @@ import ssl
 
 import tornado.platform.asyncio
 
-from skyward.dask_parts import load_lazy_parts
 from skyward.node.processes import name_process
 from skyward.node.supervisor import daemon, scheduler
 from skyward.node.supervisor.proc_entry import fits
@@ -21,6 +20,7 @@ from skyward.node.supervisor.start_order import PROGRAM
 from skyward.node.supervisor.survey import package_versions
 from skyward.node.supervisor.zygote import serve_forks, take_orders
 from skyward.node.worker import nannies, worker
+from skyward.wire.dask_parts import load_lazy_parts
 
 __all__ = ["main"]
 

@@ -27,6 +27,7 @@ from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.missing_files import hint_at_folder
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.trace_context import trace_context
+from skyward.wire.code.pickling import LARGE_BYTES, Packed, PackedError, pack_error, pack_result, text_of, unpack_call
 from skyward.wire.messages import (
     CallHeader,
     CallResult,
@@ -40,7 +41,6 @@ from skyward.wire.messages import (
     SpentProcess,
     ToClient,
 )
-from skyward.wire.pickling import LARGE_BYTES, Packed, PackedError, pack_error, pack_result, text_of, unpack_call
 from skyward.wire.session import CHUNK_BYTES
 
 __all__ = ["CallRunner", "Outlet", "ReceivedCall", "SentFunction"]

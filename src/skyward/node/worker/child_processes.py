@@ -19,8 +19,8 @@ from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
-from skyward.wire.modules import came_along, with_sources
-from skyward.wire.pickling import pack
+from skyward.wire.code.modules import came_along, with_sources
+from skyward.wire.code.pickling import pack
 
 __all__ = ["allow_multiprocessing", "call_in_this_process"]
 

@@ -23,7 +23,6 @@ from distributed import Nanny, Status
 from tornado.ioloop import PeriodicCallback
 
 from skyward._concurrency.linux_parts import wait_for_end
-from skyward.dask_parts import CommClosedError, keep_own_fork_server
 from skyward.node.processes import close_all_but, end_all, exit_reason, kill_session, name_process, rss_bytes
 from skyward.node.program import Program, read_plan, run_program, take_standard_output
 from skyward.node.supervisor.plan import NodePlan
@@ -33,6 +32,7 @@ from skyward.node.worker.capture import take_last_words
 from skyward.node.worker.child_processes import allow_multiprocessing
 from skyward.node.worker.worker import LaneWorker
 from skyward.wire.control import Report, Start, WorkerExit, WorkerRunning, WorkerStale
+from skyward.wire.dask_parts import CommClosedError, keep_own_fork_server
 from skyward.wire.security import PoolSecurity
 
 __all__ = ["SlotNanny", "keep_slots", "main", "start_worker", "worker_exit"]

@@ -29,12 +29,12 @@ from skyward._concurrency.linux_parts import open_descriptors
 from skyward._concurrency.loop import LoopThread
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
-from skyward.dask_parts import BatchedSend, Comm, ThreadPoolExecutor
 from skyward.node.worker.begun import enter, open_mark
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.lane_server import LaneServer
-from skyward.wire.graph_modules import MODULES, take_modules
+from skyward.wire.code.graph_modules import MODULES, take_modules
+from skyward.wire.dask_parts import BatchedSend, Comm, ThreadPoolExecutor
 from skyward.wire.listening import BACKLOG
 
 __all__ = ["LaneWorker"]

@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from skyward.provision.mirroring.installed import InstalledDistributions, Origin
 from skyward.request.imports import imports_in
-from skyward.wire.modules import OWN_PACKAGES, ModuleSource, imported_by, is_installed_at, sources_of
-from skyward.wire.omissions import names_in
+from skyward.wire.code.modules import OWN_PACKAGES, ModuleSource, imported_by, is_installed_at, sources_of
+from skyward.wire.code.omissions import names_in
 
 __all__ = ["LoadedNames", "Needed", "distributions_of", "needs_of", "needs_of_program", "own_modules", "travels"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from skyward.dask_parts import NODE_RELEASE, is_dask_here
+from skyward.wire.dask_parts import NODE_RELEASE, is_dask_here
 
 __all__ = ["DISTRIBUTION", "ENGINE_PACKAGES", "OwnWheel", "code_folders", "engine_pins", "own_wheel"]
 
@@ -25,7 +25,7 @@ DISTRIBUTION = "skyward-fleet"
 ENGINE_PACKAGES = ("cloudpickle", "dask", "distributed", "msgpack", "tornado")
 """Packages that both ends of a connection need in the same version; skyward's own requirements are pinned too.
 
-A client may do without Dask: its nodes then get :data:`~skyward.dask_parts.NODE_RELEASE`."""
+A client may do without Dask: its nodes then get :data:`~skyward.wire.dask_parts.NODE_RELEASE`."""
 
 _PACKAGES = ("skyward", "skyward_joblib", "skyward_dask")
 _DIGEST_BYTES = 8

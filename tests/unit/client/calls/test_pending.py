@@ -20,7 +20,7 @@ import wrapt
 
 from skyward.client.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather, invocation_of
 from skyward.errors import ConfigurationError, SerializationError
-from skyward.wire.pickling import pack, unpack
+from skyward.wire.code.pickling import pack, unpack
 
 
 class FakePool:

@@ -11,8 +11,8 @@ import pytest
 
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFunction
 from skyward.node.worker.output import CallOutput
+from skyward.wire.code.pickling import LARGE_BYTES, pack
 from skyward.wire.messages import CallResult, Payload, ResultChunk, SmallResults, ToClient
-from skyward.wire.pickling import LARGE_BYTES, pack
 
 NO_ARGUMENTS = pack(((), {}), what="no arguments").data
 

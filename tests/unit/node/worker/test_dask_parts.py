@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from skyward import dask_parts
-from skyward.dask_parts import NODE_RELEASE, OLDEST_RELEASE, OVERRIDDEN, READ, check_parts, missing_parts
 from skyward.errors import ConfigurationError
 from skyward.providers.local import Local
 from skyward.provision.preparing.distribution import engine_pins
 from skyward.request.request import parse_request
+from skyward.wire import dask_parts
+from skyward.wire.dask_parts import NODE_RELEASE, OLDEST_RELEASE, OVERRIDDEN, READ, check_parts, missing_parts
 
 ROOT = Path(__file__).parents[4]
 

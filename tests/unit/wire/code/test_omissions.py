@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from skyward.errors import SerializationError
-from skyward.wire.omissions import LeftOut
-from skyward.wire.pickling import pack, unpack
+from skyward.wire.code.omissions import LeftOut
+from skyward.wire.code.pickling import pack, unpack
 
 SOURCE = """
 import functools
@@ -111,7 +111,7 @@ def test_a_caching_function_of_such_a_module_travels_and_caches_there(helpers: A
 OTHER_PROCESS = """
 import sys
 from skyward.errors import SerializationError
-from skyward.wire.pickling import unpack
+from skyward.wire.code.pickling import unpack
 make = unpack(sys.stdin.buffer.read())
 print(make().value())
 for use in (lambda: make().locked(), lambda: make().selected().fetchone(), lambda: make().lock.acquire()):

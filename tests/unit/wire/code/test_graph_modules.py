@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from skyward.wire.graph_modules import KeptModules, SentModules, named_in
-from skyward.wire.modules import ModuleSource
+from skyward.wire.code.graph_modules import KeptModules, SentModules, named_in
+from skyward.wire.code.modules import ModuleSource
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Sources of the user's modules that a function imports while it runs; they travel next to the function's pickle.
 
-Objects in a function's globals are pickled by value (:mod:`skyward.wire.pickling`). Imports inside a function appear in
-its code only: their names are read from the bytecode, the user's own modules among them are followed through their own
-imports, and the sources of all are sent. At the other end a finder serves them from memory.
+Objects in a function's globals are pickled by value (:mod:`skyward.wire.code.pickling`). Imports inside a function
+appear in its code only: their names are read from the bytecode, the user's own modules among them are followed through
+their own imports, and the sources of all are sent. At the other end a finder serves them from memory.
 
 * A module that the process itself has outside its installed packages wins over a source that came along; so nothing
   changes in the process that sent it. An installed one, or a mere folder, of the same name does not win: where the

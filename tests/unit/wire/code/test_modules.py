@@ -17,8 +17,8 @@ import pytest
 
 from skyward.submission import Invocation
 from skyward.testing.in_process import InProcessSubmitter
-from skyward.wire.modules import ModuleSource, SourceFinder, came_along, is_installed_at, sources_of
-from skyward.wire.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
+from skyward.wire.code.modules import ModuleSource, SourceFinder, came_along, is_installed_at, sources_of
+from skyward.wire.code.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
 
 FILES = {
     "sky_helper.py": "import sky_deeper\n\ndef times(x):\n    return sky_deeper.FACTOR * x\n",
@@ -175,7 +175,7 @@ def test_a_function_without_modules_of_the_users_is_pickled_as_ever() -> None:
 
         return json, np
 
-    assert b"skyward.wire.modules" not in pack(fn, what="it").data
+    assert b"skyward.wire.code.modules" not in pack(fn, what="it").data
 
 
 def test_large_arrays_of_such_a_function_stay_out_of_the_pickle(elsewhere: Callable[[], None]) -> None:
@@ -279,7 +279,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: SourceFin
     (folder / "sky_mirrored/__init__.py").write_text("from sky_mirrored import part\n")
     (folder / "sky_mirrored/part.py").write_text("NUMBER = 1\n")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr("skyward.wire.modules._install_folders", lambda: (folder.resolve(),))
+    monkeypatch.setattr("skyward.wire.code.modules._install_folders", lambda: (folder.resolve(),))
     is_installed_at.cache_clear()
     yield folder
     is_installed_at.cache_clear()

@@ -2,7 +2,7 @@
 
 Functions and classes from the user's own modules (those that are not installed packages) travel by value, so that a
 local ``helpers.py`` needs no packaging; installed modules travel by reference. Modules that functions import while
-they run are sent as source (:mod:`skyward.wire.modules`). Buffers of 1 MiB and more stay out of
+they run are sent as source (:mod:`skyward.wire.code.modules`). Buffers of 1 MiB and more stay out of
 band (pickle protocol 5), so that large arrays are never copied into a pickle.
 """
 
@@ -25,9 +25,9 @@ from typing import Any, Final, cast
 import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
-from skyward.wire.modules import OWN_PACKAGES, any_absent, came_along, imported_by, is_installed_at, with_sources
-from skyward.wire.omissions import Omissions
-from skyward.wire.origins import (
+from skyward.wire.code.modules import OWN_PACKAGES, any_absent, came_along, imported_by, is_installed_at, with_sources
+from skyward.wire.code.omissions import Omissions
+from skyward.wire.code.origins import (
     Definition,
     goes_by_value,
     reduced_for_call,
@@ -35,7 +35,7 @@ from skyward.wire.origins import (
     reduced_to_name,
     with_client,
 )
-from skyward.wire.tracebacks import add_lines, hide_frames
+from skyward.wire.code.tracebacks import add_lines, hide_frames
 
 log = logging.getLogger("skyward.wire")
 

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from skyward.wire.modules import ModuleSource, loaded_by_the_user, sources_of, take_sources
+from skyward.wire.code.modules import ModuleSource, loaded_by_the_user, sources_of, take_sources
 
 __all__ = ["MODULES", "KeptModules", "SentModules", "named_in", "take_modules"]
 

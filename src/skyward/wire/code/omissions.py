@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NoReturn, cast
 
 from skyward.errors import SerializationError
-from skyward.wire.origins import Definition, Reduced
+from skyward.wire.code.origins import Definition, Reduced
 
 __all__ = ["LeftOut", "Omissions", "names_in"]
 

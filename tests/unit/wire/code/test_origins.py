@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import cloudpickle
 import pytest
 
-from skyward.wire.pickling import pack, unpack, unpack_error
+from skyward.wire.code.pickling import pack, unpack, unpack_error
 
 WORKER = """
 import pickle, sys
-from skyward.wire.pickling import pack_error, pack_result, unpack_call
+from skyward.wire.code.pickling import pack_error, pack_result, unpack_call
 calls, results = sys.stdin.buffer, sys.stdout.buffer
 while True:
     fn, args = unpack_call(pickle.load(calls))
