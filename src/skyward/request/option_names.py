@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 __all__ = ["explain_options", "option_names", "refuse_unknown", "unknown_option"]
@@ -40,23 +40,25 @@ _OTHER_WORDS = {
 """An option, and its names in other libraries that do not resemble it."""
 
 
+_NONE = "it takes none: options of a pool belong to ComputePool"
+
+
 def unknown_option(owner: str, unknown: Iterable[str], allowed: Iterable[str]) -> TypeError:
     """Return the error of options that ``owner`` does not have; it lists those that there are."""
     name, valid = next(iter(unknown)), sorted(allowed)
     if not valid:
-        return TypeError(f"{owner} has no option {name!r}; it takes none: options of a pool belong to ComputePool")
+        return TypeError(f"{owner} has no option {name!r}; {_NONE}")
     close = [each for each in valid if name in _OTHER_WORDS.get(each, "").split()]
     close = close or difflib.get_close_matches(name, valid, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return TypeError(f"{owner} has no option {name!r}{hint}; its options are {', '.join(valid)}")
 
 
-def _unnamed_option(owner: str, allowed: Sequence[str]) -> TypeError:
+def _unnamed_option(owner: str, allowed: Iterable[str]) -> TypeError:
     """Return the error of a value without a name. The value may be a secret: it is not shown."""
-    if not allowed:
-        return TypeError(f"{owner} takes no options: options of a pool belong to ComputePool")
-    names = ", ".join(sorted(allowed))
-    return TypeError(f"{owner} takes its options by name, as in {owner}({allowed[0]}=...); they are {names}")
+    if not (valid := sorted(allowed)):
+        return TypeError(f"{owner} was given an option; {_NONE}")
+    return TypeError(f"{owner} takes its options by name; its options are {', '.join(valid)}")
 
 
 def option_names(*constructors: Callable[..., Any]) -> list[str]:
@@ -77,17 +79,15 @@ def explain_options(cls: type[T]) -> type[T]:
     It stands above ``@dataclass``, which makes a new class for slots. A subclass that is a dataclass needs it again.
     """
     init: Callable[..., None] = cls.__init__
-    _, *parameters = inspect.signature(init).parameters.values()
-    allowed = [each.name for each in parameters]
-    unnamed = sum(each.kind is not each.KEYWORD_ONLY for each in parameters)
+    allowed = option_names(init)[1:]
 
     @functools.wraps(init)
-    def construct(self: T, *args: Any, **kwargs: Any) -> None:
+    def construct(self: T, *args: object, **kwargs: Any) -> None:
         owner = type(self).__name__
-        if len(args) > unnamed:
+        if args:
             raise _unnamed_option(owner, allowed)
         refuse_unknown(owner, kwargs, allowed)
-        init(self, *args, **kwargs)
+        init(self, **kwargs)
 
     cls.__init__ = construct
     return cls

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ __all__ = ["HostKey", "KnownKeys", "known_keys", "verify"]
 
 _AUTHORITY, _REVOKED = "@cert-authority", "@revoked"
 _HASHED = "|1|"
+_NO_FILES = {"none", os.devnull}
+"""Words with which ssh_config says that there is no file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +106,11 @@ def unknown(known: KnownKeys, settings: Settings) -> HostKeyError:
     """Return the error for a machine without a key on file."""
     port = f" -p {settings.port}" if settings.names[0].startswith("[") else ""
     notes = "".join(f" NB: {note}." for note in known.notes)
+    file = next((each for each in settings.known_hosts if each not in _NO_FILES), "a file of known hosts")
     return HostKeyError(
         f"{settings.host} port {settings.port} is not a known host: no key of it is in "
         f"{' or '.join(settings.known_hosts)}. It was not contacted. Log in once with ssh, or add what "
-        f"`ssh-keyscan{port} {settings.host}` prints to {settings.known_hosts[0]} after you have compared its "
+        f"`ssh-keyscan{port} {settings.host}` prints to {file} after you have compared its "
         f"fingerprint (`ssh-keygen -lf -`) with the one of the machine's console.{notes}",
         on_file=False,
     )

@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 import time
@@ -125,14 +124,11 @@ def test_a_value_without_a_name_is_refused_with_the_names_and_not_shown(make: An
     known = ", ".join(sorted(inspect.signature(make).parameters))
     with pytest.raises(TypeError) as caught:
         make("dop_v1_secret")
-    assert re.fullmatch(
-        rf"{make.__name__} takes its options by name, as in {make.__name__}\(\w+=\.\.\.\); they are {known}",
-        str(caught.value),
-    )
+    assert str(caught.value) == f"{make.__name__} takes its options by name; its options are {known}"
 
 
 def test_a_provider_without_options_takes_no_values() -> None:
-    with pytest.raises(TypeError, match=r"^Local takes no options: options of a pool belong to ComputePool$"):
+    with pytest.raises(TypeError, match=r"^Local was given an option; it takes none: .* belong to ComputePool$"):
         sky.Local(2)  # pyright: ignore[reportCallIssue]
 
 

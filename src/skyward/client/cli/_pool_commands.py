@@ -37,7 +37,7 @@ _SPARED = {
     "providers",
     type=PROVIDER,
     multiple=True,
-    help="Only machines of this provider, also those that are not in this ledger; may be repeated.",
+    help="Only machines of this provider, with those that this ledger does not account for; may be repeated.",
 )
 @place_options
 @answers
@@ -79,7 +79,7 @@ def down(*, pools: Sequence[str]) -> Answer:
 
     def show(say: Say) -> None:
         for each in ended:
-            say.line(f"ended    {_name(each.entry)}")
+            say.line(f"ended    {_name(each.entry, each.instance_id)}")
         for each in left:
             say.line(f"LEFT     {_name(each.entry)}: {each.reason}")
         say.line(f"{len(ended)} ended, {len(gone)} were gone already, {len(left)} left")
@@ -95,7 +95,7 @@ def down(*, pools: Sequence[str]) -> Answer:
     is_flag=True,
     help="Also machines whose owner is on another machine or in another container, and may be alive.",
 )
-@click.option("--unknown", is_flag=True, help="Also machines with Skyward's tag that are not in this ledger.")
+@click.option("--unknown", is_flag=True, help="Also tagged machines that this ledger does not account for.")
 @click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Also search this host; may be repeated.")
 @click.option(
     "--provider", "providers", type=PROVIDER, multiple=True, help="Also search this provider; may be repeated."
@@ -153,14 +153,14 @@ def _show_list(entries: Sequence[LedgerEntry], presence: Presence, now: float, s
     else:
         say.line("No machines are open; --all lists those that have ended.")
     for each in presence.unknown:
-        say.line(f"not in this ledger: {each.provider} {each.instance_id} ({each.key})")
+        say.line(f"not accounted for by this ledger: {each.provider} {each.instance_id} ({each.key})")
     for reason in dict.fromkeys(presence.silent):
         say.line(f"state unknown: {reason}")
 
 
 def _show(report: SweepReport, say: Say) -> None:
     for each in report.ended:
-        say.line(f"ended    {_name(each.entry)}")
+        say.line(f"ended    {_name(each.entry, each.instance_id)}")
     for each in report.left:
         say.line(f"LEFT     {_name(each.entry)}: {each.reason}")
     for each in report.unknown:
@@ -172,16 +172,17 @@ def _show(report: SweepReport, say: Say) -> None:
         say.line(f"spared   {pool}: its owner {_SPARED[alive]}")
     say.line(f"{len(report.ended)} ended, {len(report.forgotten)} were gone already, {len(report.left)} left")
     if any(not each.ended and not each.reason for each in report.unknown):
-        say.line("Unknown machines may belong to another computer; `skyward sweep --unknown` ends them.")
+        say.line("Unknown machines may be in another computer's ledger; `skyward sweep --unknown` ends them.")
 
 
 def _alive(entry: LedgerEntry) -> bool | None:
     return None if entry.owner is None else entry.owner.lives()
 
 
-def _name(entry: LedgerEntry) -> str:
+def _name(entry: LedgerEntry, instance_id: str | None = None) -> str:
     bought = entry.purchase
-    return f"{bought.pool_id} node {entry.node}: {bought.provider} {entry.instance_id or 'without an id'}"
+    machine = instance_id or entry.instance_id or "without an id"
+    return f"{bought.pool_id} node {entry.node}: {bought.provider} {machine}"
 
 
 def _machine(entry: LedgerEntry) -> dict[str, Any]:

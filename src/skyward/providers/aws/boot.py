@@ -90,9 +90,10 @@ async def _neuron_image(api: Api) -> str:
     raise _none(_NEURON, api)
 
 
-def _by_version(name: str) -> list[str | int]:
-    """Return a sort key by which ``pytorch-2.10`` is newer than ``pytorch-2.9``."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+def _by_version(path: str) -> list[list[str | int]]:
+    """Return a sort key by which ``pytorch-2.10`` and ``pytorch-2.9.1`` are newer than ``pytorch-2.9``."""
+    parts = [re.split(r"(\d+)", name) for name in path.split("/")]
+    return [[int(part) if part.isdecimal() else part for part in name] for name in parts]
 
 
 def _none(path: str, api: Api) -> ConfigurationError:

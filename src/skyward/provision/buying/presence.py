@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.providers.registry import Sweepable, make_provider
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
-from skyward.provision.buying.sweep import MakeProvider, Place, Unknown, attributed, by_place, is_unaccounted, reason_of
+from skyward.provision.buying.sweep import MakeProvider, Place, Unknown, attributed, by_place, reason_of, unaccounted
 
 __all__ = ["Presence", "look_up"]
 
 _LIMIT_S = 15.0
-# A machine may be missing from its provider's records for so long after its launch: that is no end.
+# A provider's records may miss a machine for so long after its launch, and still have it for so long after its end.
 _LISTED_S = 300.0
 _logger = logging.getLogger("skyward")
 
@@ -28,7 +28,7 @@ class Presence:
 
     Attributes:
         states: states of the machines of open entries, by ledger key; one without an answer is absent.
-        unknown: machines with Skyward's tag for which no entry stands, of the providers whose lists were requested.
+        unknown: machines with Skyward's tag that no open entry accounts for, of providers whose lists were requested.
         silent: reasons for which providers gave no answer.
     """
 
@@ -69,7 +69,8 @@ async def look_up(
     ours, now = {entry.key: entry for known in places.values() for entry in known}, time.time()
     ends: dict[str, float | None] = {}
     for machine in (each for _, machines in found for each in machines):
-        if (entry := ours.get(machine.key)) is None or is_unaccounted(machine, entry):
+        entry = ours.get(machine.key)
+        if entry is None or entry.instance_id not in {None, machine.id}:
             continue
         presence.states[entry.key] = machine.state
         if machine.state is not InstanceState.GONE:
@@ -77,12 +78,13 @@ async def look_up(
         elif machine.ended_at is not None or now - entry.created_at > _LISTED_S:
             ends[entry.key] = machine.ended_at or now
     await asyncio.to_thread(ledger.note_presence, ends)
-    recorded = {entry.key: entry for entry in await asyncio.to_thread(ledger.entries)}
+    entries = await asyncio.to_thread(ledger.entries)
+    just_ended = {each.key for each in entries if each.closed_at is not None and now - each.closed_at < _LISTED_S}
     presence.unknown = [
         Unknown(provider=name, instance_id=each.id, key=each.key)
         for name, machines in found
-        for each in machines
-        if is_unaccounted(each, recorded.get(each.key))
+        for each in unaccounted(name, machines, entries)
+        if each.state is not InstanceState.GONE and each.key not in just_ended
     ]
     return presence
 
@@ -112,11 +114,11 @@ async def _answer(
 
 async def _records(provider: Provider, entries: Sequence[LedgerEntry], *, lists: bool) -> Sequence[Instance]:
     """Return the records of these entries' machines; with ``lists`` also of the others with Skyward's tag."""
-    keys = {entry.key for entry in entries}
+    lost = {entry.key for entry in entries if entry.instance_id is None}
     named = {entry.instance_id: entry.key for entry in entries if entry.instance_id is not None}
     found: dict[str, Instance] = {}
-    if isinstance(provider, Sweepable) and (lists or len(named) < len(keys)):
-        found = {each.id: each for each in await provider.tagged() if lists or each.key in keys}
+    if isinstance(provider, Sweepable) and (lists or lost):
+        found = {each.id: each for each in await provider.tagged() if lists or each.key in lost}
     if named:
         found |= {each.id: replace(each, key=named[each.id]) for each in await provider.describe(list(named))}
     return [*found.values()]

@@ -28,14 +28,12 @@ __all__ = [
     "Unknown",
     "attributed",
     "by_place",
-    "is_unaccounted",
     "reason_of",
     "settings_text",
+    "unaccounted",
 ]
 
 _LONGEST_CREATE_S = 3600.0
-_LISTED_S = 300.0
-"""Longest time for which a provider's list still has a machine that is gone."""
 _logger = logging.getLogger("skyward")
 
 MakeProvider = Callable[[str, Mapping[str, Any]], Provider]
@@ -62,7 +60,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """A machine with Skyward's tag for which no entry in this ledger stands; see :func:`is_unaccounted`.
+    """A machine with Skyward's tag that no open entry of this ledger accounts for.
 
     Attributes:
         provider: its provider's name.
@@ -88,7 +86,7 @@ class SweepReport:
         forgotten: closed entries whose machines were gone already, or never existed.
         left: entries that stay open.
         spared: entries of pools whose owner lives, or cannot be judged from here.
-        unknown: tagged machines for which no entry in this ledger stands.
+        unknown: tagged machines that no open entry of this ledger accounts for.
         unasked: reasons for which some providers could not list tagged machines.
     """
 
@@ -158,11 +156,11 @@ class Sweep:
     async def run(
         self, *, others: bool = False, unknown: bool = False, also: Sequence[tuple[str, Mapping[str, Any]]] = ()
     ) -> SweepReport:
-        """End the machines of dead owners, and look for tagged ones without a ledger entry.
+        """End the machines of dead owners, and look for tagged ones that the ledger does not account for.
 
         Args:
             others: also end machines of unknown owners and of other computers' processes; never those of a living one.
-            unknown: also end tagged machines for which no entry stands.
+            unknown: also end those.
             also: names and settings of providers to ask besides those in the ledger.
 
         Raises :class:`~skyward.errors.LedgerError`.
@@ -202,7 +200,8 @@ class Sweep:
             name: the provider's name.
             settings: its settings, as JSON.
             entries: the entries to end.
-            unknown: True also ends tagged machines for which no entry stands; False lists them; None does not look.
+            unknown: True also ends tagged machines that the ledger does not account for; False lists them; None does
+                not look for them.
         """
         try:
             provider = self._provider(name, settings)
@@ -234,15 +233,22 @@ class Sweep:
         return self._make(name, json.loads(settings))
 
     async def _end(self, place: _AskedProvider, entry: LedgerEntry) -> None:
+        """End the machine of an entry; without an id, every machine with its tag."""
         try:
             ids = [entry.instance_id] if entry.instance_id else _ids_by_tag(place, entry)
-            ended = [each for each in ids if await self._end_machine(place.provider, each, entry)]
-        except Exception as error:
-            _logger.debug("machine %s is left", entry.key, exc_info=True)
-            self._report.left.append(Left(entry=entry, reason=reason_of(error)))
+        except SkywardError as error:
+            self._report.left.append(Left(entry=entry, reason=str(error)))
+            return
+        outcomes = await asyncio.gather(
+            *(self._end_machine(place.provider, each, entry) for each in ids), return_exceptions=True
+        )
+        ended = [each for each, outcome in zip(ids, outcomes, strict=True) if outcome is True]
+        self._report.ended += [Swept(entry=entry, instance_id=each) for each in ended]
+        if failures := [each for each in outcomes if isinstance(each, Exception)]:
+            _logger.debug("machine %s is left", entry.key, exc_info=failures[0])
+            self._report.left.append(Left(entry=entry, reason="; ".join(map(reason_of, failures))))
             return
         await asyncio.to_thread(self._ledger.close, [entry.key])
-        self._report.ended += [Swept(entry=entry, instance_id=each) for each in ended]
         if not ended:
             self._report.forgotten.append(entry)
 
@@ -260,16 +266,22 @@ class Sweep:
             self._report.unasked.append(place.why_not)
             return
         # The ledger is read after the provider was asked, so that machines launched in between have their entries.
-        known = {entry.key: entry for entry in await asyncio.to_thread(self._ledger.entries)}
-        strangers = [each for each in place.tagged if is_unaccounted(each, known.get(each.key))]
-        self._report.unknown += await asyncio.gather(*(_treat(place.provider, each, end=end) for each in strangers))
+        entries = await asyncio.to_thread(self._ledger.entries)
+        strangers = unaccounted(place.provider.name, place.tagged, entries)
+        if strangers:
+            self._report.unknown += await _treat(place.provider, strangers, end=end)
 
 
-def is_unaccounted(machine: Instance, entry: LedgerEntry | None) -> bool:
-    """Return True if a listed machine is not the one that the entry of its tag stands for, or outlives its entry."""
-    if entry is None or entry.instance_id not in {None, machine.id}:
-        return True
-    return entry.closed_at is not None and time.time() - entry.closed_at > _LISTED_S
+def unaccounted(provider: str, machines: Iterable[Instance], entries: Iterable[LedgerEntry]) -> list[Instance]:
+    """Return the machines of a provider's list that no open entry accounts for.
+
+    An entry accounts for the machine with its id, whatever its tag is by now. As long as its create call has not
+    answered, it accounts for every machine with its key.
+    """
+    entries = [entry for entry in entries if entry.closed_at is None]
+    ids = {entry.instance_id for entry in entries if entry.purchase.provider == provider}
+    unanswered = {entry.key for entry in entries if entry.instance_id is None}
+    return [each for each in machines if each.id not in ids and each.key not in unanswered]
 
 
 def by_place(entries: Iterable[LedgerEntry]) -> dict[Place, list[LedgerEntry]]:
@@ -329,15 +341,29 @@ async def _end_machine(provider: Provider, seen: Instance) -> None:
         await end_instances(provider, [seen.id])
 
 
-async def _treat(provider: Provider, stranger: Instance, *, end: bool) -> Unknown:
-    found = Unknown(provider=provider.name, instance_id=stranger.id, key=stranger.key)
-    if not end:
-        return found
+async def _treat(provider: Provider, strangers: Sequence[Instance], *, end: bool) -> list[Unknown]:
+    """List or end machines, except those that have ended since they were listed."""
+    found = [Unknown(provider=provider.name, instance_id=each.id, key=each.key) for each in strangers]
     try:
-        (seen,) = await provider.describe([stranger.id])
+        seen = await provider.describe([each.id for each in strangers])
+    except Exception as error:
+        _logger.debug("%s does not describe its machines", provider.name, exc_info=True)
+        return [replace(each, reason=reason_of(error) if end else "") for each in found]
+    if end:
+        pairs = zip(found, seen, strict=True)
+        found = await asyncio.gather(*(_end_unknown(provider, each, machine) for each, machine in pairs))
+    return [
+        each
+        for each, machine in zip(found, seen, strict=True)
+        if machine.state is not InstanceState.GONE or each.reason
+    ]
+
+
+async def _end_unknown(provider: Provider, found: Unknown, seen: Instance) -> Unknown:
+    try:
         await _end_machine(provider, seen)
     except Exception as error:
-        _logger.debug("machine %s is left", stranger.id, exc_info=True)
+        _logger.debug("machine %s is left", seen.id, exc_info=True)
         return replace(found, reason=reason_of(error))
     return replace(found, ended=True)
 

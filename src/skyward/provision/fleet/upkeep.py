@@ -20,6 +20,7 @@ from skyward.errors import (
     SkywardError,
 )
 from skyward.events import Error, InstancePreempted, Notice, SkywardEvent
+from skyward.provision.buying.sweep import reason_of
 from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.fleet.topology import HEAD
@@ -260,7 +261,7 @@ class Upkeep:
         return self._drain(rank)
 
     async def _replace(self, rank: int, failures: int) -> tuple[NodeHandle | str, int]:
-        """Return another node for a lost one, or why it is hopeless, and the number of recent failures."""
+        """Return another node for a lost one, or the reason for giving it up, and the number of recent failures."""
         why = "the nodes before it did not last either"
         while failures < _ATTEMPTS:
             await self._clock.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures) if failures > 1 else 0)
@@ -270,11 +271,11 @@ class Upkeep:
             except _HOPELESS as error:
                 _unless_cancelled(error)
                 self._report(f"node {rank} cannot be replaced", error)
-                return str(error), failures
+                return reason_of(error), failures
             except Exception as error:
                 _unless_cancelled(error)
                 self._report(f"node {rank} could not be replaced", error)
-                why = str(error)
+                why = reason_of(error)
                 # Unfit machines cost money, and there were several: no further ones without an order of the user.
                 failures = _ATTEMPTS if isinstance(error, CapacityError) and error.attempts else failures + 1
             else:

@@ -57,6 +57,7 @@ def neuron(*parts: str) -> list[str]:
             "pytorch-2.9/ubuntu-24.04",
         ),
         (neuron("pytorch-2.10/ubuntu-24.04", "pytorch-2.9/ubuntu-24.04"), "pytorch-2.10/ubuntu-24.04"),
+        (neuron("pytorch-2.9.1/ubuntu-24.04", "pytorch-2.9/ubuntu-24.04"), "pytorch-2.9.1/ubuntu-24.04"),
         ([*neuron("base/ubuntu-22.04"), "/base/ubuntu-24.04/2026-11-01/image_id"], "base/ubuntu-22.04"),
     ],
 )

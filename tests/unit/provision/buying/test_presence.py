@@ -117,7 +117,7 @@ def test_tagged_machines_without_an_entry_are_listed_where_that_is_asked_for(sta
     assert (unknown.provider, unknown.instance_id, unknown.key) == ("a", stranger.id, "k1")
 
 
-def test_machines_for_which_no_entry_stands_are_listed_too(stage: Stage) -> None:
+def test_machines_that_no_open_entry_accounts_for_are_listed_too(stage: Stage) -> None:
     first, _ = stage.launch("k0", "k1")
     second = replace(first, id="second")
     stage.providers["a"].instances[second.id] = second
@@ -126,6 +126,23 @@ def test_machines_for_which_no_entry_stands_are_listed_too(stage: Stage) -> None
 
     assert presence.states.keys() == {"k0"}
     assert sorted(each.key for each in presence.unknown) == ["k0", "k1"]
+
+
+def test_only_lists_that_were_asked_for_have_unknown_machines(stage: Stage) -> None:
+    first, _ = stage.launch("k0", "k1")
+    stage.launch("lost", recorded=False)
+    second = replace(first, id="second")
+    stage.providers["a"].instances[second.id] = second
+
+    assert stage.look_up().unknown == []
+
+
+def test_a_machine_that_has_just_ended_is_not_unknown(stage: Stage) -> None:
+    stage.age_s = 1.0
+    stage.launch("k0", "k1")
+    stage.ledger.close(["k1"])
+
+    assert stage.look_up(listed=[("a", "{}")]).unknown == []
 
 
 def test_a_machine_that_is_not_listed_yet_is_not_waited_for_and_not_taken_for_gone(stage: Stage) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -365,18 +364,61 @@ def test_a_second_machine_with_the_tag_of_an_entry_is_unknown(stage: Stage) -> N
     assert stage.provider.alive == [instance.id]
 
 
-@pytest.mark.parametrize(("ago_s", "unknown"), [(3600.0, True), (1.0, False)])
-def test_a_machine_that_outlives_its_closed_entry_is_unknown(
-    stage: Stage, tmp_path: Path, ago_s: float, unknown: bool
-) -> None:
-    then = Ledger(tmp_path / "ledger.db", now=lambda: time.time() - ago_s)
-    stage.ledger = then
+def test_a_machine_that_outlives_its_closed_entry_is_unknown(stage: Stage) -> None:
     (instance,) = stage.launch("a")
-    then.close(["a"])
+    stage.ledger.close(["a"])
 
     report = stage.sweep(also=[("fake", {"account": 1})])
 
-    assert [each.instance_id for each in report.unknown] == ([instance.id] if unknown else [])
+    assert [each.instance_id for each in report.unknown] == [instance.id]
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_a_machine_that_has_ended_since_it_was_listed_is_not_unknown(stage: Stage, unknown: bool) -> None:
+    (stranger,) = stage.launch("a", reserved=False)
+    listed = asyncio.run(stage.provider.tagged())
+
+    async def lagging() -> Sequence[Instance]:
+        return listed
+
+    stage.provider.tagged = lagging  # type: ignore[method-assign]
+    stage.provider.set_state(stranger.id, InstanceState.GONE)
+
+    assert stage.sweep(unknown=unknown, also=[("fake", {"account": 1})]).unknown == []
+
+
+def test_what_a_sweep_has_ended_is_not_unknown_to_it(stage: Stage) -> None:
+    stage.launch("a", "b")
+
+    report = stage.sweep(unknown=True)
+
+    assert (len(report.ended), report.unknown) == (2, [])
+
+
+def test_a_living_pools_machine_is_known_by_its_id_though_its_tag_was_edited(stage: Stage) -> None:
+    (instance,) = stage.launch("a", owner=ALIVE)
+    stage.provider.instances[instance.id] = replace(instance, key="edited in the console")
+
+    assert stage.sweep(unknown=True).unknown == []
+    assert stage.provider.alive == [instance.id]
+
+
+def test_of_several_machines_of_a_lost_entry_those_that_end_are_reported_beside_the_one_that_does_not(
+    stage: Stage,
+) -> None:
+    (instance,) = stage.launch("a", recorded=False)
+    other = twin(stage, instance)
+    terminate = stage.provider.terminate
+
+    async def stuck(instance_ids: Sequence[str]) -> None:
+        await terminate([each for each in instance_ids if each != other])
+
+    stage.provider.terminate = stuck  # type: ignore[method-assign]
+    report = stage.sweep()
+
+    assert [each.instance_id for each in report.ended] == [instance.id]
+    assert [(each.entry.key, other in each.reason) for each in report.left] == [("a", True)]
+    assert (stage.open_keys, report.clean) == (["a"], False)
 
 
 def test_what_is_launched_while_the_sweep_looks_is_not_taken_for_unknown(stage: Stage) -> None:

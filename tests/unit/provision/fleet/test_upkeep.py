@@ -184,6 +184,16 @@ async def test_what_cannot_be_replaced_is_given_up(stage: Stage, error: Exceptio
         await until(lambda: stage.nodes.opened[0].total_nodes == 1)  # it is told by a task of its own
 
 
+async def test_a_node_of_a_pool_that_was_ended_from_outside_is_not_replaced_and_the_reason_says_so(
+    stage: Stage,
+) -> None:
+    async with stage.upkeep() as upkeep:
+        stage.ledger.end_pool("pool")
+        stage.lose(1)
+        await until(lambda: upkeep.wanted == {0})
+        assert "could not be replaced: pool pool was ended with `skyward down`" in stage.engine.of("detach")[-1][1]
+
+
 async def test_a_node_that_never_lasts_is_not_bought_for_ever(stage: Stage) -> None:
     async with stage.upkeep() as upkeep:
         for lives in range(2, 6):
