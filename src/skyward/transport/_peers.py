@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 import paramiko
@@ -56,11 +57,12 @@ def answers(client: Client, host: str, port: int, *, timeout_s: float) -> bool:
     Raises:
         Exception: the connection to the machine has ended.
     """
+    began = time.monotonic()
     try:
         channel = open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s)
-    except paramiko.ChannelException:
-        return True
-    except paramiko.SSHException:  # its timeout
-        return False
+    except paramiko.SSHException:
+        # By the time, not by the type: of two channels refused at once, paramiko gives a reason for one only. By the
+        # type, 4 of 16 pools on four hosts took a pair of them for unconnected.
+        return time.monotonic() - began < timeout_s
     channel.close()
     return True

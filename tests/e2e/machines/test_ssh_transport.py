@@ -344,6 +344,15 @@ async def test_closed_port_is_tried_for_as_long_as_the_patience_lasts(proxy: Cha
     assert 1 <= time.monotonic() - started < AT_ONCE_S
 
 
+async def test_ports_that_refuse_at_the_same_moment_all_answer(host: SshHost) -> None:
+    with socket.create_server(("127.0.0.3", 0)) as server:
+        port = server.getsockname()[1]
+    async with reaching(host.target()) as transport:
+        for _ in range(10):
+            asked = (transport.answers("127.0.0.3", port, timeout_s=DEADLINE_S) for _ in range(8))
+            assert await asyncio.gather(*asked) == [True] * 8
+
+
 async def test_machine_that_comes_up_meanwhile_is_waited_for(proxy: ChaosProxy, host: SshHost) -> None:
     proxy.cut()
     async with reaching(host.target(proxy.place)) as transport:
