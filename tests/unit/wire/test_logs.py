@@ -318,6 +318,22 @@ class TestRouting:
         assert worker.sent.seen == [(7, "stdout", "out 1"), (7, "stderr", "error")]
         assert worker.log.getvalue() == "before\nafter\n"
 
+    def test_text_of_a_thread_that_outlives_its_call_is_of_no_call(self, worker: Worker) -> None:
+        call_ended, late = threading.Event(), threading.Event()
+
+        def speak() -> None:
+            call_ended.wait()
+            print("late", file=worker.stderr)
+            late.set()
+
+        with worker.output.of_call(7):
+            threading.Thread(target=speak).start()
+        call_ended.set()
+        late.wait()
+
+        assert worker.sent.seen == [(0, "stderr", "late")]
+        assert worker.log.getvalue() == ""
+
     def test_what_has_no_line_end_comes_with_the_end_of_the_call_even_if_it_fails(self, worker: Worker) -> None:
         def fail() -> None:
             with worker.output.of_call(1):

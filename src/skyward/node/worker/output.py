@@ -49,7 +49,7 @@ def _never_wait() -> None:
 
 
 class CallOutput:
-    """Collector of printed text, as lines, by call.
+    """Collector of printed text, as lines, by call. Made in the thread of the worker's lane.
 
     Captured output belongs to the running call, or to none between calls. It is handed over before any text that is
     printed later in Python, and at the latest when its call ends.
@@ -86,18 +86,25 @@ class CallOutput:
         self.lock = log.lock if log is not None else threading.RLock()
         self.running: list[_CallSink] = []
         self._no_call = _CallSink(0, self)
+        self._own_threads = {threading.main_thread().ident, threading.get_ident()}
 
     def of_call(self, call_id: int) -> AbstractContextManager[object]:
         """Collect the text printed inside, and by threads of no call; at the end hand over text without a line end."""
         return _CallSink(call_id, self)
 
     def current(self) -> _CallSink | None:
-        """Return the sink of this thread's call, of no call in a task of Dask's, else of the running call."""
+        """Return the sink of this thread's call, of no call in a task of Dask's, else of the running call.
+
+        While no call runs, it is None for the worker's own threads, and the sink of no call for those that calls left.
+        """
         sink = _sink.get()
         # A thread that outlives its call has the sink in its context still; its text belongs to the next call.
         if sink and not sink.finished:
             return sink
-        return self._no_call if runs_dask_task() else next(reversed(self.running), None)
+        if runs_dask_task():
+            return self._no_call
+        own = threading.get_ident() in self._own_threads
+        return next(reversed(self.running), None if own else self._no_call)
 
     def take_record(self, record: logging.LogRecord) -> bool:
         """Deliver a record after the output before it; return False if it is of no call, or cannot be sent."""
