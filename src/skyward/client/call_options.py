@@ -99,8 +99,8 @@ def by_name_only(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenat
         owner = type(self).__name__
         try:
             if args:
-                given = type(args[0]).__name__
-                raise TypeError(f"{owner} takes its options by name: write {owner}({required[0]}={given}(...), ...)")
+                given = "skyward.Local()" if isinstance(args[0], str) else f"{type(args[0]).__name__}(...)"
+                raise TypeError(f"{owner} takes its options by name: write {owner}({required[0]}={given}, ...)")
             refuse_unknown(owner, kwargs, allowed)
             if missing := set(required) - kwargs.keys():
                 raise TypeError(f"{owner} needs {', '.join(missing)}, as in {owner}({required[0]}=skyward.Local())")

@@ -47,12 +47,16 @@ class Networks:
     def in_words(self, hosts: Iterable[Host]) -> str:
         """Return the networks in words: ``"gpu1, gpu2 reach each other; gpu3 reaches no other"``."""
         members: dict[str, list[str]] = {}
+        same_key: dict[str, list[str]] = {}
         for host in hosts:
             members.setdefault(self.name(host), []).append(host.name)
-        alone = members.pop("", [])
+            same_key.setdefault(host.identity, []).append(host.name)
+        twins = [names for names in same_key.values() if len(names) > 1]
+        alone = [name for name in members.pop("", []) if not any(name in names for names in twins)]
         parts = [f"{', '.join(names)} reach each other" for names in members.values() if len(names) > 1]
         alone += [names[0] for names in members.values() if len(names) == 1]
         parts += [f"{', '.join(alone)} {'reaches' if len(alone) == 1 else 'reach'} no other"] if alone else []
+        parts += [f"{', '.join(names)} show the same host key: one machine twice, or a copied key" for names in twins]
         return "; ".join(parts)
 
     def first_refusal(self, hosts: Iterable[Host]) -> str:

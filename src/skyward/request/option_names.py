@@ -80,6 +80,8 @@ def explain_options(cls: type[T]) -> type[T]:
     """
     init: Callable[..., None] = cls.__init__
     allowed = option_names(init)[1:]
+    parameters = inspect.signature(init).parameters
+    required = [name for name in allowed if parameters[name].default is inspect.Parameter.empty]
 
     @functools.wraps(init)
     def construct(self: T, *args: object, **kwargs: Any) -> None:
@@ -87,6 +89,8 @@ def explain_options(cls: type[T]) -> type[T]:
         if args:
             raise _unnamed_option(owner, allowed)
         refuse_unknown(owner, kwargs, allowed)
+        if missing := [name for name in required if name not in kwargs]:
+            raise TypeError(f"{owner} needs {' and '.join(missing)}; its options are {', '.join(sorted(allowed))}")
         init(self, **kwargs)
 
     cls.__init__ = construct

@@ -127,6 +127,17 @@ def test_a_value_without_a_name_is_refused_with_the_names_and_not_shown(make: An
     assert str(caught.value) == f"{make.__name__} takes its options by name; its options are {known}"
 
 
+@pytest.mark.parametrize(("make", "missing"), [(sky.SSH, "hosts"), (sky.S3Volume, "mount_path and bucket")])
+def test_what_an_object_needs_is_named(make: Any, missing: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{make.__name__} needs {missing}; its options are "):
+        make()
+
+
+def test_a_pool_of_a_providers_name_is_refused_with_a_provider() -> None:
+    with pytest.raises(TypeError, match=r"write ComputePool\(provider=skyward\.Local\(\), \.\.\.\)$"):
+        sky.ComputePool("local")  # pyright: ignore[reportCallIssue]
+
+
 def test_a_provider_without_options_takes_no_values() -> None:
     with pytest.raises(TypeError, match=r"^Local was given an option; it takes none: .* belong to ComputePool$"):
         sky.Local(2)  # pyright: ignore[reportCallIssue]

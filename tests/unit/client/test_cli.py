@@ -410,6 +410,17 @@ def test_clean_keeps_what_nodes_may_run_from(cached: Path, launch: Callable[...,
     assert cached.exists()
 
 
+def test_clean_keeps_a_host_whose_key_file_is_gone_and_goes_on(ledger: Ledger, tmp_path: Path) -> None:
+    lost = Purchase(pool_id="sky-old", provider="ssh", settings={"hosts": ["gpu1"], "key_path": str(tmp_path / "gone")})
+    ledger.reserve({"old": 0}, lost, owner=DEAD)
+    ledger.close(["old"])
+
+    (kept,) = answer("clean", "--hosts", exit_code=1)["cleaned"]
+
+    assert (kept["where"], kept["freed_bytes"]) == ("gpu1", 0)
+    assert f"there is no {tmp_path / 'gone'} (settings of pool sky-old)" in kept["kept_because"]
+
+
 # --- doctor -------------------------------------------------------------------------------------------------------
 
 

@@ -273,6 +273,7 @@ async def test_hosts_with_the_same_host_key_are_islands(mainland: list[SshHost],
             (finding,) = await using.ssh.check()
 
     assert "show the same host key" in finding.fix
+    assert finding.found.endswith("show the same host key: one machine twice, or a copied key")
 
 
 async def test_no_host_is_asked_with_network_none(tmp_path: Path) -> None:

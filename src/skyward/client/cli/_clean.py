@@ -33,9 +33,9 @@ def clean(*, hosts: Sequence[str], all_hosts: bool, dry_run: bool) -> Answer:
     """Remove cached environments. The next pool builds those that it needs again."""
     ledger = Ledger.of_user()
     targets = [SSH(hosts=[host]).target(0) for host in hosts]
-    targets += used_hosts(ledger.entries()) if all_hosts else []
+    used, kept = used_hosts(ledger.entries()) if all_hosts else ((), ())
     if hosts or all_hosts:
-        cleaned = asyncio.run(_clean_hosts(targets, look_only=dry_run))
+        cleaned = [*asyncio.run(_clean_hosts([*targets, *used], look_only=dry_run)), *kept]
     else:
         cleaned = [clean_here(ledger.open_entries(), look_only=dry_run)]
     freed_bytes = sum(each.freed_bytes for each in cleaned)

@@ -131,7 +131,8 @@ def sweep(
 
 def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = ()) -> str:
     """Return the id of the pool of the ledger, or of ``others``, whose id is ``asked`` or begins with it."""
-    known = list(dict.fromkeys([*others, *(entry.purchase.pool_id for entry in ledger.entries())]))
+    recorded = dict.fromkeys(entry.purchase.pool_id for entry in ledger.entries())
+    known = [*(pool for pool in recorded if pool not in others), *others]  # the latest that are of use come last
     recent = f"The latest are {', '.join(known[-5:])}" if known else "There are none"
     if not asked:
         raise click.UsageError(f"name a POOL of this user's ledger. {recent}")

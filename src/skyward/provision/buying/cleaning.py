@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import platformdirs
 
-from skyward.errors import SkywardError
+from skyward.errors import ConfigurationError, SkywardError
 from skyward.provision.buying.ledger import LedgerEntry
 from skyward.transport.access import SSHTarget
 from skyward.transport.ssh_transport import SshTransport
@@ -88,16 +88,26 @@ async def clean_host(target: SSHTarget, *, look_only: bool) -> Cleaned:
     return Cleaned(where=str(target), path=path, freed_bytes=int(rest[0]) * _KIB)
 
 
-def used_hosts(entries: Iterable[LedgerEntry]) -> Sequence[SSHTarget]:
-    """Return the hosts that pools of the ledger have used.
+def used_hosts(entries: Iterable[LedgerEntry]) -> tuple[Sequence[SSHTarget], Sequence[Cleaned]]:
+    """Return the hosts that pools of the ledger have used, and those for which no pool has settings that still hold.
 
-    Raises :class:`~skyward.errors.ConfigurationError` when the settings of a pool are no longer valid.
+    A key file may be gone by now, for example.
     """
     from skyward.providers.ssh import SSH
 
     found: dict[SSHTarget, None] = {}
+    kept: dict[str, Cleaned] = {}
+    valid: set[str] = set()
     for entry in entries:
-        if entry.purchase.provider == "ssh":
+        if entry.purchase.provider != "ssh":
+            continue
+        try:
             provider = SSH(**entry.purchase.settings)
+        except (ConfigurationError, TypeError) as error:
+            why = f"{error} (settings of pool {entry.purchase.pool_id})"
+            hosts = map(str, entry.purchase.settings.get("hosts", ()))
+            kept |= {host: Cleaned(where=host, path="", kept_because=why) for host in hosts}
+        else:
+            valid.update(provider.hosts)
             found.update(dict.fromkeys(provider.target(index) for index in range(len(provider.hosts))))
-    return list(found)
+    return list(found), [each for host, each in kept.items() if host not in valid]

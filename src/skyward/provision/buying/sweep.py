@@ -14,7 +14,7 @@ from typing import Any
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import SkywardError
 from skyward.providers.base import Instance, InstanceState, Provider
-from skyward.providers.registry import Sweepable, Tidies, listing_s, make_provider, provider_settings
+from skyward.providers.registry import Sweepable, Tidies, is_rented, listing_s, make_provider, provider_settings
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.termination import end_instances
 
@@ -168,12 +168,17 @@ class Sweep:
         entries = await asyncio.to_thread(self._ledger.entries)
         doomed = {entry.key for entry in entries if entry.closed_at is None and self._is_left_over(entry, others)}
         places = by_place(entries)
-        for name, settings in also:
-            places.setdefault((name, settings_text(settings)), [])
+        named = [(name, settings_text(settings)) for name, settings in also]
+        busy = {*named, *by_place(entry for entry in entries if entry.closed_at is None)}
         await asyncio.gather(
             *(
-                self._end_all(*place, [entry for entry in known if entry.key in doomed], unknown=unknown)
-                for place, known in places.items()
+                self._end_all(
+                    *place,
+                    [entry for entry in places.get(place, ()) if entry.key in doomed],
+                    unknown=unknown,
+                    busy=place in busy,
+                )
+                for place in {**places, **dict.fromkeys(named)}
             )
         )
         return self._report
@@ -192,7 +197,13 @@ class Sweep:
         return True
 
     async def _end_all(
-        self, name: str, settings: str, entries: Sequence[LedgerEntry], *, unknown: bool | None = None
+        self,
+        name: str,
+        settings: str,
+        entries: Sequence[LedgerEntry],
+        *,
+        unknown: bool | None = None,
+        busy: bool = True,
     ) -> None:
         """End these entries' machines.
 
@@ -202,6 +213,8 @@ class Sweep:
             entries: the entries to end.
             unknown: True also ends tagged machines that the ledger does not account for; False lists them; None does
                 not look for them.
+            busy: False if no entry of it is open and the user has not named it. Hosts of the user's own are then not
+                searched: nothing is lost there, and one that is gone for good would be tried for a month.
         """
         try:
             provider = self._provider(name, settings)
@@ -210,6 +223,8 @@ class Sweep:
             self._report.left += [Left(entry=entry, reason=reason_of(error)) for entry in entries]
             return
         try:
+            if not busy and not is_rented(provider):
+                unknown = None
             lost = {entry.key for entry in entries if entry.instance_id is None}
             if unknown is not None or lost:
                 place = await _ask(provider, lost, in_full=unknown is not None, clock=self._clock)

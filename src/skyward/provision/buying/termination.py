@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import TerminationError
 from skyward.providers.base import InstanceState, Provider
-from skyward.providers.registry import Troubled
+from skyward.providers.registry import Troubled, is_rented
 
 __all__ = ["end_instances"]
 
@@ -64,15 +64,23 @@ async def end_instances(
                     await _confirm(provider, instance_ids)
     except Exception as error:
         left = error.instance_ids if isinstance(error, TerminationError) else tuple(instance_ids)
-        message = (
-            f"{provider.name} did not confirm that these machines are gone and they may still cost money: "
-            f"{', '.join(left)}. Run `skyward sweep`, or end them in the provider's console. Last error: {error}"
-        )
+        message = _unconfirmed(provider, left, error)
         _logger.error("%s", message)
         raise TerminationError(message, instance_ids=left) from error
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+def _unconfirmed(provider: Provider, left: Sequence[str], error: Exception) -> str:
+    if is_rented(provider):
+        state, advice = "machines are gone and they may still cost money", ", or end them in the provider's console"
+    else:
+        state, advice = "nodes are gone", " once their hosts answer; a node without its client ends after `lease=`"
+    return (
+        f"{provider.name} did not confirm that these {state}: {', '.join(left)}. Run `skyward sweep`{advice}. "
+        f"Last error: {error}"
+    )
 
 
 async def _watch_trouble(provider: Provider, instance_ids: Sequence[str], report: Callable[[str], None] | None) -> None:

@@ -373,6 +373,24 @@ def test_a_machine_that_outlives_its_closed_entry_is_unknown(stage: Stage) -> No
     assert [each.instance_id for each in report.unknown] == [instance.id]
 
 
+class OwnHosts(FakeProvider):
+    """Hosts of the user's own, which may be gone for good."""
+
+    own_machines: ClassVar[bool] = True
+
+
+def test_own_hosts_are_searched_only_while_an_entry_is_open_or_when_they_are_named(stage: Stage) -> None:
+    stage.provider = OwnHosts()
+    stage.launch("a", owner=ALIVE)
+    stage.launch("stranger", reserved=False)
+    found = [len(stage.sweep().unknown)]
+    stage.ledger.close(["a"])
+
+    found += [len(stage.sweep().unknown), len(stage.sweep(also=[("fake", {"account": 1})]).unknown)]
+
+    assert found == [1, 0, 2]
+
+
 @pytest.mark.parametrize("unknown", [False, True])
 def test_a_machine_that_has_ended_since_it_was_listed_is_not_unknown(stage: Stage, unknown: bool) -> None:
     (stranger,) = stage.launch("a", reserved=False)

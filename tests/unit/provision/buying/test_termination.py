@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from skyward.errors import TerminationError
 from skyward.events import Notice
+from skyward.providers.base import LaunchOrder
 from skyward.provision.buying import termination
 from skyward.provision.buying.ledger import Ledger
+from skyward.provision.buying.termination import end_instances
+from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider
 from support.fleets import FleetStage
 
@@ -55,3 +60,31 @@ async def test_an_api_that_fails_for_ten_seconds_while_a_pool_closes_is_one_noti
     for text in told:
         assert "fake-0, fake-1: DELETE /v1/machines was refused: 500. It is tried again" in text
         assert "`skyward sweep`" in text
+
+
+class Stuck(FakeProvider):
+    """Its machines do not end."""
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None: ...
+
+
+class OwnHosts(Stuck):
+    own_machines: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(
+    ("provider", "advice"), [(Stuck(), "they may still cost money"), (OwnHosts(), "ends after `lease=`")]
+)
+async def test_what_is_not_confirmed_gone_costs_money_only_where_it_is_rented(
+    monkeypatch: pytest.MonkeyPatch, provider: FakeProvider, advice: str
+) -> None:
+    monkeypatch.setattr(termination, "_ATTEMPTS", 1)
+    (offer,) = await provider.offers(parse_request())
+    (made,) = await provider.launch([offer], LaunchOrder(pool_id="pool", keys=("key",), timeout_s=60.0))
+
+    with pytest.raises(TerminationError, match="did not confirm") as caught:
+        await end_instances(provider, [made.id])
+
+    assert caught.value.instance_ids == (made.id,)
+    assert advice in str(caught.value)
+    assert ("console" in str(caught.value)) == ("money" in str(caught.value))
