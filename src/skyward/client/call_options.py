@@ -99,10 +99,11 @@ def by_name_only(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenat
         owner = type(self).__name__
         try:
             if args:
-                given = "skyward.Local()" if isinstance(args[0], str) else f"{type(args[0]).__name__}(...)"
+                kind = args[0] if isinstance(args[0], type) else type(args[0])
+                given = f"{kind.__name__}(...)" if hasattr(kind, "offers") else "skyward.Local()"
                 raise TypeError(f"{owner} takes its options by name: write {owner}({required[0]}={given}, ...)")
             refuse_unknown(owner, kwargs, allowed)
-            if missing := set(required) - kwargs.keys():
+            if missing := [name for name in required if name not in kwargs]:
                 raise TypeError(f"{owner} needs {', '.join(missing)}, as in {owner}({required[0]}=skyward.Local())")
             init(self, *args, **kwargs)
         except (TypeError, ConfigurationError) as error:

@@ -106,11 +106,11 @@ def unknown(known: KnownKeys, settings: Settings) -> HostKeyError:
     """Return the error for a machine without a key on file."""
     port = f" -p {settings.port}" if settings.names[0].startswith("[") else ""
     notes = "".join(f" NB: {note}." for note in known.notes)
-    file = next((each for each in settings.known_hosts if each not in _NO_FILES), "a file of known hosts")
+    files = [each for each in settings.known_hosts if each not in _NO_FILES] or ["a file of known hosts"]
     return HostKeyError(
         f"{settings.host} port {settings.port} is not a known host: no key of it is in "
-        f"{' or '.join(settings.known_hosts)}. It was not contacted. Log in once with ssh, or add what "
-        f"`ssh-keyscan{port} {settings.host}` prints to {file} after you have compared its "
+        f"{' or '.join(files)}. It was not contacted. Log in once with ssh, or add what "
+        f"`ssh-keyscan{port} {settings.host}` prints to {files[0]} after you have compared its "
         f"fingerprint (`ssh-keygen -lf -`) with the one of the machine's console.{notes}",
         on_file=False,
     )
@@ -139,7 +139,7 @@ class _Line:
 
 
 def _lines(settings: Settings) -> Iterator[_Line]:
-    for path in settings.known_hosts:
+    for path in (each for each in settings.known_hosts if each not in _NO_FILES):
         try:
             with open(path, encoding="utf-8") as file:
                 text = file.read()

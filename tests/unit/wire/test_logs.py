@@ -319,20 +319,33 @@ class TestRouting:
         assert worker.log.getvalue() == "before\nafter\n"
 
     def test_text_of_a_thread_that_outlives_its_call_is_of_no_call(self, worker: Worker) -> None:
-        call_ended, late = threading.Event(), threading.Event()
+        call_ended = threading.Event()
 
         def speak() -> None:
             call_ended.wait()
             print("late", file=worker.stderr)
-            late.set()
+            print("unfinished", end="", file=worker.stdout)
 
+        thread = threading.Thread(target=speak)
         with worker.output.of_call(7):
-            threading.Thread(target=speak).start()
+            thread.start()
         call_ended.set()
-        late.wait()
+        thread.join()
+        before_the_end = [*worker.sent.seen]
+        worker.output.end()
 
-        assert worker.sent.seen == [(0, "stderr", "late")]
+        assert before_the_end == [(0, "stderr", "late")]
+        assert worker.sent.seen[1:] == [(0, "stdout", "unfinished")]
         assert worker.log.getvalue() == ""
+
+    def test_before_the_first_call_and_after_the_end_threads_print_to_the_log(self, worker: Worker) -> None:
+        run_in_thread(lambda: print("early", file=worker.stdout))
+        with worker.output.of_call(7):
+            pass
+        worker.output.end()
+        run_in_thread(lambda: print("late", file=worker.stdout))
+
+        assert (worker.sent.seen, worker.log.getvalue()) == ([], "early\nlate\n")
 
     def test_what_has_no_line_end_comes_with_the_end_of_the_call_even_if_it_fails(self, worker: Worker) -> None:
         def fail() -> None:

@@ -35,7 +35,8 @@ def clean(*, hosts: Sequence[str], all_hosts: bool, dry_run: bool) -> Answer:
     targets = [SSH(hosts=[host]).target(0) for host in hosts]
     used, kept = used_hosts(ledger.entries()) if all_hosts else ((), ())
     if hosts or all_hosts:
-        cleaned = [*asyncio.run(_clean_hosts([*targets, *used], look_only=dry_run)), *kept]
+        cleaned = [*asyncio.run(_clean_hosts([*targets, *used], look_only=dry_run))]
+        cleaned += [each for each in kept if each.where not in hosts]
     else:
         cleaned = [clean_here(ledger.open_entries(), look_only=dry_run)]
     freed_bytes = sum(each.freed_bytes for each in cleaned)

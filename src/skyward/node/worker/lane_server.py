@@ -141,6 +141,7 @@ class LaneServer:
     def close(self) -> None:
         """Close the connections, and end the thread that runs calls once its present call has ended. Idempotent."""
         self.runner.close()
+        self.output.end()
         for task in self._tasks:
             task.cancel()
 

@@ -49,7 +49,7 @@ def _never_wait() -> None:
 
 
 class CallOutput:
-    """Collector of printed text, as lines, by call. Made in the thread of the worker's lane.
+    """Collector of printed text, as lines, by call. Made on the thread of the lane's event loop.
 
     Captured output belongs to the running call, or to none between calls. It is handed over before any text that is
     printed later in Python, and at the latest when its call ends.
@@ -57,6 +57,7 @@ class CallOutput:
     Attributes:
         lock: lock of all sinks and the log; reentrant, since a finalizer that prints may run in a thread that holds it.
         running: sinks of the running calls.
+        between_calls: True from the first call to :meth:`end`.
 
     Args:
         deliver: receiver of the pieces.
@@ -85,6 +86,7 @@ class CallOutput:
         self.task = task
         self.lock = log.lock if log is not None else threading.RLock()
         self.running: list[_CallSink] = []
+        self.between_calls = False
         self._no_call = _CallSink(0, self)
         self._own_threads = {threading.main_thread().ident, threading.get_ident()}
 
@@ -95,7 +97,8 @@ class CallOutput:
     def current(self) -> _CallSink | None:
         """Return the sink of this thread's call, of no call in a task of Dask's, else of the running call.
 
-        While no call runs, it is None for the worker's own threads, and the sink of no call for those that calls left.
+        Between calls it is None for the threads of the two event loops, and the sink of no call for all others, which
+        calls may have started. Before the first call, and after :meth:`end`, it is None for all.
         """
         sink = _sink.get()
         # A thread that outlives its call has the sink in its context still; its text belongs to the next call.
@@ -103,8 +106,13 @@ class CallOutput:
             return sink
         if runs_dask_task():
             return self._no_call
-        own = threading.get_ident() in self._own_threads
+        own = not self.between_calls or threading.get_ident() in self._own_threads
         return next(reversed(self.running), None if own else self._no_call)
+
+    def end(self) -> None:
+        """Hand over unfinished lines of no call; from now on the worker's log takes text from outside of calls."""
+        self.between_calls = False
+        self._no_call.finish()
 
     def take_record(self, record: logging.LogRecord) -> bool:
         """Deliver a record after the output before it; return False if it is of no call, or cannot be sent."""
@@ -164,12 +172,13 @@ class _CallSink:
     def __enter__(self) -> None:
         self._token = _sink.set(self)
         self._output.running.append(self)
+        self._output.between_calls = True
 
     def __exit__(self, *_error: object) -> None:
         self._output.collect()
         self._output.running.remove(self)
         _sink.reset(self._token)
-        self._finish()
+        self.finish()
 
     def write(self, stream: StreamName, data: str | bytes) -> None:
         """Accept text from Python, after the output that was captured before."""
@@ -196,7 +205,8 @@ class _CallSink:
             if pieces:
                 self._output.deliver(self._call_id, pieces, log_end)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Hand over unfinished lines; later text is delivered at once."""
         self.finished = True  # set before the rest is read: a thread that writes meanwhile ends its line itself
         if not self._assemblers:
             return

@@ -89,9 +89,9 @@ async def clean_host(target: SSHTarget, *, look_only: bool) -> Cleaned:
 
 
 def used_hosts(entries: Iterable[LedgerEntry]) -> tuple[Sequence[SSHTarget], Sequence[Cleaned]]:
-    """Return the hosts that pools of the ledger have used, and those for which no pool has settings that still hold.
+    """Return the hosts of the ledger's SSH pools, and an outcome for each whose settings are not valid any more.
 
-    A key file may be gone by now, for example.
+    Its key file may be gone by now, for example.
     """
     from skyward.providers.ssh import SSH
 

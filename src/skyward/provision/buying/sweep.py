@@ -14,7 +14,15 @@ from typing import Any
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import SkywardError
 from skyward.providers.base import Instance, InstanceState, Provider
-from skyward.providers.registry import Sweepable, Tidies, is_rented, listing_s, make_provider, provider_settings
+from skyward.providers.registry import (
+    Sweepable,
+    Tidies,
+    is_rented,
+    is_this_machine,
+    listing_s,
+    make_provider,
+    provider_settings,
+)
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.termination import end_instances
 
@@ -160,7 +168,7 @@ class Sweep:
 
         Args:
             others: also end machines of unknown owners and of other computers' processes; never those of a living one.
-            unknown: also end those.
+            unknown: also end tagged machines that no open entry accounts for.
             also: names and settings of providers to ask besides those in the ledger.
 
         Raises :class:`~skyward.errors.LedgerError`.
@@ -213,8 +221,8 @@ class Sweep:
             entries: the entries to end.
             unknown: True also ends tagged machines that the ledger does not account for; False lists them; None does
                 not look for them.
-            busy: False if no entry of it is open and the user has not named it. Hosts of the user's own are then not
-                searched: nothing is lost there, and one that is gone for good would be tried for a month.
+            busy: False if no entry of it is open and the user has not named it. Other hosts of the user's own are then
+                not listed: one that is gone for good would be tried for a month.
         """
         try:
             provider = self._provider(name, settings)
@@ -223,7 +231,7 @@ class Sweep:
             self._report.left += [Left(entry=entry, reason=reason_of(error)) for entry in entries]
             return
         try:
-            if not busy and not is_rented(provider):
+            if unknown is False and not busy and not is_rented(provider) and not is_this_machine(provider):
                 unknown = None
             lost = {entry.key for entry in entries if entry.instance_id is None}
             if unknown is not None or lost:
@@ -248,33 +256,31 @@ class Sweep:
         return self._make(name, json.loads(settings))
 
     async def _end(self, place: _AskedProvider, entry: LedgerEntry) -> None:
-        """End the machine of an entry; without an id, every machine with its tag."""
+        """End the machine of an entry; without an id, every machine with its tag. Their ends go to the ledger."""
         try:
             ids = [entry.instance_id] if entry.instance_id else _ids_by_tag(place, entry)
-        except SkywardError as error:
-            self._report.left.append(Left(entry=entry, reason=str(error)))
+            seen = await place.provider.describe(ids) if ids else ()
+        except Exception as error:
+            _logger.debug("machine %s is left", entry.key, exc_info=True)
+            self._report.left.append(Left(entry=entry, reason=reason_of(error)))
             return
-        outcomes = await asyncio.gather(
-            *(self._end_machine(place.provider, each, entry) for each in ids), return_exceptions=True
-        )
-        ended = [each for each, outcome in zip(ids, outcomes, strict=True) if outcome is True]
-        self._report.ended += [Swept(entry=entry, instance_id=each) for each in ended]
-        if failures := [each for each in outcomes if isinstance(each, Exception)]:
-            _logger.debug("machine %s is left", entry.key, exc_info=failures[0])
-            self._report.left.append(Left(entry=entry, reason="; ".join(map(reason_of, failures))))
+        there = [each for each in seen if each.state is not InstanceState.GONE]
+        ends = [each.ended_at for each in seen if each.ended_at is not None]
+        if there or ends:
+            await asyncio.to_thread(self._ledger.note_presence, {entry.key: None if there else max(ends)})
+        outcomes = await asyncio.gather(*(_end_machine(place.provider, each) for each in seen), return_exceptions=True)
+        failures = {each.id: why for each, why in zip(seen, outcomes, strict=True) if why is not None}
+        self._report.ended += [Swept(entry=entry, instance_id=each.id) for each in there if each.id not in failures]
+        for error in failures.values():
+            if not isinstance(error, Exception):  # a cancellation from inside confirms nothing
+                raise error
+            _logger.debug("machine %s is left", entry.key, exc_info=error)
+        if reasons := [reason_of(error) for error in failures.values() if isinstance(error, Exception)]:
+            self._report.left.append(Left(entry=entry, reason="; ".join(reasons)))
             return
         await asyncio.to_thread(self._ledger.close, [entry.key])
-        if not ended:
+        if not there:
             self._report.forgotten.append(entry)
-
-    async def _end_machine(self, provider: Provider, instance_id: str, entry: LedgerEntry) -> bool:
-        """End the machine of an entry; return True if it existed. The end that its record states goes to the ledger."""
-        (seen,) = await provider.describe([instance_id])
-        was_there = seen.state is not InstanceState.GONE
-        if was_there or seen.ended_at is not None:
-            await asyncio.to_thread(self._ledger.note_presence, {entry.key: seen.ended_at})
-        await _end_machine(provider, seen)
-        return was_there
 
     async def _look_for_unknown(self, place: _AskedProvider, *, end: bool) -> None:
         if place.tagged is None:
@@ -282,7 +288,8 @@ class Sweep:
             return
         # The ledger is read after the provider was asked, so that machines launched in between have their entries.
         entries = await asyncio.to_thread(self._ledger.entries)
-        strangers = unaccounted(place.provider.name, place.tagged, entries)
+        ended = {each.instance_id for each in self._report.ended}
+        strangers = [each for each in unaccounted(place.provider.name, place.tagged, entries) if each.id not in ended]
         if strangers:
             self._report.unknown += await _treat(place.provider, strangers, end=end)
 
@@ -363,6 +370,8 @@ async def _treat(provider: Provider, strangers: Sequence[Instance], *, end: bool
         seen = await provider.describe([each.id for each in strangers])
     except Exception as error:
         _logger.debug("%s does not describe its machines", provider.name, exc_info=True)
+        if len(strangers) > 1:  # one of several hosts may not answer
+            return [each for one in strangers for each in await _treat(provider, [one], end=end)]
         return [replace(each, reason=reason_of(error) if end else "") for each in found]
     if end:
         pairs = zip(found, seen, strict=True)

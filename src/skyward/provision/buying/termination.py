@@ -76,7 +76,7 @@ def _unconfirmed(provider: Provider, left: Sequence[str], error: Exception) -> s
     if is_rented(provider):
         state, advice = "machines are gone and they may still cost money", ", or end them in the provider's console"
     else:
-        state, advice = "nodes are gone", " once their hosts answer; a node without its client ends after `lease=`"
+        state, advice = "nodes are gone", "; a node without its client ends after `lease=`"
     return (
         f"{provider.name} did not confirm that these {state}: {', '.join(left)}. Run `skyward sweep`{advice}. "
         f"Last error: {error}"

@@ -373,13 +373,48 @@ def test_a_machine_that_outlives_its_closed_entry_is_unknown(stage: Stage) -> No
     assert [each.instance_id for each in report.unknown] == [instance.id]
 
 
+async def test_a_cancellation_from_inside_closes_no_entry(stage: Stage) -> None:
+    await asyncio.to_thread(lambda: stage.launch("a"))
+
+    async def cancelled(instance_ids: Sequence[str]) -> None:
+        raise asyncio.CancelledError
+
+    stage.provider.terminate = cancelled  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await Sweep(stage.ledger, make=stage.make).end_pool("pool")
+
+    assert stage.open_keys == ["a"]
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_an_unknown_machine_that_cannot_be_described_keeps_no_other(stage: Stage, unknown: bool) -> None:
+    first, second = stage.launch("a", "b", reserved=False)
+    describe = stage.provider.describe
+
+    async def partial(instance_ids: Sequence[str]) -> Sequence[Instance]:
+        if first.id in instance_ids:
+            raise UnreachableError("host 1 is off")
+        return await describe(instance_ids)
+
+    stage.provider.describe = partial  # type: ignore[method-assign]
+    report = stage.sweep(unknown=unknown, also=[("fake", {"account": 1})])
+
+    assert {each.instance_id: (each.ended, each.reason) for each in report.unknown} == {
+        first.id: (False, "host 1 is off" if unknown else ""),
+        second.id: (unknown, ""),
+    }
+
+
 class OwnHosts(FakeProvider):
     """Hosts of the user's own, which may be gone for good."""
 
     own_machines: ClassVar[bool] = True
+    this_machine: ClassVar[bool] = False
 
 
-def test_own_hosts_are_searched_only_while_an_entry_is_open_or_when_they_are_named(stage: Stage) -> None:
+def test_own_hosts_are_searched_only_while_an_entry_is_open_or_when_they_are_named(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage.provider = OwnHosts()
     stage.launch("a", owner=ALIVE)
     stage.launch("stranger", reserved=False)
@@ -387,8 +422,12 @@ def test_own_hosts_are_searched_only_while_an_entry_is_open_or_when_they_are_nam
     stage.ledger.close(["a"])
 
     found += [len(stage.sweep().unknown), len(stage.sweep(also=[("fake", {"account": 1})]).unknown)]
+    monkeypatch.setattr(OwnHosts, "this_machine", True)
+    found += [len(stage.sweep().unknown)]
+    monkeypatch.undo()
 
-    assert found == [1, 0, 2]
+    assert found == [1, 0, 2, 2]
+    assert len(stage.sweep(unknown=True).unknown) == 2
 
 
 @pytest.mark.parametrize("unknown", [False, True])
