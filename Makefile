@@ -93,7 +93,7 @@ test-with-python-%: $(MATRIX)/python-%/installed
 	tools/sshd
 	$(MATRIX)/python-$*/bin/python -m pytest --processes 5 -m "not full" $(python_tests)
 
-check: $(VENV)/check.installed ## lint, format, spelling, prose, the map of modules, types, imports
+check: $(VENV)/check.installed ## lint, format, spelling, types, imports
 	$(MAKE) --no-print-directory -j 2 --output-sync=target check-types check-macos check-text
 
 check-types:
@@ -108,8 +108,6 @@ check-text:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell src docs examples README.md CONTRIBUTING.md CHANGELOG.md
-	$(BIN)/python tools/prose
-	$(BIN)/python tools/map --check
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck --shell=sh $$(find src -name '*.sh' ! -name bootstrap.sh) # a template: its test checks it rendered
 
