@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
+from skyward._concurrency.descriptors import raised_descriptor_limit
 from skyward._concurrency.exits import arm, at_exit, disarm, hold, release, uninterrupted, wait_for
 from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward.client.call_options import by_name_only
@@ -249,6 +250,7 @@ class ComputePool(Opening, Watched, CallsByFunction):
         _register_with_joblib()
         hold(_close_all_now)
         stack.callback(release)
+        stack.enter_context(raised_descriptor_limit())
         loop = acquire_loop()
         stack.callback(loop.release)
         bus = self._bus = EventBus()

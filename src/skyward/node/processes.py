@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import signal
 from collections.abc import Collection, Iterator
 
@@ -26,7 +25,6 @@ __all__ = [
     "kill_all",
     "kill_session",
     "name_process",
-    "raise_descriptor_limit",
     "reap_orphans",
     "rss_bytes",
 ]
@@ -36,9 +34,6 @@ SUPERVISOR_LOG = "supervisor.log"
 
 log = logging.getLogger("skyward.node.processes")
 
-_DESCRIPTORS = 1 << 16
-_DESCRIPTORS_OF_MACOS = 10_240
-"""Highest limit that setrlimit(2) accepts there, where the limit shown is infinite: OPEN_MAX of sys/syslimits.h."""
 _END_S = 15.0
 
 
@@ -52,18 +47,6 @@ def name_process(role: str) -> None:
     """Name this process ``sky-<role>`` in lists of processes. Does nothing except on Linux."""
     # Forks share a command line, so ps and top would show all of a node's processes alike.
     name_thread(f"sky-{role}")
-
-
-def raise_descriptor_limit() -> None:
-    """Raise the limit of open files, for this process and its later children, to the system's, at most 65,536."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    for wanted in (most, _DESCRIPTORS_OF_MACOS):
-        if soft == resource.RLIM_INFINITY or soft >= wanted:
-            return
-        with contextlib.suppress(ValueError, OSError):  # macOS allows less than the limit that it shows
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return
 
 
 def close_all_but(kept: Collection[int]) -> None:

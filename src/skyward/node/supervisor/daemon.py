@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from skyward._concurrency.descriptors import raise_descriptor_limit
 from skyward.errors import SkywardError
-from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, name_process, raise_descriptor_limit
+from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, name_process
 from skyward.node.supervisor.children import Spare
 from skyward.node.supervisor.proc_entry import show_arguments, show_variable
 from skyward.node.supervisor.start_order import (
