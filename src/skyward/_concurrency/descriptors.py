@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 __all__ = ["raise_descriptor_limit", "raised_descriptor_limit"]
 
@@ -39,7 +39,7 @@ def raise_descriptor_limit() -> None:
 
 
 @contextlib.contextmanager
-def raised_descriptor_limit() -> Iterator[None]:
+def raised_descriptor_limit() -> Generator[None]:
     """Raise the limit of open files inside the block; the last of several blocks restores it.
 
     Descriptors that are open by then stay open. A limit that the program has set meanwhile is kept.

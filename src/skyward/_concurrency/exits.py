@@ -7,7 +7,6 @@ other threads, and for SIGQUIT always, a thread closes all pools, and then the s
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # its own hook at exit has to be there before ours, so that ours is called before it
 import faulthandler
 import os
 import select
@@ -19,8 +18,19 @@ from types import FrameType
 from typing import Any
 
 from skyward._concurrency.linux_parts import is_caught
+from skyward.errors import PoolStateError
 
-__all__ = ["arm", "at_exit", "disarm", "hold", "release", "uninterrupted", "wait_for"]
+_AT_EXIT = (
+    "a pool cannot be opened while the interpreter shuts down: threads can no longer be started. Open it before your "
+    "program ends, not in a function registered with atexit"
+)
+
+try:
+    import concurrent.futures.thread  # its hook at exit has to be registered before ours, so that ours is called first
+except RuntimeError as error:  # the interpreter registers no more hooks
+    raise PoolStateError(_AT_EXIT) from error
+
+__all__ = ["arm", "at_exit", "disarm", "hold", "refuse_at_exit", "release", "uninterrupted", "wait_for"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _WATCHED = (*_SIGNALS, signal.SIGQUIT)
@@ -29,10 +39,11 @@ _ABOVE = 128
 
 
 class _Held:
-    """Count of the pools that are open or being opened, in any thread."""
+    """Count of the pools that are open or being opened, in any thread; whether the interpreter shuts down."""
 
     lock = threading.Lock()
     pools = 0
+    exiting = False
     watch: _Watch | None = None
 
 
@@ -214,6 +225,16 @@ def at_exit(function: Callable[[], object]) -> None:
     getattr(threading, "_register_atexit", atexit.register)(function)
 
 
+def refuse_at_exit() -> None:
+    """Raise an error while the interpreter shuts down.
+
+    Raises:
+        PoolStateError: no thread can be started any more.
+    """
+    if _Held.exiting:
+        raise PoolStateError(_AT_EXIT)
+
+
 def wait_for(thread: threading.Thread) -> None:
     """Wait at exit for a thread that the interpreter would wait for anyway."""
     # Threads of executors wait for the exit themselves: waiting for them here would never end.
@@ -254,5 +275,10 @@ def _forget() -> None:
     _restore()
 
 
+def _note_exit() -> None:
+    _Held.exiting = True
+
+
+at_exit(_note_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)

@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 from skyward._concurrency.descriptors import raised_descriptor_limit
-from skyward._concurrency.exits import arm, at_exit, disarm, hold, release, uninterrupted, wait_for
+from skyward._concurrency.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
 from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward.client.call_options import by_name_only
 from skyward.client.dask_clients import make_client
@@ -174,6 +174,7 @@ class ComputePool(Opening, Watched, CallsByFunction):
 
     def __enter__(self) -> Self:
         refuse_inside_call()
+        refuse_at_exit()
         claimed = False
         try:
             arm()  # so that the block delays SIGTERM, too

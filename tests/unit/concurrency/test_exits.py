@@ -385,3 +385,28 @@ def test_a_pool_that_could_not_be_held_does_not_count() -> None:
         send("SIGTERM")
     """
     assert run(f"import resource\n{textwrap.dedent(program)}") == (-signal.SIGTERM, ["no", "descriptor", "closed"])
+
+
+OPENED_AT_EXIT = """
+import atexit
+import skyward as sky
+{loaded}
+
+def main():
+    try:
+        with sky.ComputePool(provider=sky.Local(), display="quiet"):
+            pass
+    except sky.errors.PoolStateError as error:
+        print(error)
+
+atexit.register(main)
+"""
+
+
+@pytest.mark.parametrize("loaded", ["import concurrent.futures.thread, skyward.client.pool", "import threading"])
+def test_a_pool_opened_while_the_interpreter_shuts_down_is_refused_with_the_reason(loaded: str) -> None:
+    program = OPENED_AT_EXIT.format(loaded=loaded)
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.startswith("a pool cannot be opened while the interpreter shuts down"), done.stderr
