@@ -7,21 +7,23 @@ a scheduler of its own, an :class:`ElasticFleet`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent
+from skyward.wire.code.tracebacks import from_callers_line
 
 if TYPE_CHECKING:
     from distributed import Security
 
 __all__ = [
+    "OPERATIONS",
     "ArgumentMemo",
     "CallFuture",
     "CallLimits",
@@ -31,9 +33,48 @@ __all__ = [
     "NodeStatus",
     "SchedulerInfo",
     "TaskSubmitter",
+    "refuse_operations",
 ]
 
 R = TypeVar("R")
+C = TypeVar("C", bound=type[Any])
+
+_COMPUTE = "no part in arithmetic"
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod", "or", "xor", "lshift")
+OPERATIONS: Final[Mapping[str, str]] = {
+    "__getitem__": "no items",
+    "__contains__": "no items",
+    "__int__": "no number",
+    "__float__": "no number",
+    "__index__": "no number",
+    "__round__": "no number",
+    **dict.fromkeys(("__lt__", "__le__", "__gt__", "__ge__"), "no order"),
+    **{f"__{side}{name}__": _COMPUTE for name in _BINARY for side in ("", "r")},
+    **dict.fromkeys(("__neg__", "__pos__", "__abs__", "__invert__"), _COMPUTE),
+}
+"""Operations of a result that its stand-ins, a pending call or a future, refuse; each with what they lack for it."""
+
+
+def refuse_operations(cls: C, lacks: Mapping[str, str], error: Callable[[Any, str], BaseException]) -> C:
+    """Have operations raise an error that tells the next step; return the class.
+
+    Args:
+        cls: the class.
+        lacks: names of the special methods, each with what the class lacks for it.
+        error: makes the error of an object and what it lacks.
+    """
+
+    # Set at run time only: a type checker goes on to report these uses as errors.
+    def refusal(lack: str) -> Callable[..., NoReturn]:
+        @from_callers_line
+        def refuse(self: object, *_: object) -> NoReturn:
+            raise error(self, lack)
+
+        return refuse
+
+    for name, lack in lacks.items():
+        setattr(cls, name, refusal(lack))
+    return cls
 
 
 class ArgumentMemo:
@@ -138,6 +179,21 @@ class CallFuture(Future[R]):
 
     def __await__(self) -> Generator[Any, None, R]:
         return asyncio.wrap_future(self).__await__()
+
+    if not TYPE_CHECKING:  # a type checker knows that results' attributes are not there
+
+        @from_callers_line
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = "" if name.startswith("_") else f"; write future.result().{name} for that of its result"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
+
+def _no_result(future: CallFuture[Any], lacks: str) -> TypeError:
+    name = f" of {future.name}" if future.name else ""
+    return TypeError(f"the future{name} is not its result, and has {lacks}; write future.result()")
+
+
+refuse_operations(CallFuture, OPERATIONS, _no_result)
 
 
 class TaskSubmitter(Protocol):

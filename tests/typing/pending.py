@@ -41,6 +41,7 @@ def decorated() -> None:
 def methods(model: Model) -> None:
     assert_type(model.predict(3), PendingCompute[bytes])
     assert_type(Model.predict.local(model, 3), bytes)
+    assert_type(model.predict.local(3), bytes)
 
 
 def operators(pool: Runner) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "checked_retry",
     "checked_timeout",
     "limits_of",
+    "options_by_name",
     "parameter_check",
     "refuse_suspended",
 ]
@@ -111,6 +112,36 @@ def by_name_only(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenat
             raise
 
     return construct
+
+
+def options_by_name(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function of one argument and keywords: the errors of wrong ones name the right ones.
+
+    Args:
+        example: the first argument, in messages.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        first, *options = inspect.signature(function).parameters
+        name = function.__name__
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                refuse_unknown(name, kwargs, (first, *options))
+                if len(args) > 1:
+                    raise TypeError(f"{name} takes its options by name: write {name}({example}, {options[0]}=...)")
+                if not args and first not in kwargs:
+                    given = "".join(f", {option}=..." for option in kwargs)
+                    raise TypeError(f"{name} needs a {first}, as in {name}({example}{given})")
+                return function(*args, **kwargs)
+            except (TypeError, ConfigurationError) as error:
+                hide_frames(error)
+                raise
+
+        return called
+
+    return decorate
 
 
 def _nothing() -> None: ...

@@ -79,6 +79,12 @@ class CallsByFunction(ABC):
         """
         if chunksize < 1:
             raise ConfigurationError(f"chunksize must be a whole number ≥ 1, got {chunksize!r}")
+        for position, items in enumerate(iterables, start=2):
+            if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigurationError(
+                    f"map takes iterables, got {type(items).__name__} as argument {position}: write map(f, [...]) for "
+                    "several calls, submit(f, ...) for one"
+                )
         deadline_s = None if timeout is None else time.monotonic() + timeout
         items = list(zip(*iterables, strict=False))
         calls = [invocation_of(fn, item, {}) for item in items] if chunksize == 1 else _chunked(fn, items, chunksize)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import reprlib
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Executor, Future
 from itertools import chain, islice
-from types import CodeType
-from typing import Any, NoReturn, TypeVar
+from types import CodeType, GeneratorType
+from typing import Any, NoReturn, TypeVar, cast
 
+from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError, UnsentCallWarning
+from skyward.submission import OPERATIONS, refuse_operations
 from skyward.wire.code.pickling import PLAIN_TYPES
-from skyward.wire.code.tracebacks import hide_frames, is_explained
+from skyward.wire.code.tracebacks import from_callers_line, hide_frames, is_explained
 
 __all__ = [
     "CallSite",
@@ -25,9 +29,12 @@ __all__ = [
     "no_attribute",
     "not_pending",
     "refuse_misplaced",
+    "refuses_operands",
     "refuses_uses",
     "refuses_uses_of_batch",
+    "refuses_uses_of_function",
     "short_call",
+    "unsent_result",
     "warn_unsent",
 ]
 
@@ -54,23 +61,9 @@ class Unsent:
 C = TypeVar("C", bound=type[Any])
 P = TypeVar("P")
 
-_COMPUTE = "no part in arithmetic"
-_COMPARE = "no order"
-_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod", "or", "xor", "lshift")
-_USES: dict[str, str] = {
-    "__bool__": "no truth value",
-    "__iter__": "nothing to iterate over",
-    "__len__": "no length",
-    "__getitem__": "no items",
-    "__contains__": "no items",
-    "__int__": "no number",
-    "__float__": "no number",
-    "__index__": "no number",
-    "__round__": "no number",
-    **dict.fromkeys(("__lt__", "__le__", "__gt__", "__ge__"), _COMPARE),
-    **{f"__{side}{name}__": _COMPUTE for name in _BINARY for side in ("", "r")},
-    **dict.fromkeys(("__neg__", "__pos__", "__abs__", "__invert__"), _COMPUTE),
-}
+_USES = {**OPERATIONS, "__bool__": "no truth value", "__iter__": "nothing to iterate over", "__len__": "no length"}
+_OF_FUTURES = frozenset({"add_done_callback", "cancel", "cancelled", "done", "exception", "get", "result", "wait"})
+_SIDES = {"__rrshift__": ">>", "__rmatmul__": "@"}
 
 _BATCH_RUNS_ONCE = (
     "each call of a batch runs once, on any worker: write gather(...) >> pool; to run one call on every worker, write "
@@ -89,38 +82,116 @@ def refuses_uses(cls: C) -> C:
 
     ``==`` and ``hash`` stay those of objects: calls may be in lists, sets and dictionaries.
     """
-    # Set at run time only: a type checker goes on to report these uses as errors.
-    for name, lacks in _USES.items():
-        setattr(cls, name, _refusal(lambda label, lacks=lacks: _no_result(label, lacks)))
-    for name, operator in {"__rrshift__": ">>", "__rmatmul__": "@"}.items():
-        setattr(cls, name, _refusal(lambda label, operator=operator: _wrong_side(label, operator)))
-    return cls
+    refuse_operations(cls, _USES, _used(_no_result))
+    refuse_operations(cls, {"__await__": ""}, _used(_awaited))
+    return refuse_operations(cls, _SIDES, _used(_wrong_side))
 
 
 def refuses_uses_of_batch(cls: C) -> C:
     """Give a class of batches the operators that are easily taken for theirs, each of which raises a TypeError."""
-    setattr(cls, "__rrshift__", _refusal(lambda label: _wrong_side(label, ">>")))  # noqa: B010 - see above
-    setattr(cls, "__matmul__", _refusal(lambda _: _BATCH_RUNS_ONCE))  # noqa: B010
+    refuse_operations(cls, {"__rrshift__": ">>"}, _used(_wrong_side))
+    return refuse_operations(cls, {"__matmul__": _BATCH_RUNS_ONCE}, _used(lambda _, text: text))
+
+
+def refuses_uses_of_function(cls: C) -> C:
+    """Give a class of compute functions the operators of pending calls and of results, each of which raises."""
+    uses = {**OPERATIONS, **dict.fromkeys(("__rshift__", "__rrshift__", "__and__", "__rand__"), ">>")}
+    uses |= dict.fromkeys(("__matmul__", "__rmatmul__"), "@")
+    return refuse_operations(cls, uses, lambda function, use: _not_called(function.__name__, use))
+
+
+def refuses_operands(cls: C) -> C:
+    """Give a class of pools the operators of calls, for operands that are no calls: each raises a TypeError.
+
+    A number, a list or a plain function has neither operator, so Python tries that of the pool on the right.
+    """
+    for name, operator in _SIDES.items():
+        setattr(cls, name, _refusal(_no_call, operator))
+        setattr(cls, name.replace("__r", "__", 1), _refusal(_pool_on_the_left, operator))
+    refuse_operations(
+        cls, dict.fromkeys(("__aenter__", "__aexit__"), ""), lambda pool, _: _not_async(type(pool).__name__)
+    )
+    cls.__array_ufunc__ = None  # or numpy would take the pool for an element
     return cls
 
 
-def _refusal(message: Callable[[str], str]) -> Callable[..., NoReturn]:
-    def refuse(self: Unsent, *_: object) -> NoReturn:
-        self.mark_used()
-        error = TypeError(message(self.label))
-        try:
-            raise error
-        except TypeError:
-            hide_frames(error)
-            raise
+def _refusal(error: Callable[[object, str], TypeError], operator: str) -> Callable[..., NoReturn]:
+    @from_callers_line
+    def refuse(_: object, other: object) -> NoReturn:
+        raise error(other, operator)
 
     return refuse
 
 
-def _no_result(label: str, lacks: str) -> str:
-    return (
-        f"{label}(...) is a pending call, which has not run and has {lacks}; write {label}(...) >> pool for its result"
+def _not_async(name: str) -> TypeError:
+    return TypeError(
+        f"a pool is opened by `with`, not by `async with`: write `with {name}(...) as pool:`, and inside it, in "
+        "coroutines too, await pool.submit(f, ...)"
     )
+
+
+def _pool_on_the_left(right: object, operator: str) -> TypeError:
+    if isinstance(right, Unsent):
+        right.mark_used()
+        return TypeError(_wrong_side(right.label, operator))
+    return TypeError(_wrong_side(getattr(right, "__name__", "f"), operator))
+
+
+def _no_call(left: Any, operator: str) -> TypeError:
+    """Return the error of a left operand of a pool that is no pending call."""
+    kind, several = type(left).__name__, "gather(*calls)"
+    match left:
+        case Mapping():
+            mark_all_used(cast("Mapping[Any, object]", left).values())
+            several = "gather(*calls.values())"
+        case list() | tuple() | AbstractSet() | deque():
+            mark_all_used(cast("Iterable[object]", left))
+        case GeneratorType() | map() | filter() | zip():
+            pass
+        case Future():
+            return TypeError(f"the call of this {kind} was sent already: write future.result()")
+        case _ if callable(left):
+            name = getattr(left, "__name__", kind)
+            return TypeError(
+                f"{name} was not called, and is no compute function: decorate it with @skyward.compute and write "
+                f"{name}(...) {operator} pool, or write pool.submit({name}, ...).result()"
+            )
+        case _:
+            return TypeError(
+                f"a pending call must stand to the left of {operator}, got {kind}: if a function returned it, that ran "
+                f"here. Decorate the function with @skyward.compute and write f(...) {operator} pool, or write "
+                "pool.submit(f, ...).result()"
+            )
+    each = "" if operator == ">>" else "; for one call on every worker, write f(...) @ pool"
+    return TypeError(f"{operator} takes a pending call, got {kind}: for several calls, write {several} >> pool{each}")
+
+
+def _used(message: Callable[[str, str], str]) -> Callable[[Unsent, str], TypeError]:
+    def error(call: Unsent, lacks: str) -> TypeError:
+        call.mark_used()
+        return TypeError(message(call.label, lacks))
+
+    return error
+
+
+def _awaited(label: str, _: str) -> str:
+    return f"{label}(...) is a pending call, which has not run; write await pool.submit({label}, ...)"
+
+
+def _not_called(name: str, use: str) -> TypeError:
+    operator = use if use in _SIDES.values() else ">>"
+    return TypeError(f"{name} was not called: write {name}(...) {operator} pool")
+
+
+def _no_result(label: str, lacks: str) -> str:
+    return f"{label}(...) is a pending call, which has not run and has {lacks}; {_run_it(label)} for its result"
+
+
+def _run_it(label: str) -> str:
+    """Return how to run a pending call here: in a program by a pool, in a call as a plain function."""
+    if is_on_node():
+        return f"calls cannot submit calls: write {label}.local(...) inside a call"
+    return f"write {label}(...) >> pool"
 
 
 def _wrong_side(label: str, operator: str) -> str:
@@ -129,9 +200,18 @@ def _wrong_side(label: str, operator: str) -> str:
 
 def misplaced_call(where: str, label: str) -> ConfigurationError:
     """Return the error of a pending call, of the function ``label``, among the arguments of another one."""
+    step = f"{label}.local(...)" if is_on_node() else f"{label}(...) >> pool"
     return ConfigurationError(
         f"an argument of {where} is the pending call {label}(...), which has not run; run it first, and pass its "
-        f"result: x = {label}(...) >> pool"
+        f"result: x = {step}"
+    )
+
+
+def unsent_result(label: str) -> ConfigurationError:
+    """Return the error of a pending call, of the function ``label``, in the result of a call."""
+    return ConfigurationError(
+        f"the result of a call contains the pending call {label}(...), which has not run: calls cannot submit calls. "
+        f"Inside a call, write {label}.local(...) to run the plain function"
     )
 
 
@@ -142,19 +222,36 @@ def mark_all_used(values: Iterable[object]) -> None:
             value.mark_used()
 
 
-def checked_pool(value: P, operator: str) -> P:
-    """Return the right operand of ``>>`` or ``@`` if it is a pool.
+def checked_pool(value: P, operator: str, label: str) -> P:
+    """Return the right operand of ``>>`` or ``@`` if it is a pool; ``label`` names the left one.
 
     Raises:
         TypeError: it is none.
     """
     if not _is_pool(value):
-        if isinstance(value, type):
-            given = f"the class {value.__name__}: open one, as in `with {value.__name__}(...) as pool:`"
-        else:
-            given = type(value).__name__
+        if is_on_node():
+            raise TypeError(_run_it(label))
+        given = _no_pool(value, f"{label}(...) {operator} pool")
         raise TypeError(f"a pool must stand to the right of {operator}, got {given}")
     return value
+
+
+def _no_pool(value: object, right: str) -> str:
+    """Describe an operand that is no pool, with the next step; ``right`` is how the line should end."""
+    name = type(value).__name__
+    match value:
+        case type():
+            return f"the class {value.__name__}: open one, as in `with {value.__name__}(...) as pool:`, then {right}"
+        case None:
+            return f"None: open one, as in `with skyward.ComputePool(...) as pool:`, then {right}"
+        case Executor():
+            return f"{name}: write executor.submit(f, ...).result(), or give the pool itself: {right}"
+        case Iterable():
+            return f"{name}: write {right} for one of them at a time"
+        case _ if hasattr(value, "launch"):
+            return f"a provider: open a pool of it, as in `with skyward.ComputePool(provider={name}(...)) as pool:`"
+        case _:
+            return f"{name}: open one, as in `with skyward.ComputePool(...) as pool:`, then {right}"
 
 
 def _is_pool(value: object) -> bool:
@@ -199,9 +296,15 @@ def no_attribute(label: str, kind: str, name: str) -> AttributeError:
     """Return the error of an attribute that a pending call does not have, with a hint if its result may have it."""
     if name.startswith("_"):  # a protocol that some library looks for
         return AttributeError(f"{kind!r} object has no attribute {name!r}")
+    if name in _OF_FUTURES and not is_on_node():
+        return AttributeError(
+            f"{label}(...) is a pending call, which has not run and has no attribute {name!r}; {label}(...) >> pool "
+            f"waits for its result, pool.submit({label}, ...) returns a future"
+        )
+    run = f"{label}.local(...)" if is_on_node() else f"({label}(...) >> pool)"
     return AttributeError(
-        f"{label}(...) is a pending call, which has not run and has no attribute {name!r}; write "
-        f"({label}(...) >> pool).{name} for that of its result"
+        f"{label}(...) is a pending call, which has not run and has no attribute {name!r}; write {run}.{name} for that "
+        "of its result"
     )
 
 
@@ -224,7 +327,7 @@ def warn_unsent(label: str, site: CallSite) -> None:
     if key in _warned:
         return
     _warned.add(key)
-    message = f"{label}(...) was never sent to a pool, and has not run; write {label}(...) >> pool"
+    message = f"{label}(...) was never sent to a pool, and has not run; {_run_it(label)}"
     warnings.warn_explicit(message, UnsentCallWarning, code.co_filename, line)
 
 
@@ -238,6 +341,9 @@ def leave_to_caller(pending: Unsent, error: BaseException, pool: object) -> None
 def not_pending(*operands: object) -> TypeError:
     """Return the error of an ``&`` with something else than pending calls."""
     mark_all_used(operands)
+    if callable(operands[-1]):
+        name = getattr(operands[-1], "__name__", type(operands[-1]).__name__)
+        return TypeError(f"& joins pending calls, and {name} was not called: write ({name}(...) & g()) >> pool")
     return TypeError(
         f"& joins pending calls, got {type(operands[-1]).__name__}: >> and @ bind tighter than &, so that side has "
         "already run; write (f() & g()) >> pool"

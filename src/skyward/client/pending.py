@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from types import MethodType
+from types import FrameType, MethodType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -55,15 +56,18 @@ from skyward.client.forgotten import (
     refuse_misplaced,
     refuses_uses,
     refuses_uses_of_batch,
+    refuses_uses_of_function,
     short_call,
+    unsent_result,
     warn_unsent,
 )
 from skyward.distributed._gang import is_gang
+from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError
 from skyward.request.option_names import refuse_unknown
 from skyward.submission import CallLimits, Invocation
 from skyward.wire.code.pickling import pack, packing, unpack
-from skyward.wire.code.tracebacks import hide_frames
+from skyward.wire.code.tracebacks import from_callers_line, hide_frames
 
 __all__ = [
     "ComputeFunction",
@@ -129,7 +133,7 @@ class PendingCompute(Unsent, Generic[R]):
     def __rshift__(self, pool: Runner) -> R:
         """Run the call on one worker and return its result: ``call >> pool``."""
         try:
-            return checked_pool(pool, ">>").run(self)
+            return checked_pool(pool, ">>", self.label).run(self)
         except BaseException as error:
             leave_to_caller(self, error, pool)
             raise
@@ -137,7 +141,7 @@ class PendingCompute(Unsent, Generic[R]):
     def __matmul__(self, pool: Runner) -> tuple[R, ...]:
         """Run the call once on every worker and return the results by (node, worker): ``call @ pool``."""
         try:
-            return checked_pool(pool, "@").broadcast(self)
+            return checked_pool(pool, "@", self.label).broadcast(self)
         except BaseException as error:
             leave_to_caller(self, error, pool)
             raise
@@ -187,11 +191,13 @@ class PendingCompute(Unsent, Generic[R]):
     def __and__(self, other: PendingCompute[S]) -> PendingBatch[R, S]: ...
     @overload
     def __and__(self, other: PendingBatch[*Ts]) -> PendingBatch[R, *Ts]: ...
+    @from_callers_line
     def __and__(self, other: PendingCompute[Any] | PendingBatch[*Ts]) -> PendingBatch[*tuple[Any, ...]]:
         """Combine calls to run in parallel: ``call & call``."""
         alone: PendingBatch[*tuple[Any, ...]] = PendingBatch(calls=(self,))
         return alone & other
 
+    @from_callers_line
     def __rand__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
         """Raise: the left operand is not a pending call."""
         raise not_pending(self, other)
@@ -200,6 +206,8 @@ class PendingCompute(Unsent, Generic[R]):
         if packing.arguments_of:
             raise misplaced_call(packing.arguments_of, self.label)
         self.mark_used()
+        if packing.of_result or is_on_node():
+            raise unsent_result(self.label)
         parts = (self.fn, self.args, self.kwargs, self.retries, self.limits)
         packed = pack(parts, what=self.label)
         return _unpickled, (packed.data, [bytes(buffer) for buffer in packed.buffers])
@@ -216,13 +224,9 @@ class PendingCompute(Unsent, Generic[R]):
 
     if not TYPE_CHECKING:  # a type checker knows that results' attributes are not there
 
+        @from_callers_line
         def __getattr__(self, name: str) -> NoReturn:
-            error = no_attribute("" if name == "fn" else self.label, "PendingCompute", name)
-            try:
-                raise error
-            except AttributeError:
-                hide_frames(error)
-                raise
+            raise no_attribute("" if name == "fn" else self.label, "PendingCompute", name)
 
     def invocation(self) -> Invocation:
         """Return the call in the form of the task-submission interface."""
@@ -255,7 +259,7 @@ class PendingBatch(Unsent, Generic[*Ts]):
     def __rshift__(self, pool: Runner) -> tuple[*Ts]:
         """Run the calls in parallel: ``batch >> pool``; the first failure is raised at once."""
         try:
-            return checked_pool(pool, ">>").run_batch(self)
+            return checked_pool(pool, ">>", self.label).run_batch(self)
         except BaseException as error:
             leave_to_caller(self, error, pool)
             raise
@@ -274,6 +278,7 @@ class PendingBatch(Unsent, Generic[*Ts]):
     def __and__(self, other: PendingCompute[S]) -> PendingBatch[*Ts, S]: ...
     @overload
     def __and__(self, other: PendingBatch[*tuple[Any, ...]]) -> PendingBatch[*tuple[Any, ...]]: ...
+    @from_callers_line
     def __and__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
         """Add a call or a batch, to run in parallel with the others: ``batch & call``."""
         match other:
@@ -285,6 +290,7 @@ class PendingBatch(Unsent, Generic[*Ts]):
             case _:
                 raise not_pending(self, other)
 
+    @from_callers_line
     def __rand__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
         """Raise: the left operand is not a pending call."""
         raise not_pending(self, other)
@@ -296,6 +302,7 @@ class PendingBatch(Unsent, Generic[*Ts]):
         return len(self.calls)
 
 
+@refuses_uses_of_function
 class ComputeFunction(Generic[P, R]):
     """Function whose calls are lazy: calling it returns a :class:`PendingCompute`. Made by :func:`compute`.
 
@@ -339,6 +346,17 @@ class ComputeFunction(Generic[P, R]):
         """The original function, to call in this process."""
         return cast("Callable[P, R]", vars(self.__wrapped__)["__wrapped__"])
 
+    if not TYPE_CHECKING:  # a type checker knows which attributes there are
+
+        @from_callers_line
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = ""
+            if not name.startswith("_") and "__name__" in vars(self):
+                own = self.__name__
+                hint = f"; write {own}(...) >> pool to run it on a pool, {own}.local(...) to run it here"
+                hint += f", {own}(...).options(...) for the options of a call" if name == "options" else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
     def decorated_inside(self, decorate: Callable[[Callable[P, R]], Callable[P, R]]) -> ComputeFunction[P, R]:
         """Return a compute function of the original function with ``decorate`` applied first."""
         return ComputeFunction(decorate(self.local), retries=self.retries, retry=self._retry, limits=self.limits)
@@ -350,20 +368,24 @@ class ComputeFunction(Generic[P, R]):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_check"}  # it has no name to pickle it by
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[R]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[R]:
         """Return a pending call with these arguments.
 
         Raises:
             TypeError: the function does not take these arguments.
             ConfigurationError: an argument is a pool, or a call whose result is not there yet.
         """
+        caller = sys._getframe(1)  # noqa: SLF001 - 0.1 µs; inspect reads files  # pyright: ignore[reportPrivateUsage]
         try:
-            self._check(*args, **kwargs)
-            refuse_misplaced(self.__name__, args, kwargs)
+            return self.pending(args, kwargs, caller)
         except (TypeError, ConfigurationError) as error:
             hide_frames(error)
             raise
-        caller = sys._getframe(1)  # noqa: SLF001 - 0.1 µs; inspect reads files  # pyright: ignore[reportPrivateUsage]
+
+    def pending(self, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> PendingCompute[R]:
+        """Return a pending call with these arguments, made in the frame ``caller``."""
+        self._check(*args, **kwargs)
+        refuse_misplaced(self.__name__, args, kwargs)
         return PendingCompute(
             fn=self.__wrapped__,
             args=args,
@@ -378,21 +400,64 @@ class ComputeFunction(Generic[P, R]):
     @overload
     def __get__(
         self: ComputeFunction[Concatenate[T, Q], S], instance: T, owner: type | None = None
-    ) -> Callable[Q, PendingCompute[S]]: ...
+    ) -> BoundComputeFunction[Q, S]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Return itself on the class, a bound method on an object, as functions do."""
-        return self if instance is None else MethodType(self, instance)
-
-    def __rshift__(self, pool: object) -> NoReturn:
-        """Raise: the function was not called."""
-        raise TypeError(f"{self.__name__} was not called: write {self.__name__}(...) >> pool")
-
-    def __matmul__(self, pool: object) -> NoReturn:
-        """Raise: the function was not called."""
-        raise TypeError(f"{self.__name__} was not called: write {self.__name__}(...) @ pool")
+        return self if instance is None else BoundComputeFunction(self, instance)
 
     def __repr__(self) -> str:
         return f"<compute function {self.__module__}.{self.__qualname__}>"
+
+
+@refuses_uses_of_function
+class BoundComputeFunction(Generic[P, R]):
+    """Compute function as a method of an object or a class, which is the first argument of its calls.
+
+    Attributes:
+        __func__: the compute function.
+        __self__: the object or class.
+    """
+
+    def __init__(self, function: ComputeFunction[..., R], owner: object) -> None:
+        self.__func__ = function
+        self.__self__ = owner
+        self.__module__, self.__doc__ = function.__module__, function.__doc__
+
+    @property
+    def local(self) -> Callable[P, R]:
+        """The original method, to call in this process."""
+        return MethodType(self.__func__.local, self.__self__)
+
+    @property
+    def __wrapped__(self) -> Callable[P, R]:
+        return self.local
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[R]:
+        """Return a pending call: see :meth:`ComputeFunction.__call__`."""
+        caller = sys._getframe(1)  # noqa: SLF001 - as above  # pyright: ignore[reportPrivateUsage]
+        try:
+            return self.__func__.pending((self.__self__, *args), kwargs, caller)
+        except (TypeError, ConfigurationError) as error:
+            hide_frames(error)
+            raise
+
+    @from_callers_line
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__func__, name)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BoundComputeFunction):
+            return NotImplemented
+        return self.__func__ is other.__func__ and self.__self__ is other.__self__
+
+    def __hash__(self) -> int:
+        return hash((self.__func__, id(self.__self__)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BoundComputeFunction, (self.__func__, self.__self__)
+
+    def __repr__(self) -> str:
+        return f"<compute method {self.__module__}.{self.__qualname__} of {self.__self__!r}>"
 
 
 @overload
@@ -516,7 +581,8 @@ def checked_call(pending: PendingCompute[R]) -> PendingCompute[R]:
     """
     if not isinstance(pending, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(
-            f"a pool runs calls of functions decorated with @compute, got {type(pending).__name__}"
+            f"a pool runs calls of functions decorated with @compute, got {type(pending).__name__}; write "
+            "f(...) >> pool, or pool.submit(f, ...) for a function that is not decorated"
         )
     return pending
 
@@ -536,16 +602,43 @@ def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         raise ConfigurationError("submit takes one call: write `batch >> pool`, or submit its calls one by one")
     if isinstance(getattr(fn, "__func__", fn), ComputeFunction):
         return fn(*args, **kwargs).invocation()
+    if not callable(fn):
+        raise ConfigurationError(_not_a_function(fn))
     refuse_suspended(fn, "a pool runs")
     refuse_misplaced(_name_of(fn), args, kwargs)
     return Invocation(fn=fn, args=args, kwargs=kwargs, label=_name_of(fn), gang=is_gang(fn))
 
 
-def _decorated(fn: Callable[P, R], **options: Any) -> ComputeFunction[P, R]:
+def _not_a_function(value: object) -> str:
+    if isinstance(value, Future):
+        return "submit takes a function, got a future: its call was sent already; write future.result()"
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        kind = type(cast("object", value)).__name__
+        return f"submit takes one function, got {kind}: write gather(*calls) >> pool, or submit each"
+    return (
+        f"submit takes a function and its arguments, got {type(value).__name__}: write pool.submit(f, ...); f(...) and "
+        "f.local(...) run here"
+    )
+
+
+def _decorated(fn: Any, **options: Any) -> Any:
+    if isinstance(fn, staticmethod | classmethod):
+        method = cast("staticmethod[..., Any]", fn)
+        return (_ComputeClassMethod if isinstance(fn, classmethod) else staticmethod)(
+            _decorated(method.__func__, **options)
+        )
     if not callable(fn):
         raise ConfigurationError(f"compute decorates a function, got {type(fn).__name__}")
     refuse_suspended(fn, "compute decorates")
     return ComputeFunction(fn, **options)
+
+
+class _ComputeClassMethod(classmethod):  # pyright: ignore[reportMissingTypeArgument]  # not subscriptable at run time
+    """Class method whose function is a compute function."""
+
+    # A plain one binds its function as a method of the standard library's, whose `local` is that of the function.
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self.__func__.__get__(owner or type(instance))
 
 
 def _body_of(fn: Callable[P, R], retries: int, retry: tuple[type[Exception], ...]) -> Callable[P, R]:

@@ -25,6 +25,7 @@ from skyward.client.call_options import by_name_only
 from skyward.client.dask_clients import make_client
 from skyward.client.display import PoolTag, open_display, parse_display
 from skyward.client.executor import CallsByFunction, PoolExecutor
+from skyward.client.forgotten import refuses_operands
 from skyward.client.kept_output import keep_output
 from skyward.client.node_packages import callers_names, with_environment
 from skyward.client.opening import Opening
@@ -73,6 +74,7 @@ class _Base(NamedTuple):
     observer: PoolTelemetry | None
 
 
+@refuses_operands
 class ComputePool(Opening, Watched, CallsByFunction):
     """Machines that exist for the duration of a ``with`` block, or from ``open()`` to ``close()``.
 

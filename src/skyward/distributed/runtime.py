@@ -32,6 +32,7 @@ __all__ = [
     "current_call",
     "enter_call",
     "instance_info",
+    "is_on_node",
     "node_address",
     "node_rank",
     "refuse_inside_call",
@@ -103,6 +104,7 @@ class FreshProcessNeeded(Exception):
     """Raised by a call that has not begun, if the earlier state of this process prevents it."""
 
 
+_PLACE = "SKYWARD_WORKER"  # in the environment of workers and their children
 _ALONE = CallContext()
 _DASK_THREADS = "Dask-Default-Threads"  # part of their names, set by distributed.Worker
 _call: ContextVar[CallContext | None] = ContextVar("skyward_call", default=None)
@@ -190,12 +192,17 @@ def visible_gpus() -> list[str]:
 
 def refuse_inside_call() -> None:
     """Raise :class:`~skyward.errors.PoolStateError` on a node, where calls cannot submit calls."""
-    if _place() is not None:
+    if is_on_node():
         raise PoolStateError("a pool was used inside a call; calls cannot submit calls: return the data instead")
 
 
+def is_on_node() -> bool:
+    """Return True in a worker's process and in its children, where calls cannot submit calls."""
+    return _PLACE in os.environ
+
+
 def _place() -> dict[str, Any] | None:
-    text = os.environ.get("SKYWARD_WORKER")
+    text = os.environ.get(_PLACE)
     return json.loads(text) if text else None
 
 

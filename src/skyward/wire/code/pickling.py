@@ -59,9 +59,15 @@ __all__ = [
 
 
 class _Packing(threading.local):
-    """Name of the function whose arguments this thread pickles; empty while it pickles none."""
+    """What this thread pickles.
+
+    Attributes:
+        arguments_of: name of the function whose arguments it pickles; empty while it pickles none.
+        of_result: whether it pickles a result.
+    """
 
     arguments_of: str = ""
+    of_result: bool = False
 
 
 packing: Final = _Packing()
@@ -123,7 +129,11 @@ def pack_result(obj: object, *, what: str) -> Packed:
     Raises:
         SerializationError: as :func:`pack`.
     """
-    return _pack(obj, what, is_result=True)
+    packing.of_result = True
+    try:
+        return _pack(obj, what, is_result=True)
+    finally:
+        packing.of_result = False
 
 
 def _pack(obj: object, what: str, *, is_result: bool) -> Packed:

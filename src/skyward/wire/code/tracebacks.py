@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from skyward.errors import RemoteTraceback, SkywardError
 
-__all__ = ["FULL", "add_lines", "hide_frames", "is_explained", "keeps_frames", "without_frames"]
+__all__ = ["FULL", "add_lines", "from_callers_line", "hide_frames", "is_explained", "keeps_frames", "without_frames"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,6 +74,20 @@ def without_frames(function: Callable[P, T]) -> Callable[P, T]:
         except BaseException as error:
             if is_explained(error):
                 hide_frames(error)
+            raise
+
+    return called
+
+
+def from_callers_line(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the function, whose errors tell the caller what to write instead: their tracebacks end in its line."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            hide_frames(error)
             raise
 
     return called

@@ -9,17 +9,19 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
 from functools import partial
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 import stamina
 import wrapt
 
 from skyward.client.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather, invocation_of
 from skyward.errors import ConfigurationError, SerializationError
+from skyward.testing.in_process import InProcessSubmitter
 from skyward.wire.code.pickling import pack, unpack
 
 
@@ -221,7 +223,6 @@ class TestOperators:
             lambda: (add(1) & add(2)) & None,
             lambda: 3 & (add(1) & add(2)),
             lambda: add(1) & add(2) >> FakePool(),
-            lambda: add(1) & add,
         ],
     )
     def test_and_of_something_else_teaches_precedence(self, join: Callable[[], Any]) -> None:
@@ -279,7 +280,7 @@ class TestInvocationOf:
     def test_refuses_what_does_not_travel(self) -> None:
         with pytest.raises(ConfigurationError, match=r"an argument of len\(\) is a pool"):
             invocation_of(len, (FakePool(),), {})
-        with pytest.raises(ConfigurationError, match="fn must be callable, got int"):
+        with pytest.raises(ConfigurationError, match="submit takes a function and its arguments, got int"):
             invocation_of(3, (), {})  # type: ignore[arg-type]
 
 
@@ -425,3 +426,102 @@ def test_an_async_function_that_a_proxy_runs_is_a_function(take):
 def test_functions_whose_values_have_not_run_are_refused(take, fn, advice):
     with pytest.raises(ConfigurationError, match=f"plain functions; .*{advice}"):
         take(fn)
+
+
+@dataclass
+class Report:
+    rows: object
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda call: call,
+        lambda call: [[call]],
+        lambda call: {"a": (call, 1)},
+        lambda call: {call},
+        lambda call: Report(rows=[call]),
+        gather,
+        lambda call: add(1) & call,
+        lambda call: np.array([None, call], dtype=object),
+        lambda call: partial(print, call),
+        lambda call: iter([call]),
+    ],
+)
+def test_a_pending_call_in_a_result_is_an_error_that_names_the_plain_function(wrap):
+    def nested():
+        return wrap(add(1))
+
+    with InProcessSubmitter(1) as fleet:
+        (future,) = fleet.submit_calls([invocation_of(nested, (), {})])
+        with pytest.raises(ConfigurationError, match=r"the pending call add\(\.\.\.\), .* write add\.local\(\.\.\.\)"):
+            future.result()
+
+
+class Trainer:
+    @compute
+    def fit(self, x):
+        return self.base + x
+
+    base = 40
+
+    @compute
+    @classmethod
+    def outside(cls, x):
+        return cls.base + x
+
+    @classmethod
+    @compute
+    def inside(cls, x):
+        return cls.base + x
+
+    @compute
+    @staticmethod
+    def still(x):
+        return 40 + x
+
+    @staticmethod
+    @compute
+    def quiet(x):
+        return 40 + x
+
+
+class Deeper(Trainer):
+    base = 100
+
+    def fit_twice(self, x):
+        return super().fit(x)
+
+
+@pytest.mark.parametrize("name", ["fit", "outside", "inside", "still", "quiet"])
+def test_methods_of_every_kind_run_here_there_and_by_submission(name):
+    for method in [getattr(Trainer(), name), *([getattr(Trainer, name)] if name != "fit" else [])]:
+        assert method.local(2) == 42
+        assert method.local(x=2) == 42
+        assert done(method(2)) == 42
+        assert invocation_of(method, (2,), {}).args[-1] == 2
+        assert done(through_wire(method)(2)) == 42
+        assert list(inspect.signature(method).parameters) == ["x"]
+        assert method.__name__ == name
+
+
+def test_a_bound_method_is_that_of_its_object():
+    one, other = Trainer(), Deeper()
+    assert one.fit == one.fit
+    assert len({one.fit, one.fit, other.fit, Trainer.fit}) == 3
+    assert other.fit.local(1) == done(other.fit_twice(1)) == Deeper.outside.local(1) == 101
+    assert one.fit.__self__ is one
+    assert one.fit.__func__ is Trainer.fit
+    assert repr(one.fit).startswith(f"<compute method {__name__}.Trainer.fit of <")
+    with pytest.raises(TypeError, match=r"fit\(\) missing 1 required positional argument: 'x'"):
+        one.fit()
+
+
+def test_a_keyword_may_have_any_name():
+    @compute(retry=(OSError,))
+    def named(x, self=1, fn=2, args=3, kwargs=4, pool=5):  # noqa: PLR0917
+        return x, self, fn, args, kwargs, pool
+
+    assert done(named(0, self=7, fn=8, args=9, kwargs=10, pool=11)) == (0, 7, 8, 9, 10, 11)
+    call = invocation_of(named, (0,), {"self": 7, "fn": 8, "kwargs": 9})
+    assert call.fn(*call.args, **call.kwargs) == (0, 7, 8, 3, 9, 5)
