@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from skyward.errors import ConfigurationError
+from skyward.errors import ConfigurationError, RemoteTraceback
 from skyward.events import SkywardEvent
 from skyward.wire.code.tracebacks import from_callers_line
 
@@ -33,6 +33,8 @@ __all__ = [
     "NodeStatus",
     "SchedulerInfo",
     "TaskSubmitter",
+    "bearable",
+    "named",
     "refuse_operations",
 ]
 
@@ -157,6 +159,10 @@ class CallFuture(Future[R]):
         """Name of the call; empty if it has none."""
         return ""
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the call's exception, None if it returned; see :meth:`concurrent.futures.Future.exception`."""
+        return bearable(super().exception(timeout))
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(self._facts())}>"
 
@@ -186,6 +192,33 @@ class CallFuture(Future[R]):
         def __getattr__(self, name: str) -> NoReturn:
             hint = "" if name.startswith("_") else f"; write future.result().{name} for that of its result"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
+
+def bearable(error: BaseException | None) -> BaseException | None:
+    """Return an exception as the present thread can hand it on: in an event loop, some as a RuntimeError of that cause.
+
+    There a StopIteration would end the coroutine that waits, or, before Python 3.12, leave it waiting for ever; a
+    CancelledError that a call has raised would look as if the coroutine were cancelled.
+    """
+    is_calls = isinstance(error, CancelledError) and isinstance(error.__cause__, RemoteTraceback)
+    if not (is_calls or isinstance(error, StopIteration)) or not _is_in_event_loop():
+        return error
+    unlike = RuntimeError(f"the call raised {named(error)}")
+    unlike.__cause__ = error
+    return unlike
+
+
+def named(error: BaseException) -> str:
+    """Return class and text of an exception."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _no_result(future: CallFuture[Any], lacks: str) -> TypeError:

@@ -478,7 +478,7 @@ def _results(batch: CallBatch, calls: Sequence[PendingCompute[Any]], *, return_e
         return tuple(_outcome_of(batch, index, calls) for index in range(len(batch)))
     if batch.failed is not None:
         result_of(batch, batch.failed, calls)
-    return tuple(map(batch.result, range(len(batch))))
+    return tuple([batch.result(index) for index in range(len(batch))])  # a StopIteration would end an iterator early
 
 
 def _outcome_of(batch: CallBatch, index: int, calls: Sequence[PendingCompute[Any]]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from skyward.engine.dispatch import WorkerId
 from skyward.events.works import WorkCount
-from skyward.submission import CallFuture
+from skyward.submission import CallFuture, bearable, named
 from skyward.wire.code.pickling import PackedError, unpack, unpack_error
 from skyward.wire.code.tracebacks import hide_frames, is_explained
 
@@ -58,11 +58,13 @@ class RawOutcome:
             case None:
                 try:
                     return unpack(self.data, self.buffers)
-                except SystemExit as error:
-                    raise UnpicklingError(f"{self._rebuilding} ended with SystemExit: {error}") from error
-                except Exception as error:  # from the user's own classes, so of any type
+                except (KeyboardInterrupt, Exception) as error:  # from the user's own classes, so of any type
+                    if isinstance(error, StopIteration | CancelledError):
+                        raise UnpicklingError(f"{self._rebuilding} ended with {named(error)}") from error
                     error.add_note(f"while {self._rebuilding}")
                     raise
+                except BaseException as error:
+                    raise UnpicklingError(f"{self._rebuilding} ended with {named(error)}") from error
             case PackedError() as packed:
                 error = unpack_error(packed, where=self._where)
                 if self.complete is not None and isinstance(error, ModuleNotFoundError):
@@ -233,7 +235,7 @@ class RemoteFuture(CallFuture[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the call's result, or raise its exception; see :meth:`concurrent.futures.Future.result`."""
-        error = self.exception(timeout)
+        error = self._outcome(timeout)
         if error is None:
             return self._value
         try:
@@ -247,6 +249,9 @@ class RemoteFuture(CallFuture[Any]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the call's exception, None if it returned; see :meth:`concurrent.futures.Future.exception`."""
+        return bearable(self._outcome(timeout))
+
+    def _outcome(self, timeout: float | None) -> BaseException | None:
         super().exception(timeout)
         if (raw := self._raw) is not None:
             raw.show()  # without the lock: the subscriber that this waits for may request the result too
