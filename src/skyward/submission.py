@@ -200,6 +200,8 @@ def bearable(error: BaseException | None) -> BaseException | None:
     There a StopIteration would end the coroutine that waits, or, before Python 3.12, leave it waiting for ever; a
     CancelledError that a call has raised would look as if the coroutine were cancelled.
     """
+    if error is None:
+        return None
     is_calls = isinstance(error, CancelledError) and isinstance(error.__cause__, RemoteTraceback)
     if not (is_calls or isinstance(error, StopIteration)) or not _is_in_event_loop():
         return error

@@ -284,6 +284,19 @@ class Dispatch:
         self._requeue(moved)
         return actions + self._assign(now)
 
+    def begun_on(self, worker_id: WorkerId, begun: int | None) -> CallState | None:
+        """Return the call that ran on a worker that died, before :meth:`worker_lost`; None if none is known.
+
+        Args:
+            worker_id: the worker.
+            begun: as for :meth:`worker_lost`.
+        """
+        worker = self._workers.get(worker_id)
+        held = [call for call in worker.in_flight.values() if call.position > 0] if worker else []
+        if begun is None:
+            return held[0] if held else None
+        return next((call for call in held if call.position == begun), None)
+
     def worker_gone(self, worker_id: WorkerId, reason: str, now: float) -> list[Action]:
         """Remove a worker for good: calls pinned to it fail; if it was the last worker, all queued calls do."""
         actions = self.worker_lost(worker_id, reason, now)

@@ -10,15 +10,17 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.engine.blobs import Exchange
-from skyward.engine.calls import CallTable
-from skyward.engine.dispatch import Dispatch, WorkerId
+from skyward.engine.calls import CallTable, LiveCall
+from skyward.engine.crashes import ShownCrashes
+from skyward.engine.dispatch import Dispatch, GiveUp, WorkerId
 from skyward.engine.lane import Lane, LaneOwner
 from skyward.engine.performing import Performer
-from skyward.engine.slots import AttachedNode, Slot
-from skyward.events import Error, WorkerReplaced
+from skyward.engine.slots import AttachedNode, Slot, with_call
+from skyward.events import Error, WorkerLost, WorkerReplaced
 from skyward.events.bus import EventBus
 from skyward.provision.fleet.topology import separation
 from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
@@ -58,6 +60,7 @@ class Membership:
     ) -> None:
         self.slots: dict[WorkerId, Slot] = {}
         self.places: tuple[WorkerId, ...] = ()
+        self._crashes = ShownCrashes()
         self.lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._tls = tls
@@ -307,7 +310,7 @@ class Membership:
         if not slot.alive:
             return
         slot.alive = False
-        for line in slot.last_lines():
+        for line in self._crashes.once(slot.last_lines()):
             self._bus.publish(line)
         preempted = slot.was_killed and slot.id.node in self._leaving
         reason = f"{slot.exit_reason or 'its process is gone'}{', as its machine is preempted' if preempted else ''}"
@@ -318,14 +321,21 @@ class Membership:
         self._calls.leave(slot.id)
         leaving = slot.id.node in self._leaving
         # otherwise the worker left as planned, and its end is no event
-        if (slot.id in self.places and not leaving) or not self._dispatch.drained(slot.id):
-            self._bus.publish(slot.loss(reason, why_ended))
+        is_event = (slot.id in self.places and not leaving) or not self._dispatch.drained(slot.id)
+        ran = self._dispatch.begun_on(slot.id, slot.begun)
+        losses = ran.losses if ran is not None else 0
         slot.unsent.clear()
         now = self._loop.time()
         overran = slot.exit_report.overran if slot.exit_report is not None else 0
         actions = self._dispatch.worker_lost(
             slot.id, reason, now, begun=slot.begun, preempted=preempted, overran=overran
         )
+        if is_event:
+            event = slot.loss(reason, why_ended)
+            if ran is not None and isinstance(event, WorkerLost):
+                failed = [action.call for action in actions if isinstance(action, GiveUp)]
+                event = with_call(event, cast("LiveCall", ran), charged=ran.losses > losses, failed=ran in failed)
+            self._bus.publish(event)
         self.acting.perform(actions)
 
     def _leave(self, slot: Slot, reason: str, *, preempted: bool = False) -> None:

@@ -8,6 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from signal import SIGTERM
 
@@ -36,7 +37,7 @@ from skyward.wire.messages import (
     StoreFunction,
 )
 
-__all__ = ["AttachedNode", "Slot", "given_up", "out_of_reach", "used_up"]
+__all__ = ["AttachedNode", "Slot", "given_up", "out_of_reach", "used_up", "with_call"]
 
 # The nanny starts a worker again by itself; after this many failures in a row its pool gives it up.
 _FAILED_STARTS = 5
@@ -274,6 +275,20 @@ class Slot:
 
     async def _settled(self, call: LiveCall, token: object) -> bool | None:
         return self.node.handle.linked or call.shipping is not token or None
+
+
+def with_call(lost: WorkerLost, ran: LiveCall, *, charged: bool, failed: bool) -> WorkerLost:
+    """Return the event of a lost worker with the call that it ran.
+
+    Args:
+        lost: the event.
+        ran: the call.
+        charged: whether the loss used up one of its retries.
+        failed: whether it is given up.
+    """
+    runs_again = not (failed or ran.cancelled)
+    retry = ran.losses if charged and runs_again else 0
+    return replace(lost, call=ran.name, runs_again=runs_again, retry=retry, retries=ran.retries)
 
 
 def _can_travel_together(call: LiveCall) -> tuple[str, bool, bool]:

@@ -374,12 +374,29 @@ class WorkerLost:
         worker: index of the worker on its node.
         instance_id: the provider's id of the instance.
         reason: exit code, signal or memory limit, in words.
+        call: name of the call that ran there, such as ``"train#3"``; empty if none did.
+        runs_again: whether that call is run again.
+        retry: number of its retry; 0 if it uses up none, as after a preemption.
+        retries: maximum number of its retries.
     """
 
     node: int
     worker: int
     instance_id: str
     reason: str
+    call: str = ""
+    runs_again: bool = False
+    retry: int = 0
+    retries: int = 0
+
+    @property
+    def outlook(self) -> str:
+        """What becomes of the call, for a message; empty if none ran."""
+        if not self.call:
+            return ""
+        if not self.runs_again:
+            return f"; {self.call} ran there, and is not run again"
+        return f"; {self.call} is run again" + (f", retry {self.retry} of {self.retries}" if self.retry else "")
 
 
 @dataclass(frozen=True)

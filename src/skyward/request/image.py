@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from skyward.errors import ConfigurationError
 from skyward.request.checks import refusal, text, texts, whole_number
+from skyward.request.distribution_names import misnamed
 from skyward.request.env import EnvVars
 from skyward.request.masking import without_credentials
 from skyward.request.option_names import explain_options
@@ -87,7 +88,7 @@ class Image:
     ) -> None:
         values = {
             "python": _python(python),
-            "pip": _requirements(pip),
+            "pip": _requirements(pip, own_index=bool(pip_index_url or pip_extra_index_url or find_links)),
             "pip_extra_index_url": _index_url("pip_extra_index_url", pip_extra_index_url),
             "apt": _packages(apt),
             "env": EnvVars(env),
@@ -240,13 +241,15 @@ def _python(value: object) -> str | None:
     return value
 
 
-def _requirements(value: object) -> tuple[str, ...]:
+def _requirements(value: object, *, own_index: bool) -> tuple[str, ...]:
     requirements = texts("pip", value)
     from skyward.provision.preparing.distribution import DISTRIBUTION
 
     for i, requirement in enumerate(requirements):
         if _PLAIN_REQUIREMENT.match(requirement):  # an address or a path can only be checked by an installer
             _check_requirement(f"pip[{i}]", requirement)
+        if not own_index and (meant := misnamed(requirement)):
+            raise ConfigurationError(f"pip[{i}] must name a package, got the module of {meant}: write {meant!r}")
         name = _NAME.match(requirement)
         if name is not None and canonicalize_name(name[0]) in {DISTRIBUTION, "skyward"}:
             raise ConfigurationError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skyward.client.cli import main
+from skyward.client.cli._answer import Say
 from skyward.client.cli._doctor import _requirement
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.local import Local
@@ -516,3 +518,13 @@ def test_doctor_and_clean_reach_hosts(host: SshHost, tmp_path: Path, monkeypatch
     Ledger.of_user().reserve({"a": 0}, purchase, owner=DEAD)
     (cleaned,) = answer("clean", "--hosts")["cleaned"]
     assert (cleaned["freed_bytes"] >= 1 << 20, (cache / "big").exists()) == (True, False)
+
+
+def test_tables_cut_nothing_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = io.StringIO()
+    shown.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", shown)
+    rows = [("sky-0123456789", "i-0123456789abcdef0", "digitalocean", "2026-11-26 11:12:13", "123 on far, alive")]
+    Say().table("pool", "instance", "provider", "since", "owner", rows=rows)
+    assert all(cell in shown.getvalue() for cell in rows[0])

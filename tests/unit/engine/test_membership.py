@@ -358,7 +358,31 @@ async def test_worker_that_is_ended_with_a_cancelled_call_is_restarted_not_lost(
     stage.cluster.cancel([running], kill=True)
     stage.cluster.lane_linked(stage.lane(0), linked=False)
     stage.members.handle(handle, exit_of("first", **how))
-    assert stage.events == [kind(0, 0, "i0", reason)]
+    of_call = {"call": "f#0", "retries": 3} if kind is WorkerLost else {}
+    assert stage.events == [kind(0, 0, "i0", reason, **of_call)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "begun", "expected", "outlook"),
+    [
+        (0, 1, {"call": "f#0", "runs_again": True, "retry": 1, "retries": 3}, "; f#0 is run again, retry 1 of 3"),
+        (2, None, {"call": "f#0", "runs_again": True, "retry": 3, "retries": 3}, "; f#0 is run again, retry 3 of 3"),
+        (3, 1, {"call": "f#0", "retries": 3}, "; f#0 ran there, and is not run again"),
+        (0, 0, {}, ""),
+    ],
+)
+async def test_the_event_of_a_lost_worker_names_its_call_and_the_retry(
+    stage: Stage, losses: int, begun: int | None, expected: dict[str, Any], outlook: str
+) -> None:
+    handle = await stage.attach(0)
+    running = call(1)
+    running.losses = losses
+    stage.cluster.enter([running])
+    stage.cluster.lane_linked(stage.lane(0), linked=False)
+    stage.members.handle(handle, exit_of("first", signal=11, begun=begun))
+    (event,) = [each for each in stage.events if isinstance(each, WorkerLost)]
+    assert event == WorkerLost(0, 0, "i0", "it ended", **expected)
+    assert event.outlook == outlook
 
 
 async def test_worker_that_outlived_a_cancelled_call_is_lost_when_it_ends_later(stage: Stage) -> None:

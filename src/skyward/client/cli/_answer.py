@@ -15,22 +15,22 @@ import click
 from skyward.errors import SkywardError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 __all__ = ["FAILED", "Answer", "Say", "answers", "moment", "money"]
 
 FAILED = 1
 """Exit code of a command that failed, or did only part of its work."""
 
+_UNWRAPPED = 10_000
+"""Columns of a console that wraps no row."""
+
 
 class Say:
     """Writer of text to standard output."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-
-        wide = None if sys.stdout.isatty() else 10_000  # programs that read a pipe need unwrapped rows
-        self._console = Console(width=wide, markup=False, emoji=False, highlight=False)
+        self._console = _console(None if sys.stdout.isatty() else _UNWRAPPED)  # programs that read a pipe need rows
 
     def line(self, text: str = "") -> None:
         """Write one line, unwrapped."""
@@ -41,14 +41,21 @@ class Say:
         self._console.print(view)
 
     def table(self, *columns: str, rows: Sequence[Sequence[str]]) -> None:
-        """Write a table with a header."""
+        """Write a table with a header; on a narrower terminal its rows go on in the next line, and no id is cut."""
         from rich import box
         from rich.table import Table
 
         table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
         for row in rows:
             table.add_row(*row)
-        self._console.print(table)
+        needed = self._console.measure(table, options=self._console.options.update(max_width=_UNWRAPPED)).maximum
+        _console(max(needed, self._console.width)).print(table, soft_wrap=True)
+
+
+def _console(width: int | None) -> Console:
+    from rich.console import Console
+
+    return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

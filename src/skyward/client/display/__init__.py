@@ -51,7 +51,7 @@ _STEPS: Final[dict[type[ev.SkywardEvent], str]] = {
 }
 _LEVEL_TONES: Final = {"WARNING": Tone.WARNING, "ERROR": Tone.ERROR, "CRITICAL": Tone.ERROR}
 _WARNINGS: Final[dict[type[ev.SkywardEvent], str]] = {
-    ev.WorkerLost: "worker {e.worker} lost: {e.reason}",
+    ev.WorkerLost: "worker {e.worker} lost: {e.reason}{e.outlook}",
     ev.NodeUnreachable: "unreachable, reconnecting; its calls continue: {e.reason}",
     ev.NodeReachable: "reachable again after {e.seconds:.0f} s",
     ev.Notice: "note: {e.message}",

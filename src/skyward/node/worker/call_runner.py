@@ -23,8 +23,8 @@ from skyward.events import SkywardEvent, use_callback
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
 from skyward.node.worker.begun import arm, disarm
 from skyward.node.worker.child_processes import call_in_this_process
+from skyward.node.worker.hints import add_hints
 from skyward.node.worker.mapped_blobs import MappedBlobs
-from skyward.node.worker.missing_files import hint_at_folder
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.trace_context import trace_context
 from skyward.wire.code.pickling import LARGE_BYTES, Packed, PackedError, pack_error, pack_result, text_of, unpack_call
@@ -324,7 +324,7 @@ class CallRunner:
             self._answer(SpentProcess([call.id], str(why)))
             return
         except BaseException as raised:  # a call that exits or is interrupted must not end its worker
-            hint_at_folder(raised)
+            add_hints(raised)
             packed = pack_error(raised)
             if is_doubtful(packed.type_name, packed.message):
                 # The driver reports a failed GPU up to 3 s later. If it does, the node ends meanwhile, and the call

@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 import stat
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -105,6 +106,8 @@ class LaneWorker(Worker):
 
     def _run_calls(self) -> None:
         """Run calls. If the thread itself fails, end this process: the nanny starts another, and the calls move."""
+        if sys.version_info < (3, 14):  # as in a main thread, where asyncio.get_event_loop() makes one
+            asyncio.set_event_loop(asyncio.new_event_loop())
         try:
             self.lane.runner.work()
         except BaseException:

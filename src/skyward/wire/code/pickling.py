@@ -25,6 +25,7 @@ from typing import Any, Final, cast
 import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
+from skyward.request.distribution_names import distribution_of_module
 from skyward.wire.code.modules import OWN_PACKAGES, any_absent, came_along, imported_by, is_installed_at, with_sources
 from skyward.wire.code.omissions import Omissions
 from skyward.wire.code.origins import (
@@ -243,7 +244,8 @@ def unpack_error(packed: PackedError, *, where: str) -> BaseException:
     error.__cause__ = RemoteTraceback(add_lines(packed.traceback))
     error.add_note(f"raised on {where}")
     if isinstance(error, ModuleNotFoundError):
-        error.add_note(f"if a package has it, name that in the pool's environment: Image(pip=[{error.name!r}])")
+        package = distribution_of_module(error.name or "…")
+        error.add_note(f"if a package has it, name that in the pool's environment: Image(pip=[{package!r}])")
     return error
 
 

@@ -12,7 +12,16 @@ from typing import ParamSpec, TypeVar
 
 from skyward.errors import RemoteTraceback, SkywardError
 
-__all__ = ["FULL", "add_lines", "from_callers_line", "hide_frames", "is_explained", "keeps_frames", "without_frames"]
+__all__ = [
+    "FULL",
+    "add_lines",
+    "from_callers_line",
+    "hide_frames",
+    "is_explained",
+    "keeps_frames",
+    "related",
+    "without_frames",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,7 +69,7 @@ def hide_frames(error: BaseException) -> None:
     # A bare raise adds no entry for its own frame (measured on 3.11): the caller's line is then the last one.
     if keeps_frames():
         return
-    for each in _related(error):
+    for each in related(error):
         each.__traceback__ = _shown(each.__traceback__)
 
 
@@ -93,7 +102,8 @@ def from_callers_line(function: Callable[P, T]) -> Callable[P, T]:
     return called
 
 
-def _related(error: BaseException) -> Iterator[BaseException]:
+def related(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, then those that it is chained to or groups."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
