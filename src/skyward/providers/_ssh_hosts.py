@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+import time
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -18,12 +20,28 @@ from skyward.request.instance import InstanceSpec
 from skyward.transport.access import SSHTarget
 from skyward.transport.ssh_transport import SshTransport
 
-__all__ = ["Host", "checked_hosts", "parse_host", "reaching", "run_on", "survey"]
+__all__ = ["Host", "checked_hosts", "host_fault", "parse_host", "reaching", "run_on", "survey"]
 
 _HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d{1,5}))?")
 _PORT = 22
 _VERB_TIMEOUT_S = 60.0
 _KIB_PER_GIB, _MIB_PER_GIB = 1 << 20, 1 << 10
+_NODE_PORT = 10_240
+"""One of the ports that nodes choose from, on which none listens."""
+_FORWARD_S = 4.0
+_DAY_S = 86400.0
+_CLOCK_S = 20 * 3600.0
+"""Largest difference of clocks; certificates of a pool are valid from a day before it was opened."""
+_REMEDIES = {
+    "No space left": "Free space there, or inodes (`df -h`, `df -i`)",
+    "quota": "Free space there (`quota -s`)",
+    "Read-only": "Remount it writable, or make ~/.cache/skyward a link to a folder on another disk",
+    "noexec": "Remount it with exec, or make ~/.cache/skyward a link to a folder on another disk",
+    "no home folder": "Create it, and give it to the user, or log in as another user",
+    "belongs to another": "Give it to the user (chown), or log in as another user",
+    "Permission denied": "Give it to the user (chown -R)",
+}
+"""Next step, by the text of a fault; the first that is found counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +57,8 @@ class Host:
         port: the SSH server's port there.
         key: the public host key that it has shown.
         cache: its folder of environments; nodes' folders are in it.
+        fault: what keeps nodes from running there, with the next step; empty if nothing does. Nodes that it has can be
+            found and ended all the same.
     """
 
     index: int
@@ -49,6 +69,7 @@ class Host:
     port: int
     key: str
     cache: str
+    fault: str = ""
 
     @property
     def identity(self) -> str:
@@ -106,19 +127,27 @@ async def run_on(target: SSHTarget, verb: str, *arguments: str) -> str:
 
 
 async def survey(index: int, name: str, target: SSHTarget) -> Host:
-    """Ask a host for its hardware, address and key.
+    """Ask a host for its hardware, address and key, and whether nodes can run there.
 
     Raises:
-        ConfigurationError: it does not run Linux, or was reached over IPv6.
+        ConfigurationError: the login runs no commands, the host lacks programs, does not run Linux, or was reached
+            over IPv6.
     """
     async with reaching(target) as transport:
-        facts = _facts(await _run(transport, "survey"))
+        facts = await _asked_facts(transport)
         key = await transport.host_key()
-    (system,), (address,), (port,), (folder,) = facts["system"], facts["address"], facts["port"], facts["cache"]
-    if system != "Linux":
-        raise ConfigurationError(f"hosts: {name} runs {system}; nodes run on Linux")
-    if ":" in address:
-        raise ConfigurationError(f"hosts: {name} was reached at {address}; use a name or address of IPv4")
+        if "lacking" in facts:
+            raise ConfigurationError(
+                f"hosts: {name} lacks programs, {facts['lacking'][0].strip()}: install them, or correct its PATH, "
+                f"{facts['path'][0]}, which startup files may have set"
+            )
+        (system,), (address,), (port,), (folder,) = facts["system"], facts["address"], facts["port"], facts["cache"]
+        if system != "Linux":
+            raise ConfigurationError(f"hosts: {name} runs {system}; nodes run on Linux")
+        if ":" in address:
+            raise ConfigurationError(f"hosts: {name} was reached at {address}; use a name or address of IPv4")
+        forwards = await transport.forwards(address, _NODE_PORT, timeout_s=_FORWARD_S)
+    fault = host_fault(facts, forwards=forwards, now=time.time())
     gpus = [line.rsplit(",", 1) for line in facts.get("gpu", [])]
     spec = InstanceSpec(
         name=name,
@@ -137,7 +166,47 @@ async def survey(index: int, name: str, target: SSHTarget) -> Host:
         port=int(port or _PORT),
         key=key,
         cache=folder,
+        fault=f"hosts: {name} cannot be a node: {fault}" if fault else "",
     )
+
+
+def host_fault(facts: Mapping[str, Sequence[str]], *, forwards: bool, now: float) -> str:
+    """Return what keeps nodes from running on a host, and the next step; empty if nothing does. Pure.
+
+    Args:
+        facts: the survey's.
+        forwards: False if the user may not have ports forwarded.
+        now: this machine's time.
+    """
+    for fault in facts.get("fault", ()):
+        remedy = next((advice for text, advice in _REMEDIES.items() if text in fault), "")
+        return f"{fault}. {remedy}".strip()
+    if not forwards:
+        return (
+            "its SSH server forwards no ports for this login, and nodes are reached through forwarded ports. Check "
+            "AllowTcpForwarding, PermitOpen and DisableForwarding in its sshd_config, and `restrict`, "
+            "`no-port-forwarding` and `permitopen` before the key in authorized_keys"
+        )
+    if facts["bits"][0] not in ("", "64"):
+        return f"its system ({facts['machine'][0]}) has {facts['bits'][0]} bits; packages for nodes need 64"
+    ahead_s = int(facts["time"][0]) - now
+    if abs(ahead_s) > _CLOCK_S:
+        return (
+            f"its clock is {abs(ahead_s) / _DAY_S:.1f} days {'ahead of' if ahead_s > 0 else 'behind'} this machine's, "
+            "and certificates count by it. Set the wrong one (timedatectl set-ntp true)"
+        )
+    return ""
+
+
+async def _asked_facts(transport: SshTransport) -> Mapping[str, list[str]]:
+    """Return the survey's facts. A login that runs no commands is named at once, while the survey would wait."""
+    asking = asyncio.ensure_future(_run(transport, "survey"))
+    try:
+        await transport.check_login()
+        return _facts(await asking)
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 async def _run(transport: SshTransport, verb: str, *arguments: str) -> str:
@@ -163,4 +232,4 @@ def _facts(lines: str) -> Mapping[str, list[str]]:
 
 @cache
 def _script() -> tuple[str, ...]:
-    return ("sh", "-c", files("skyward.providers").joinpath("_ssh_host.sh").read_text(encoding="utf-8"), "sh")
+    return ("/bin/sh", "-c", files("skyward.providers").joinpath("_ssh_host.sh").read_text(encoding="utf-8"), "sh")

@@ -83,6 +83,19 @@ class _Reached:
     left_out: list[str] = field(default_factory=list[str])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tagged:
+    """A node whose folder a host sees.
+
+    Attributes:
+        instance: the node.
+        is_here: False if its processes are on another host, which shares the folder.
+    """
+
+    instance: Instance
+    is_here: bool
+
+
 @explain_options
 @dataclass(frozen=True, kw_only=True)
 class SSH:
@@ -133,12 +146,12 @@ class SSH:
 
         Raises:
             ConfigurationError: the request names a machine type, needs more or stronger hosts, or hosts that reach
-                each other.
+                each other; or nodes cannot run on one, for the reason in the message.
             AuthenticationError: a host refuses the login, or shows another host key; or too few have one on file.
             UnreachableError: too few hosts answer.
         """
         _check(request, self.hosts)
-        hosts = await self._answering(range(len(self.hosts)), needed=request.nodes)
+        hosts = self._usable(await self._answering(range(len(self.hosts)), needed=request.nodes), needed=request.nodes)
         fitting = [host for host in hosts if not request.wish.shortfall(host.spec)]
         if len(fitting) < request.nodes:
             raise ConfigurationError(
@@ -199,10 +212,14 @@ class SSH:
     async def tagged(self) -> Sequence[Instance]:
         """Return every node on the hosts, of any process that launched it."""
         hosts = await self._answering(range(len(self.hosts)), needed=len(self.hosts))
-        tagged = await _all(map(self._tagged, hosts))
-        for host, found in zip(hosts, tagged, strict=True):
-            self._state.found.update((instance.id, host.index) for instance in found)
-        return [instance for found in tagged for instance in found]
+        found: dict[str, Instance] = {}
+        for host, nodes in zip(hosts, await _all(map(self._tagged, hosts)), strict=True):
+            for node in nodes:
+                # Hosts that share a home list each other's nodes; the one with the processes counts.
+                if node.is_here or node.instance.id not in found:
+                    found[node.instance.id] = node.instance
+                    self._state.found[node.instance.id] = host.index
+        return [*found.values()]
 
     async def check(self) -> Sequence[Finding]:
         """Report which of the hosts reach each other."""
@@ -250,6 +267,15 @@ class SSH:
                 raise error
         self._state.left_out = [str(error) for error in errors]
         return hosts
+
+    def _usable(self, hosts: Sequence[Host], *, needed: int) -> list[Host]:
+        """Return the hosts on which nodes can run; raise another's fault if too few are left."""
+        usable = [host for host in hosts if not host.fault]
+        faults = [host.fault for host in hosts if host.fault]
+        if faults and len(usable) < needed:
+            raise ConfigurationError(faults[0])
+        self._state.left_out += faults
+        return usable
 
     async def _host(self, index: int) -> Host:
         if (known := self._state.hosts.get(index)) is not None:
@@ -311,24 +337,28 @@ class SSH:
         It is the first of ``wanted``.
         """
         began = SYSTEM_CLOCK.monotonic()
-        unreachable: UnreachableError | None = None
+        useless: UnreachableError | ConfigurationError | None = None
         shunned: set[int] = set()
 
         async def find() -> tuple[str, Host] | NotYet:
-            nonlocal unreachable
+            nonlocal useless
             await self._settle(self._state.hosts.values())
             while (index := self._free_index(order, offer, shunned, wanted=wanted)) is not None:
                 instance_id = f"ssh-{index}-{uuid.uuid4().hex[:12]}"
                 # Before the first await, so that no other task takes the host.
                 self._state.taken[instance_id] = (order.pool_id, index)
                 try:
-                    return instance_id, await self._settled(index)
+                    host = await self._settled(index)
+                    if host.fault:
+                        raise ConfigurationError(host.fault)
                 except BaseException as error:
                     del self._state.taken[instance_id]
-                    if not isinstance(error, UnreachableError):
+                    if not isinstance(error, UnreachableError | ConfigurationError):
                         raise
-                    unreachable = error
+                    useless = error
                     shunned.add(index)
+                else:
+                    return instance_id, host
             ours = {each for each, (pool, _) in self._state.taken.items() if pool == order.pool_id}
             if not ours & self._state.ending and SYSTEM_CLOCK.monotonic() - began > _LOST_ONES_S:
                 raise CapacityError(
@@ -336,7 +366,7 @@ class SSH:
                     f"{', or has failed it before' if order.avoid else ''}"
                     f"{', or does not reach its other hosts' if order.one_network else ''}; "
                     "name more hosts, or request fewer nodes"
-                ) from unreachable
+                ) from useless
             return NotYet("all are taken")
 
         what = f"one of the {len(self.hosts)} hosts to be free"
@@ -364,9 +394,9 @@ class SSH:
         index = self._index(instance_id)
         if index < len(self.hosts):
             host = await self._host(index)
-            found = [instance for instance in await self._tagged(host) if instance.id == instance_id]
-            if found:
-                return found[0]
+            for node in await self._tagged(host):
+                if node.instance.id == instance_id:
+                    return node.instance
         unknown = InstanceSpec(name="", cpu=0, memory_gib=0.0)
         return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=Offer(spec=unknown))
 
@@ -381,10 +411,13 @@ class SSH:
         finally:
             self._state.ending.discard(instance_id)
 
-    async def _tagged(self, host: Host) -> list[Instance]:
-        lines = (await self._run(host, "tagged", f"{host.cache}/nodes")).splitlines()
-        named = [line.partition(" ") for line in lines]
-        return [self._instance(host, instance_id, _key(tags) or instance_id) for instance_id, _, tags in named]
+    async def _tagged(self, host: Host) -> list[_Tagged]:
+        found: list[_Tagged] = []
+        for line in (await self._run(host, "tagged", f"{host.cache}/nodes")).splitlines():
+            instance_id, place, tags = line.split(" ", 2)
+            instance = self._instance(host, instance_id, _key(tags) or instance_id)
+            found.append(_Tagged(instance=instance, is_here=place in ("here", "over")))
+        return found
 
     def _index(self, instance_id: str) -> int:
         """Return the index of an instance's host; past the end of the list for a foreign id."""
@@ -417,8 +450,10 @@ def _offer(spec: InstanceSpec) -> Offer:
 
 
 def _is_out_of_reach(error: BaseException) -> bool:
-    """Return True for a host that may be left out: one that does not answer, or that has no key on file."""
-    return isinstance(error, UnreachableError) or (isinstance(error, HostKeyError) and not error.on_file)
+    """Return True for a host that may be left out: it does not answer, has no key on file, or runs no commands."""
+    return isinstance(error, UnreachableError | ConfigurationError) or (
+        isinstance(error, HostKeyError) and not error.on_file
+    )
 
 
 def _check(request: PoolRequest, hosts: Sequence[str]) -> None:

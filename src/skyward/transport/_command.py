@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,7 @@ LOGIN_COMMAND: Final = "exec /bin/sh -c 'IFS= read -r _sky; eval \"$_sky\"'"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIGNAL_BASE = 128
+_NAME_BYTES = 8
 
 # Descriptors 3 and 4 keep the channel's input and second stream; messages of the shell itself must not mix with them.
 _BEGIN = (
@@ -67,7 +69,7 @@ _END = (
 # LC_ALL=C: the errors of cat and mv are recognised by their English text. wc: a lost connection looks like the end of
 # the input, so the bytes are counted before the rename.
 PUT_COMMAND: Final = (
-    "d=$1; t=$1/.$2.$$; umask 077; LC_ALL=C; export LC_ALL; "
+    "d=$1; t=$1/.$2.$5; umask 077; LC_ALL=C; export LC_ALL; "
     '[ -d "$d" ] || mkdir -p -- "$d" || exit; '
     'if [ -d "$d/$2" ]; then echo "$d/$2: Is a directory" >&2; exit 1; fi; '
     "trap '' PIPE; trap 'rm -f -- \"$t\"' EXIT; "
@@ -112,7 +114,8 @@ def script(argv: Sequence[str], env: Mapping[str, str], *, token: str, input_byt
 def put_arguments(path: str, nbytes: int, mode: int) -> list[str]:
     """Return the arguments for :data:`PUT_COMMAND`."""
     target = PurePosixPath(path)
-    return ["sh", str(target.parent), target.name, str(nbytes), f"{mode:o}"]
+    # A random name, not one by process id: machines that share a folder have equal ids.
+    return ["sh", str(target.parent), target.name, str(nbytes), f"{mode:o}", secrets.token_hex(_NAME_BYTES)]
 
 
 def exit_code(status: int) -> int:

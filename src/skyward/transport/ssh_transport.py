@@ -11,7 +11,7 @@ from typing import Final, TypeVar, cast
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from skyward.errors import UnreachableError
+from skyward.errors import ConfigurationError, UnreachableError
 from skyward.transport._command import PUT_COMMAND, CommandExit, Execution, exit_code, put_arguments, script
 from skyward.transport._paramiko import Client, RefusedSessionError
 from skyward.transport._ssh_connection import SSHConnection, SSHConnections
@@ -157,6 +157,44 @@ class SshTransport:
             lambda client: answers(client, host, port, timeout_s=timeout_s), f"{host} port {port}"
         )
 
+    async def check_login(self) -> None:
+        """Return if the machine runs commands as they are given; takes a few seconds at most.
+
+        Raises:
+            AuthenticationError: the user was refused.
+            ConfigurationError: it does not; the message names the cause, such as a startup file that reads the input.
+            UnreachableError: the machine does not answer, or allows no further command.
+        """
+        from skyward.transport._login import login_fault, try_login  # imports paramiko
+
+        connection = self._acquired()
+        turn = connection.commands.acquire()
+        try:
+            await asyncio.wrap_future(turn)
+            login = await self._start(connection, try_login)
+        except Exception as error:
+            explained = self._explained(error, "a command")
+            if explained is error:
+                raise
+            raise explained from error
+        finally:
+            if not turn.cancelled():
+                connection.commands.release()
+        if fault := login_fault(login):
+            raise ConfigurationError(f"{self._target} runs no commands: {fault}")
+
+    async def forwards(self, host: str, port: int, *, timeout_s: float) -> bool:
+        """Return False if the machine does not let this user connect to ``host:port`` by way of it.
+
+        Raises:
+            UnreachableError: the machine does not answer.
+        """
+        from skyward.transport._login import forwards  # imports paramiko
+
+        return await self._dialled(
+            lambda client: forwards(client, host, port, timeout_s=timeout_s), f"{host} port {port}"
+        )
+
     async def _dialled(self, dial: Callable[[Client], T], where: str) -> T:
         try:
             return await asyncio.wrap_future(self._acquired().perform(dial))
@@ -191,7 +229,7 @@ class SshTransport:
         turn = connection.commands.acquire()
         try:
             await asyncio.wrap_future(turn)
-            await self._start(connection, execution)
+            await self._start(connection, execution.start)
             return await asyncio.wrap_future(execution.ended)
         except Exception as error:
             explained = self._explained(error, argv[0])
@@ -203,8 +241,8 @@ class SshTransport:
             if not turn.cancelled():
                 connection.commands.release()
 
-    async def _start(self, connection: SSHConnection, execution: Execution) -> None:
-        """Start the command; retry for 10 s while the machine allows no further one."""
+    async def _start(self, connection: SSHConnection, command: Callable[[Client], T]) -> T:
+        """Start a command, and return what that returns; retry for 10 s while the machine allows no further one."""
         # sshd counts a command that has just ended until it has noticed that, so a refusal passes (MaxSessions).
         # Connect first, so that the ten seconds for refusals do not pass while the machine is dialled.
         await asyncio.wrap_future(connection.perform(lambda client: client.is_active()))
@@ -215,10 +253,10 @@ class SshTransport:
             reraise=True,
         )
 
-        async def start() -> None:
-            await asyncio.wrap_future(connection.perform(execution.start))
+        async def start() -> T:
+            return await asyncio.wrap_future(connection.perform(command))
 
-        await retrying(start)
+        return await retrying(start)
 
     def _explained(self, error: Exception, what: str) -> BaseException:
         from skyward.transport._errors import translated

@@ -412,6 +412,17 @@ def test_clean_keeps_what_nodes_may_run_from(cached: Path, launch: Callable[...,
     assert cached.exists()
 
 
+def test_clean_keeps_what_nodes_of_hosts_that_share_the_home_run_from(cached: Path, ledger: Ledger) -> None:
+    node = cached / "nodes/ssh-0-0123456789ab"
+    node.mkdir(parents=True)
+    (node / "instance.json").write_text("{}")
+
+    kept = answer("clean", exit_code=1)["cleaned"][0]
+
+    assert "hosts that share it" in kept["kept_because"]
+    assert node.exists()
+
+
 def test_clean_keeps_a_host_whose_key_file_is_gone_and_goes_on(ledger: Ledger, tmp_path: Path) -> None:
     lost = Purchase(pool_id="sky-old", provider="ssh", settings={"hosts": ["gpu1"], "key_path": str(tmp_path / "gone")})
     ledger.reserve({"old": 0}, lost, owner=DEAD)

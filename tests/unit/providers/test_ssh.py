@@ -300,7 +300,7 @@ async def test_a_home_that_cannot_be_written_to_is_said_so(tmp_path: Path) -> No
         (host.home / ".cache").write_text("a file where a folder should be")
         provider = provider_of([host], tmp_path)
         try:
-            with pytest.raises(ConfigurationError, match=r"cannot store a node's files in .*/\.cache/skyward"):
+            with pytest.raises(ConfigurationError, match=r"/\.cache/skyward cannot be written to: .*Not a directory"):
                 await launch(provider, "key-0")
         finally:
             await provider.close()

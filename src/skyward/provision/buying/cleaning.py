@@ -64,6 +64,8 @@ def clean_here(entries: Iterable[LedgerEntry], *, look_only: bool) -> Cleaned:
     if users:
         why = f"nodes may run from it, of {', '.join(users)}; see `skyward ls`"
         return Cleaned(where="here", path=str(root), kept_because=why)
+    if next(root.glob("nodes/*/instance.json"), None) is not None:
+        return Cleaned(where="here", path=str(root), kept_because="nodes run from it, here or on hosts that share it")
     freed_bytes = sum(path.lstat().st_size for path in root.rglob("*")) if root.exists() else 0
     if root.exists() and not look_only:
         shutil.rmtree(root)

@@ -12,7 +12,9 @@ settings() {
     unset IFS
     root=@@root
     python=@@python
-    key=@@key-$(uname -m)
+    # By the system, too: hosts that share a home may have different ones, with other Pythons and libraries.
+    # shellcheck disable=SC1091
+    key=@@key-$(uname -m)-$(. /etc/os-release 2>/dev/null && echo "${ID:-}${VERSION_ID:-}")
     environment=$root/envs/$key
     packages=$environment/.skyward-packages
     code=$environment/.skyward-code
@@ -339,7 +341,9 @@ ready() {
 }
 
 settings
-if ! (mkdir -p "$root" && chmod 700 "$root" && echo >"$root/.new-$$" && rm "$root/.new-$$"); then
+# By a random name: machines that share the folder have equal process ids.
+trial=$root/.new-$(cat /proc/sys/kernel/random/uuid)
+if ! (mkdir -p "$root" && chmod 700 "$root" && echo >"$trial" && rm "$trial"); then
     df -h "$root" >&2
     say "step uv failed 73"
     exit 73

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,9 @@ class Machine:
 
     def environment(self, image: Image, *, pins: Sequence[str] = ()) -> Path:
         """Where the image's environment lies."""
-        return self.root / "envs" / f"{image.content_hash(pins=pins)}-{os.uname().machine}"
+        system = platform.freedesktop_os_release()
+        name = f"{os.uname().machine}-{system['ID']}{system.get('VERSION_ID', '')}"
+        return self.root / "envs" / f"{image.content_hash(pins=pins)}-{name}"
 
     def run(
         self, image: Image, *, pins: Sequence[str] = (), ttl_s: int = 0, code: str = ""
