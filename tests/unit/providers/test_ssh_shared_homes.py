@@ -45,7 +45,7 @@ def rewrite(folder: Path, *, boot: str = "", pids: str = "", machine: str = "", 
 
 
 HERE, OVER = "here", "over"
-PLACES = [
+PLACES: Sequence[tuple[str, dict[str, str], str, str]] = [
     ("the same host", {}, "10.0.0.5", HERE),
     ("the same host at another address", {}, "192.168.0.7", HERE),
     ("the same host under another name", {"host": "other"}, "10.0.0.5", HERE),
