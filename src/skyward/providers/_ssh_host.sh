@@ -9,7 +9,7 @@ carriers() {
 
 # lacking: the programs that these verbs need, and that are not in the PATH.
 lacking() {
-    for tool in cat chmod cut date dirname grep head id mkdir mv readlink rm rmdir sed sleep tail tr uname wc; do
+    for tool in cat chmod cut date dirname grep head id ls mkdir mv readlink rm rmdir sed sleep tail tr uname wc; do
         command -v "$tool" >/dev/null 2>&1 || printf '%s ' "$tool"
     done
 }
@@ -35,9 +35,10 @@ fault() {
 
 # home_fault: what is wrong with the home folder itself, if anything is.
 home_fault() {
+    # shellcheck disable=SC2012
     if [ ! -d "${HOME:-}" ]; then
         echo "; there is no home folder ${HOME:-(HOME is not set)}"
-    elif [ ! -O "$HOME" ]; then
+    elif [ "$(ls -nd "$HOME" | tr -s ' ' | cut -d' ' -f3)" != "$(id -u)" ]; then
         echo "; the home folder $HOME belongs to another user"
     fi
 }

@@ -186,8 +186,12 @@ class Output:
         end = self._data.find(self._token, searched)
         number = end + len(self._token)
         line_end = self._data.find(b"\n", number)
-        if end >= 0 and line_end >= 0:
-            self.status = int(self._data[number:line_end])
+        if end < 0 or line_end < 0:
+            return
+        status = bytes(self._data[number:line_end])
+        # Else it is no command's output, but the script: the login runs `cat`, or something else that prints its input.
+        if status.isdigit():
+            self.status = int(status)
             del self._data[end:]
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import secrets
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -73,8 +75,13 @@ class Login:
     output: str = ""
 
 
-def try_login(client: Client, *, wait_s: float = _WAIT_S) -> Login:
+def try_login(client: Client, gate: threading.Lock, *, wait_s: float = _WAIT_S) -> Login:
     """Run a command that reports whether it was reached, and whether it got its input. Blocks, for ``wait_s`` at most.
+
+    Args:
+        client: the connection.
+        gate: see :class:`~skyward.transport._pump.Pump`.
+        wait_s: time for the command to answer.
 
     Raises:
         RefusedSessionError: the machine allows no further command.
@@ -82,27 +89,28 @@ def try_login(client: Client, *, wait_s: float = _WAIT_S) -> Login:
         Exception: paramiko's own exceptions: the machine refuses commands.
     """
     token, line = secrets.token_hex(_TOKEN_BYTES), secrets.token_hex(_TOKEN_BYTES)
+    answer = f"{token}=echo {line}\n".encode()
     deadline = time.monotonic() + wait_s
     channel: Any = open_channel(client, "session")
     try:
         channel.set_combine_stderr(True)
         channel.exec_command(f"exec /bin/sh -c 'echo {token}; IFS= read -r _sky; echo \"{token}=$_sky\"'")
-        # `echo`, for any shell that a startup file starts instead: it prints the word, and its input ends.
-        channel.sendall(f"echo {line}\n".encode())
-        channel.shutdown_write()
-        answer = f"{token}=echo {line}\n".encode()
-        output = _read(channel, deadline, until=answer)
-        ended = bool(channel.eof_received or channel.closed)
+        with gate, suppress(OSError):  # it may have ended already
+            # `echo`, for any shell that a startup file starts instead: it prints the word, and its input ends.
+            channel.sendall(f"echo {line}\n".encode())
+            channel.shutdown_write()
+        output, ended = _read(channel, gate, until=answer, deadline=deadline)
         if ended:
             channel.status_event.wait(_STATUS_S)  # the exit status follows the end of the output
         status = channel.exit_status if channel.exit_status_ready() and channel.exit_status >= 0 else None
     finally:
-        channel.close()
-    began, answered = f"{token}\n".encode() in output, answer in output
+        with gate:
+            channel.close()
     text = output.decode(errors="replace")
+    began = f"{token}\n" in text
     return Login(
         began=began,
-        answered=answered,
+        answered=answer in output,
         ran_input=not began and line in text,
         ended=ended,
         status=status,
@@ -110,21 +118,21 @@ def try_login(client: Client, *, wait_s: float = _WAIT_S) -> Login:
     )
 
 
-def _read(channel: Any, deadline: float, *, until: bytes) -> bytes:
-    """Return the channel's output up to ``until``, its end, or the deadline."""
+def _read(channel: Any, gate: threading.Lock, *, until: bytes, deadline: float) -> tuple[bytes, bool]:
+    """Return the output up to ``until``, the end or the deadline, without the middle if long; True at the end."""
     output = bytearray()
-    while until not in output[-2 * _READ_BYTES :] and (left_s := deadline - time.monotonic()) > 0:
-        channel.settimeout(left_s)
-        try:
+    arrived = threading.Event()
+    channel.in_buffer.set_event(arrived)
+    channel.settimeout(0)
+    while until not in output and arrived.wait(deadline - time.monotonic()):
+        with gate:  # reading opens the window, by a message that must not follow the channel's end
             data = channel.recv(_READ_BYTES)
-        except TimeoutError:
-            break
         if not data:
-            break
+            return bytes(output), True
         output += data
-        if len(output) > 4 * _READ_BYTES:  # a startup file that prints without end
+        if len(output) > 4 * _READ_BYTES:
             del output[_READ_BYTES : -2 * _READ_BYTES]
-    return bytes(output)
+    return bytes(output), False
 
 
 def login_fault(login: Login, *, wait_s: float = _WAIT_S) -> str:

@@ -171,7 +171,7 @@ class SshTransport:
         turn = connection.commands.acquire()
         try:
             await asyncio.wrap_future(turn)
-            login = await self._start(connection, try_login)
+            login = await self._start(connection, lambda client: try_login(client, connection.pump.gate))
         except Exception as error:
             explained = self._explained(error, "a command")
             if explained is error:

@@ -206,3 +206,23 @@ def test_timer_of_the_handshake_can_be_ended() -> None:
     assert threading.active_count() == before + 1
 
     end_handshake(type("Client", (), {"packetizer": packetizer})())
+
+
+def test_an_event_says_when_a_channel_has_output_or_has_ended_and_another_that_its_status_came() -> None:
+    channel: Any = Channel(7)
+    arrived = threading.Event()
+    channel.in_buffer.set_event(arrived)
+    assert not arrived.is_set()
+
+    channel._feed(data(b"out"))
+
+    assert arrived.is_set()
+    assert channel.recv(10) == b"out"
+    assert not arrived.is_set()
+    assert not channel.status_event.is_set()
+    assert not channel.exit_status_ready()
+
+    channel.in_buffer.close()
+
+    assert arrived.is_set()
+    assert channel.recv(10) == b""

@@ -120,6 +120,13 @@ def test_output_is_found_however_it_is_cut(size: int) -> None:
     assert (output.status, output.content) == (42, f"what it printed, {TOKEN[:-1]}".encode())
 
 
+def test_a_login_that_prints_the_script_has_no_end() -> None:
+    output = Output(TOKEN.encode())
+    output.add(script(["true"], {}, token=TOKEN, input_bytes=0))
+
+    assert output.status is None
+
+
 def test_output_without_an_end_is_kept_as_far_as_it_came() -> None:
     output = Output(TOKEN.encode())
     output.add(b"This account is not available.\n")
