@@ -11,7 +11,7 @@ from skyward._concurrency.waiting import wait_until
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.lane import Lane, LaneOwner
 from skyward.errors import UnreachableError
-from skyward.node.worker.call_runner import CallRunner, ReceivedCall
+from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources
 from skyward.node.worker.lane_server import LaneServer
 from skyward.wire.code.pickling import pack_error, pack_result
 from skyward.wire.connection import Connection
@@ -117,7 +117,7 @@ class _Runner(CallRunner):
         self._work = work
         self._present: asyncio.Task[None] | None = None
 
-    def add(self, calls: Iterable[ReceivedCall]) -> None:
+    def add(self, calls: Iterable[ReceivedCall | ReceivedSources]) -> None:
         self._queue.extend(calls)
         self.wake()
 

@@ -7,7 +7,8 @@ from weakref import ref
 
 from skyward.errors import ConfigurationError
 from skyward.submission import SchedulerInfo
-from skyward.wire.code.graph_modules import MODULES, SentModules
+from skyward.wire.code.graph_modules import MODULES, missing_modules
+from skyward.wire.code.modules import SentSources
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -46,13 +47,13 @@ class _Sender:
     def __init__(self, client: Client) -> None:
         self._client = ref(client)
         self._connection: object = None
-        self._sent = SentModules()
+        self._sent = SentSources()
 
     def __call__(self, msg: dict[str, Any]) -> None:
         client: Any = self._client()
         if msg["op"] == "update-graph":
             if client.scheduler_comm is not self._connection:  # another scheduler may answer there
-                self._connection, self._sent = client.scheduler_comm, SentModules()
-            if (modules := self._sent.ahead_of(msg["expr_ser"].frames)) is not None:
+                self._connection, self._sent = client.scheduler_comm, SentSources()
+            if (modules := missing_modules(self._sent, msg["expr_ser"].frames)) is not None:
                 type(client)._send_to_scheduler(client, {"op": MODULES, "modules": modules})  # noqa: SLF001
         type(client)._send_to_scheduler(client, msg)  # noqa: SLF001

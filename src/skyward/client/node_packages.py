@@ -17,7 +17,7 @@ from skyward.providers.base import Provider
 from skyward.providers.registry import is_this_machine
 from skyward.request.image import mirrored_image
 from skyward.request.request import PoolRequest
-from skyward.wire.code.modules import OWN_PACKAGES
+from skyward.wire.code.ownership import OWN_PACKAGES
 
 __all__ = ["MIRROR_VARIABLE", "callers_names", "name_in", "with_environment"]
 

@@ -18,9 +18,10 @@ from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleT
 from typing import Any, Final, Generic, TypeVar, cast
 
 from skyward.engine.blobs import Blob
-from skyward.wire.code.modules import search_path_state
+from skyward.wire.code.modules import SourceSet
 from skyward.wire.code.omissions import names_in
 from skyward.wire.code.origins import found_under_its_name
+from skyward.wire.code.ownership import search_path_state
 from skyward.wire.code.pickling import PLAIN_TYPES, naming_state, travels_by_reference
 from skyward.wire.messages import Payload
 
@@ -101,10 +102,11 @@ class PackedFunction:
     """Pickled function.
 
     Attributes:
-        id: BLAKE3 of the pickle and its blobs, in hex.
+        id: BLAKE3 of the pickle, its blobs and the editions of its sources, in hex.
         label: name for messages.
         wrapped: the pickle.
         lasting: True if the pickle stays valid as long as everything the function refers to is unchanged.
+        sources: the sources that workers need before they load it; None if there are none.
         imports_absent: True if the function imports modules that are not found on this machine, or not yet.
         complete: returns a node's error with all packages that the function needs and nodes lack; None if nothing can.
     """
@@ -113,6 +115,7 @@ class PackedFunction:
     label: str
     wrapped: Wrapped
     lasting: bool = True
+    sources: SourceSet | None = None
     imports_absent: bool = False
     complete: Callable[[ModuleNotFoundError], ModuleNotFoundError] | None = None
 
@@ -167,7 +170,8 @@ class _Known:
                 return False
         if self._search_path is not None and self._search_path != search_path_state():
             return False
-        return self._naming == naming_state()
+        sources = self.packed.sources
+        return self._naming == naming_state() and (sources is None or sources.is_current())
 
 
 class _Seen:

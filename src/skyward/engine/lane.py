@@ -18,6 +18,7 @@ from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.functions import Recent
+from skyward.wire.code.modules import SentSources
 from skyward.wire.connection import Connection
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Link
@@ -79,6 +80,7 @@ class Lane:
         worker_id: id of the worker.
         incarnation: identity of the worker process, empty before the first contact.
         functions: ids of the functions in this worker process; those evicted here are dropped there as well.
+        sources: the sources of modules in this worker process.
         round_trip_s: round trip in seconds, measured when the link was made.
     """
 
@@ -86,6 +88,7 @@ class Lane:
         self.worker_id = worker_id
         self.incarnation = ""
         self.functions: Recent[str, bool] = Recent(_FUNCTION_BYTES)
+        self.sources = SentSources()
         self.round_trip_s = 0.0
         self._address = address
         self._tls = tls
@@ -179,6 +182,7 @@ class Lane:
                 await self._owner.lane_lost(self)
             self._link = self._new_link()
             self.functions.clear()
+            self.sources = SentSources()
             self.incarnation = incarnation
             self._agreed = self._session_id, incarnation
             self._owner.lane_up(self)

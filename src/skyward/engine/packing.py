@@ -13,6 +13,7 @@ from skyward.engine.blobs import Blob, identify
 from skyward.engine.functions import CompleteError, FunctionCache, PackedFunction, Wrapped
 from skyward.errors import SerializationError
 from skyward.submission import ArgumentMemo, CallLimits, Invocation
+from skyward.wire.code.modules import SourceSet
 from skyward.wire.code.pickling import LARGE_BYTES, Packed, pack, pack_arguments
 from skyward.wire.messages import Payload
 
@@ -28,6 +29,7 @@ class Parcel:
         function: the function.
         data: the pickle of ``(args, kwargs)``, if it is small and needs no blobs.
         arguments: the payload of ``(args, kwargs)`` otherwise.
+        sources: the sources that a worker needs before it unpickles the arguments; None if there are none.
         retries: number of lost workers that the call survives.
         gang: True if all workers run the call together.
         blobs: the blobs that must lie on the node before.
@@ -42,6 +44,7 @@ class Parcel:
     function: PackedFunction
     data: bytes = b""
     arguments: Payload | None = None
+    sources: SourceSet | None = None
     retries: int
     gang: bool = False
     blobs: tuple[Blob, ...] = field(default=(), repr=False)
@@ -75,6 +78,7 @@ def _wrap_one(call: Invocation, function: PackedFunction, memo: ArgumentMemo) ->
         label=label,
         function=function,
         data=packed.data,
+        sources=packed.sources,
         retries=call.retries,
         gang=call.gang,
         blobs=blobs,
@@ -91,20 +95,23 @@ def _wrap_one(call: Invocation, function: PackedFunction, memo: ArgumentMemo) ->
 def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo, known: FunctionCache) -> PackedFunction:
     # Its own name, not that of the call: many calls share the pickle, each with a label of its own.
     label = str(getattr(fn, "__qualname__", type(fn).__name__)).removesuffix(".__wrapped__")
-    packed = pack(fn, what=f"the function {label}")
+    packed = pack(fn, what=f"the function {label}", apart=True)
     sealed = _seal(packed, memo)
     wrapped = replace(sealed, blobs=tuple(replace(blob, of_function=True) for blob in sealed.blobs))
     # The blobs count too: functions with equal code around different arrays would otherwise share one name.
     digest = blake3(packed.data)
     for blob in wrapped.blobs:
         digest.update(blob.id.encode())
+    if packed.sources is not None:  # a worker that kept the function of an older edition would go on using that
+        digest.update(repr(packed.sources.editions).encode())
     # A function with blobs is not cached: an array in its closure may be changed in place, which identity cannot show.
-    lasting = packed.self_contained and not wrapped.blobs
+    lasting = not wrapped.blobs
     return PackedFunction(
         id=digest.hexdigest(length=16),
         label=label,
         wrapped=wrapped,
         lasting=lasting,
+        sources=packed.sources,
         imports_absent=packed.imports_absent,
         complete=partial(_complete, known.complete, fn) if known.complete is not None else None,
     )

@@ -25,6 +25,7 @@ from skyward.events.records import DEFAULT_LEVELS, ConfiguredLevels
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.submission import CallLimits
 from skyward.transport.access import LocalAccess
+from skyward.wire.code.modules import SourceSet
 from skyward.wire.control import WorkerExit
 from skyward.wire.log_pieces import LineAssembler
 from skyward.wire.messages import (
@@ -35,6 +36,7 @@ from skyward.wire.messages import (
     RunSpecialCall,
     SetLevels,
     StoreFunction,
+    StoreSources,
 )
 
 __all__ = ["AttachedNode", "Slot", "given_up", "out_of_reach", "used_up", "with_call"]
@@ -193,9 +195,14 @@ class Slot:
         self._take_levels_along()
         for (function_id, plain, final), run in groupby(calls, _can_travel_together):
             group = list(run)
-            self._introduce(group[0].parcel.function)
+            function = group[0].parcel.function
+            if function.sources is not None:
+                self._bring(function.sources)
+            self._introduce(function)
             for call in group:
                 call.position = next(self._positions)
+                if call.parcel.sources is not None:
+                    self._bring(call.parcel.sources)
             if plain:
                 ids, pickles = [call.id for call in group], [call.parcel.data for call in group]
                 self.lane.push(RunCalls(function_id, group[0].position, final, ids, pickles))
@@ -211,6 +218,11 @@ class Slot:
             if levels != self._levels:
                 self.lane.push(SetLevels(levels))
             self._levels = levels
+
+    def _bring(self, sources: SourceSet) -> None:
+        """Send the sources that this worker process has not had in their present edition."""
+        if missing := self.lane.sources.missing(sources):
+            self.lane.push(StoreSources(missing))
 
     def _introduce(self, function: PackedFunction) -> None:
         if self.lane.functions.get(function.id):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from skyward.wire.code.modules import ModuleSource
 from skyward.wire.code.pickling import PackedError
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.session import Item
@@ -39,6 +40,7 @@ __all__ = [
     "SmallResults",
     "SpentProcess",
     "StoreFunction",
+    "StoreSources",
     "ToClient",
     "ToWorker",
     "answered_calls",
@@ -69,6 +71,8 @@ class Kind(enum.IntEnum):
     """To the worker: :class:`ForgetFunctions`."""
     LEVELS = 8
     """To the worker: :class:`SetLevels`."""
+    SOURCES = 9
+    """To the worker: :class:`StoreSources`."""
     CHUNK = 11
     """To the client: :class:`ResultChunk`."""
     RESULT = 12
@@ -238,6 +242,39 @@ class StoreFunction(LaneItem):
     def from_wire(cls, function_id: str, payload: Sequence[Any], label: str) -> StoreFunction:
         """Return the record of a list's fields."""
         return cls(function_id, Payload.from_wire(payload), label)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSources(LaneItem):
+    """Sources of modules that calls after it need; sent once per edition, and taken between calls."""
+
+    KIND: ClassVar = Kind.SOURCES
+    sources: Sequence[ModuleSource]
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        texts = sum(len(source.text) + _HEAD_BYTES for source in self.sources)
+        return texts + sum(len(data) + _HEAD_BYTES for source in self.sources for _, data in source.files)
+
+    def to_wire(self) -> list[Any]:
+        """Return the list for msgpack."""
+        return [Kind.SOURCES, [_wire_of(each) for each in self.sources]]
+
+    @classmethod
+    def from_wire(cls, sources: Sequence[Sequence[Any]]) -> StoreSources:
+        """Return the record of a list's fields."""
+        return cls([*map(_source, sources)])
+
+
+def _wire_of(source: ModuleSource) -> list[Any]:
+    return [source.name, source.text, source.is_package, source.origin, source.edition_ns, source.files]
+
+
+def _source(wire: Sequence[Any]) -> ModuleSource:
+    name, text, is_package, origin, edition_ns, files = wire
+    whole = tuple((path, data) for path, data in files)
+    return ModuleSource(name=name, text=text, is_package=is_package, origin=origin, edition_ns=edition_ns, files=whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,7 +575,15 @@ class SetLevels(LaneItem):
 
 
 ToWorker = (
-    StoreFunction | ForgetFunctions | RunCalls | RunSpecialCall | CancelCalls | RevokeCalls | GangAddresses | SetLevels
+    StoreFunction
+    | StoreSources
+    | ForgetFunctions
+    | RunCalls
+    | RunSpecialCall
+    | CancelCalls
+    | RevokeCalls
+    | GangAddresses
+    | SetLevels
 )
 """Records that the client sends."""
 ToClient = (
@@ -557,6 +602,7 @@ ToClient = (
 
 _TO_WORKER: dict[int, Callable[..., ToWorker]] = {
     Kind.FUNCTION: StoreFunction.from_wire,
+    Kind.SOURCES: StoreSources.from_wire,
     Kind.FORGET: ForgetFunctions,
     Kind.CALLS: RunCalls,
     Kind.SPECIAL: RunSpecialCall.from_wire,

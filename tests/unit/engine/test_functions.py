@@ -247,4 +247,6 @@ def test_a_module_that_could_not_be_found_at_first_travels_once_it_can(
     monkeypatch.syspath_prepend(tmp_path)
     assert send(fn) is send(fn)
     (tmp_path / "sky_appears.py").write_text("VALUE = 1")
-    assert b"VALUE = 1" in send(fn).wrapped.payload.data
+    sources = send(fn).sources
+    assert sources is not None
+    assert [source.text for source in sources.sources] == ["VALUE = 1"]

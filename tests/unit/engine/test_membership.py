@@ -165,9 +165,10 @@ class OutcomeSink:
 
 def call(number: int, *, blobs: tuple[Blob, ...] = (), pinned: WorkerId | None = None) -> Any:
     payload = SimpleNamespace(data=b"", to_wire=list)
-    function = SimpleNamespace(id="f", label="f", nbytes=8, complete=None, wrapped=SimpleNamespace(payload=payload))
+    kept = {"sources": None, "complete": None, "wrapped": SimpleNamespace(payload=payload)}
+    function = SimpleNamespace(id="f", label="f", nbytes=8, **kept)
     shape = {"data": b"x", "arguments": None, "blobs": blobs, "retries": 3, "work": "", "tasks": 1}
-    parcel: Any = SimpleNamespace(function=function, label="f", **shape)
+    parcel: Any = SimpleNamespace(function=function, label="f", sources=None, **shape)
     return LiveCall(id=number, kind="f", parcel=parcel, sink=OutcomeSink(), pinned=pinned)
 
 

@@ -91,7 +91,7 @@ def test_a_call_that_waits_keeps_a_function_that_was_forgotten_and_a_forgotten_o
     def loaded() -> int:
         return 1
 
-    load: Callable[[Payload], Any] = lambda _, it=loaded: it  # noqa: E731
+    load: Callable[[Payload], Any] = lambda _, it=loaded: (it, None)  # noqa: E731
     assert waiting.load(load)() == 1
     gone = weakref.ref(loaded)
     del waiting, loaded, load

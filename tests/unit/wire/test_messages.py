@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import msgpack
 import pytest
 
 from skyward.wire import messages
+from skyward.wire.code.modules import ModuleSource
 from skyward.wire.code.pickling import PackedError
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
@@ -33,15 +35,18 @@ from skyward.wire.messages import (
     SmallResults,
     SpentProcess,
     StoreFunction,
+    StoreSources,
     ToClient,
     ToWorker,
     answered_calls,
 )
 
 ERROR = PackedError(type_name="builtins.ValueError", message="no", traceback="Traceback", pickled=b"p")
+SOURCE = ModuleSource(name="own.part", text="é = 1", is_package=False, origin="/own/part.py", edition_ns=2**60)
 LARGE = Payload(data_blob="d", buffer_blobs=("a", "b"))
 TO_WORKER: list[ToWorker] = [
     StoreFunction("f", Payload(data=b"f"), "label"),
+    StoreSources([SOURCE, replace(SOURCE, is_package=True, files=(("data/a.bin", b"\x00"), ("b.txt", b"")))]),
     ForgetFunctions(["f"]),
     RunCalls("f", 3, True, [1, 2], [b"x", b"y"]),
     RunSpecialCall("f", 3, False, 1, LARGE, CallHeader(world=2, rank=1, gang=True)),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from types import ModuleType
 from typing import Any, Protocol
 
 from skyward._concurrency.waiting import PROMPT_S
@@ -27,7 +28,18 @@ from skyward.node.worker.hints import add_hints
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.trace_context import trace_context
-from skyward.wire.code.pickling import LARGE_BYTES, Packed, PackedError, pack_error, pack_result, text_of, unpack_call
+from skyward.wire.code.mains import enter_main
+from skyward.wire.code.modules import ModuleSource
+from skyward.wire.code.pickling import (
+    LARGE_BYTES,
+    Packed,
+    PackedError,
+    pack_error,
+    pack_result,
+    text_of,
+    unpack_call_with_main,
+)
+from skyward.wire.code.served import take_sources
 from skyward.wire.messages import (
     CallHeader,
     CallResult,
@@ -43,7 +55,7 @@ from skyward.wire.messages import (
 )
 from skyward.wire.session import CHUNK_BYTES
 
-__all__ = ["CallRunner", "Outlet", "ReceivedCall", "SentFunction"]
+__all__ = ["CallRunner", "Outlet", "ReceivedCall", "ReceivedSources", "SentFunction"]
 
 log = logging.getLogger("skyward.node.worker.call_runner")
 
@@ -68,17 +80,20 @@ class SentFunction:
         label: its name, for messages.
         payload: its pickle; empty once it was loaded.
         loaded: the function; None until its first call.
+        main: the module of what it has from the client's ``__main__``; None if it has nothing from there.
     """
 
     label: str
     payload: Payload
     loaded: Callable[..., Any] | None = None
+    main: ModuleType | None = None
 
-    def load(self, load: Callable[[Payload], Any]) -> Callable[..., Any]:
+    def load(self, load: Callable[[Payload], tuple[Any, ModuleType | None]]) -> Callable[..., Any]:
         """Return the function, unpickled by ``load`` at the first use."""
         loaded = self.loaded
         if loaded is None:
-            loaded = self.loaded = load(self.payload)
+            loaded, self.main = load(self.payload)
+            self.loaded = loaded
             self.payload = Payload()  # the pickle would be held twice: up to 64 MiB of functions are kept
         return loaded
 
@@ -104,6 +119,14 @@ class ReceivedCall:
     data: bytes
     payload: Payload | None = None
     header: CallHeader | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedSources:
+    """Sources of modules in this worker's queue, for the calls after them."""
+
+    sources: Sequence[ModuleSource]
+    id: int = 0
 
 
 class Outlet(Protocol):
@@ -169,7 +192,7 @@ class CallRunner:
         self._output = output
         self._blobs = MappedBlobs(blob_dirs)
         self._lock = threading.Lock()
-        self._queue: deque[ReceivedCall] = deque()
+        self._queue: deque[ReceivedCall | ReceivedSources] = deque()
         self._results: list[tuple[int, float, bytes]] = []
         self._meetings: SimpleQueue[Sequence[str]] = SimpleQueue()
         self._clients = self._client = 0
@@ -178,8 +201,8 @@ class CallRunner:
         self._eager = False
         self._closed = False
 
-    def add(self, calls: Iterable[ReceivedCall]) -> None:
-        """Enqueue calls."""
+    def add(self, calls: Iterable[ReceivedCall | ReceivedSources]) -> None:
+        """Enqueue calls, and the sources that those after them need."""
         with self._lock:
             self._queue.extend(calls)
         self.wake()
@@ -293,10 +316,13 @@ class CallRunner:
                 self.running = 0
                 return None
             call = self._queue.popleft()
-            self.running, self._current, self._client = call.id, call, self._clients
-            # Before it runs: the nanny reads the mark after a crash, and calls after this one move for free.
-            self._begun[0] = call.position
-            return call
+            if not isinstance(call, ReceivedSources):
+                self.running, self._current, self._client = call.id, call, self._clients
+                # Before it runs: the nanny reads the mark after a crash, and calls after this one move for free.
+                self._begun[0] = call.position
+                return call
+        take_sources(call.sources)
+        return self._next()
 
     def _run(self, call: ReceivedCall) -> None:
         """Run a call and enqueue its answer. Never raises: the thread is needed for the next call."""
@@ -351,9 +377,10 @@ class CallRunner:
             function = call.function.load(self._load)
             if call.payload is None:
                 self._blobs.let_go()
-                args, kwargs = unpack_call(call.data)
+                (args, kwargs), main = unpack_call_with_main(call.data)
             else:
-                args, kwargs = self._load(call.payload)
+                (args, kwargs), main = self._load(call.payload)
+            enter_main(call.function.main, main)
             value = call_in_this_process(function, args, kwargs)
             return pack_result(value, what=f"the result of {call.function.label}")
 
@@ -417,7 +444,7 @@ class CallRunner:
             self._outlet.push(CallResult(call_id, outcome), bulk=True)
         self._outlet.flush_soon()
 
-    def _load(self, payload: Payload) -> Any:
+    def _load(self, payload: Payload) -> tuple[Any, ModuleType | None]:
         if missing := self._blobs.missing(payload.blobs):
             raise _MissingBlobsError(missing)
         try:
@@ -425,7 +452,7 @@ class CallRunner:
         except FileNotFoundError as gone:
             raise _MissingBlobsError([str(gone)]) from None
         data = views.pop(0) if payload.data_blob else payload.data
-        return unpack_call(data, views)
+        return unpack_call_with_main(data, views)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
-from skyward.wire.code.modules import came_along, with_sources
 from skyward.wire.code.pickling import pack
+from skyward.wire.code.served import came_along, with_sources
 
 __all__ = ["allow_multiprocessing", "call_in_this_process"]
 
@@ -83,7 +83,8 @@ def _reduce(_: ForkingPickler, obj: object) -> Any:
     if not isinstance(obj, type | FunctionType) or obj.__module__ in (None, "builtins"):
         return NotImplemented
     module = sys.modules.get(obj.__module__)
-    if module is None or not _is_in(module, obj):
+    # Children have a main module of their own.
+    if module is None or obj.__module__ == "__main__" or not _is_in(module, obj):
         packed = pack(obj, what=obj.__qualname__)
         return _rebuild, (packed.data, *map(bytearray, packed.buffers))
     if came_along(module):

@@ -22,7 +22,7 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
 from skyward.events.records import DEFAULT_LEVELS
 from skyward.node.worker.call_records import TakenLevels
-from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFunction
+from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.output import CallOutput
 from skyward.wire.connection import Connection
@@ -42,6 +42,7 @@ from skyward.wire.messages import (
     RunSpecialCall,
     SetLevels,
     StoreFunction,
+    StoreSources,
     ToClient,
     to_worker,
 )
@@ -231,7 +232,7 @@ class LaneServer:
         await connection.exchange([fresh, self._incarnation, self._link.session.seen])
 
     def _take(self, items: Sequence[Item]) -> None:
-        calls: list[ReceivedCall] = []
+        calls: list[ReceivedCall | ReceivedSources] = []
         for item in map(to_worker, items):
             match item:
                 case RunCalls():
@@ -242,6 +243,8 @@ class LaneServer:
                 case RunSpecialCall():
                     function, how = self.runner.functions[item.function_id], (item.payload, item.header)
                     calls.append(ReceivedCall(item.call_id, function, item.position, item.final, b"", *how))
+                case StoreSources():
+                    calls.append(ReceivedSources(item.sources))
                 case GangAddresses():
                     self.runner.met(item.call_id, item.texts)
                 case StoreFunction() | ForgetFunctions() | SetLevels():

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from skyward.wire.code.modules import search_path_state
+from skyward.wire.code.ownership import search_path_state
 
 __all__ = ["Distribution", "InstalledDistributions", "Origin", "installed_distributions", "marker_environment"]
 

@@ -17,13 +17,13 @@ from typing import Any, cast
 
 from skyward.provision.mirroring.installed import InstalledDistributions, Origin
 from skyward.request.imports import imports_in
-from skyward.wire.code.modules import OWN_PACKAGES, ModuleSource, imported_by, is_installed_at, sources_of
+from skyward.wire.code.modules import ModuleSource, imported_by, sources_of
 from skyward.wire.code.omissions import names_in
+from skyward.wire.code.ownership import OWN_PACKAGES, is_installed_at, is_the_users
 
 __all__ = ["LoadedNames", "Needed", "distributions_of", "needs_of", "needs_of_program", "own_modules", "travels"]
 
 _WRAPPERS = 10
-_NOBODYS = OWN_PACKAGES | sys.stdlib_module_names | {"__main__"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class _Reference:
 def own_modules() -> list[ModuleType]:
     """Return the user's imported modules, ``__main__`` included: those that are not installed."""
     loaded = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]  # pyright: ignore[reportUnnecessaryIsInstance]
-    return [module for module in loaded if module.__name__ == "__main__" or _is_the_users(module)]
+    return [module for module in loaded if module.__name__ == "__main__" or is_the_users(module)]
 
 
 def needs_of_program(here: InstalledDistributions) -> Mapping[str, Needed]:
@@ -139,7 +139,7 @@ class LoadedNames(Container[str]):
 
 def _owners(module: str, here: InstalledDistributions) -> Collection[str]:
     package = module.partition(".")[0]
-    if package in _NOBODYS:
+    if package == "__main__" or _is_on_every_node(package):
         return ()
     if travels(module):
         return _editable_owner(module, here)
@@ -185,11 +185,8 @@ def _file_of(module: ModuleType | None) -> Path | None:
     return Path(location) if location else None
 
 
-def _is_the_users(module: ModuleType) -> bool:
-    if module.__name__.partition(".")[0] in _NOBODYS:
-        return False
-    place = _file_of(module)
-    return place is not None and not is_installed_at(str(place))
+def _is_on_every_node(package: str) -> bool:
+    return package in OWN_PACKAGES or (package in sys.stdlib_module_names and not travels(package))
 
 
 def travels(name: str) -> bool:
@@ -198,13 +195,13 @@ def travels(name: str) -> bool:
     if package == "__main__":
         return True
     module = sys.modules.get(package)
-    return bool(sources_of([package])) if module is None else _is_the_users(module)
+    return bool(sources_of([package])) if module is None else is_the_users(module)
 
 
 def _imports_of_module(module: ModuleType) -> Iterator[str]:
     file = getattr(module, "__file__", None)
     if file and file.endswith(".py") and Path(file).is_file():
-        if module.__name__ != "__main__" or not is_installed_at(file):
+        if module.__name__ != "__main__" or not is_installed_at(module.__name__, file):
             yield from imports_in(Path(file).read_text("utf-8", "replace"), module.__package__ or "").required
         return
     for value in list(vars(module).values()):  # a notebook or an interactive session
@@ -252,7 +249,7 @@ def _module_of(value: object) -> str | None:
             name = value.__func__.__module__
         case _:
             name = getattr(value, "__module__", None) or type(value).__module__
-    return name if isinstance(name, str) and name.partition(".")[0] not in _NOBODYS - {"__main__"} else None
+    return name if isinstance(name, str) and not _is_on_every_node(name.partition(".")[0]) else None
 
 
 def _function_of(value: Any) -> Any:

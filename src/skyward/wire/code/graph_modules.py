@@ -10,27 +10,20 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from skyward.wire.code.modules import ModuleSource, loaded_by_the_user, sources_of, take_sources
+from skyward.wire.code.modules import ModuleSource, SentSources, loaded_by_the_user, source_set
+from skyward.wire.code.served import take_sources
 
-__all__ = ["MODULES", "KeptModules", "SentModules", "named_in", "take_modules"]
+__all__ = ["MODULES", "KeptModules", "missing_modules", "named_in", "take_modules"]
 
 MODULES = "skyward_modules"
 """Name of the operation on Dask's streams that carries sources."""
 
 
-class SentModules:
-    """Record of the sources that one connection has carried, so that each edition goes over it once."""
-
-    def __init__(self) -> None:
-        self._editions: dict[str, int] = {}
-
-    def ahead_of(self, frames: Iterable[Any]) -> bytes | None:
-        """Return the message to send before a graph that is pickled in ``frames``; None if nothing is missing."""
-        sources = [each for each in sources_of(named_in(frames)) if self._editions.get(each.name) != each.edition_ns]
-        if not sources:
-            return None
-        self._editions |= {each.name: each.edition_ns for each in sources}
-        return pickle.dumps(sources, protocol=5)
+def missing_modules(sent: SentSources, frames: Iterable[Any]) -> bytes | None:
+    """Return the message to send before a graph that is pickled in ``frames``; None if nothing is missing."""
+    sources = source_set(named_in(frames))
+    missing = sent.missing(sources) if sources is not None else []
+    return pickle.dumps(missing, protocol=5) if missing else None
 
 
 class KeptModules:

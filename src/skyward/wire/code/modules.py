@@ -1,15 +1,14 @@
-"""Sources of the user's modules that a function imports while it runs; they travel next to the function's pickle.
+"""The user's own modules on their way: which they are, their sources, and when these have changed.
 
-Objects in a function's globals are pickled by value (:mod:`skyward.wire.code.pickling`). Imports inside a function
-appear in its code only: their names are read from the bytecode, the user's own modules among them are followed through
-their own imports, and the sources of all are sent. At the other end a finder serves them from memory.
+A module that a distribution owns goes by name (:mod:`skyward.wire.code.ownership`). One of the user's goes by name too,
+with its source: workers import it from that (:mod:`skyward.wire.code.served`), so that everything that looks up a
+class by its name works. The imports of a source are followed, those inside functions included; so are those of
+functions that go by value.
 
-* A module that the process itself has outside its installed packages wins over a source that came along; so nothing
-  changes in the process that sent it. An installed one, or a mere folder, of the same name does not win: where the
-  function comes from, the user's module was found first. The exception is a package installed with the very texts that
-  were sent, as a mirrored one is: it has data and compiled parts, too.
-* A changed source replaces the older one, and all served modules are imported again, since one may hold another.
-* Names that no import statement shows (``importlib.import_module``) and modules without source are not followed.
+* A module that this process has imported goes as it was when it was first needed, and again after
+  :func:`importlib.reload`. One that it has not is read again whenever its file changes.
+* With the first package of a project go the other files in its folder, up to a bound: data, compiled modules, and
+  modules that no import statement names.
 """
 
 from __future__ import annotations
@@ -17,41 +16,44 @@ from __future__ import annotations
 import dis
 import functools
 import importlib.util
-import linecache
 import os
-import pickle
-import site
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from itertools import count
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, Final, cast
+
+from skyward.wire.code.ownership import OWN_PACKAGES, is_installed_at, is_the_users, place_of
 
 __all__ = [
-    "OWN_PACKAGES",
     "ModuleSource",
-    "SourceFinder",
+    "SentSources",
+    "ServedLoader",
+    "SourceSet",
+    "Way",
     "any_absent",
-    "came_along",
+    "found_here",
     "imported_by",
-    "is_installed_at",
     "loaded_by_the_user",
-    "search_path_state",
+    "made_here",
+    "needed_with",
+    "source_set",
     "sources_of",
-    "take_sources",
-    "with_sources",
+    "way_of",
 ]
 
-OWN_PACKAGES = frozenset({"skyward", "skyward_dask", "skyward_joblib"})
-"""Packages of Skyward, which every node has."""
-
-_NEVER_THE_USERS = OWN_PACKAGES | sys.stdlib_module_names | {"__main__"}
+_FILE_BYTES = 1 << 20
+_FILES_BYTES = 8 << 20
+_ENTRIES = 2000
+_SETTLED_NS = 2_000_000_000
+"""A file that was changed less than this before it was read may change again within one tick of its times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +64,9 @@ class ModuleSource:
         name: full name.
         text: source text; empty for a package without ``__init__.py``.
         is_package: True if it has submodules.
-        origin: path at its origin, for ``__file__`` and tracebacks.
+        origin: path at its origin, for tracebacks; empty if it has none.
         edition_ns: time at which this text was first seen there, in ns since the epoch; the latest edition counts.
+        files: other files in the folder of a project's first package, by their path in it.
     """
 
     name: str
@@ -71,6 +74,146 @@ class ModuleSource:
     is_package: bool
     origin: str
     edition_ns: int
+    files: tuple[tuple[str, bytes], ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def is_namespace(self) -> bool:
+        """Whether it is a package without ``__init__.py``."""
+        return self.is_package and not self.text and not self.origin.endswith(".py")
+
+
+class ServedLoader(SourceFileLoader):
+    """Loader of a module that was received.
+
+    Attributes:
+        received: its source.
+
+    Args:
+        received: its source.
+        path: its file here.
+    """
+
+    def __init__(self, received: ModuleSource, path: str) -> None:
+        super().__init__(received.name, path)
+        self.received = received
+
+    def is_package(self, fullname: str) -> bool:
+        """See :class:`importlib.abc.InspectLoader`."""
+        del fullname
+        return self.received.is_package
+
+    def get_source(self, fullname: str) -> str:
+        """See :class:`importlib.abc.InspectLoader`."""
+        del fullname
+        return self.received.text
+
+    def get_code(self, fullname: str) -> CodeType:
+        """See :class:`importlib.abc.InspectLoader`; tracebacks name the file that the module has at its origin."""
+        del fullname
+        return self.source_to_code(self.received.text, self.received.origin)
+
+
+class Way(Enum):
+    """How definitions in a module travel."""
+
+    INSTALLED = "installed"
+    """By name: nodes have the module's package."""
+    SOURCE = "source"
+    """By name, next to the module's source."""
+    VALUE = "value"
+    """By value: nodes cannot get the module."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TakenModule:
+    """Module of the user's, as it was when its source was taken."""
+
+    name: str
+    spec: ModuleSpec | None
+    file: str
+    stamp: tuple[int, ...]
+
+    def is_unchanged(self) -> bool:
+        module = sys.modules.get(self.name)
+        if self.spec is not None:  # as it was imported here
+            return getattr(module, "__spec__", None) is self.spec
+        return module is None and bool(self.stamp) and _stamp(self.file) == self.stamp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourceSet:
+    """Sources of some modules and of everything that they import.
+
+    Attributes:
+        sources: the sources, by name.
+        number: number of this set in this process; an unchanged set keeps it.
+    """
+
+    sources: tuple[ModuleSource, ...]
+    number: int
+    seen: tuple[_TakenModule, ...]
+    search_path: tuple[str, ...]
+
+    def is_current(self) -> bool:
+        """Return True if all sources are still the ones to send. Looks at the files of modules not imported here."""
+        return self.search_path == tuple(sys.path) and all(each.is_unchanged() for each in self.seen)
+
+    @property
+    def editions(self) -> tuple[tuple[str, int], ...]:
+        """Names and editions of the sources."""
+        return tuple((each.name, each.edition_ns) for each in self.sources)
+
+
+class SentSources:
+    """Record of the sources that one connection has carried, so that each edition goes over it once."""
+
+    def __init__(self) -> None:
+        self._editions: dict[str, int] = {}
+        self._sets: set[int] = set()
+
+    def missing(self, wanted: SourceSet) -> list[ModuleSource]:
+        """Return the sources to send now; they count as sent."""
+        if wanted.number in self._sets:
+            return []
+        missing = [each for each in wanted.sources if self._editions.get(each.name, 0) < each.edition_ns]
+        self._editions |= {each.name: each.edition_ns for each in missing}
+        self._sets.add(wanted.number)
+        return missing
+
+
+def way_of(name: str) -> Way:
+    """Return how definitions in the module of this name travel."""
+    module = sys.modules.get(name)
+    known = _ways.get(name)
+    if known is not None and known[0] is module:
+        return known[1]
+    way = _way(name)
+    _ways[name] = module, way
+    return way
+
+
+# By name, with the module object that was judged.
+_ways: dict[str, tuple[Any, Way]] = {}
+
+
+def _way(name: str) -> Way:
+    module = sys.modules.get(name)
+    package = name.partition(".")[0]
+    if package in OWN_PACKAGES:
+        return Way.INSTALLED
+    if module is None or name == "__main__":
+        return Way.VALUE
+    spec = getattr(module, "__spec__", None)
+    if isinstance(getattr(spec, "loader", None), ServedLoader):
+        return Way.SOURCE
+    if place_of(spec) is None and not getattr(module, "__file__", None) and not getattr(module, "__path__", None):
+        # Built in, or made by a program: one that a package makes is made on nodes too.
+        return (
+            Way.INSTALLED if spec is not None or (package != name and way_of(package) is Way.INSTALLED) else Way.VALUE
+        )
+    if not is_the_users(module):
+        return Way.INSTALLED
+    return Way.SOURCE if _shelf().source(name) is not None else Way.VALUE
 
 
 def imported_by(function: FunctionType) -> frozenset[str]:
@@ -82,34 +225,13 @@ def imported_by(function: FunctionType) -> frozenset[str]:
 
 def sources_of(names: Iterable[str]) -> tuple[ModuleSource, ...]:
     """Return the user's own modules among ``names``, with their packages and imports, by name. Imports nothing."""
-    found: dict[str, ModuleSource] = {}
-    seen: set[str] = set()
-    waiting = set(names)
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        source = _shelf().source(name)
-        if source is not None:
-            found[name] = source
-            waiting |= _imports_of_source(source)
-            waiting.add(name.rpartition(".")[0] or name)
-    return tuple(found[name] for name in sorted(found))
+    found = source_set(names)
+    return found.sources if found is not None else ()
 
 
-def with_sources(data: bytes, buffers: Sequence[memoryview], names: Iterable[str]) -> bytes:
-    """Return ``data`` together with the sources of ``names``; ``data`` itself if none is the user's.
-
-    Args:
-        data: a pickle.
-        buffers: its out-of-band buffers; the result has the same.
-        names: modules that the functions in it import.
-    """
-    sources = sources_of(names)
-    if not sources:
-        return data
-    return pickle.dumps(_Accompanied(sources, data, buffers), protocol=5, buffer_callback=lambda _: False)
+def source_set(names: Iterable[str]) -> SourceSet | None:
+    """Return the sources of the user's own modules among ``names``, and of their imports; None if there are none."""
+    return _shelf().set_of(frozenset(names))
 
 
 def any_absent(names: Iterable[str]) -> bool:
@@ -117,168 +239,126 @@ def any_absent(names: Iterable[str]) -> bool:
     return any(map(_shelf().is_absent, names))
 
 
-def search_path_state() -> tuple[object, ...]:
-    """Return a value that changes when a top-level module appears in a folder of ``sys.path`` or goes from one."""
-    return tuple((folder, _mtime_ns(folder)) for folder in sys.path)
-
-
-def take_sources(sources: Iterable[ModuleSource]) -> None:
-    """Make modules importable in this process from their sources; see :meth:`SourceFinder.add`."""
-    _finder().add(sources)
-
-
 def loaded_by_the_user() -> dict[str, list[str]]:
     """Return the names of the user's own modules that are loaded here, by their top-level package."""
     return _shelf().loaded()
 
 
-def came_along(module: ModuleType) -> bool:
-    """Return True if ``module`` is served from a source that came with a call."""
-    return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _Loader)
-
-
-@functools.lru_cache(maxsize=1024)
-def is_installed_at(location: str) -> bool:
-    """Return True if a module at this path belongs to the standard library or an installed package."""
-    path = Path(location).resolve()
-    return any(path.is_relative_to(folder) for folder in _install_folders())
-
-
-class SourceFinder(MetaPathFinder):
-    """Finder of modules in memory; first in ``sys.meta_path``, it leaves the process's own modules alone."""
-
-    def __init__(self) -> None:
-        self._sources: dict[str, ModuleSource] = {}
-        self._left: set[str] = set()  # packages that are installed here just as they were sent
-        self._lock = threading.Lock()
-
-    def add(self, sources: Iterable[ModuleSource]) -> None:
-        """Take sources; if one changes, all served modules are imported again. Safe from any thread."""
-        with self._lock:
-            for source in sources:
-                old = self._sources.get(source.name)
-                if old is not None and old.edition_ns >= source.edition_ns:
-                    continue
-                self._sources[source.name] = source
-                if old is not None:
-                    self._forget(old)
-                self._take_over(source.name.partition(".")[0])
-            if self._sources and self not in sys.meta_path:
-                sys.meta_path.insert(0, self)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
-    ) -> ModuleSpec | None:
-        """See :class:`importlib.abc.MetaPathFinder`."""
-        del target  # only reloads have one
-        source = self._sources.get(fullname)
-        if source is None:
-            return None
-        parent = sys.modules.get(fullname.rpartition(".")[0])
-        if parent is not None and not came_along(parent):  # a submodule of another package than the one sent
-            return None
-        if parent is None and self._leaves(fullname, _find(fullname, path, besides=self)):
-            return None
-        spec = ModuleSpec(fullname, _Loader(source), origin=source.origin, is_package=source.is_package)
-        spec.has_location = True  # else the module would get no __file__
-        return spec
-
-    def _leaves(self, name: str, found: ModuleSpec | None) -> bool:
-        """Return True for a top-level module that the process imports from its own place."""
-        if _is_the_processes_own(found):
-            return True
-        if found is None or not self._is_as_sent(name, found):
-            return False
-        self._left.add(name)  # with its data and its compiled parts, which are not sent
-        return True
-
-    def _is_as_sent(self, package: str, found: ModuleSpec) -> bool:
-        sent = [source for name, source in self._sources.items() if name.partition(".")[0] == package]
-        return bool(found.origin) and all(_installed_text(source, str(found.origin)) == source.text for source in sent)
-
-    def _take_over(self, package: str) -> None:
-        """Have a package imported from its sources from now on, if they are no longer those installed here."""
-        found = getattr(sys.modules.get(package), "__spec__", None)
-        if package in self._left and found is not None and not self._is_as_sent(package, found):
-            self._left.discard(package)
-            for name in [each for each in sys.modules if each.partition(".")[0] == package]:
-                del sys.modules[name]
-
-    def _forget(self, old: ModuleSource) -> None:
-        for name in self._sources:
-            if (module := sys.modules.get(name)) is not None and came_along(module):
-                sys.modules.pop(name, None)
-        linecache.cache.pop(old.origin, None)  # it does not check sources of loaders for changes
-
-
-class _Loader(InspectLoader):
-    def __init__(self, source: ModuleSource) -> None:
-        self.source = source
-
-    def is_package(self, fullname: str) -> bool:
-        del fullname
-        return self.source.is_package
-
-    def get_source(self, fullname: str) -> str:
-        del fullname
-        return self.source.text
-
-    def get_code(self, fullname: str) -> CodeType:
-        del fullname
-        return self.source_to_code(self.source.text, self.source.origin)
-
-
-class _Accompanied:
-    """Pickle with sources: unpickles to the content of ``data``, after the sources were taken."""
-
-    def __init__(self, sources: tuple[ModuleSource, ...], data: bytes, buffers: Sequence[memoryview]) -> None:
-        self._sources = sources
-        self._data = data
-        self._buffers = buffers
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self._sources, self._data, *map(pickle.PickleBuffer, self._buffers))
-
-
-def _arrive(sources: tuple[ModuleSource, ...], data: bytes, *buffers: Any) -> Any:
-    take_sources(sources)
-    return pickle.loads(data, buffers=buffers)
-
-
-@functools.cache
-def _finder() -> SourceFinder:
-    return SourceFinder()
+def made_here(source: ModuleSource) -> bool:
+    """Return True if this process has made ``source``, of a module that it has as it is."""
+    return _shelf().made(source)
 
 
 class _Shelf:
-    """Sources by name. Files are read each time: their size and times do not show every change."""
+    """Sources by name."""
 
     def __init__(self) -> None:
         self._known: dict[str, ModuleSource] = {}
+        self._of_loaded: dict[str, tuple[ModuleSpec, ModuleSource | None]] = {}
+        self._sets: dict[frozenset[str], SourceSet | None] = {}
+        self._numbers: dict[tuple[tuple[str, int], ...], int] = {}
+        self._counter = count()
         self._installed: set[str] = set()
         self._path: list[str] = []
         self._loaded: dict[str, list[str]] = {}
         self._loaded_at: tuple[int, tuple[str, ...]] | None = None
         self._last_edition_ns = 0
+        self._lock = threading.RLock()
+
+    def set_of(self, names: frozenset[str]) -> SourceSet | None:
+        with self._lock:
+            known = self._sets.get(names)
+            if known is not None and known.is_current():
+                return known
+            found = self._set_of(names)
+            if len(self._sets) >= _ENTRIES:
+                self._sets.clear()
+            self._sets[names] = found
+            return found
+
+    def _set_of(self, names: frozenset[str]) -> SourceSet | None:
+        found: dict[str, ModuleSource] = {}
+        looked_at: dict[str, _TakenModule] = {}
+        seen: set[str] = set()
+        waiting = set(names)
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            source = self.source(name)
+            if source is not None:
+                found[name] = source
+                looked_at[name] = self._seen(name, source)
+                waiting |= needed_with(source)
+        for name in [*found]:
+            for outer in _outer(name):
+                if outer not in found and ((spec := _spec_of(outer)) is None or spec.origin is None):
+                    found[outer] = self._edition(outer, "", is_package=True, origin="")
+        if not found:
+            return None
+        sources = tuple(found[name] for name in sorted(found))
+        editions = tuple((each.name, each.edition_ns) for each in sources)
+        number = self._numbers.setdefault(editions, next(self._counter))
+        return SourceSet(sources=sources, number=number, seen=tuple(looked_at.values()), search_path=tuple(sys.path))
+
+    def _seen(self, name: str, source: ModuleSource) -> _TakenModule:
+        module = sys.modules.get(name)
+        if module is not None:
+            return _TakenModule(name, cast("ModuleSpec", module.__spec__), "", ())
+        return _TakenModule(name, None, source.origin, _settled(_stamp(source.origin)))
 
     def source(self, name: str) -> ModuleSource | None:
-        """Return the source to send for this module now; None if it is not the user's."""
-        spec = _spec_of(name) if self.is_the_users(name.partition(".")[0]) else None
-        if spec is None:
+        """Return the source to send for this module now; None if it is not the user's, or has none."""
+        if name == "__main__" or self._is_known_as_installed(name.partition(".")[0]):
             return None
-        if isinstance(spec.loader, _Loader):
-            return spec.loader.source
-        text = _text(spec)
+        with self._lock:
+            module = sys.modules.get(name)
+            spec = _spec_of(name)
+            if spec is None:
+                return None
+            if isinstance(spec.loader, ServedLoader):
+                return spec.loader.received
+            if module is None:
+                return self._read(name, spec)
+            known = self._of_loaded.get(name)
+            if known is None or known[0] is not spec:
+                self._of_loaded[name] = known = spec, self._read(name, spec)
+            return known[1]
+
+    def made(self, source: ModuleSource) -> bool:
+        module = sys.modules.get(source.name)
+        if module is None or self._known.get(source.name) != source:
+            return False
+        known = self._of_loaded.get(source.name)
+        return known is None or getattr(module, "__spec__", None) is known[0]
+
+    def _read(self, name: str, spec: ModuleSpec) -> ModuleSource | None:
+        if self._is_installed(name, spec):
+            return None
+        text = _text(name, spec)
         if text is None:
             return None
         is_package = spec.submodule_search_locations is not None
-        origin = spec.origin or next(iter(_folders(spec)), name)
+        origin = spec.origin if spec.has_location and spec.origin else next(iter(_folders(spec)), name)
+        folders = _folders(spec) if is_package and spec.origin and not self._is_inside_a_package(name) else []
+        return self._edition(name, text, is_package=is_package, origin=origin, files=_files_in(folders[:1]))
+
+    def _is_inside_a_package(self, name: str) -> bool:
+        """Return True if the files in a package's folder go with a package that it is in."""
+        return any((spec := _spec_of(outer)) is not None and spec.has_location for outer in _outer(name))
+
+    def _edition(
+        self, name: str, text: str, *, is_package: bool, origin: str, files: tuple[tuple[str, bytes], ...] = ()
+    ) -> ModuleSource:
         old = self._known.get(name)
-        if old is None or (old.text, old.origin, old.is_package) != (text, origin, is_package):
+        if old is None or (old.text, old.origin, old.is_package, old.files) != (text, origin, is_package, files):
             # Later than every earlier edition, even if the clock was set back: workers keep the latest one.
             self._last_edition_ns = max(time.time_ns(), self._last_edition_ns + 1)
             edition_ns = self._last_edition_ns
-            old = ModuleSource(name=name, text=text, is_package=is_package, origin=origin, edition_ns=edition_ns)
+            old = ModuleSource(
+                name=name, text=text, is_package=is_package, origin=origin, edition_ns=edition_ns, files=files
+            )
         self._known[name] = old
         return old
 
@@ -288,9 +368,8 @@ class _Shelf:
         if self._loaded_at != state:
             self._loaded, self._loaded_at = {}, state
             for name in list(sys.modules):
-                package = name.partition(".")[0]
-                if package in self._loaded or self.is_the_users(package):
-                    self._loaded.setdefault(package, []).append(name)
+                if way_of(name) is Way.SOURCE:
+                    self._loaded.setdefault(name.partition(".")[0], []).append(name)
         return self._loaded
 
     def is_absent(self, name: str) -> bool:
@@ -298,21 +377,21 @@ class _Shelf:
         package = name.partition(".")[0]
         return not self._is_known_as_installed(package) and _spec_of(package) is None
 
-    def is_the_users(self, package: str) -> bool:
-        """Return True if ``package`` is found here, and is no installed one."""
-        if self._is_known_as_installed(package):
+    def _is_installed(self, name: str, spec: ModuleSpec | None = None) -> bool:
+        """Return True if a module is found here, and is Python's or a distribution's."""
+        spec = spec or _spec_of(name)
+        place = place_of(spec)
+        if spec is None:
             return False
-        spec = _spec_of(package)
-        if spec is None:  # not yet, maybe
+        if place is not None and not is_installed_at(name, place):
             return False
-        if isinstance(spec.loader, _Loader) or not _is_installed(spec):
-            return True
-        self._installed.add(package)
-        return False
+        if "." not in name and spec.origin is not None:  # no namespace, of which the user may have a part
+            self._installed.add(name)
+        return True
 
     def _is_known_as_installed(self, package: str) -> bool:
         if self._path != sys.path:  # another folder may come first now
-            self._installed, self._path = set(_NEVER_THE_USERS), list(sys.path)
+            self._installed, self._path = set(OWN_PACKAGES), list(sys.path)
         return package in self._installed
 
 
@@ -321,42 +400,72 @@ def _shelf() -> _Shelf:
     return _Shelf()
 
 
-def _mtime_ns(path: str) -> int:
+def _stamp(path: str) -> tuple[int, ...]:
     try:
-        return os.stat(path or ".").st_mtime_ns
+        status = os.stat(path)
     except OSError:
-        return 0
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _text(spec: ModuleSpec) -> str | None:
+def _settled(stamp: tuple[int, ...]) -> tuple[int, ...]:
+    return stamp if stamp and time.time_ns() - stamp[-1] > _SETTLED_NS else ()
+
+
+def _outer(name: str) -> Iterator[str]:
+    """Yield the packages that a module is in."""
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def _text(name: str, spec: ModuleSpec) -> str | None:
     """None where there is no source: an extension, a module made by hand, a file that is gone."""
-    if spec.origin is None:
+    if not spec.has_location or spec.origin is None:
         return "" if spec.submodule_search_locations is not None else None
     if spec.origin.endswith(".py") and os.path.isfile(spec.origin):
         return importlib.util.decode_source(Path(spec.origin).read_bytes())
-    return None
-
-
-def _installed_text(source: ModuleSource, package_file: str) -> str | None:
-    """Return the text that an installed package has for a module; None if it lacks it."""
-    place = Path(package_file)
-    if place.name == "__init__.py":
-        inside = source.name.split(".")[1:]
-        place = place.parent.joinpath(*inside, "__init__.py") if source.is_package else place.parent.joinpath(*inside)
-        place = place if source.is_package else place.with_name(f"{place.name}.py")
+    loader: Any = spec.loader
     try:
-        return importlib.util.decode_source(place.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        return loader.get_source(name) if hasattr(loader, "get_source") else None  # in a zip
+    except (ImportError, OSError, SyntaxError):
         return None
 
 
-def _is_the_processes_own(spec: ModuleSpec | None) -> bool:
-    return spec is not None and spec.origin is not None and not _is_installed(spec)
+def _files_in(folders: Iterable[str]) -> tuple[tuple[str, bytes], ...]:
+    """Return the files in a package's folder that go with it: each of 1 MiB at most, together 8 MiB at most."""
+    found: list[tuple[str, bytes]] = []
+    left = _FILES_BYTES
+    for folder in folders:
+        for path in _walk(folder):
+            try:
+                size = os.stat(path).st_size
+                if size <= min(_FILE_BYTES, left):
+                    found.append((Path(path).relative_to(folder).as_posix(), Path(path).read_bytes()))
+                    left -= size
+            except OSError:  # it has just gone, or may not be read
+                continue
+    return tuple(found)
 
 
-def _is_installed(spec: ModuleSpec) -> bool:
-    location = spec.origin if spec.has_location else next(iter(_folders(spec)), None)
-    return location is None or is_installed_at(location)
+def _walk(folder: str) -> Iterator[str]:
+    entries = 0
+    waiting = [folder]
+    while waiting:
+        try:
+            inside = sorted(os.scandir(waiting.pop()), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in inside:
+            entries += 1
+            if entries > _ENTRIES:
+                return
+            if entry.name.startswith(".") or entry.name in ("__pycache__", "node_modules"):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if not os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):
+                    waiting.append(entry.path)
+            elif entry.is_file() and entry.name != "__init__.py":
+                yield entry.path
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
@@ -366,12 +475,13 @@ def _spec_of(name: str) -> ModuleSpec | None:
         return getattr(module, "__spec__", None)
     package = name.rpartition(".")[0]
     if not package:
-        return _find(name, None)
+        return found_here(name, None)
     inside = _spec_of(package)
     return None if inside is None or inside.submodule_search_locations is None else _find_inside(name, _folders(inside))
 
 
-def _find(name: str, path: Sequence[str] | None, besides: MetaPathFinder | None = None) -> ModuleSpec | None:
+def found_here(name: str, path: Sequence[str] | None, besides: MetaPathFinder | None = None) -> ModuleSpec | None:
+    """Return what the finders of this process find, all but one of them."""
     finders = (finder for finder in sys.meta_path if finder is not besides)
     specs = (finder.find_spec(name, path) for finder in finders)
     return next((spec for spec in specs if spec is not None), None)
@@ -379,7 +489,7 @@ def _find(name: str, path: Sequence[str] | None, besides: MetaPathFinder | None 
 
 def _find_inside(name: str, folders: list[str]) -> ModuleSpec | None:
     try:
-        return _find(name, folders)
+        return found_here(name, folders)
     except KeyError:  # a folder without __init__.py, whose spec can only be made when the package it is in is imported
         spec = ModuleSpec(name, None, is_package=True)
         last = name.rpartition(".")[2]
@@ -391,23 +501,29 @@ def _folders(spec: ModuleSpec) -> list[str]:
     return list(spec.submodule_search_locations or ())
 
 
-@functools.lru_cache(maxsize=1024)
-def _imports_of_source(source: ModuleSource) -> frozenset[str]:
+@functools.lru_cache(maxsize=4096)
+def needed_with(source: ModuleSource) -> frozenset[str]:
+    """Return the names in a source's import statements, and the package that it is in."""
+    outer = source.name.rpartition(".")[0]
     try:
         code = compile(source.text, source.origin, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):  # its import fails on the worker, as it would here
-        return frozenset()
-    return _imports(code, source.name if source.is_package else source.name.rpartition(".")[0])
+        return frozenset((outer,)) if outer else frozenset()
+    found = _imports(code, source.name if source.is_package else outer)
+    return found | {outer} if outer else found
 
 
-@functools.lru_cache(maxsize=1024)
+_IMPORT_NAME: Final = dis.opmap["IMPORT_NAME"]
+
+
+@functools.lru_cache(maxsize=4096)
 def _imports(code: CodeType, package: str) -> frozenset[str]:
-    return frozenset(name for name in _imported(code, package) if name.partition(".")[0] not in _NEVER_THE_USERS)
+    return frozenset(_imported(code, package))
 
 
 def _imported(code: CodeType, package: str) -> Iterator[str]:
     before: list[Any] = [None, None]  # IMPORT_NAME follows two loads: the level and the imported members
-    for step in dis.get_instructions(code):
+    for step in dis.get_instructions(code) if _IMPORT_NAME in code.co_code[::2] else ():
         if step.opname == "IMPORT_NAME":
             yield from _meant(step.argval, level=before[0], members=before[1] or (), package=package)
         if step.opname != "EXTENDED_ARG":
@@ -426,10 +542,3 @@ def _meant(name: str, *, level: int, members: Sequence[str], package: str) -> It
     yield name
     # A member may be a submodule; `sources_of` passes over the others.
     yield from (f"{name}.{member}" for member in members if member != "*")
-
-
-@functools.cache
-def _install_folders() -> tuple[Path, ...]:
-    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [*site.getsitepackages(), site.getusersitepackages()]
-    return tuple(Path(folder).resolve() for folder in folders)

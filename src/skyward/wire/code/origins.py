@@ -26,9 +26,11 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 import cloudpickle.cloudpickle as _cloudpickle
 
 from skyward.errors import SerializationError
+from skyward.wire.code.mains import MainNames, define_in_main
 
 __all__ = [
     "Definition",
+    "by_value",
     "found_under_its_name",
     "goes_by_value",
     "reduced_for_call",
@@ -61,6 +63,7 @@ class _Origin:
 
 
 _make_skeleton: Final = cast("Any", _cloudpickle)._make_skeleton_class  # noqa: SLF001 - it has no public way
+_HEAP_TYPE = 1 << 9
 # Weakly: a worker must not keep every class that ever came with a call.
 _origins: WeakKeyDictionary[Any, _Origin] = WeakKeyDictionary()
 _received: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
@@ -83,6 +86,21 @@ def found_under_its_name(value: type | BuiltinFunctionType | FunctionType) -> bo
         return False
 
 
+def by_value(pickler: Any, value: Definition) -> Any:
+    """Return cloudpickle's reduction of ``value`` to its definition, although it is found under its name here."""
+    # cloudpickle's own way is a registry of modules, which belongs to the user.
+    match value:
+        case ModuleType():
+            names = {name: each for name, each in vars(value).items() if name != "__builtins__"}
+            return _cloudpickle.dynamic_subimport, (value.__name__, names)
+        case type() if value.__flags__ & _HEAP_TYPE:
+            return cast("Any", _cloudpickle)._dynamic_class_reduce(value)  # noqa: SLF001 - as above
+        case FunctionType():
+            return pickler._dynamic_function_reduce(value)  # noqa: SLF001 - as above
+        case _:  # a class of a compiled module
+            return NotImplemented
+
+
 def goes_by_value(value: Definition, reduced: Any) -> bool:
     """Return True if cloudpickle reduced ``value`` to its definition, not to a name."""
     match value:
@@ -92,12 +110,13 @@ def goes_by_value(value: Definition, reduced: Any) -> bool:
             return reduced is not NotImplemented and len(reduced) > len(("make", "arguments", "state", "", ""))
 
 
-def reduced_for_call(value: Definition, reduced: Reduced) -> Reduced:
+def reduced_for_call(value: Definition, reduced: Reduced, mains: dict[int, MainNames]) -> Reduced:
     """Return a reduction that keeps the identity of a definition on its way to a worker.
 
     Args:
         value: definition that travels by value.
         reduced: cloudpickle's reduction of it.
+        mains: the names that functions of ``__main__`` in this pickle share, by the id of cloudpickle's.
     """
     module, name = _name_of(value)
     match value:
@@ -107,14 +126,17 @@ def reduced_for_call(value: Definition, reduced: Reduced) -> Reduced:
             return (*maker, (_process(), set_state, state), None, None, _update_called_class)
         case ModuleType():
             return _make_module, (_process(), module, value.__name__), reduced[1][1], None, None, _fill_module
-        case _ if module:
-            return (_make_function, (_process(), module, name, reduced[0], *reduced[1]), *reduced[2:])
         case _:
-            return reduced
+            make, (code, names, *others), *rest = reduced
+            if names.get("__name__") == "__main__":  # of its globals: a wrapper takes over `__module__`
+                names = mains.setdefault(id(names), MainNames(names))
+            if module:
+                return (_make_function, (_process(), module, name, make, code, names, *others), *rest)
+            return (make, (code, names, *others), *rest)
 
 
 def reduced_for_result(value: Definition, reduced: Reduced) -> Reduced:
-    """Return a reduction that changes no existing object at the receiver of a result; arguments as above."""
+    """Return a reduction that changes no existing object at the receiver of a result."""
     match value:
         case type():
             make, arguments, state, *_, set_state = _with_slots(value, reduced)
@@ -167,6 +189,8 @@ def _remember(value: Any, process: str, module: str, name: str, class_id: str = 
     _origins[value] = _Origin(process=process, module=module, name=name, class_id=class_id, of_client=of_client)
     if module:
         _received[process, module, name] = value
+    if module == "__main__" and name:
+        define_in_main(name, value)
 
 
 def _make_called_class(process: str, module: str, name: str, make: Callable[..., type], *arguments: Any) -> type:

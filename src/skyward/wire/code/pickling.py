@@ -1,8 +1,8 @@
 """Pickling of calls and results, at both ends of a lane.
 
-Functions and classes from the user's own modules (those that are not installed packages) travel by value, so that a
-local ``helpers.py`` needs no packaging; installed modules travel by reference. Modules that functions import while
-they run are sent as source (:mod:`skyward.wire.code.modules`). Buffers of 1 MiB and more stay out of
+Functions and classes travel by name, those of the user's own modules next to the sources of these
+(:mod:`skyward.wire.code.modules`), so that a local ``helpers.py`` needs no packaging. By value travels what has no name
+to be found by: what scripts and notebooks define, closures, modules made by hand. Buffers of 1 MiB and more stay out of
 band (pickle protocol 5), so that large arrays are never copied into a pickle.
 """
 
@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, cast
 
@@ -26,16 +26,20 @@ import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
 from skyward.request.distribution_names import distribution_of_module
-from skyward.wire.code.modules import OWN_PACKAGES, any_absent, came_along, imported_by, is_installed_at, with_sources
+from skyward.wire.code.mains import MainNames, receiving_main
+from skyward.wire.code.modules import SourceSet, Way, any_absent, imported_by, source_set, way_of
 from skyward.wire.code.omissions import Omissions
 from skyward.wire.code.origins import (
     Definition,
+    by_value,
+    found_under_its_name,
     goes_by_value,
     reduced_for_call,
     reduced_for_result,
     reduced_to_name,
     with_client,
 )
+from skyward.wire.code.served import with_sources
 from skyward.wire.code.tracebacks import add_lines, hide_frames
 
 log = logging.getLogger("skyward.wire")
@@ -55,6 +59,7 @@ __all__ = [
     "travels_by_reference",
     "unpack",
     "unpack_call",
+    "unpack_call_with_main",
     "unpack_error",
 ]
 
@@ -86,13 +91,13 @@ class Packed:
     Attributes:
         data: the pickle.
         buffers: its out-of-band buffers, flat, in the pickle's order, each of :data:`LARGE_BYTES` or more.
-        self_contained: True if it contains no sources, whose files may change.
+        sources: the sources that must be there before it is unpickled; None if it needs none, or contains them.
         imports_absent: True if a function in it imports modules that are not found here, or not yet.
     """
 
     data: bytes
     buffers: tuple[memoryview, ...] = ()
-    self_contained: bool = True
+    sources: SourceSet | None = None
     imports_absent: bool = False
 
 
@@ -113,13 +118,18 @@ class PackedError:
     pickled: bytes
 
 
-def pack(obj: object, *, what: str) -> Packed:
+def pack(obj: object, *, what: str, apart: bool = False) -> Packed:
     """Pickle ``obj`` for a worker; ``what`` names it in errors.
+
+    Args:
+        obj: the object.
+        what: its name.
+        apart: return the sources of the user's modules next to the pickle; otherwise it contains them.
 
     Raises:
         SerializationError: it cannot be pickled; the message names the offending part.
     """
-    return _pack(obj, what, is_result=False)
+    return _pack(obj, what, is_result=False, apart=apart)
 
 
 def pack_result(obj: object, *, what: str) -> Packed:
@@ -132,12 +142,12 @@ def pack_result(obj: object, *, what: str) -> Packed:
     """
     packing.of_result = True
     try:
-        return _pack(obj, what, is_result=True)
+        return _pack(obj, what, is_result=True, apart=True)
     finally:
         packing.of_result = False
 
 
-def _pack(obj: object, what: str, *, is_result: bool) -> Packed:
+def _pack(obj: object, what: str, *, is_result: bool, apart: bool) -> Packed:
     if type(obj) in PLAIN_TYPES:  # no definitions in it: the plain pickler will do
         return Packed(data=pickle.dumps(obj, protocol=5))
     buffers: list[memoryview] = []
@@ -154,19 +164,23 @@ def _pack(obj: object, what: str, *, is_result: bool) -> Packed:
 
     try:
         try:
-            bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result)
+            data, modules = _dumps(obj, keep_out, is_result=is_result)
         except Exception:  # again, without the dispensable parts of modules and classes
             buffers.clear()
-            bare, imported = _dumps_with_imports(obj, keep_out, is_result=is_result, omissions=Omissions(obj, probe))
-        data = with_sources(bare, buffers, imported) if imported else bare
+            data, modules = _dumps(obj, keep_out, is_result=is_result, omissions=Omissions(obj, probe))
     except SkywardError:
         raise
     except Exception as error:
         path, part, cause = _blame(obj, what, error, probe)
         message = f"{path} cannot be pickled: {cause} (its type is {type(part).__module__}.{type(part).__qualname__})"
         raise SerializationError(message) from error
-    absent = any_absent(imported) if imported else False
-    return Packed(data=data, buffers=tuple(buffers), self_contained=data is bare, imports_absent=absent)
+    if is_result or not modules.all:
+        return Packed(data=data, buffers=tuple(buffers))
+    absent = any_absent(modules.imported) if modules.imported else False
+    sources = source_set(modules.all)
+    if not apart and sources is not None:
+        data, sources = with_sources(data, buffers, modules.all), None
+    return Packed(data=data, buffers=tuple(buffers), sources=sources, imports_absent=absent)
 
 
 def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], label: str) -> Packed:
@@ -179,24 +193,33 @@ def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], label: str) ->
         return Packed(data=pickle.dumps((args, kwargs), protocol=5))
     packing.arguments_of = label
     try:
-        return pack((args, kwargs), what=f"the arguments of {label}")
+        return pack((args, kwargs), what=f"the arguments of {label}", apart=True)
     finally:
         packing.arguments_of = ""
 
 
 def travels_by_reference(value: type | ModuleType | Callable[..., Any]) -> bool:
-    """Return True if nodes have this class, function or module under its name, from an installed package."""
+    """Return True if this class, function or module goes by name: nodes have its module, or get its source."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "builtins"
-    package = name.partition(".")[0]
-    if package == "__main__" or "<locals>" in getattr(value, "__qualname__", ""):
+    if "<locals>" in getattr(value, "__qualname__", "") or way_of(name) is Way.VALUE:
         return False
-    _send_by_value_if_the_users(package)
-    return package not in cloudpickle.list_registry_pickle_by_value()
+    registered = _registered()
+    return not registered or registered.isdisjoint((name, *_packages_of(name)))
+
+
+def _packages_of(name: str) -> Iterator[str]:
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def _registered() -> set[str]:
+    """Return the names of the modules that the user has told cloudpickle to send by value."""
+    return cast("set[str]", cloudpickle.list_registry_pickle_by_value())
 
 
 def naming_state() -> tuple[object, ...]:
     """Return a value that changes when other objects than before may be pickled by name."""
-    return len(sys.modules), cast("set[str]", cloudpickle.list_registry_pickle_by_value())
+    return len(sys.modules), _registered()
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
@@ -206,9 +229,15 @@ def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
 
 def unpack_call(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
     """Rebuild a part of the client's call; its definitions go back to the client as the client's own."""
+    return unpack_call_with_main(data, buffers)[0]
+
+
+def unpack_call_with_main(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> tuple[Any, ModuleType | None]:
+    """Rebuild a part of the client's call; return it with the module of what it has from the client's ``__main__``."""
     with_client.receiving = True
     try:
-        return unpack(data, buffers)
+        with receiving_main() as received:
+            return unpack(data, buffers), received.main
     finally:
         with_client.receiving = False
 
@@ -257,9 +286,9 @@ def text_of(error: BaseException) -> str:
         return f"<its __str__ raised {type(broken).__name__}>"
 
 
-# Classes and functions of packages, by id, which went by name before: to find that out costs more than all else of a
-# small pickle. It holds while the modules that go by value are the same ones.
-_by_name: dict[int, Any] = {}
+# Classes and functions, by id, which went by name before, with their modules: to find that out costs more than all else
+# of a small pickle. It holds while the modules that the user sends by value are the same ones.
+_by_name: dict[int, tuple[Any, str]] = {}
 _by_value: set[str] = set()
 
 
@@ -267,53 +296,89 @@ def _is_there_still(obj: Any) -> bool:
     return vars(sys.modules.get(obj.__module__, pickle)).get(obj.__name__) is obj
 
 
-class _Pickler(cloudpickle.Pickler):
-    """Cloudpickle's pickler, with the user's own modules by value.
+@dataclass(slots=True)
+class _Modules:
+    """Modules of the user's that a pickle needs.
 
     Attributes:
-        imported: modules that functions sent by value import while they run.
-        is_result: True for a pickle from a worker to the client.
-        omissions: chooses the parts of definitions to leave out; None leaves out nothing.
+        named: those of definitions that go by name.
+        imported: all modules that functions sent by value import while they run.
     """
 
-    imported: frozenset[str] = frozenset()
+    named: set[str] = field(default_factory=set[str])
+    imported: set[str] = field(default_factory=set[str])
+
+    @property
+    def all(self) -> set[str]:
+        """Names of all of them."""
+        return self.named | self.imported if self.imported else self.named
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Cloudpickle's pickler, which decides by the owner of a module what goes by value.
+
+    Attributes:
+        modules: the modules that the pickle needs.
+        is_result: True for a pickle from a worker to the client.
+        omissions: chooses the parts of definitions to leave out; None leaves out nothing.
+        mains: see :func:`~skyward.wire.code.origins.reduced_for_call`.
+    """
+
+    modules: _Modules
+    mains: dict[int, MainNames]
     is_result = False
     omissions: Omissions | None = None
 
     def reducer_override(self, obj: Any) -> Any:
-        if _by_name.get(id(obj)) is obj and _is_there_still(obj):
+        known = _by_name.get(id(obj))
+        if known is not None and known[0] is obj and _is_there_still(obj):
+            if known[1]:
+                self.modules.named.add(known[1])
             return NotImplemented
-        name = obj.__name__ if isinstance(obj, ModuleType) else getattr(obj, "__module__", None)
-        if isinstance(name, str) and isinstance(obj, type | ModuleType | Callable):
-            _send_by_value_if_the_users(name.partition(".")[0])
         definition = cast("object", obj)
         if isinstance(definition, type) or type(definition) in (FunctionType, ModuleType):
             return self._reduce_definition(cast("Definition", definition))
         if isinstance(definition, CodeType):
             return _with_file_name(definition, cast("Any", self.dispatch_table)[CodeType](definition))
-        if type(definition) is _CachingFunction and not travels_by_reference(cast("Any", definition)):
+        if type(definition) is _CachingFunction and not self._is_named(definition):
             caching = cast("Any", definition)
             return _caching, (caching.__wrapped__, caching.cache_parameters())
+        self._note(getattr(obj, "__module__", None))  # it may go by name, as a NewType does
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    def _is_named(self, value: Any) -> bool:
+        return travels_by_reference(value) and found_under_its_name(value)
+
+    def _note(self, module: object) -> None:
+        if isinstance(module, str) and way_of(module) is Way.SOURCE:
+            self.modules.named.add(module)
 
     def _reduce_definition(self, obj: Definition) -> Any:
         if self.is_result and (named := reduced_to_name(obj)) is not None:
             return named
-        if isinstance(obj, ModuleType):
-            reduced = cast("Any", self.dispatch_table)[ModuleType](obj)
-        else:
-            reduced = cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
+        module = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
+        way = way_of(module) if isinstance(module, str) else Way.VALUE  # pyright: ignore[reportUnnecessaryIsInstance]
+        reduced = self._reduced(obj, way)
         if goes_by_value(obj, reduced):
             if self.omissions is not None:
                 reduced = self.omissions.applied(obj, reduced)
             if isinstance(obj, FunctionType):
-                self.imported |= imported_by(obj)
-            return reduced_for_result(obj, reduced) if self.is_result else reduced_for_call(obj, reduced)
+                self.modules.imported |= imported_by(obj)
+            return reduced_for_result(obj, reduced) if self.is_result else reduced_for_call(obj, reduced, self.mains)
+        if way is Way.SOURCE:
+            self.modules.named.add(module)
         if reduced is NotImplemented:
-            if isinstance(obj, type) and issubclass(obj, Warning) and obj.__module__ != "builtins":
-                return _warning, (obj.__module__, obj.__qualname__)
-            _by_name[id(obj)] = obj
+            if isinstance(obj, type) and way is Way.INSTALLED and issubclass(obj, Warning) and module != "builtins":
+                return _warning, (module, obj.__qualname__)
+            _by_name[id(obj)] = obj, module if way is Way.SOURCE else ""
         return reduced
+
+    def _reduced(self, obj: Definition, way: Way) -> Any:
+        if isinstance(obj, ModuleType):
+            reduced = cast("Any", self.dispatch_table)[ModuleType](obj)
+        else:
+            reduced = cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
+        return reduced if way is not Way.VALUE or goes_by_value(obj, reduced) else by_value(self, obj)
 
 
 _FILE_NAME = 10
@@ -349,26 +414,26 @@ def _warning(module: str, name: str) -> type[Warning]:
         return type(name, (Warning,), {"__module__": module})
 
 
-def _dumps_with_imports(
+def _dumps(
     obj: object,
     buffer_callback: Callable[[pickle.PickleBuffer], bool] | None,
     *,
     is_result: bool,
     omissions: Omissions | None = None,
-) -> tuple[bytes, frozenset[str]]:
+) -> tuple[bytes, _Modules]:
     if type(obj) in PLAIN_TYPES:
-        return pickle.dumps(obj, protocol=5), frozenset()
-    by_value = cast("set[str]", cloudpickle.list_registry_pickle_by_value())
-    if by_value != _by_value:
+        return pickle.dumps(obj, protocol=5), _Modules()
+    if (registered := _registered()) != _by_value:
         _by_name.clear()
         _by_value.clear()
-        _by_value.update(by_value)
+        _by_value.update(registered)
     with io.BytesIO() as file:
         pickler = _Pickler(file, protocol=5, buffer_callback=buffer_callback)
+        pickler.modules, pickler.mains = _Modules(), {}
         pickler.is_result = is_result
         pickler.omissions = omissions
         pickler.dump(obj)
-        return file.getvalue(), pickler.imported
+        return file.getvalue(), pickler.modules
 
 
 class _Probe(_Pickler):
@@ -394,29 +459,10 @@ def _leave_out(_: pickle.PickleBuffer) -> bool:
 def _probe(obj: object, omissions: Omissions, *, is_result: bool) -> Sequence[object]:
     with io.BytesIO() as file:
         pickler = _Probe(file, protocol=5, buffer_callback=_leave_out)
+        pickler.modules, pickler.mains = _Modules(), {}
         pickler.is_result, pickler.omissions, pickler.parts = is_result, omissions, []
         pickler.dump(obj)
         return pickler.parts
-
-
-# Packages by name that were looked at, each as the module object that it was then.
-_judged: dict[str, ModuleType] = {}
-
-
-def _send_by_value_if_the_users(package: str) -> None:
-    module = sys.modules.get(package)
-    if module is None or module is _judged.get(package):
-        return
-    if package not in OWN_PACKAGES and package != "__main__" and not _is_installed(module):
-        cloudpickle.register_pickle_by_value(module)
-    _judged[package] = module
-
-
-def _is_installed(module: ModuleType) -> bool:
-    if came_along(module):  # installed as far as nodes matter: its source comes along
-        return True
-    location = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    return location is None or is_installed_at(location)
 
 
 def _blame(
@@ -469,7 +515,7 @@ def _pickle_error(error: BaseException) -> bytes:
     shown, second_best = _shown(error), b""
     for candidate in (_AsItSays(error), error, _Rebuilt(error)):
         try:
-            data, _ = _dumps_with_imports(candidate, None, is_result=True)
+            data, _ = _dumps(candidate, None, is_result=True)
             rebuilt = pickle.loads(data)
         except BaseException:  # a class that calls sys.exit() must not end the worker
             log.debug("cannot rebuild %s from its %s", type(error), type(candidate), exc_info=True)

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from skyward.wire.code.graph_modules import KeptModules, SentModules, named_in
-from skyward.wire.code.modules import ModuleSource
+from skyward.wire.code.graph_modules import KeptModules, missing_modules, named_in
+from skyward.wire.code.modules import ModuleSource, SentSources
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ def test_a_module_whose_function_is_pickled_by_name_is_found(module: ModuleType)
 
 
 def test_sources_go_once_and_again_when_they_have_changed(module: ModuleType, tmp_path: Path) -> None:
-    sent, graph = SentModules(), [pickle.dumps(module.f)]
+    sent, graph = SentSources(), [pickle.dumps(module.f)]
 
-    first, again = names(sent.ahead_of(graph)), names(sent.ahead_of(graph))
+    first, again = names(missing_modules(sent, graph)), names(missing_modules(sent, graph))
     (tmp_path / "sky_graphed_too.py").write_text("FACTOR = 2\n")
 
     assert (first, again) == (["sky_graphed", "sky_graphed_too"], [])
-    assert names(sent.ahead_of(graph)) == ["sky_graphed_too"]
+    assert names(missing_modules(sent, graph)) == ["sky_graphed_too"]
 
 
 @pytest.mark.parametrize("order", [((2, "new"), (1, "old")), ((1, "old"), (2, "new"))])

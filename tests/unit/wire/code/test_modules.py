@@ -4,6 +4,7 @@ import importlib
 import linecache
 import os
 import pickle
+import subprocess
 import sys
 import time
 import traceback
@@ -17,8 +18,9 @@ import pytest
 
 from skyward.submission import Invocation
 from skyward.testing.in_process import InProcessSubmitter
-from skyward.wire.code.modules import ModuleSource, SourceFinder, came_along, is_installed_at, sources_of
+from skyward.wire.code.modules import ModuleSource, SentSources, source_set, sources_of
 from skyward.wire.code.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
+from skyward.wire.code.served import SourceFinder, came_along
 
 FILES = {
     "sky_helper.py": "import sky_deeper\n\ndef times(x):\n    return sky_deeper.FACTOR * x\n",
@@ -274,15 +276,12 @@ def test_a_mere_folder_of_the_same_name_does_not_hide_a_source(
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: SourceFinder) -> Iterator[Path]:
     """A folder of installed packages, with one that has data."""
-    folder = tmp_path / "installed"
+    folder = tmp_path / "site-packages"
     (folder / "sky_mirrored").mkdir(parents=True)
     (folder / "sky_mirrored/__init__.py").write_text("from sky_mirrored import part\n")
     (folder / "sky_mirrored/part.py").write_text("NUMBER = 1\n")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr("skyward.wire.code.modules._install_folders", lambda: (folder.resolve(),))
-    is_installed_at.cache_clear()
     yield folder
-    is_installed_at.cache_clear()
     for name in [name for name in sys.modules if name.startswith("sky_mirrored")]:
         del sys.modules[name]
 
@@ -359,3 +358,109 @@ def test_a_source_with_a_mistake_is_reported_where_it_is_imported(project: Path,
     elsewhere()
     with pytest.raises(SyntaxError, match=r"invalid syntax \(sky_deeper.py, line 1\)"):
         unpack(packed.data)()
+
+
+NODE = """
+import os, pickle, sys
+os.environ["SKYWARD_BLOB_DIRS"] = "/nowhere:" + sys.argv[1]
+from skyward.wire.code.served import take_sources
+take_sources(pickle.load(sys.stdin.buffer))
+import importlib, importlib.resources, pkgutil
+import sky_pkg.deep.leaf
+print(open(os.path.join(os.path.dirname(sky_pkg.__file__), "data.txt")).read())
+print(importlib.resources.files("sky_pkg").joinpath("assets/more.txt").read_text())
+print(pkgutil.get_data("sky_pkg.deep", "in_a_package.txt").decode())
+print(importlib.import_module("sky_pkg.unneeded").__name__)
+print(sky_pkg.__file__.startswith(sys.argv[1]), "large.bin" in os.listdir(os.path.dirname(sky_pkg.__file__)))
+print(sky_pkg.deep.leaf.ONE)
+"""
+
+
+def test_a_machine_without_the_folder_has_a_copy_with_the_files_of_a_package(project: Path, tmp_path: Path) -> None:
+    for name in ("data.txt", "assets/more.txt", "deep/in_a_package.txt", ".env", "__pycache__/x.pyc"):
+        (project / "sky_pkg" / name).parent.mkdir(exist_ok=True)
+        (project / "sky_pkg" / name).write_text(name)
+    (project / "sky_pkg/large.bin").write_bytes(bytes((1 << 20) + 1))
+    sources = sources_of(["sky_pkg.deep.leaf"])
+    assert {name for source in sources for name, _ in source.files}.isdisjoint({".env", "__pycache__/x.pyc"})
+    sent = pickle.dumps(sources)
+    (tmp_path / "node").mkdir()
+    (project / "sky_pkg").rename(tmp_path / "gone")
+
+    done = subprocess.run(
+        [sys.executable, "-c", NODE, tmp_path / "node"], input=sent, capture_output=True, check=False, cwd="/"
+    )
+
+    assert done.returncode == 0, done.stderr.decode()
+    data = ["data.txt", "assets/more.txt", "deep/in_a_package.txt"]
+    assert done.stdout.decode().splitlines() == [*data, "sky_pkg.unneeded", "True False", "1"]
+
+
+def test_a_loaded_module_goes_as_it_was_until_it_is_reloaded(project: Path) -> None:
+    module = importlib.import_module("sky_deeper")
+    before = source_set(["sky_deeper"])
+    assert before is not None
+    (project / "sky_deeper.py").write_text("FACTOR = 3333\n")
+    assert before.is_current()
+    assert source_set(["sky_deeper"]) is before
+
+    importlib.reload(module)
+
+    assert not before.is_current()
+    assert [source.text for source in sources_of(["sky_deeper"])] == ["FACTOR = 3333\n"]
+
+
+def test_a_connection_carries_each_edition_once(project: Path) -> None:
+    sent, path = SentSources(), project / "sky_deeper.py"
+
+    def carried() -> list[str]:
+        wanted = source_set(["sky_helper"])
+        assert wanted is not None
+        return [source.name for source in sent.missing(wanted)]
+
+    assert [carried(), carried()] == [["sky_deeper", "sky_helper"], []]
+    path.write_text("FACTOR = 11\n")
+    assert [carried(), carried()] == [["sky_deeper"], []]
+
+
+def test_a_changed_module_leaves_those_alone_that_do_not_import_it(finder: SourceFinder) -> None:
+    finder.add([edition(1, "VALUE = 1"), edition(1, "STATE = []", "sky_other")])
+    importlib.import_module("sky_served")
+    other = importlib.import_module("sky_other")
+
+    finder.add([edition(2, "VALUE = 2")])
+
+    assert importlib.import_module("sky_other") is other
+    assert importlib.import_module("sky_served").VALUE == 2
+
+
+SHADOWS = """
+import pickle, sys, queue, statistics
+from skyward.wire.code.served import take_sources
+take_sources(pickle.load(sys.stdin.buffer))
+user = {"__name__": "__main__"}
+def by(text, names):
+    exec(text, names)
+    return getattr(names["found"], "MINE", "theirs")
+import asyncio, numpy
+for library in (vars(asyncio), vars(statistics.random)):
+    print(by("import queue as found", library), by("from queue import Queue as found", library), end=" ")
+    print(by("import graphlib as found", library), by("import sched as found", library))
+print(by("import queue as found", user), by("import graphlib as found", user), by("import sched as found", user))
+print(pickle.loads(pickle.dumps(sys.modules["sched"].Thing)).MINE)
+"""
+
+
+def test_modules_with_the_names_of_others_are_for_the_users_code_alone(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["queue", "graphlib", "sched"]
+    for name in names:
+        (project / f"{name}.py").write_text("MINE = 'mine'\nclass Thing:\n    MINE = 'mine'\n")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    sent = pickle.dumps(sources_of(names))
+
+    done = subprocess.run([sys.executable, "-c", SHADOWS], input=sent, capture_output=True, check=False, cwd="/")
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines() == ["theirs theirs theirs theirs"] * 2 + ["mine mine mine", "mine"]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from skyward.errors import SerializationError
@@ -71,7 +72,9 @@ def helpers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         module = importlib.import_module("sky_locking")
+        cloudpickle.register_pickle_by_value(module)
         yield module
+        cloudpickle.unregister_pickle_by_value(module)
         module.CONNECTION.close()
         del sys.modules["sky_locking"]
 

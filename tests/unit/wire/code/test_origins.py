@@ -55,10 +55,13 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
+    """A worker to which this module goes by value, as a script's does."""
     worker = Worker()
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with worker.process:
         yield worker
         worker.process.kill()
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 class Model:

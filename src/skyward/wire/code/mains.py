@@ -1,0 +1,124 @@
+"""``__main__`` of the client, on a worker: what came of it is found there under its name.
+
+Functions of a script or a notebook go by value. Those of one pickle share the names of one module, which is
+``sys.modules["__main__"]`` while a call of theirs runs: so pickles, type hints and ``sys.modules[__name__]`` find the
+classes that the call uses. Each pickle has its own module: a later one changes no names of a call that still runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import Any, cast
+
+from skyward.wire.code.served import received_source
+
+__all__ = ["MainNames", "define_in_main", "enter_main", "receiving_main"]
+
+MAIN = "__main__"
+
+
+class MainNames:
+    """Names of ``__main__`` in one pickle; it is rebuilt as the dictionary of a module.
+
+    Args:
+        names: the names that all functions have, such as ``__file__``.
+    """
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _names_of_main, (self._names,)
+
+
+class _MainLoader(InspectLoader):
+    """Loader of a received ``__main__``, by which its source is found; holds the module for its functions.
+
+    Attributes:
+        module: the module.
+        defined: the definitions that were received for it, by name.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+        self.defined: dict[str, Any] = {}
+
+    def get_source(self, fullname: str) -> str:
+        """See :class:`importlib.abc.InspectLoader`."""
+        if (source := received_source(fullname)) is None:
+            raise ImportError(f"the source of {fullname} was not sent", name=fullname)
+        return source.text
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Raise: it ran where it comes from."""
+        raise ImportError(f"{fullname} runs where it comes from", name=fullname)
+
+
+class _Receiving(threading.local):
+    main: ModuleType | None = None
+    active: bool = False
+
+
+_receiving = _Receiving()
+
+
+@contextmanager
+def receiving_main() -> Generator[_Receiving]:
+    """Gather the definitions of ``__main__`` that this thread unpickles; ``main`` is their module, if there are any."""
+    outside = _receiving.main, _receiving.active
+    _receiving.main, _receiving.active = None, True
+    try:
+        yield _receiving
+    finally:
+        _receiving.main, _receiving.active = outside
+
+
+def define_in_main(name: str, value: object) -> None:
+    """Record a definition of ``__main__`` that is being received."""
+    if _receiving.active and "." not in name:
+        module = _main()
+        _loader_of(module).defined[name] = value
+        setattr(module, name, value)
+
+
+def enter_main(of_function: ModuleType | None, of_arguments: ModuleType | None) -> None:
+    """Make the module that a call's function comes from, or else its arguments, this process's ``__main__``.
+
+    Classes in the arguments are found in it, too.
+    """
+    main = of_function or of_arguments
+    if main is None:
+        return
+    if of_arguments is not None and main is not of_arguments:
+        for name, value in _loader_of(of_arguments).defined.items():
+            if isinstance(value, type) or not hasattr(main, name):
+                setattr(main, name, value)
+    sys.modules[MAIN] = main
+
+
+def _loader_of(module: ModuleType) -> _MainLoader:
+    return cast("_MainLoader", module.__loader__)
+
+
+def _names_of_main(names: dict[str, Any]) -> dict[str, Any]:
+    module = _main()
+    vars(module).update(names)
+    return vars(module)
+
+
+def _main() -> ModuleType:
+    if _receiving.active and _receiving.main is not None:
+        return _receiving.main
+    module = ModuleType(MAIN)
+    module.__loader__ = _MainLoader(module)
+    # The name keeps multiprocessing's children from running the client's script, if they find a file of its name.
+    module.__spec__ = ModuleSpec(MAIN, module.__loader__)
+    if _receiving.active:
+        _receiving.main = module
+    return module
