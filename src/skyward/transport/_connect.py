@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import paramiko
 from paramiko import AuthenticationException, BadAuthenticationType
-from paramiko.ssh_exception import ProxyCommandFailure
+from paramiko.ssh_exception import IncompatiblePeer, ProxyCommandFailure
 from tenacity import (
     Retrying,
     retry_if_exception,
@@ -23,10 +22,11 @@ from tenacity import (
 )
 
 from skyward.errors import AuthenticationError, SkywardError
+from skyward.transport._algorithms import agree, disabled, disagreement
 from skyward.transport._errors import is_transient, translated
 from skyward.transport._hostkeys import HostKey, KnownKeys, known_keys, unknown, verify
 from skyward.transport._identities import Identities, Identity, identities
-from skyward.transport._paramiko import RSA_SIGNATURES, Client, end_handshake, hush, packetizer_class
+from skyward.transport._paramiko import Client, client_class, end_handshake, hush, packetizer_class
 from skyward.transport._socket import Dialled, LiveSocket, dial_command, dial_tcp, resolve
 from skyward.transport._ssh_config import Settings, settings
 from skyward.transport.access import SSHTarget
@@ -35,25 +35,10 @@ __all__ = ["SSHSession", "connect"]
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
-# Without the CBC ciphers and the SHA-1 and MD5 hashes that paramiko also supports.
-_CIPHERS = (
-    "aes128-gcm@openssh.com",
-    "aes256-gcm@openssh.com",
-    "aes128-ctr",
-    "aes192-ctr",
-    "aes256-ctr",
-)
-_MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
-_HOST_KEY_TYPES = (
-    "ssh-ed25519",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "rsa-sha2-512",
-    "rsa-sha2-256",
-)
 _MOST_KEYS = 6
 _STEP_TIMEOUT_S = 15.0
+_PERSON_S = 50.0
+"""Time for an answer that needs the agent, which may ask a person to touch a key or to unlock it."""
 _KEEPALIVE = "keepalive@openssh.com"  # servers that do not support a request answer it, too, with a refusal
 
 
@@ -109,10 +94,10 @@ def connect(
     """
     own = settings(target)  # outside of the retries: a broken configuration does not mend itself
     started = time.monotonic()
-    deadline = started + target.patience_s
+    patience_s = max(target.patience_s, own.dial_s or 0.0)
     retrying = Retrying(
         retry=retry_if_exception(is_transient),
-        stop=stop_after_delay(target.patience_s) | stop_when_event_set(stopped),
+        stop=stop_after_delay(patience_s) | stop_when_event_set(stopped),
         wait=wait_exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         + wait_random(0, _FIRST_PAUSE_S),  # many nodes must not retry in step
         sleep=sleep_using_event(stopped),
@@ -120,7 +105,7 @@ def connect(
         reraise=True,
     )
     try:
-        return retrying(_connect_once, own, by_jump, stopped, deadline=deadline, gate=gate)
+        return retrying(_connect_once, own, by_jump, stopped, deadline=started + patience_s, gate=gate)
     except Exception as error:
         waited = f"tried for {time.monotonic() - started:.0f} s" if is_transient(error) else "not tried again"
         named = "" if own.host == target.host else f"{target.host}: "
@@ -136,16 +121,11 @@ def _connect_once(
     gate: threading.Lock,
 ) -> SSHSession:
     known = known_keys(own)
-    if not known.accepted:  # before dialling: nothing is sent to an unknown machine
+    if known.empty and not own.known_hosts_command:  # before dialling: nothing is sent to an unknown machine
         if by_jump is None and not own.proxy_command:
             resolve(own.host, own.port)  # a name without an address has no key that could be added
         raise unknown(known, own)
-    if by_jump is not None:
-        dialled = Dialled(socket=by_jump(own.host, own.port))
-    elif own.proxy_command:
-        dialled = dial_command(own.proxy_command)
-    else:
-        dialled = dial_tcp(own.host, own.port, deadline=deadline, stopped=stopped)
+    dialled = _dial(own, by_jump, stopped, deadline=deadline)
     try:
         return _log_in(dialled, own, known, stopped, deadline=deadline, gate=gate)
     except SkywardError:
@@ -154,6 +134,24 @@ def _connect_once(
         if complaint := dialled.complaint():  # explains more than the broken connection does
             raise ProxyCommandFailure(str(own.proxy_command), complaint) from error
         raise
+
+
+def _dial(
+    own: Settings, by_jump: Callable[[str, int], socket.socket] | None, stopped: threading.Event, *, deadline: float
+) -> Dialled:
+    if by_jump is not None:
+        return Dialled(socket=by_jump(own.host, own.port))
+    if own.proxy_command:
+        return dial_command(own.proxy_command, shell=own.proxy_shell, passes_socket=own.proxy_passes_socket)
+    return dial_tcp(
+        own.host,
+        own.port,
+        deadline=deadline,
+        stopped=stopped,
+        family=own.family,
+        bind=own.bind,
+        address_s=own.dial_s,
+    )
 
 
 def _log_in(
@@ -185,10 +183,16 @@ def _log_in(
     client: Any = None
     try:
         step_s = max(1.0, min(_STEP_TIMEOUT_S, deadline - time.monotonic()))
-        client = _new_client(sock, known, name=settings.host, timeout_s=step_s)
-        client.start_client(timeout=max(1.0, deadline - time.monotonic()))
+        client = _new_client(sock, known, settings, timeout_s=step_s)
+        try:
+            client.start_client(timeout=max(1.0, deadline - time.monotonic()))
+        except IncompatiblePeer as error:
+            raise IncompatiblePeer(disagreement(client) or str(error)) from error
         shown = client.get_remote_server_key()
-        verify(HostKey(type=shown.get_name(), blob=shown.asbytes()), known, settings)
+        key = HostKey(type=shown.get_name(), blob=shown.asbytes())
+        if settings.known_hosts_command or settings.check_address:
+            known = known_keys(settings, shown=key, address=dialled.address)
+        verify(key, known, settings, certificate=shown.public_blob.key_blob if shown.public_blob else b"")
         # Only after the machine has proved its identity: another one must not learn which keys the user has.
         with identities(settings) as found:
             _authenticate(client, settings, found)
@@ -202,23 +206,18 @@ def _log_in(
     return SSHSession(client=cast("Client", client), socket=sock)
 
 
-def _new_client(sock: LiveSocket, known: KnownKeys, *, name: str, timeout_s: float) -> Any:
-    client: Any = paramiko.Transport(cast("Any", sock), packetizer_class=packetizer_class())
-    client.name = f"skyward-ssh {name}"
+def _new_client(sock: LiveSocket, known: KnownKeys, settings: Settings, *, timeout_s: float) -> Any:
+    client = client_class()(
+        sock,
+        packetizer_class=packetizer_class(),
+        disabled_algorithms={"pubkeys": disabled(settings.algorithms)},
+    )
+    client.name = f"skyward-ssh {settings.host}"
     hush(client)
     client.banner_timeout = client.handshake_timeout = client.auth_timeout = timeout_s
-    options = client.get_security_options()
-    options.ciphers = _CIPHERS
-    options.digests = _MACS
-    options.key_types = _preferred(known)
+    client.packetizer.renew_keys_after(*settings.rekey)
+    agree(client, settings.algorithms, known)
     return client
-
-
-def _preferred(known: KnownKeys) -> tuple[str, ...]:
-    """Return the types of host keys, those on file first."""
-    # A machine shows the first of these types that it has: with another order it could show a key that is not on file.
-    on_file = {name for key in known.accepted for name in (RSA_SIGNATURES if key.type == "ssh-rsa" else [key.type])}
-    return tuple(sorted(_HOST_KEY_TYPES, key=lambda name: name not in on_file))
 
 
 def _authenticate(client: Any, settings: Settings, found: Identities) -> None:
@@ -234,6 +233,9 @@ def _authenticate(client: Any, settings: Settings, found: Identities) -> None:
 
 
 def _accepted(client: Any, settings: Settings, identity: Identity, *, first: bool) -> bool:
+    usual_s = client.auth_timeout
+    if identity.in_agent:
+        client.auth_timeout = _PERSON_S
     limit = time.monotonic() + client.auth_timeout
     try:
         further = client.auth_publickey(settings.user, identity.key)
@@ -247,6 +249,8 @@ def _accepted(client: Any, settings: Settings, identity: Identity, *, first: boo
         if time.monotonic() >= limit or (first and not client.is_active()):
             raise ConnectionResetError("the connection broke off during authentication") from None
         return False
+    finally:
+        client.auth_timeout = usual_s
     if further:
         raise AuthenticationError(
             f"{settings.user}@{settings.host} port {settings.port} requires more than a key ({', '.join(further)}): "

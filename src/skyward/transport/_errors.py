@@ -53,7 +53,7 @@ _REFUSED_USER = Meaning(
 _UNLIKE = Meaning(
     error=UnreachableError,
     transient=False,
-    advice="client and server have no algorithm in common: the server is too old, update it",
+    advice="`ssh -v` shows what both sides offer",
 )
 _PROXY = Meaning(error=UnreachableError, transient=True, advice="check ProxyCommand in the SSH configuration")
 _REFUSED_CHANNEL = Meaning(

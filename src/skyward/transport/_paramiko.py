@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 if TYPE_CHECKING:
     from skyward.transport._socket import LiveSocket
@@ -23,6 +25,7 @@ __all__ = [
     "RefusedSessionError",
     "StaleConnectionError",
     "StockBuffer",
+    "client_class",
     "end_handshake",
     "hush",
     "open_channel",
@@ -272,6 +275,20 @@ def packetizer_class() -> type[Any]:
             packetizer: Any = super()
             packetizer.__init__(sock)
             self._live_socket = sock
+            self._period_s = 0
+            self._renewed_at = 0.0
+
+        def renew_keys_after(self, nbytes: int, seconds: int) -> None:
+            """Renew keys after so many bytes or seconds; 0 leaves the usual number."""
+            self.REKEY_BYTES = nbytes or self.REKEY_BYTES  # pyright: ignore[reportConstantRedefinition]
+            self._period_s = seconds
+            self._renewed_at = time.monotonic()
+
+        def need_rekey(self) -> bool:
+            due = bool(self._period_s) and time.monotonic() - self._renewed_at >= self._period_s
+            if due:
+                self._renewed_at = time.monotonic()
+            return due or bool(super().need_rekey())
 
         def read_message(self) -> tuple[int, Any]:
             # paramiko has answered the previous message when it asks for the next one.
@@ -282,6 +299,46 @@ def packetizer_class() -> type[Any]:
             return kind, message
 
     return GatedPacketizer
+
+
+@functools.cache
+def client_class() -> type[Any]:
+    """Return the class of paramiko's connections, which knows what the machine offers; made on use."""
+    from paramiko import Transport
+    from paramiko.kex_curve25519 import KexCurve25519
+
+    former, name = "curve25519-sha256@libssh.org", "curve25519-sha256"
+    stock: Any = Transport
+
+    class OfferedTransport(stock):
+        """Transport that keeps the machine's lists of algorithms in ``offered``.
+
+        It has the key exchange of RFC 8731 under its name, not only under the former one, and needs no MAC in common
+        where the cipher authenticates by itself, as OpenSSH does not.
+        """
+
+        _kex_info: ClassVar = {**stock._kex_info, name: KexCurve25519}  # noqa: SLF001
+        _preferred_kex = tuple(
+            each
+            for kex in stock._preferred_kex  # noqa: SLF001
+            for each in ([name, kex] if kex == former else [kex])
+        )
+        offered: Mapping[str, list[str]] = MappingProxyType({})
+
+        def _really_parse_kex_init(self, m: Any, ignore_first_byte: bool = False) -> dict[str, list[str]]:  # noqa: FBT001, FBT002
+            transport: Any = super()
+            parsed: dict[str, list[str]] = transport._really_parse_kex_init(m, ignore_first_byte)  # noqa: SLF001
+            if ignore_first_byte:  # this side's own
+                return parsed
+            self.offered = {field: [*names] for field, names in parsed.items() if field.endswith("_list")}
+            options: Any = transport.get_security_options()
+            for side in ("client", "server"):
+                ciphers = parsed[f"{side}_encrypt_algo_list"]
+                if "gcm" in next((cipher for cipher in options.ciphers if cipher in ciphers), ""):
+                    parsed[f"{side}_mac_algo_list"] += options.digests
+            return parsed
+
+    return OfferedTransport
 
 
 def end_handshake(client: Any) -> None:

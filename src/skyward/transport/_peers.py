@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any, cast
 
 import paramiko
 
-from skyward.transport._paramiko import RSA_SIGNATURES, Client, end_handshake, hush, open_channel
+from skyward.transport._paramiko import RSA_SIGNATURES, Client, client_class, end_handshake, hush, open_channel
 
 __all__ = ["answers", "key_at", "shown_key"]
 
@@ -36,7 +35,7 @@ def key_at(client: Client, host: str, port: int, *, kind: str, timeout_s: float)
         Exception: paramiko's own exceptions: the machine could not connect, or no such server answers there.
     """
     channel = open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s)
-    peer: Any = paramiko.Transport(cast("Any", channel))
+    peer = client_class()(channel)
     try:
         peer.name = f"skyward-ssh {host}"
         hush(peer)

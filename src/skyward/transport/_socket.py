@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import selectors
+import signal
 import socket
 import struct
 import subprocess
@@ -15,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import psutil
 
 from skyward._concurrency.forking import keep_from_forks
 from skyward._concurrency.linux_parts import NOTSENT_LOWAT
@@ -38,26 +41,37 @@ class Dialled:
         socket: the socket.
         hang_up: ends the proxy command; to be called after the socket was closed.
         complaint: returns the end of the proxy command's standard error, after ``hang_up``.
+        address: the machine's address, where it was dialled directly.
     """
 
     socket: socket.socket
     hang_up: Callable[[], None] | None = None
     complaint: Callable[[], str] = str
+    address: str = ""
 
 
-def resolve(host: str, port: int) -> Sequence[tuple[Any, ...]]:
-    """Return the addresses of a name, as ``socket.getaddrinfo`` does.
+def resolve(host: str, port: int, family: int = socket.AF_UNSPEC) -> Sequence[tuple[Any, ...]]:
+    """Return the addresses of a name, of that family, as ``socket.getaddrinfo`` does.
 
     Raises:
         OSError: the name has none, or no resolver answers.
     """
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
     except UnicodeError as error:
         raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no valid host name") from error
 
 
-def dial_tcp(host: str, port: int, *, deadline: float, stopped: threading.Event) -> Dialled:
+def dial_tcp(
+    host: str,
+    port: int,
+    *,
+    deadline: float,
+    stopped: threading.Event,
+    family: int = socket.AF_UNSPEC,
+    bind: tuple[str, str] = ("", ""),
+    address_s: float | None = None,
+) -> Dialled:
     """Connect to the first address that answers; IPv4 comes first.
 
     Args:
@@ -65,17 +79,21 @@ def dial_tcp(host: str, port: int, *, deadline: float, stopped: threading.Event)
         port: TCP port.
         deadline: time on the monotonic clock at which to give up.
         stopped: ends the attempt when set.
+        family: family of addresses; all by default.
+        bind: own address and interface to connect from; empty for any.
+        address_s: time for one address; ten seconds by default.
 
     Raises:
         OSError: no address answered; the failure of the last one.
     """
-    found = resolve(host, port)
+    found = resolve(host, port, family)
     failure: OSError = TimeoutError("the host has no address")
     # One at a time: an address that does not answer costs up to ten seconds.
-    for family, kind, protocol, _, address in sorted(found, key=lambda info: info[0] != socket.AF_INET):
-        sock = keep_from_forks(socket.socket(family, kind, protocol))
+    for own_family, kind, protocol, _, address in sorted(found, key=lambda info: info[0] != socket.AF_INET):
+        sock = keep_from_forks(socket.socket(own_family, kind, protocol))
         try:
-            _connect(sock, address, min(deadline, time.monotonic() + _ADDRESS_TIMEOUT_S), stopped)
+            _bind(sock, *bind)
+            _connect(sock, address, min(deadline, time.monotonic() + (address_s or _ADDRESS_TIMEOUT_S)), stopped)
         except OSError as error:
             sock.close()
             failure = error
@@ -83,8 +101,17 @@ def dial_tcp(host: str, port: int, *, deadline: float, stopped: threading.Event)
             sock.close()
             raise
         else:
-            return Dialled(socket=sock)
+            return Dialled(socket=sock, address=str(address[0]))
     raise failure
+
+
+def _bind(sock: socket.socket, address: str, interface: str) -> None:
+    """Connect from an address, or from the first one of an interface."""
+    own = [each.address for each in psutil.net_if_addrs().get(interface, ()) if each.family == sock.family]
+    if interface and not own and not address:
+        raise OSError(errno.EADDRNOTAVAIL, f"the interface {interface} (BindInterface) has no address to connect from")
+    if address or own:
+        sock.bind(socket.getaddrinfo(address or own[0], None, sock.family, socket.SOCK_STREAM)[0][4])
 
 
 def _connect(sock: socket.socket, address: object, deadline: float, stopped: threading.Event) -> None:
@@ -102,11 +129,16 @@ def _connect(sock: socket.socket, address: object, deadline: float, stopped: thr
         raise OSError(number, os.strerror(number))
 
 
-def dial_command(command: str) -> Dialled:
+def dial_command(command: str, *, shell: str = "/bin/sh", passes_socket: bool = False) -> Dialled:
     """Start a proxy command, whose input and output carry the connection.
 
+    Args:
+        command: the command line.
+        shell: the shell that runs it.
+        passes_socket: True if it connects a socket, hands that over through its output, and ends.
+
     Raises:
-        OSError: the process cannot be started.
+        OSError: the process cannot be started, or hands over no socket.
     """
     ours, theirs = map(keep_from_forks, socket.socketpair())
     # A file, as a pipe that nobody reads would block a talkative command.
@@ -114,7 +146,7 @@ def dial_command(command: str) -> Dialled:
     with theirs:
         try:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {command}"],  # exec: a kill must reach the command, not a shell above it
+                [shell, "-c", f"exec {command}"],  # exec: a kill must reach the command, not a shell above it
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=complaints,
@@ -129,12 +161,24 @@ def dial_command(command: str) -> Dialled:
 
     def hang_up() -> None:
         nonlocal said
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what the command has started holds the connection, too
         process.wait()
         complaints.seek(0)
         said = complaints.read().decode(errors="replace").strip()[-_COMPLAINT_CHARACTERS:]
         complaints.close()
 
+    if passes_socket:
+        with ours:
+            ours.settimeout(_ADDRESS_TIMEOUT_S)
+            try:
+                _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+                ours = keep_from_forks(socket.socket(fileno=descriptors[0]))
+            except (OSError, IndexError) as error:
+                hang_up()
+                raise ConnectionAbortedError(
+                    errno.ECONNABORTED, f"the proxy command passes no socket: {said}"
+                ) from error
     return Dialled(socket=ours, hang_up=hang_up, complaint=lambda: said)
 
 

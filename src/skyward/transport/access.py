@@ -38,6 +38,7 @@ class SSHTarget:
         config_path: the SSH configuration; None means the user's.
         proxy: command whose input and output are the connection. It replaces ProxyJump and ProxyCommand of the SSH
             configuration; empty means none.
+        direct: True for a host that is dialled from a jump host: ProxyJump and ProxyCommand do not count for it.
         patience_s: seconds of retries for a machine that does not answer, before that is an error.
         silence_s: seconds without an answer of the machine, after which its connection is given up.
     """
@@ -50,6 +51,7 @@ class SSHTarget:
     host_keys: tuple[str, ...] = ()
     config_path: str | None = None
     proxy: tuple[str, ...] = ()
+    direct: bool = False
     patience_s: float = 30.0
     silence_s: float = 15.0
 

@@ -13,12 +13,13 @@ from skyward.transport._ssh_config import Settings, settings
 from skyward.transport.access import SSHTarget
 
 
-def public(filler: int, kind: str = "ssh-ed25519") -> str:
-    blob = len(kind).to_bytes(4, "big") + kind.encode() + (32).to_bytes(4, "big") + bytes([filler]) * 32
+def public(filler: int, kind: str = "ssh-ed25519", bits: int = 256) -> str:
+    fields = [kind.encode(), *([b"\1\0\1"] if kind == "ssh-rsa" else []), bytes([filler + 127]) * (bits // 8)]
+    blob = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
     return f"{kind} {base64.b64encode(blob).decode()}"
 
 
-ONE, TWO, RSA = public(1), public(2), public(3, "ssh-rsa")
+ONE, TWO, RSA = public(1), public(2), public(3, "ssh-rsa", bits=2048)
 
 
 def shown(text: str) -> HostKey:
@@ -82,6 +83,14 @@ def test_key_on_file_is_accepted_and_any_other_refused(known: Path) -> None:
     assert f"ssh-keygen -R 'box.example' -f {known}" in said
 
 
+def test_small_rsa_key_is_refused(known: Path) -> None:
+    known.write_text(f"box.example {RSA}\n")
+    own = replace(reaching(known), rsa_bits=3072)
+
+    with pytest.raises(HostKeyError, match="of 2048 bits, and RequiredRSASize is 3072"):
+        verify(shown(RSA), known_keys(own), own)
+
+
 def test_revoked_key_is_refused_though_it_is_on_file(known: Path) -> None:
     known.write_text(f"box.example {ONE}\n@revoked * {ONE}\n")
     own = reaching(known)
@@ -90,19 +99,24 @@ def test_revoked_key_is_refused_though_it_is_on_file(known: Path) -> None:
         verify(shown(ONE), known_keys(own), own)
 
 
-def test_certificate_authority_is_noted_and_not_taken_for_a_key(known: Path) -> None:
-    known.write_text(f"@cert-authority *.example {ONE}\n")
+@pytest.mark.parametrize("rest", ["ssh-ed25519 !!!", "ssh-ed25519", f"ssh-rsa {ONE.split()[1]}", "1024 35 1234"])
+def test_malformed_line_of_the_machine_does_not_count_and_is_named(
+    known: Path, caplog: pytest.LogCaptureFixture, rest: str
+) -> None:
+    known.write_text(f"other.example nonsense\nbox.example {rest}\nbox.example {TWO}\n")
     own = reaching(known)
 
     found = known_keys(own)
 
-    assert found.accepted == ()
-    assert "certificate authority" in str(unknown(found, own))
+    assert found.accepted == (shown(TWO),)
+    assert f"{known}:2 is malformed" in caplog.text
+    assert "other" not in caplog.text
+    with pytest.raises(HostKeyError, match=f"{known}:2 is malformed"):
+        verify(shown(ONE), found, own)
 
 
-@pytest.mark.parametrize("rest", ["ssh-ed25519 !!!", "ssh-ed25519", f"ssh-rsa {ONE.split()[1]}"])
-def test_malformed_line_of_the_machine_is_named(known: Path, rest: str) -> None:
-    known.write_text(f"other.example nonsense\nbox.example {rest}\n")
+def test_malformed_line_of_a_revoked_key_is_refused(known: Path) -> None:
+    known.write_text(f"box.example {ONE}\n@revoked box.example ssh-ed25519 !!!\n")
 
     with pytest.raises(AuthenticationError, match=f"{known}:2 is malformed"):
         known_keys(reaching(known))
@@ -114,11 +128,36 @@ def test_malformed_line_of_another_machine_does_no_harm(known: Path) -> None:
     assert known_keys(reaching(known)).accepted == (shown(ONE),)
 
 
-def test_file_that_is_no_text_is_named(known: Path) -> None:
-    known.write_bytes(b"\xff\xfe\x00")
+@pytest.mark.parametrize("ignored", [b"\xff\xfe\x00", b"# M\xfcnchen", b"# \x85 \x0c \x1c", b"# \xe2\x80\xa8"])
+def test_bytes_that_are_no_text_and_other_line_ends_do_no_harm(known: Path, ignored: bytes) -> None:
+    known.write_bytes(ignored + f"\nbox.example {ONE}\r\n".encode())
 
-    with pytest.raises(AuthenticationError, match=f"{known} cannot be read"):
-        known_keys(reaching(known))
+    assert known_keys(reaching(known)).accepted == (shown(ONE),)
+
+
+def test_options_that_would_accept_other_keys_are_named(known: Path) -> None:
+    known.write_text("")
+    own = replace(reaching(known), host_key_notes=("StrictHostKeyChecking accept-new",))
+
+    assert "StrictHostKeyChecking accept-new is not obeyed" in str(unknown(known_keys(own), own))
+
+
+def test_key_that_contradicts_the_one_for_its_address_is_refused(known: Path) -> None:
+    known.write_text(f"box.example {ONE}\n10.0.0.5 {TWO}\n10.0.0.6 {RSA}\n10.0.0.7 {ONE}\n")
+    own = replace(reaching(known), check_address=True)
+
+    for address in ("", "10.0.0.6", "10.0.0.7", "10.0.0.8"):
+        verify(shown(ONE), known_keys(own, address=address), own)
+    with pytest.raises(HostKeyError, match=f"{known}:2 has another key for its address"):
+        verify(shown(ONE), known_keys(own, address="10.0.0.5"), own)
+
+
+def test_given_keys_can_be_revoked(known: Path) -> None:
+    known.write_text(f"# lost\n{ONE} comment\n")
+    own = replace(reaching(known), host_keys=(ONE,), revoked_keys=(str(known),))
+
+    with pytest.raises(HostKeyError, match=f"is revoked in {known}"):
+        verify(shown(ONE), known_keys(own), own)
 
 
 def test_file_that_was_named_must_exist(known: Path) -> None:

@@ -10,12 +10,19 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from paramiko import Channel, Message, Transport
+from paramiko import Channel, ECDSAKey, Message, ServerInterface, Transport
 from paramiko.auth_handler import AuthHandler
 from paramiko.buffered_pipe import BufferedPipe, PipeTimeout
 from paramiko.packet import Packetizer
 
-from skyward.transport._paramiko import ChannelBuffer, end_handshake, packetizer_class, take_errors, take_output
+from skyward.transport._paramiko import (
+    ChannelBuffer,
+    client_class,
+    end_handshake,
+    packetizer_class,
+    take_errors,
+    take_output,
+)
 from skyward.transport._socket import LiveSocket
 
 
@@ -226,3 +233,29 @@ def test_an_event_says_when_a_channel_has_output_or_has_ended_and_another_that_i
 
     assert arrived.is_set()
     assert channel.recv(10) == b""
+
+
+def test_connection_tells_what_the_other_side_offers_and_knows_curve25519_by_its_name() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(client_class()(ours)) as client, closing(Transport(theirs)) as server:
+        server.add_server_key(ECDSAKey.generate())
+        server.start_server(event=threading.Event(), server=ServerInterface())
+        client.start_client(timeout=10)
+
+        assert client.offered["server_encrypt_algo_list"] == list(server.get_security_options().ciphers)
+        assert {"curve25519-sha256", "mlkem768x25519-sha256"} <= {*client.get_security_options().kex}
+
+
+def test_keys_are_renewed_after_a_time_that_can_be_set() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(ours), closing(theirs):
+        packetizer = packetizer_class()(LiveSocket(ours, silence_s=15))
+        packetizer.renew_keys_after(1000, 0)
+        assert packetizer.REKEY_BYTES == 1000
+        assert not packetizer.need_rekey()
+
+        packetizer.renew_keys_after(0, 1)
+        assert not packetizer.need_rekey()
+        packetizer._renewed_at -= 1
+        assert packetizer.need_rekey()
+        assert not packetizer.need_rekey()

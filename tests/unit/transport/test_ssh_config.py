@@ -24,9 +24,10 @@ def configure(home: Path, text: str, name: str = "config") -> None:
 def test_without_a_configuration_the_usual_is_meant(home: Path) -> None:
     own = settings(SSHTarget(host="Box.Example"))
 
-    assert (own.host, own.port, own.user, own.names) == ("Box.Example", 22, getpass.getuser(), ("box.example",))
+    assert (own.host, own.port, own.user, own.names) == ("box.example", 22, getpass.getuser(), ("box.example",))
     assert own.known_hosts[0] == str(home / ".ssh/known_hosts")
-    assert own.identities == tuple(str(home / ".ssh" / name) for name in ("id_ed25519", "id_ecdsa", "id_rsa"))
+    usual = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
+    assert own.identities == tuple(str(home / ".ssh" / name) for name in usual)
     assert not own.named_known_hosts
 
 
@@ -80,12 +81,6 @@ def test_file_that_includes_itself_is_refused(home: Path) -> None:
         settings(SSHTarget(host="box"))
 
 
-def test_names_are_not_completed(home: Path) -> None:
-    configure(home, "CanonicalizeHostname yes\nCanonicalDomains example.invalid\n")
-
-    assert settings(SSHTarget(host="box")).host == "box"
-
-
 @pytest.mark.parametrize("text", ["nonsense", "Host box\n  Port many\n", "Match exec\n"])
 def test_configuration_that_cannot_be_used_is_named(home: Path, text: str) -> None:
     configure(home, text)
@@ -95,7 +90,7 @@ def test_configuration_that_cannot_be_used_is_named(home: Path, text: str) -> No
 
 
 def test_configuration_that_was_named_must_exist(home: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no/config cannot be used"):
+    with pytest.raises(ConfigurationError, match="no/config cannot be read"):
         settings(SSHTarget(host="box", config_path=str(home / "no/config")))
 
 
@@ -113,15 +108,9 @@ def test_way_leads_over_every_hop_in_order(home: Path) -> None:
     assert {hop.key_path for hop in hops} == {None}
 
 
-def test_the_gate_is_not_reached_through_itself(home: Path) -> None:
-    configure(home, "Host *\n  ProxyJump gate\n")
-
-    assert [hop.host for hop in route(SSHTarget(host="box"))] == ["gate"]
-    assert route(SSHTarget(host="gate")) == ()
-
-
-def test_circle_is_refused(home: Path) -> None:
-    configure(home, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
+@pytest.mark.parametrize("text", ["Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n", "Host *\n  ProxyJump gate\n"])
+def test_circle_is_refused(home: Path, text: str) -> None:
+    configure(home, text)
 
     with pytest.raises(ConfigurationError, match="circle"):
         route(SSHTarget(host="a"))
