@@ -127,11 +127,11 @@ def _ask(question: _Question) -> Options:
         completed = _run(argv, question.host)
         if not completed.returncode:
             return _parsed(completed.stdout)
-        complaint = os.fsdecode(completed.stderr).strip()
+        complaint = "; ".join(line.strip() for line in os.fsdecode(completed.stderr).splitlines() if line.strip())
         if not any(text in complaint for text in _TOO_OLD):
             raise ConfigurationError(
                 f"ssh cannot use the SSH configuration {question.path or '~/.ssh/config'} for {question.host}: "
-                f"{complaint.replace(chr(10), '; ')}; correct it until `ssh -G {question.host}` works"
+                f"{complaint}; correct it until `ssh -G {question.host}` works"
             )
     return read_configuration(question.host, asked_for=first, path=question.path, system=_SYSTEM_CONFIGURATION)
 
