@@ -22,7 +22,6 @@ from typing import Any
 
 import psutil
 import pytest
-import stamina
 from uv import find_uv_bin
 
 import skyward as sky
@@ -32,6 +31,7 @@ from skyward.provision.preparing.sources import pip_settings
 from skyward.wire.code.served import SourceFinder
 from support.clouds.aws_clients import remember_classes
 from support.clouds.compiled_packages import keep_compiled
+from support.eventually import eventually
 
 pytest_plugins = ["forked_runs"]
 
@@ -257,9 +257,7 @@ class _Last:
 def _leaving_nothing() -> Iterator[None]:
     before = _Last.held if _Last.held is not None else _held()
     yield
-    for attempt in stamina.retry_context(
-        on=LeakError, attempts=None, timeout=SETTLE_S, wait_initial=0.02, wait_max=0.5, wait_jitter=0
-    ):
+    for attempt in eventually(SETTLE_S, LeakError):
         with attempt:
             _Last.held = _held()
             if left := _Last.held - before:

@@ -659,9 +659,15 @@ def _body_of(fn: Callable[P, R], retries: int, retry: tuple[type[Exception], ...
 def _run_with_retries(
     fn: Callable[..., R], retries: int, retry: tuple[type[Exception], ...], /, *args: Any, **kwargs: Any
 ) -> R:
-    import stamina
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential, wait_random
 
-    return stamina.RetryingCaller(attempts=retries + 1, timeout=None)(retry, fn, *args, **kwargs)
+    retrying = Retrying(
+        retry=retry_if_exception_type(retry),
+        stop=stop_after_attempt(retries + 1),
+        wait=wait_exponential(0.1, 5.0) + wait_random(0, 1),
+        reraise=True,
+    )
+    return retrying(functools.partial(fn, *args, **kwargs))  # its own parameters have names, too
 
 
 def _unpickled(data: bytes, buffers: list[bytes]) -> PendingCompute[Any]:

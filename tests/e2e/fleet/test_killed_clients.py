@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import stamina
 from click.testing import CliRunner
 
 from skyward.client.cli import main
 from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
+from support.eventually import eventually
 
 LEASE_S = 5.0
 GRACE_S = 10.0
@@ -208,9 +208,7 @@ def test_nodes_of_a_killed_client_end_within_their_lease_and_a_sweep_finds_nothi
 
 def none_by(deadline: float, left: Callable[[], list[str]]) -> list[str]:
     """What is left at ``deadline``, a reading of the monotonic clock; looks at least once."""
-    for attempt in stamina.retry_context(
-        on=AssertionError, attempts=None, timeout=max(0.01, deadline - time.monotonic()), wait_initial=0.1, wait_max=0.5
-    ):
+    for attempt in eventually(max(0.01, deadline - time.monotonic())):
         with suppress(AssertionError), attempt:
             assert left() == []
     return left()

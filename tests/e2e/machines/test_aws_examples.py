@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stamina
 
 import gallery
 from skyward.node.processes import carriers
 from skyward.provision.buying.ledger import Ledger
 from skyward.testing.aws import Capacity, LocalEC2, use_ec2
 from skyward.testing.hosts import require_sshd
+from support.eventually import eventually
 
 require_sshd()
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -108,17 +108,17 @@ def test_a_training_whose_machine_is_taken_back_goes_on_from_its_checkpoints_in_
 
 def take_back(ec2: LocalEC2, s3: Any, bucket: str) -> bool:
     """Take the machine back in the middle, and with it its disk; nothing is on offer until it is gone."""
-    eventually((FOLDER / "step-000005.json").exists)
+    wait_until((FOLDER / "step-000005.json").exists)
     (machine,) = [each["InstanceId"] for each in ec2.instances()]
     ec2.market.limits.append(Capacity(count=0))
     ec2.preempt(machine, in_s=10)
-    eventually(lambda: ec2.instances()[0]["State"]["Name"] == "terminated" and not carriers(machine))
+    wait_until(lambda: ec2.instances()[0]["State"]["Name"] == "terminated" and not carriers(machine))
     shutil.rmtree(FOLDER)
     ec2.market.limits.clear()
     return "Contents" in s3.list_objects_v2(Bucket=bucket)
 
 
-def eventually(met: Callable[[], bool]) -> None:
-    for attempt in stamina.retry_context(on=AssertionError, attempts=None, timeout=120, wait_max=0.3):
+def wait_until(met: Callable[[], bool]) -> None:
+    for attempt in eventually(120):
         with attempt:
             assert met()

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import stamina
 
 import skyward as sky
 from skyward import Accelerator
+from support.eventually import eventually
 from support.gpus import FakeGpu, FakeGpus, Machine
 
 Fake = Callable[..., FakeGpus]
@@ -115,7 +115,7 @@ def test_what_a_killed_client_had_cut_is_whole_again_after_its_lease(fake: Fake,
 
         client.send_signal(signal.SIGKILL)
 
-    for attempt in stamina.retry_context(on=AssertionError, attempts=None, timeout=DEADLINE_S, wait_max=0.2):
+    for attempt in eventually(DEADLINE_S):
         with attempt:
             assert layout(gpus) == [WHOLE]
 
@@ -186,6 +186,6 @@ def test_running_out_of_a_gpus_memory_is_the_calls_own_error(fake: Fake, tmp_pat
 
 
 def _until(reached: Callable[[], bool]) -> None:
-    for attempt in stamina.retry_context(on=AssertionError, attempts=None, timeout=DEADLINE_S, wait_max=0.2):
+    for attempt in eventually(DEADLINE_S):
         with attempt:
             assert reached()

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import stamina
 
 import skyward as sky
+from support.eventually import eventually
 
 ENDS = {"return": 0, "exit": 0, "exit 3": 3, "exit with a message": 1, "raise": 1}
 DEADLINE_S = 60
@@ -86,7 +86,7 @@ def test_a_forked_child_does_not_keep_the_nodes_of_a_killed_client(tmp_path: Pat
     try:
         client = subprocess.Popen([sys.executable, "-c", CLIENT], env=env, stdin=held)
         assert client.wait(DEADLINE_S) == -signal.SIGKILL
-        for attempt in stamina.retry_context(on=AssertionError, timeout=DEADLINE_S, attempts=None, wait_max=0.5):
+        for attempt in eventually(DEADLINE_S):
             with attempt:
                 assert nodes_of(tmp_path) == []
     finally:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stamina
 
 from skyward.errors import SkywardError
 from skyward.testing.hosts import SshHost, find_openssh, require_sshd
@@ -21,6 +20,7 @@ from skyward.transport.ssh_transport import SshTransport
 from support.clock import FakeClock
 from support.clouds.booted_machine import MachineRoom
 from support.clouds.rest_service import FAULTS, SPECS, Pace, RestAnswer, RestCall, RestService, Tariff
+from support.eventually import eventually
 
 
 def errors(status: int, message: str) -> RestAnswer:
@@ -168,10 +168,6 @@ async def log_in(host: SshHost, public: str, key: Path) -> str:
         await transport.close()
 
 
-def eventually() -> Iterator[Any]:
-    return stamina.retry_context(on=AssertionError, timeout=20, attempts=None, wait_initial=0.02, wait_max=0.1)
-
-
 async def test_a_machine_runs_its_cloud_config_admits_its_key_and_powers_itself_off(
     room: MachineRoom, keys: dict[str, str], tmp_path: Path
 ) -> None:
@@ -181,13 +177,13 @@ async def test_a_machine_runs_its_cloud_config_admits_its_key_and_powers_itself_
         orders = orders.replace(f"@{name}", json.dumps(keys[name]))
     room.add("one", orders, powered_off=lambda: off.append("one"))
     machine = room.machine("one")
-    for attempt in eventually():
+    for attempt in eventually(20):
         with attempt:
             assert machine.host is not None
             assert await log_in(machine.host, keys["public"], tmp_path / "user") == str(machine.folder)
     assert off == []
     room.elapse()
-    for attempt in eventually():
+    for attempt in eventually(20):
         with attempt:
             assert off == ["one"]
     assert (machine.own_root / "etc/early").read_text(encoding="utf-8") == "early\n"
@@ -202,7 +198,7 @@ async def test_a_script_puts_the_host_key_in_place_and_an_impostor_keeps_its_own
     room.add("one", orders, keys=[keys["user"]])
     room.impostors = True
     room.add("two", orders, keys=[keys["user"]])
-    for attempt in eventually():
+    for attempt in eventually(20):
         with attempt:
             one, two = (room.machine(name).host for name in ("one", "two"))
             assert one is not None

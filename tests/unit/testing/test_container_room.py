@@ -9,17 +9,16 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import stamina
 
 from skyward.testing.hosts import require_namespaces
 from support.clouds.container_room import Container, ContainerOrders, ContainerRoom
 from support.clouds.rest_service import RestAnswer, RestService
+from support.eventually import eventually
 
 pytestmark = pytest.mark.usefixtures("namespaces")
 
@@ -46,19 +45,13 @@ def room(api: RestService, tmp_path: Path) -> Iterator[ContainerRoom]:
         yield room
 
 
-def eventually() -> Iterable[Any]:
-    return stamina.retry_context(
-        on=(AssertionError, OSError), timeout=20, attempts=None, wait_initial=0.02, wait_max=0.1
-    )
-
-
 def started(room: ContainerRoom, name: str = "one", *, args: str = MAIN) -> Container:
     room.add(name, ContainerOrders(args=args, env={"PACKED": "a 'quoted' value"}, port=PORT))
     return room.machine(name)
 
 
 def fetch(container: Container, path: str) -> str:
-    for attempt in eventually():
+    for attempt in eventually(20, (AssertionError, OSError)):
         with (
             attempt,
             urllib.request.urlopen(f"http://{container.address}:{container.port}{path}", timeout=10) as answer,
@@ -88,7 +81,7 @@ def test_a_container_reaches_the_vendors_api_and_nothing_else(room: ContainerRoo
             args=f"sh -c 'curl -sS {api.url}/hello; curl -sS http://127.0.0.1:{port}/; curl -sS http://192.0.2.1/;"
             "exec sleep 1000'",
         )
-        for attempt in eventually():
+        for attempt in eventually(20, (AssertionError, OSError)):
             with attempt:
                 assert '{"hello": "container"}' in container.log
                 assert container.log.count("curl: (7)") == 2, container.log
@@ -125,7 +118,7 @@ def test_a_main_process_that_ends_is_reported_and_a_deleted_container_is_not(roo
     orders = ContainerOrders(args="sh -c 'echo over'", env={}, port=PORT)
     room.add("short", orders, powered_off=lambda: ended.append("short"))
     room.add("long", ContainerOrders(args="sleep 1000", env={}, port=PORT), powered_off=lambda: ended.append("long"))
-    for attempt in eventually():
+    for attempt in eventually(20, (AssertionError, OSError)):
         with attempt:
             assert ended == ["short"]
             assert room.booted("long")
@@ -140,12 +133,12 @@ def test_the_clock_of_a_container_can_be_set_forward(room: ContainerRoom) -> Non
     script = "sh -c 'while :; do date +%s >/root/date; sleep 0.05; done'"
     container = started(room, args=script)
     date, first = container.own_root / "root/date", 0
-    for attempt in eventually():
+    for attempt in eventually(20, (AssertionError, OSError)):
         with attempt:
             first = int(date.read_text(encoding="utf-8") or 0)  # the script empties it before each time
             assert first
     room.elapse()
-    for attempt in eventually():
+    for attempt in eventually(20, (AssertionError, OSError)):
         with attempt:
             assert int(date.read_text(encoding="utf-8") or 0) > first + 1_000_000
 
@@ -178,6 +171,6 @@ def test_everything_in_a_container_ends_with_a_killed_test(tmp_path: Path) -> No
     assert done.returncode == -signal.SIGKILL, done.stderr
     pids = json.loads(done.stdout)
     assert len(pids) >= 6  # guard, two relays, unshare, and two inside
-    for attempt in eventually():
+    for attempt in eventually(20, (AssertionError, OSError)):
         with attempt:
             assert [pid for pid in pids if psutil.pid_exists(pid)] == []

@@ -6,14 +6,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import stamina
 
 from skyward.errors import UnreachableError
 from skyward.testing.hosts import SshHost, find_openssh, require_namespaces, require_sshd, write_known_hosts
+from support.eventually import eventually
 
 require_sshd()
 
@@ -75,12 +74,6 @@ def session(host: SshHost) -> Iterator[subprocess.Popen[bytes]]:
         process.stdin.write(b"?")
         assert process.stdout.read(1) == b"?"
         yield process
-
-
-def eventually() -> Any:
-    return stamina.retry_context(
-        on=AssertionError, attempts=None, timeout=10, wait_initial=0.01, wait_max=0.1, wait_jitter=0
-    )
 
 
 def test_sessions_have_the_hosts_own_home_and_start_in_it(host: SshHost) -> None:
@@ -164,7 +157,7 @@ def test_daemon_is_among_the_hosts_processes(host: SshHost) -> None:
 def test_connections_are_counted(host: SshHost) -> None:
     with session(host), session(host):
         assert host.connections() == 2
-    for attempt in eventually():
+    for attempt in eventually(10):
         with attempt:
             assert host.connections() == 0
 
@@ -297,6 +290,6 @@ def test_everything_on_the_host_ends_with_the_process_that_made_it(folder: Path,
 
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) >= 4, done.stderr
-    for attempt in eventually():
+    for attempt in eventually(10):
         with attempt:
             assert [pid for pid in pids if psutil.pid_exists(pid)] == []

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
-import stamina
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, wait_random
 
 from skyward._concurrency.forking import keep_from_forks
 from skyward.node.processes import exit_reason
@@ -34,8 +34,8 @@ class _EndedError(Exception):
 
 
 async def _keep(name: str, live: Callable[[], Awaitable[str]], on_exit: Callable[[str], None]) -> None:
-    async for attempt in stamina.retry_context(
-        on=_EndedError, attempts=None, timeout=None, wait_initial=0.1, wait_max=2.0
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception_type(_EndedError), wait=wait_exponential(0.1, 2.0) + wait_random(0, 1)
     ):
         with attempt:
             try:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import dask.config as dask_config
-import stamina
 from distributed import Nanny, Status
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, wait_random
 from tornado.ioloop import PeriodicCallback
 
 from skyward._concurrency.linux_parts import wait_for_end
@@ -237,8 +237,8 @@ class _Slot:
         self._nanny: SlotNanny | None = None
 
     async def keep(self) -> None:
-        async for attempt in stamina.retry_context(
-            on=Exception, attempts=None, timeout=None, wait_initial=0.1, wait_max=1.0, wait_jitter=0.1
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(), wait=wait_exponential(0.1, 1.0) + wait_random(0, 0.1)
         ):
             with attempt:
                 self._nanny = SlotNanny(self._program.plan, self._worker, self._order, self._program.report)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import TerminationError
 from skyward.providers.base import InstanceState, Provider
 from skyward.providers.registry import Troubled, is_rented
@@ -29,6 +29,7 @@ async def end_instances(
     instance_ids: Sequence[str],
     *,
     report: Callable[[str], None] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Terminate machines and confirm it with the provider; retry within some three minutes.
 
@@ -36,22 +37,26 @@ async def end_instances(
         provider: the provider.
         instance_ids: the machines.
         report: receives a remark once the provider's API has failed for ten seconds on end; it goes on being tried.
+        clock: clock for the pauses between two attempts.
 
     Raises:
         TerminationError: names the unconfirmed ids; it is logged as an error too.
     """
-    import stamina
+    from tenacity import AsyncRetrying, stop_after_attempt, stop_after_delay, wait_exponential, wait_random
 
     if not instance_ids:
         return
-    retries = stamina.retry_context(
-        on=Exception, attempts=_ATTEMPTS, timeout=_DEADLINE_S, wait_initial=0.5, wait_max=30.0
+    retries = AsyncRetrying(
+        stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_DEADLINE_S),
+        wait=wait_exponential(0.5, 30.0) + wait_random(0, 1),
+        sleep=clock.sleep,
+        reraise=True,
     )
     watching = asyncio.ensure_future(_watch_trouble(provider, instance_ids, report))
     try:
         async for attempt in retries:
             with attempt:
-                if attempt.num == _SECOND:
+                if attempt.retry_state.attempt_number == _SECOND:
                     _logger.warning(
                         "waiting for %s to confirm that these machines are gone, up to %.0f s: %s",
                         provider.name,

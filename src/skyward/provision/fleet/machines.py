@@ -296,7 +296,7 @@ class Machines:
         await self._outputs.rescue([machine.node for machine in machines if machine.node is not None], _stop)
         try:
             ids = [machine.instance.id for machine in machines]
-            await end_instances(self._provider, ids, report=self._notice)
+            await end_instances(self._provider, ids, report=self._notice, clock=self._clock)
         except TerminationError as error:
             await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
             raise

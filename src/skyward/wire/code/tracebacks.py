@@ -30,7 +30,7 @@ FULL = "SKYWARD_TRACEBACK"
 """Environment variable; ``full`` keeps all frames."""
 
 _HIDDEN = {"asyncio", "concurrent", "distributed", "skyward", "skyward_dask", "skyward_joblib"}.union(
-    ("stamina", "tenacity", "threading", "tornado")
+    ("tenacity", "threading", "tornado")
 )
 
 _WITHOUT_LINE = re.compile(r'^(  File "([^"\n]+)", line ([0-9]+), in .*\n)(?!    )', re.MULTILINE)

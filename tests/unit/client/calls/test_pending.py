@@ -11,12 +11,12 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
-import stamina
 import wrapt
 
 from skyward.client.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather, invocation_of
@@ -160,27 +160,27 @@ class TestOptions:
 
     def test_a_listed_exception_is_retried_on_the_node(self) -> None:
         flaky = Flaky(failures=2)
-        assert self.run_without_pauses(compute(retries=2, retry=(OSError,))(flaky)) == "ok"
+        assert done(compute(retries=2, retry=(OSError,))(flaky)()) == "ok"
         assert flaky.calls == 3
 
     def test_the_last_failure_is_raised(self) -> None:
         flaky = Flaky(failures=5)
         with pytest.raises(OSError, match="attempt 3"):
-            self.run_without_pauses(compute(retries=2, retry=(OSError,))(flaky))
+            done(compute(retries=2, retry=(OSError,))(flaky)())
 
     def test_another_exception_is_raised_at_once(self) -> None:
         flaky = Flaky(failures=1)
         with pytest.raises(OSError, match="attempt 1"):
-            self.run_without_pauses(compute(retries=2, retry=(ValueError,))(flaky))
+            done(compute(retries=2, retry=(ValueError,))(flaky)())
 
     def test_no_exception_is_retried_unless_asked(self) -> None:
         flaky = Flaky(failures=1)
         with pytest.raises(OSError, match="attempt 1"):
-            self.run_without_pauses(compute(retries=2)(flaky))
+            done(compute(retries=2)(flaky)())
 
-    def run_without_pauses(self, fn: ComputeFunction[[], str]) -> str:
-        with stamina.set_testing(True, attempts=100, cap=True):
-            return done(fn())
+    @pytest.fixture(autouse=True)
+    def no_pauses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=lambda _seconds: None))
 
 
 class Flaky:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
-import stamina
 
 from skyward.errors import (
     BootstrapError,
@@ -57,12 +56,6 @@ class Stage(FleetStage):
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(ledger=Ledger(tmp_path / "ledger.db"))
-
-
-@pytest.fixture(autouse=True)
-def no_backoff() -> Iterator[None]:
-    with stamina.set_testing(True, attempts=6):
-        yield
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

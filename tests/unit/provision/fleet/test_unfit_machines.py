@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import stamina
 
 from skyward.errors import AuthenticationError, BootstrapError, CapacityError, UnreachableError
 from skyward.events import InstancePreempted, Notice
@@ -85,12 +84,6 @@ class Stage(FleetStage):
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(ledger=Ledger(tmp_path / "ledger.db"))
-
-
-@pytest.fixture(autouse=True)
-def no_backoff() -> Any:
-    with stamina.set_testing(True, attempts=3):
-        yield
 
 
 async def started_and_stopped(stage: Stage, **request: Any) -> list[str]:
