@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import re
-from collections import defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from skyward.wire.terminal import COLOURS, CONTROLS, Control, Row, cut_off, parse, row_of
 
 __all__ = ["PIECE_CHARS", "LineAssembler", "LogPiece", "Reassembler", "StreamName"]
 
@@ -16,25 +17,14 @@ PIECE_CHARS = 256 * 1024
 
 StreamName = Literal["stdout", "stderr"]
 
-_PROGRESS_INTERVAL_S = 1.0
-_LONGEST_SEQUENCE = 4096  # a longer one is no sequence: text must not be held back for its end
+_STATES_INTERVAL_S = 1.0
 _MOST_ROWS = 200  # a block of a screen's height; a movement may name any number
-_UP, _DOWN = "\x1bU", "\x1bD"
-"""Cursor movements in text without any other control sequences except colours."""
-_BREAKS = re.compile(r"\r\n|\n|\r|\x08+|(?:\x1bU)+|\x1bD")
-_SUSPECT = re.compile(r"[\x1b\x80-\x9f]")
-_SEQUENCES = re.compile(
-    r"""
-    (?:\x1b\[|\x9b)(?P<numbers>[0-?]*)[ -/]*(?P<final>[@-~])                    # colours, movements, erasures
-    | (?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\r\n]*(?:\x07|\x1b\\|\x9c|(?=[\r\n]))     # titles, links
-    | \x1b[\ -/]*(?P<plain>[0-~])                                               # everything else of its kind
-    | \x1b
-    """,
-    re.VERBOSE,
-)
-_CUT_SEQUENCE = re.compile(r"(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\x9c\r\n]*\x1b?|[ -/]*)|\x9b[0-?]*[ -/]*)\Z")
-_COLOURS = re.compile(r"\x1b\[[\d;:]*m")
-_CELLS = re.compile(r"\x1b\[[\d;:]*m|.", re.DOTALL)
+_WIDEST = 4096
+"""Width of the widest line that is edited, in columns; text that goes on after it is only added."""
+_ADDING = ("text", "colour")
+_IDLE_AT_END = ("down", "erase_below", "blank", "delete", "insert")
+_IDLE_AT_START = ("back", "erase")
+_ERASE_ALL = Control("erase", 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +53,10 @@ class LogPiece:
 class LineAssembler:
     r"""Assembler of lines from the text that one thread of a call writes to one stream. Pure; not thread-safe.
 
-    ``\r\n`` is one line end. Text that is overwritten, after ``\r``, ``\b`` or a cursor movement, is a progress bar's
-    state: at most one per second becomes a line, and so does the last one. A block of lines that is drawn repeatedly
-    is a state as a whole. Colours (SGR) are kept, other control sequences are dropped. Bytes are read as UTF-8;
-    invalid ones become escapes.
+    It follows the cursor as a terminal does: ``\b``, ``\r``, movements and erasures edit the present line, and those
+    before it. What a line shows when it ends is sent. What an earlier write showed and this one overwrites is a state
+    of a progress bar: states are sent at most once a second, and so is the last state of a bar that is wiped. Colours
+    (SGR) are kept, other control sequences are dropped. Bytes are read as UTF-8; invalid ones become escapes.
 
     Args:
         stream: name for the pieces.
@@ -79,59 +69,80 @@ class LineAssembler:
         self._clock = clock
         self._writer = writer
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._carry = ""
+        self._states_sent_at = float("-inf")
+        # The present line, as long as text was only added to it.
         self._parts: list[str] = []
         self._chars = 0
         self._split = False
-        self._carry = ""
-        self._overwritten = False
-        self._held_state = ""
-        self._held_rows: list[str] = []
-        self._rows_above = 0
-        self._block_due = False
-        self._in_block = False
-        self._moving = False
-        self._state_shown_at = float("-inf")
+        # Once it is edited: rows, of which it is the last one, and the index of the cursor's row.
+        self._rows: list[_EditedRow] = []
+        self._at = 0
+        self._ended: deque[str] = deque(maxlen=_MOST_ROWS)  # the lines before it, which a cursor may go back to
+        self._ended_count = 0
+        self._saved = (0, 0)
 
     def feed(self, data: str | bytes) -> list[LogPiece]:
         """Take written text or bytes; return the lines that they complete."""
         text = self._decoder.decode(data) if isinstance(data, bytes) else data
         text, self._carry = self._carry + text, ""
-        if _SUSPECT.search(text):
-            # A sequence may be cut between two writes: its beginning waits for the rest.
-            if (cut := _CUT_SEQUENCE.search(text)) and len(cut[0]) < _LONGEST_SEQUENCE:
-                text, self._carry = text[: cut.start()], cut[0]
-            text = _SEQUENCES.sub(_meaning, text)
-        if text.endswith("\r"):  # an overwritten state or a line end: the next character decides
-            text, self._carry = text[:-1], "\r" + self._carry
-        pieces: list[LogPiece] = []
-        start = 0
-        for found in _BREAKS.finditer(text):
-            pieces += self._append(text[start : found.start()])
-            pieces += self._break(found[0])
-            start = found.end()
-        return pieces + self._append(text[start:])
+        if not self._rows and not (CONTROLS.search(text) and CONTROLS.search(COLOURS.sub("", text))):
+            return self._feed_plain(text)
+        # A sequence may be cut between two writes, and the end of a line, too: its beginning waits for the rest.
+        end = cut_off(text)
+        if text.endswith("\r", 0, end):
+            end -= 1
+        text, self._carry = text[:end], text[end:]
+        return self._feed_controlled(text)
 
     def finish(self) -> list[LogPiece]:
         """Return the rest as a line. The assembler can be used again."""
-        pieces = self._append(self._decoder.decode(b"", final=True))
-        self._carry, self._rows_above = "", 0
-        return pieces + (self._end_line() if self._parts or self._held_state or self._held_rows else [])
+        pieces = self.feed(self._decoder.decode(b"", final=True))
+        self._carry = ""
+        if self._parts or self._rows:
+            pieces += self._end_line(is_cut=True)
+        self._ended.clear()
+        return pieces
 
-    def _break(self, how: str) -> list[LogPiece]:
-        if how == "\r":
-            return self._end_state()
-        if how.startswith("\b"):
-            return self._erase(len(how))
-        if how.startswith(_UP):
-            return self._move_up(len(how) // len(_UP))
-        if self._rows_above:
-            return self._end_row()
-        return self._end_line() if how != _DOWN else []
+    def _feed_plain(self, text: str) -> list[LogPiece]:
+        *lines, rest = text.split("\n")
+        pieces: list[LogPiece] = []
+        for line in lines:
+            pieces += self._append(line)
+            pieces += self._end_line()
+        return pieces + self._append(rest)
+
+    def _feed_controlled(self, text: str) -> list[LogPiece]:
+        pieces: list[LogPiece] = []
+        shown = [(row, row.plain, row.text) for row in self._rows if row.plain not in ("", row.sent)]
+        parts_before = len(self._parts)
+        for control in parse(text):
+            if control.operation == "newline":
+                pieces += self._send_states(shown)
+                if self._at >= len(self._rows) - 1:
+                    shown, parts_before = [], 0
+                pieces += self._end_row()
+            elif not self._rows and (control.operation in _ADDING or self._is_idle(control)):
+                pieces += self._append(control.text)
+            else:
+                if not self._rows:
+                    before = row_of("".join(self._parts[:parts_before]))
+                    pieces += self._begin_editing()
+                    shown = [(self._rows[0], before.plain, before.text)] if before.plain else []
+                ended = self._edit(control)
+                pieces += [*self._send_states(shown), *ended] if ended else []
+        return pieces + self._send_states(shown)
+
+    def _is_idle(self, control: Control) -> bool:
+        """Return True if a control has no effect on a line to which text was only added."""
+        operation, number, _ = control
+        if self._chars or self._split:
+            return operation in _IDLE_AT_END or (operation, number) == ("erase", 0)
+        return operation in _IDLE_AT_END or operation in _IDLE_AT_START or (operation, number) == ("column", 0)
 
     def _append(self, text: str) -> list[LogPiece]:
         if not text:
             return []
-        self._moving = False
         self._parts.append(text)
         self._chars += len(text)
         if self._chars <= PIECE_CHARS:
@@ -141,69 +152,95 @@ class LineAssembler:
         self._parts, self._chars, self._split = [line[rest:]], len(line) - rest, True
         return [self._piece(line[at : at + PIECE_CHARS], partial=True) for at in range(0, rest, PIECE_CHARS)]
 
-    def _end_line(self) -> list[LogPiece]:
-        rows = [self._piece(row) for row in self._held_rows]
-        text, held, overwritten = self._take(), self._held_state, self._overwritten
-        self._held_state, self._overwritten, self._split = "", False, False
-        self._held_rows, self._block_due, self._in_block = [], False, False
-        # A bar that was cleared at its end: its last state is the line, not the empty rest.
-        if overwritten and not _COLOURS.sub("", text):
-            return rows + ([self._piece(held)] if held else [])
-        return [*rows, self._piece(text)]
-
-    def _end_state(self) -> list[LogPiece]:
-        if self._split:
-            return self._end_line()
-        self._overwritten = True
-        text = self._take()
-        if not _COLOURS.sub("", text).strip():
-            return []
-        # Of a block, the drawing that follows is shown as a whole, unless this line alone goes on.
-        if not self._block_due and not self._is_due(drawings=2 if self._in_block else 1):
-            self._held_state = text
-            return []
-        self._held_state, self._block_due = "", False
-        return [self._piece(text, state=not self._in_block)]
-
-    def _end_row(self) -> list[LogPiece]:
-        """End a line of a block that is drawn again."""
-        self._rows_above -= 1
-        if self._split:
-            return self._end_line()
-        text, self._held_state = self._take(), ""
-        if self._block_due:
-            return [self._piece(text)]
-        self._held_rows = [*self._held_rows[1 - _MOST_ROWS :], text]
-        return []
-
-    def _move_up(self, rows: int) -> list[LogPiece]:
-        pieces = self._end_state()
-        self._rows_above = min(self._rows_above + rows, _MOST_ROWS)
-        if not self._moving:  # the first of several movements begins the next drawing
-            self._moving, self._held_rows, self._held_state = True, [], ""
-            self._in_block, self._block_due = True, self._is_due()
+    def _begin_editing(self) -> list[LogPiece]:
+        pieces = self._end_line() if self._split else []  # its beginning was sent
+        self._rows, self._at = [_EditedRow(self._take())], 0
         return pieces
 
-    def _erase(self, cells: int) -> list[LogPiece]:
-        line = "".join(self._parts)
-        pieces = self._end_state()
-        found = _CELLS.findall(line)
-        for at in range(len(found) - 1, -1, -1):
-            if not cells:
-                break
-            if not found[at].startswith("\x1b"):
-                del found[at]
-                cells -= 1
-        left = "".join(found)
-        return pieces + self._append(left)
+    def _edit(self, control: Control) -> list[LogPiece]:
+        row = self._rows[self._at]
+        match control.operation:
+            case "up":
+                self._go_to(self._at - control.number)
+            case "down":
+                self._go_to(self._at + control.number)
+            case "save":
+                self._saved = (self._ended_count - len(self._rows) + self._at, row.column)
+            case "restore":
+                line, column = self._saved
+                self._go_to(line - self._ended_count + len(self._rows))
+                self._rows[self._at].column = column
+            case "text":
+                return self._overwrite(control.text)
+            case _:
+                row.apply(control)
+                if control.operation == "erase_below":
+                    for below in self._rows[self._at + 1 :]:
+                        below.apply(_ERASE_ALL)
+        return []
 
-    def _is_due(self, drawings: int = 1) -> bool:
-        """Return True if no state was shown for so many intervals; then count one as shown now."""
+    def _overwrite(self, text: str) -> list[LogPiece]:
+        row = self._rows[self._at]
+        row.apply(Control("text", text=text[:_WIDEST]))
+        row.was_written = True
+        rest = text[_WIDEST:]
+        if row.width <= _WIDEST:
+            return self._overwrite(rest) if rest else []
+        if self._at < len(self._rows) - 1:
+            return self._end_line() + self._append(rest)
+        pieces = self._send_rows(self._rows[:-1])  # no bar is that wide
+        self._rows = []
+        return pieces + self._append(row.text) + self._append(rest)
+
+    def _go_to(self, at: int) -> None:
+        before = self._rows[self._at]
+        lines = [self._ended.pop() for _ in range(min(len(self._ended), max(0, -at)))]
+        self._rows[:0] = [_EditedRow(line, is_sent=True) for line in reversed(lines)]
+        self._at = min(max(at + len(lines), 0), len(self._rows) - 1)
+        row = self._rows[self._at]
+        row.column, row.styles = before.column, before.styles
+
+    def _end_row(self) -> list[LogPiece]:
+        if self._at >= len(self._rows) - 1:
+            return self._end_line()
+        self._go_to(self._at + 1)
+        self._rows[self._at].column = 0
+        return []
+
+    def _end_line(self, *, is_cut: bool = False) -> list[LogPiece]:
+        """End the present line, and with it the changes of those before it."""
+        self._ended_count += 1
+        if not self._rows:
+            text, self._split = self._take(), False
+            self._ended.append(text[:_WIDEST])
+            return [self._piece(text)]
+        if is_cut and not self._rows[-1].was_written:
+            self._rows.pop()
+        pieces, self._rows, self._at = self._send_rows(self._rows), [], 0
+        return pieces
+
+    def _send_rows(self, rows: Sequence[_EditedRow]) -> list[LogPiece]:
+        self._ended.extend(row.text for row in rows)
+        return [self._piece(text) for row in rows if (text := row.unsent_text()) is not None]
+
+    def _send_states(self, shown: list[tuple[_EditedRow, str, str]]) -> list[LogPiece]:
+        """Send what earlier writes showed if it is overwritten now, unless other states were sent a moment ago."""
+        if all(row.plain.startswith(plain) for row, plain, _ in shown):
+            return []
+        is_due, is_state = self._is_due(), len(self._rows) == 1
+        for row, plain, text in shown:
+            row.held = "" if is_due else text
+            row.sent = plain if is_due else row.sent
+        pieces = [self._piece(text, state=is_state) for _, _, text in shown] if is_due else []
+        shown.clear()
+        return pieces
+
+    def _is_due(self) -> bool:
         now = self._clock()  # may be set back, which must not silence a bar
-        due = not 0 <= now - self._state_shown_at < drawings * _PROGRESS_INTERVAL_S
-        if due:
-            self._state_shown_at = now
-        return due
+        is_due = not 0 <= now - self._states_sent_at < _STATES_INTERVAL_S
+        if is_due:
+            self._states_sent_at = now
+        return is_due
 
     def _take(self) -> str:
         text = "".join(self._parts)
@@ -217,25 +254,33 @@ class LineAssembler:
         return LogPiece(text=text, partial=partial, stream=self._stream, timestamp=now, writer=writer, state=state)
 
 
-def _meaning(sequence: re.Match[str]) -> str:
-    """Return the part of a control sequence that matters for lines: colours, movements in a simpler form."""
-    numbers, final = sequence["numbers"], sequence["final"]
-    count = min(int(numbers), _MOST_ROWS) if numbers and numbers.isdecimal() else 1
-    match final or sequence["plain"]:
-        case "m" if final and _COLOURS.fullmatch(f"\x1b[{numbers}m"):
-            return f"\x1b[{numbers}m"
-        case "A" | "F" if final:
-            return _UP * count
-        case "B" | "E" if final:
-            return _DOWN * count
-        case "D" if final:
-            return "\b" * count
-        case "G" | "H" if final:
-            return "\r"
-        case "M" if not final:
-            return _UP
-        case _:
-            return ""
+class _EditedRow(Row):
+    """Row, and what was sent of it.
+
+    Args:
+        text: its text.
+        is_sent: True if that was sent.
+
+    Attributes:
+        sent: its plain text as sent last; None if none was.
+        held: the last state that was not sent, with its colours.
+        was_written: False for a row that never had any text.
+    """
+
+    __slots__ = ("held", "sent", "was_written")
+
+    def __init__(self, text: str, *, is_sent: bool = False) -> None:
+        super().__init__()
+        self.write(text)
+        self.sent = self.plain if is_sent else None
+        self.held = ""
+        self.was_written = is_sent or bool(text)
+
+    def unsent_text(self) -> str | None:
+        """Return what is to be sent at its end; of a bar that was wiped the last state. None if nothing is."""
+        if self.plain:
+            return self.text if self.plain != self.sent else None
+        return self.held or (None if self.was_written else "")
 
 
 class Reassembler:

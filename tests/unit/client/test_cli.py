@@ -331,7 +331,7 @@ def test_logs_are_shown_without_control_sequences_and_read_as_they_are(logged: l
     shown = run("logs", "sky-1", "--system", "--node", "0", "--worker", "0").output
     (read,) = answer("logs", "sky-1", "--system", "--node", "0", "--worker", "0")["logs"]
 
-    assert shown == "node 0 worker-0 | at 99% \\x00end\n"
+    assert shown == "node 0 worker-0 | red at 99% \\x00end\n"
     assert read["lines"] == [HOSTILE]
 
 

@@ -366,7 +366,7 @@ def test_colours_of_a_call_pass_on_a_terminal_and_end_with_their_line() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     with shown("log", terminal) as on_terminal, shown("log", pipe) as in_pipe:
         for show in (on_terminal, in_pipe):
-            show(line("\x1b[1;31mred \x1b[2Kstays\x1b]0;title\x07"), line("plain"))
+            show(line("\x1b[1;31mred \x1b[Kstays\x1b]0;title\x07"), line("plain"))
     first, second = terminal.getvalue().rstrip().split("\n")
     assert "\x1b[1;31mred stays\x1b[0m" in first
     assert "title" not in first

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pyte
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from skyward.node.worker.output import CallOutput, OutputRouter
 from skyward.wire.log_pieces import PIECE_CHARS, LineAssembler, LogPiece, Reassembler
@@ -86,7 +90,7 @@ class TestLines:
         assert assembler.feed("st\nse") == [LogPiece(text="first", stream="stderr", timestamp=1005.0)]
 
     def test_finish_leaves_nothing(self, assembler: LineAssembler) -> None:
-        assert feed_all(assembler, "a\rb\r") == ["a", "b"]
+        assert feed_all(assembler, "a\r", "b\r") == ["a", "b"]
         assert assembler.finish() == []
 
     def test_lone_surrogates_can_be_sent(self, assembler: LineAssembler) -> None:
@@ -138,13 +142,12 @@ class TestControlSequences:
         ("writes", "lines"),
         [
             (["\x1b[31mred\x1b[0m and \x1b[38;5;12mblue\x1b[m\n"], ["\x1b[31mred\x1b[0m and \x1b[38;5;12mblue\x1b[m"]),
-            (["\x1b[?25lhidden\x1b[2K\x1b[1;5r\x1b[>4;2m cursor\x1b[?25h\n"], ["hidden cursor"]),
+            (["\x1b[?25lhidden\x1b[1;5r\x1b[>4;2m cursor\x1b[?25h\n"], ["hidden cursor"]),
             (["\x1b]0;a title\x07text\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\\n"], ["textlink"]),
             (["\x1bPdevice\x1b\\\x1b(B\x1b=\x1b7text\x1b8\n"], ["text"]),
             (["\x1b]no end\nnext\n"], ["", "next"]),
             (["\x9b31mred\x9b0m\n"], ["\x1b[31mred\x1b[0m"]),
             (["end\x1b[3"], ["end"]),
-            (["a\x1b[1Gb\n"], ["a", "b"]),
             (["one\x1b[Btwo\n"], ["onetwo"]),
             (["bell \a stays\n"], ["bell \a stays"]),
             ([b"\x1b[1m\xc3", b"\xbc\x1b[0m\n"], ["\x1b[1mü\x1b[0m"]),
@@ -156,7 +159,7 @@ class TestControlSequences:
 
     @pytest.mark.parametrize("at", range(1, 40))
     def test_may_be_cut_anywhere(self, assembler: LineAssembler, at: int) -> None:
-        text = "\x1b[32mgreen\x1b[0m\x1b]0;title\x1b\\\x1b(B text\x1b[2K\r\n"
+        text = "\x1b[32mgreen\x1b[0m\x1b]0;title\x1b\\\x1b(B text\x1b[K\x1b[7X\r\n"
 
         assert feed_all(assembler, text[:at], text[at:]) == ["\x1b[32mgreen\x1b[0m text"]
 
@@ -171,11 +174,14 @@ class TestBackspace:
         ("writes", "lines"),
         [
             (["\b\babc\n"], ["abc"]),
-            (["1%\b\b2%\b\b3%\b\b4%\n"], ["1%", "4%"]),
+            (["1%\b\b2%\b\b3%\b\b4%\n"], ["4%"]),
             (["Epoch 1: 10%", "\b\b\b", "20%", "\b\b\b", "30%\n"], ["Epoch 1: 10%", "Epoch 1: 30%"]),
             (["1/9", "\b\b\b\r", "2/9", "\b\b\b\r", "3/9\n"], ["1/9", "3/9"]),
-            (["ab\x1b[1mc\x1b[0m\b\bX\n"], ["ab\x1b[1mc\x1b[0m", "a\x1b[1m\x1b[0mX"]),
-            (["abc\x1b[2DX\n"], ["abc", "aX"]),
+            (["ab\x1b[1mc\x1b[0m\b\bX\n"], ["aX\x1b[1mc\x1b[0m"]),
+            (["ab\x1b[1mc\x1b[0m", "\b\bX\n"], ["ab\x1b[1mc\x1b[0m", "aX\x1b[1mc\x1b[0m"]),
+            (["abc\x1b[2DX\n"], ["aXc"]),
+            (["abc\b\b\bxyz \x1b[A", "\n"], ["xyz"]),
+            (["abc", "\b\b", "\n"], ["abc"]),
         ],
         ids=repr,
     )
@@ -203,7 +209,7 @@ class TestBlocks:
 
         lines = texts(pieces)
         assert lines[:2] == ["outer 0", "inner 0"]
-        assert lines[-1] == "outer 9"
+        assert lines[-2:] == ["outer 9", "inner 99"]
         assert len(lines) <= 12
 
     def test_that_are_drawn_again_are_shown_whole_once_a_second(self, assembler: LineAssembler, clock: Clock) -> None:
@@ -228,6 +234,152 @@ class TestBlocks:
 
         assert texts(pieces + assembler.finish())[-2:] == ["a 2", "b 2"]
         assert feed_all(assembler, "next\n") == ["next"]
+
+
+class TestTerminal:
+    """Lines are what a terminal shows of them, whichever sequences draw them."""
+
+    @pytest.mark.parametrize(
+        ("writes", "lines"),
+        [
+            (["12345\rab\n"], ["ab345"]),
+            (["a\x1b[1Gb\n"], ["b"]),
+            (["50%\x1b[2K\r51%\n"], ["51%"]),
+            (["50% of it", "\r\x1b[K51%", "\n"], ["50% of it", "51%"]),
+            (["downloading 7%", "\x1b[2K\r", "done\n"], ["downloading 7%", "done"]),
+            (["abc\x1b[2Dx\x1b[5Gy\n"], ["axc y"]),
+            (["abcdef\x1b[4D\x1b[2P\n"], ["abef"]),
+            (["abcdef\x1b[4D\x1b[2X\n"], ["ab  ef"]),
+            (["abcd\x1b[2D\x1b[2@--\n"], ["ab--cd"]),
+            (["abcd\x1b[3G\x1b[1K\n"], ["   d"]),
+            (["one\x1b7 two\x1b8 2\n"], ["one 2wo"]),
+            (["\x1b[sa\nb\x1b[uA\n"], ["a", "A", "b"]),
+            (["日本\rA\n"], ["A 本"]),
+            (["日本\b\b\bX\n"], [" X本"]),
+            (["e\u0301e\b\bx\n"], ["xe"]),
+            (["日本", "\b\b語\n"], ["日本", "日語"]),
+            (["a\tb\rxy\n"], ["xy      b"]),
+            (["\x1b]8;;http://x\x07link\x1b]8;;\x07 text\rL\n"], ["Link text"]),
+            (["\x1b]8;;http://", "x\x1b", "\\link\x1b]8;;\x1b\\\x1b", "[2", "D..\n"], ["link", "li.."]),
+            (["\x1b[01;31m\x1b[Kmatch\x1b[m\x1b[K in\n"], ["\x1b[01;31mmatch\x1b[m in"]),
+            (["1\r2\r\n3\r\r\n4\n"], ["2", "3", "4"]),
+            (["a\nb\nc\x1b[2A\rA\x1b[1B\rB\n\n"], ["a", "b", "A", "B", "c"]),
+            (["a\nb\x1bMA\n", "\n"], ["a", "aA", "b"]),
+            (["a\nb\n\x1b[2A\x1b[J", "c\n"], ["a", "b", "c"]),
+            (["abc\x1b[Ad\n"], ["abcd"]),
+            (["\x1b[Hhome\n"], ["home"]),
+            (["\x1b[999999999C\b\b\b\rx\n"], ["x"]),
+        ],
+        ids=repr,
+    )
+    def test_draws_lines(self, assembler: LineAssembler, writes: list[str], lines: list[str]) -> None:
+        assert feed_all(assembler, *writes) == lines
+
+    @pytest.mark.parametrize("seed", range(40))
+    def test_shows_the_rows_of_an_emulator(self, assembler: LineAssembler, seed: int) -> None:
+        rng = random.Random(seed)
+        parts = [
+            "ab",
+            "c",
+            "  ",
+            "\n",
+            "\r",
+            "\b",
+            "\b\b",
+            "\x1b[A",
+            "\x1b[2A",
+            "\x1b[K",
+            "\x1b[1K",
+            "\x1b[2K",
+            "\x1b[3G",
+        ]
+        parts += [
+            "\x1b[2D",
+            "\x1b[4C",
+            "\x1b[31m",
+            "\x1b[0m",
+            "\x1b[2P",
+            "\x1b[3X",
+            "\x1b[2@",
+            "\x1b]0;t\x07",
+            "\x1b[?25l",
+        ]
+        text = "".join(rng.choice(parts) for _ in range(60))
+        screen = pyte.Screen(300, 80)
+        screen.set_mode(pyte.modes.LNM)
+        pyte.Stream(screen).feed(text)
+
+        sent = iter([re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in feed_all(assembler, text)])
+
+        assert [row for row in map(str.rstrip, screen.display) if row and row not in sent] == []
+
+    def test_nested_bars_of_tqdm_end_as_they_were_last(self, assembler: LineAssembler, clock: Clock) -> None:
+        pieces: list[LogPiece] = []
+        for step in range(50):
+            for write in (f"\router {step}", "\n", f"\rinner {step * 2}", "\x1b[A"):
+                pieces += assembler.feed(write)
+            clock.now += 0.05
+        pieces += assembler.feed("\n") + assembler.feed("\n")
+
+        lines = texts(pieces)
+        assert lines[-2:] == ["outer 49", "inner 98"]
+        assert 4 <= len(lines) <= 12
+
+    def test_frames_of_rich_are_shown_once_a_second_and_at_their_end(
+        self, assembler: LineAssembler, clock: Clock
+    ) -> None:
+        file = Written()
+        console = Console(file=file, force_terminal=True, width=60, color_system=None, legacy_windows=False)
+        progress = Progress("{task.description}", "{task.completed}", console=console, auto_refresh=False)
+        pieces: list[LogPiece] = []
+        with progress:
+            tasks = [progress.add_task(name, total=30) for name in ("left", "right")]
+            for _ in range(30):
+                for task in tasks:
+                    progress.advance(task)
+                progress.refresh()
+                clock.now += 0.1
+        for write in file.writes:
+            pieces += assembler.feed(write)
+            clock.now += 0.05
+
+        lines = [line.split() for line in texts(pieces + assembler.finish())]
+        assert lines[-2:] == [["left", "30"], ["right", "30"]]
+        assert len(lines) <= 16
+
+    @pytest.mark.parametrize(
+        "storm",
+        ["\r", "x\r", "\b", "\x1b[A", "\x1b[31m", "\x1b", "\x9b", "\x90", "\x1b]", "\0", "\x1b[1000@x", "\x1b7\x1b8"],
+    )
+    def test_of_control_characters_only_takes_linear_time_and_bounded_memory(
+        self, assembler: LineAssembler, storm: str
+    ) -> None:
+        text = storm * (200_000 // len(storm))
+        began = time.process_time()
+        for end in ("", "\n"):
+            assembler.feed(text + end)
+        assembler.finish()
+
+        assert time.process_time() - began < 10
+
+    def test_long_text_in_an_edited_line_is_one_line(self, assembler: LineAssembler) -> None:
+        text = "0123456789" * (1 << 16)
+        pieces = assembler.feed("bar") + assembler.feed(f"\r{text}") + assembler.feed("end\n")
+
+        receiver = Reassembler()
+        assert texts(whole for piece in pieces if (whole := receiver.add(piece))) == ["bar", text + "end"]
+
+
+class Written(io.StringIO):
+    """Keeps each write by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+
+    def write(self, text: str, /) -> int:
+        self.writes.append(text)
+        return len(text)
 
 
 class TestLongLines:

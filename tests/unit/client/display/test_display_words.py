@@ -147,9 +147,13 @@ def test_control_sequences_are_applied_kept_or_dropped(subtests: pytest.Subtests
         ("plain\ttab", "plain\ttab", "plain\ttab"),
         (f"{RED}red{RESET} not", "red not", f"{RED}red{RESET} not{RESET}"),
         (f"{RED}red", "red", f"{RED}red{RESET}"),
-        ("up\x1b[1A\x1b[2Kand \x1b[?25laway", "upand away", "upand away"),
+        ("up\x1b[1A\x1b[2Kand \x1b[?25laway", "up and away", "up and away"),
         ("\x1b]8;;https://x.org\x1b\\link\x1b]8;;\x1b\\ \x1b]0;title\x07end", "link end", "link end"),
-        ("\x9b31mold\x1bMold \x1b(Bset \x1bPq#0\x1b\\done", "oldold set done", f"{RED}oldold set done{RESET}"),
+        (
+            "\x9b31mold\x1bMold \x1b(Bset \x1bPq#0\x1b\\done",
+            "old old set done",
+            f"{RED}old{RESET} {RED}old set done{RESET}",
+        ),
         ("cut off \x1b[3", "cut off ", "cut off "),
         ("bell \x07 null \x00", "bell \\x07 null \\x00", "bell \\x07 null \\x00"),
         ("12\b3", "13", "13"),
@@ -158,6 +162,10 @@ def test_control_sequences_are_applied_kept_or_dropped(subtests: pytest.Subtests
         ("1/10 loss\r\x1b[K2/10", "2/10", "2/10"),
         ("1/10\x1b[2K\r2/10", "2/10", "2/10"),
         (f"xxxx\r{RED}ab{RESET}", "abxx", f"{RED}ab{RESET}xx"),
+        ("a\x1b[3Gb\x1b[Dc", "a c", "a c"),
+        ("日本\b\b語", "日語", "日語"),
+        (f"{RED}\x1b[Kmatch{RESET}\x1b[K rest", "match rest", f"{RED}match{RESET} rest"),
+        ("abc\b\b\bxyz \x1b[A", "xyz", "xyz"),
         ("", "", ""),
     ]:
         with subtests.test(text=text, plain=plain, coloured=coloured):
