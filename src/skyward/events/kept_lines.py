@@ -6,19 +6,25 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from skyward.events import LogLine
 
-__all__ = ["KeptLines", "KeptReader"]
+__all__ = ["KeptLines", "KeptReader", "lines_backwards"]
 
 _logger = logging.getLogger("skyward")
 
 _FILE_BYTES: Final = 32 << 20
+_BLOCK_BYTES: Final = 1 << 20
+_FILES: Final = "calls-*.jsonl"
+_CUT: Final = " [the rest of this line is not kept]"
+_LONGEST_CHARACTER: Final = 6
+"""Bytes of the longest character in a file: one that is escaped."""
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
@@ -28,7 +34,8 @@ class KeptLines:
     Args:
         folder: the folder of the files.
         later: runs an action soon, in another thread; the lines taken until then are written together.
-        file_bytes: size from which a file is the older one; the one before that is deleted.
+        file_bytes: size of the largest file. A line that would make it larger begins the next one, and the file before
+            the present one is deleted. A line that alone is larger is cut.
     """
 
     # Without a flush to the disk: the lines outlive this process, killed by any signal, not the machine's crash.
@@ -49,6 +56,8 @@ class KeptLines:
         if self._file is None:
             return
         text = _text(line)
+        if len(text) > self._file_bytes // _LONGEST_CHARACTER:
+            text = _cut(line, self._file_bytes)
         with self._lock:
             self._waiting.append(text)
             first = len(self._waiting) == 1
@@ -61,12 +70,11 @@ class KeptLines:
             lines, self._waiting = self._waiting, []
             if not lines or self._file is None:
                 return
-            # A surrogate becomes an escape that JSON has too.
-            data = "".join(lines).encode("utf-8", "backslashreplace")
             try:
-                if self._size and self._size + len(data) > self._file_bytes:
-                    self._rotate(self._file)
-                self._size += _write_all(self._file, data)
+                for data in _batches(lines, min(self._file_bytes, _BLOCK_BYTES)):
+                    if self._size and self._size + len(data) > self._file_bytes:
+                        self._rotate()
+                    self._size += _write_all(self._file, data)
             except OSError as error:
                 _logger.warning("output of calls is no longer kept in %s: %s", self._folder, error)
                 self._close()
@@ -80,10 +88,10 @@ class KeptLines:
     def _open(self) -> int:
         return os.open(_path(self._folder, self._number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def _rotate(self, file: int) -> None:
+    def _rotate(self) -> None:
         _path(self._folder, self._number - 1).unlink(missing_ok=True)
-        os.close(file)
-        self._file, self._size = None, 0
+        self._close()
+        self._size = 0
         self._number += 1
         self._file = self._open()
 
@@ -102,7 +110,7 @@ class KeptReader:
 
     def news(self) -> Iterator[LogLine]:
         """Yield the complete lines since the last call."""
-        for path in sorted(self._folder.glob("calls-*.jsonl")):
+        for path in sorted(self._folder.glob(_FILES)):
             with suppress(FileNotFoundError), path.open("rb") as file:  # it may be deleted meanwhile
                 file.seek(self._seen.get(path.name, 0))
                 for data in file:
@@ -110,6 +118,48 @@ class KeptReader:
                         break
                     self._seen[path.name] = self._seen.get(path.name, 0) + len(data)
                     yield from _line(data)
+
+    def backwards(self) -> Iterator[LogLine]:
+        """Yield the complete lines, the last one first; :meth:`news` goes on with those that come later."""
+        paths = sorted(self._folder.glob(_FILES))
+        self._seen = {path.name: _end_of_lines(path) for path in paths}
+        for path in reversed(paths):
+            for data in lines_backwards(path, self._seen[path.name]):
+                yield from _line(data)
+
+
+def lines_backwards(path: Path, end: int | None = None) -> Iterator[bytes]:
+    """Yield the lines of a file, the last one first, without their ends; none of a file that is gone.
+
+    Args:
+        path: the file.
+        end: offset at which a line ends; None for the end of the file.
+    """
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        at = file.seek(0, os.SEEK_END) if end is None else end
+        rest: bytes | None = None
+        while at > 0:
+            start = max(0, at - _BLOCK_BYTES)
+            file.seek(start)
+            data = file.read(at - start)
+            first, *lines = (data.removesuffix(b"\n") if rest is None else data + rest).split(b"\n")
+            yield from reversed(lines)
+            at, rest = start, first
+        if rest is not None:
+            yield rest
+
+
+def _end_of_lines(path: Path) -> int:
+    """Return where the last complete line of a file ends."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        at = file.seek(0, os.SEEK_END)
+        while at > 0:
+            start = max(0, at - _BLOCK_BYTES)
+            file.seek(start)
+            if (found := file.read(at - start).rfind(b"\n")) >= 0:
+                return start + found + 1
+            at = start
+    return 0
 
 
 def _path(folder: Path, number: int) -> Path:
@@ -139,6 +189,25 @@ def _line(data: bytes) -> Iterator[LogLine]:
         yield LogLine(*values)
     except (ValueError, TypeError):  # cut by a full disk, or of a later version
         return
+
+
+def _cut(line: LogLine, file_bytes: int) -> str:
+    """Return the text of a line that is too long, cut to what a file has room for."""
+    room = file_bytes // _LONGEST_CHARACTER - len(_text(replace(line, line=""))) - len(_CUT)
+    text = line.line
+    return _text(replace(line, line=f"{text[: max(0, room)]}{_CUT}")) if len(text) > room else _text(line)
+
+
+def _batches(lines: Iterable[str], most_bytes: int) -> Iterator[bytes]:
+    """Yield the lines, together up to a size; a longer one by itself."""
+    batch, chars = list[str](), 0
+    for line in lines:
+        if batch and chars + len(line) > most_bytes // _LONGEST_CHARACTER:
+            yield "".join(batch).encode("utf-8", "backslashreplace")
+            batch, chars = [], 0
+        batch.append(line)
+        chars += len(line)
+    yield "".join(batch).encode("utf-8", "backslashreplace")  # a surrogate becomes an escape that JSON has too
 
 
 def _write_all(file: int, data: bytes) -> int:

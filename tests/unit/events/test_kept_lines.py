@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -75,6 +76,59 @@ def test_a_line_that_was_cut_is_left_out(kept: KeptLines, tmp_path: Path) -> Non
     with (tmp_path / "calls-000000.jsonl").open("ab") as file:
         file.write(b'[0,"i-1","cu\n{}\n[0,"i-1","no end yet"')
     assert texts(KeptReader(tmp_path)) == ["whole"]
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        [""] * 400,
+        ["\0" * 900],
+        ["a" * 5000],
+        ["\udc80" * 700, "\u65e5" * 700],
+        ["x", "\x1b[31m" * 900, "y"] * 3,
+        [f"{number}" for number in range(300)] * 3,
+    ],
+    ids=["empty lines", "zeros", "one long line", "characters of many bytes", "escapes", "tiny lines"],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_what_is_kept_is_bounded_by_its_bytes_on_the_disk(
+    kept: KeptLines, tmp_path: Path, output: list[str], together: bool
+) -> None:
+    for text in output:
+        kept(line(text))
+        if not together:
+            kept.write()
+    kept.write()
+
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2000
+    left = texts(KeptReader(tmp_path))
+    assert left
+    assert all(
+        text == whole or text.endswith("[the rest of this line is not kept]")
+        for text, whole in zip(reversed(left), reversed(output), strict=False)
+    )
+
+
+def test_a_reader_from_the_end_reads_no_more_than_asked_and_goes_on_with_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyward.events.kept_lines._BLOCK_BYTES", 64)
+    kept = KeptLines(tmp_path, lambda _: None, file_bytes=8000)
+    for number in range(150):
+        kept(line(f"{number}" * (number % 7)))
+    kept.write()
+    whole = [*KeptReader(tmp_path).news()]
+    assert len(list(tmp_path.iterdir())) == 2
+    with max(tmp_path.iterdir()).open("ab") as file:
+        file.write(b'[0,"i-1","no end yet')
+    reader = KeptReader(tmp_path)
+
+    assert [*itertools.islice(reader.backwards(), 3)] == whole[:-4:-1]
+    assert [*KeptReader(tmp_path).backwards()] == whole[::-1]
+    with max(tmp_path.iterdir()).open("ab") as file:
+        file.write(b'",1.5]\n')
+    assert texts(reader) == ["no end yet"]
+    kept.close()
 
 
 def test_a_full_disk_ends_the_keeping_and_nothing_else(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from skyward.client.display.escapes import cleaned, harmless
 from skyward.client.display.words import line_text
 from skyward.errors import SkywardError
 from skyward.events import LogLine
-from skyward.events.kept_lines import KeptReader
+from skyward.events.kept_lines import KeptReader, lines_backwards
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.pool_folder import is_in_use, known_folders
 from skyward.provision.preparing.node_logs import LogFile, NodeLogs, kept_files, open_logs
@@ -84,16 +84,18 @@ class _Chosen:
             and self.worker in (None, line.worker)
         )
 
-    def refuse(self, found: Sequence[LogLine]) -> None:
-        """Raise for the option that selects none of the pool's lines."""
-        calls = sorted({line.call.rpartition("#")[0] for line in found} - {""})
-        nodes = ", ".join(map(str, sorted({line.node for line in found})))
-        if self.call is not None and not any(self.call in (line.call, line.call.rpartition("#")[0]) for line in found):
-            names = f"; there are lines of {', '.join(calls)}" if calls else ""
-            raise click.BadParameter(f"no line is of a call {self.call}{names}", param_hint="--call")
-        if self.node is not None and all(line.node != self.node for line in found):
-            raise click.BadParameter(f"no line is of node {self.node}; there are lines of {nodes}", param_hint="--node")
-        if self.worker is not None and all(line.worker != self.worker for line in found):
+    def refuse(self, found: Collection[tuple[str, int, int | None]]) -> None:
+        """Raise for the option that selects none of the pool's lines, given the call, node and worker of each."""
+        calls = {call for call, _, _ in found}
+        names = {call.rpartition("#")[0] for call in calls}
+        nodes = {node for _, node, _ in found}
+        if self.call is not None and self.call not in calls | names:
+            known = f"; there are lines of {', '.join(sorted(names - {''}))}" if names - {""} else ""
+            raise click.BadParameter(f"no line is of a call {self.call}{known}", param_hint="--call")
+        if self.node is not None and self.node not in nodes:
+            known = ", ".join(map(str, sorted(nodes)))
+            raise click.BadParameter(f"no line is of node {self.node}; there are lines of {known}", param_hint="--node")
+        if self.worker is not None and self.worker not in {worker for _, _, worker in found}:
             raise click.BadParameter(f"no line is of a worker {self.worker}", param_hint="--worker")
 
 
@@ -116,26 +118,44 @@ class _Output:
     async def read(self, *, follow: bool) -> None:
         """Read all lines once; with ``follow``, until the pool's process has closed it, or is gone."""
         open_until_now = is_in_use(self._folder)
-        all_lines = [*self._reader.news()]
-        chosen = deque(filter(self._chosen.has, all_lines), maxlen=self._lines)
-        self._show(chosen)
-        if not all_lines and not follow:
+        found: set[tuple[str, int, int | None]] = set()
+        count = self._show(self._first(found))
+        if not found and not follow:
             click.echo(f"Pool {self._pool_id} has printed nothing.", err=True)
-        elif not chosen and not follow and self._lines != 0:
-            self._chosen.refuse(all_lines)
+        elif not count and not follow and self._lines != 0:
+            self._chosen.refuse(found)
         while follow and open_until_now:
             await SYSTEM_CLOCK.sleep(_LOOK_S)
             open_until_now = is_in_use(self._folder)  # before the lines: the last ones come before the end
             self._show(filter(self._chosen.has, self._reader.news()))
 
-    def _show(self, lines: Sequence[LogLine] | Iterator[LogLine] | deque[LogLine]) -> None:
+    def _first(self, found: set[tuple[str, int, int | None]]) -> Iterator[LogLine]:
+        """Yield the chosen lines that exist now; add the call, node and worker of each line that was read."""
+
+        def chosen(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+            for line in lines:
+                found.add((line.call, line.node, line.worker))
+                if self._chosen.has(line):
+                    yield line
+
+        if self._lines is None:
+            return chosen(self._reader.news())
+        # From the end: there may be a million lines before. At least one is read, which shows that there are any.
+        last = [*islice(chosen(self._reader.backwards()), max(self._lines, 1))]
+        return reversed(last[: self._lines])
+
+    def _show(self, lines: Iterator[LogLine]) -> int:
+        """Show lines, and return their number."""
+        count = 0
         for line in lines:
+            count += 1
             if not self._aloud:
                 self.document.append(asdict(line))
                 continue
             when = _local_time(line.timestamp)
             for text in line_text(line).split("\n"):
                 click.echo(f"{when} {harmless(line.place)} | {cleaned(text, colours=sys.stdout.isatty())}")
+        return count
 
 
 def _local_time(seconds: float) -> str:
@@ -203,8 +223,8 @@ class _LogReader:
 
     def show_kept(self, file: LogFile) -> None:
         """Show a log that was copied to this machine."""
-        lines = Path(file.path).read_text(encoding="utf-8", errors="replace").splitlines()
-        self._show(file, lines if self._lines is None else lines[max(0, len(lines) - self._lines) :])
+        last = [*islice(lines_backwards(Path(file.path)), self._lines)]
+        self._show(file, [line.decode("utf-8", "replace") for line in reversed(last)])
 
     async def read(self, entries: Sequence[LedgerEntry], *, follow: bool) -> None:
         """Read all logs once; with ``follow``, until all machines are gone."""
