@@ -170,6 +170,37 @@ def test_nodes_outlive_the_process_they_were_forked_from() -> None:
         assert origin() >> pool == first
 
 
+TROUBLES: dict[str, Callable[[psutil.Process], object]] = {
+    "stopped": lambda template: template.suspend(),
+    "killed": lambda template: template.kill(),
+    "without descriptors": lambda template: template.rlimit(psutil.RLIMIT_NOFILE, (3, 3)),
+    "with few descriptors": lambda template: template.rlimit(psutil.RLIMIT_NOFILE, (14, 14)),
+    "without processes": lambda template: template.rlimit(psutil.RLIMIT_NPROC, (0, 0)),
+    "without memory": lambda template: template.rlimit(psutil.RLIMIT_AS, (1 << 20, 1 << 20)),
+}
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        *("stopped", "with few descriptors"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("killed", "without descriptors")),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("without processes", "without memory")),
+    ],
+)
+def test_a_template_in_trouble_delays_a_pool_by_seconds_and_the_log_says_so(
+    trouble: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual = in_pool(origin())
+    began_s = time.monotonic()
+    for template in templates():
+        TROUBLES[trouble](template)
+
+    assert in_pool(origin()) != usual
+    assert time.monotonic() - began_s < DEADLINE_S
+    assert "starts from its program" in caplog.text
+
+
 async def test_a_template_ends_with_its_client(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CLIENT + "print(node(), flush=True); sys.stdin.read()"],

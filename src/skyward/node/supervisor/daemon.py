@@ -25,6 +25,7 @@ from skyward.node.supervisor.start_order import (
     TEMPLATE_VARIABLE,
     VOLUMES_REQUEST,
     StartOrder,
+    process_limits,
     read_volumes,
 )
 from skyward.node.supervisor.supervisor import Supervisor
@@ -64,6 +65,8 @@ def main() -> None:
     life has nothing to do with the template's.
     """
     order = StartOrder.from_json(sys.stdin.readline())
+    if process_limits() != order.limits:
+        raise RuntimeError("the limits of the process that nodes are forked from were changed, and its forks have them")
     if os.fork() == 0:
         client, answer = os.dup(0), os.dup(1)
         _run_detached(lambda: _supervise_forked(order, client, answer), order.config)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from skyward.request.volume import GrantedVolume
 from skyward.wire.node_config import NodeConfig
@@ -16,6 +17,7 @@ __all__ = [
     "TEMPLATE_VARIABLE",
     "VOLUMES_REQUEST",
     "StartOrder",
+    "process_limits",
     "read_volumes",
     "start_variables",
     "volumes_line",
@@ -66,6 +68,11 @@ def start_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(_START_PREFIXES)}
 
 
+def process_limits() -> str:
+    """Return this process's limits of descriptors, memory and the like, as Linux lists them; forks inherit them."""
+    return Path("/proc/self/limits").read_text(encoding="utf-8", errors="replace")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOrder:
     """One supervisor to start.
@@ -74,23 +81,25 @@ class StartOrder:
         config: its node; the order omits the volumes.
         env: its environment; may be secret.
         started_with: the template's :func:`start_variables`.
+        limits: the template's :func:`process_limits`, as they were when it started.
     """
 
     config: NodeConfig = field(repr=False)
     env: Mapping[str, str] = field(repr=False)
     started_with: Mapping[str, str]
+    limits: str
 
     def to_json(self) -> str:
         """Return the order as one line. It holds the node's private key: never in a log, an argument or a file."""
         # Every process of the node is a fork of the one that reads this. Calls must not find the volumes' keys in it.
         config = replace(self.config, volumes=())
-        return json.dumps([json.loads(config.to_json()), dict(self.env), dict(self.started_with)])
+        return json.dumps([json.loads(config.to_json()), dict(self.env), dict(self.started_with), self.limits])
 
     @classmethod
     def from_json(cls, text: str) -> StartOrder:
         """Read the line."""
-        config, env, started_with = json.loads(text)
-        return cls(config=NodeConfig.from_json(json.dumps(config)), env=env, started_with=started_with)
+        config, env, started_with, limits = json.loads(text)
+        return cls(config=NodeConfig.from_json(json.dumps(config)), env=env, started_with=started_with, limits=limits)
 
 
 def volumes_line(volumes: Iterable[GrantedVolume]) -> str:

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from skyward._concurrency.exits import at_exit
 from skyward._concurrency.forking import keep_from_forks
 from skyward.node.supervisor.children import Fork, fork_from
@@ -26,6 +28,7 @@ from skyward.node.supervisor.start_order import (
     TEMPLATE_VARIABLE,
     VOLUMES_REQUEST,
     StartOrder,
+    process_limits,
     start_variables,
     volumes_line,
 )
@@ -40,8 +43,10 @@ _PROGRAM = "import gc; gc.disable(); from skyward.node.supervisor.template_progr
 _MOST = 3
 """Templates kept at a time; each holds 50 MiB."""
 _END_S = 5.0
-_FORKED = "0"
-"""Exit code of the fork that takes an order, once it has forked a supervisor."""
+_CLOSE_S = 1.0  # killing it harms nothing: its forks live on
+_IDLE_S = 3.0
+"""A process that has used no processor for so long is stopped, or waits for something that does not come."""
+_LAST_WORDS = 500
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed")
 """Beginnings of the lines in ``/proc/self/status`` with attributes that a new program inherits."""
 
@@ -52,18 +57,21 @@ class _ProgramStart:
 
     Attributes:
         variables: environment variables that count only then.
-        process: the client's attributes that the kernel hands down: ids, limits, masks, namespaces, cgroup.
+        process: the client's attributes that the kernel hands down: ids, masks, namespaces, cgroup.
+        limits: the client's :func:`process_limits`, which are handed down, too.
         files: folders of packages and Dask's settings, with the times of their last changes.
     """
 
     variables: Mapping[str, str]
     process: tuple[str, ...]
+    limits: str
     files: tuple[tuple[str, int], ...]
 
     @classmethod
     def of(cls, variables: Mapping[str, str]) -> _ProgramStart:
         """Return the origin of a program that this process starts now."""
-        return cls(variables=variables, process=tuple(_inherited()), files=tuple(_changes(_watched())))
+        files = tuple(_changes(_watched()))
+        return cls(variables=variables, process=tuple(_inherited()), limits=process_limits(), files=files)
 
 
 class _TemplateProcess:
@@ -97,36 +105,45 @@ class _TemplateProcess:
                 start_new_session=True,
             )
 
-    async def fork(self, order: StartOrder) -> str | None:
-        """Fork a supervisor and return its answer, empty if it did not come up; None if nothing was forked."""
+    async def fork(self, order: StartOrder) -> str:
+        """Fork a supervisor and return its answer; empty if none came up."""
         async with fork_from(self._orders, "skyward.node.supervisor.daemon") as fork:
             fork.commands.write(f"{order.to_json()}\n".encode())
-            lines = await self._reports(fork, volumes_line(order.config.volumes))
-        if not lines and self._closed:  # it made room for another one just before it had the order
-            return None
+            try:
+                lines = await self._reports(fork, volumes_line(order.config.volumes))
+            except TimeoutError:
+                self.failed = True
+                self._process.kill()  # else it would take the order once it goes on
+                return self._given_up("the process that nodes are forked from does not go on")
+        if answer := next((line for line in lines if line.startswith("{")), ""):
+            self.served = True
+            return answer
         if not lines:
             self.failed = True
-            log.log(
-                logging.INFO if self.served else logging.WARNING,
-                "the process that nodes are forked from has ended, so a node starts from its program: %s",
-                self._last_words(),
-            )
-            return None
-        if not {_FORKED, VOLUMES_REQUEST} & set(lines):
-            log.info("no process could be forked for a node, so it starts from its program: %s", self._last_words())
-            return None
-        self.served = True
-        return next((line for line in lines if line.startswith("{")), "")
+            # It may have made room for another one just before it had the order.
+            return "" if self._closed else self._given_up("the process that nodes are forked from has ended")
+        if VOLUMES_REQUEST in lines:
+            return self._given_up("a forked node did not come up")
+        return self._given_up("no process could be forked for a node")
 
     async def _reports(self, fork: Fork, volumes: str) -> list[str]:
+        """Return what the fork reports, up to the supervisor's answer.
+
+        Raises:
+            TimeoutError: this process does nothing, and has forked no supervisor.
+        """
         report, given = "", False
         try:
             # Not by lines: a StreamReader's have at most 64 KiB, and the ports of 1,500 workers are more.
-            while part := await fork.reports.read(1 << 16):
+            while part := await (fork.reports.read(1 << 16) if given else self._first_report(fork)):
                 report += part.decode()
                 if not given and VOLUMES_REQUEST in report.splitlines():
                     fork.commands.write(f"{volumes}\n".encode())
                     given = True
+                if report.endswith("}\n"):  # a template that is stopped now would keep the connection open
+                    break
+        except TimeoutError:
+            raise
         except OSError:
             pass
         except asyncio.CancelledError:
@@ -135,18 +152,38 @@ class _TemplateProcess:
             raise
         return report.splitlines()
 
+    async def _first_report(self, fork: Fork) -> bytes:
+        before_s, used_s = -1.0, self._cpu_s()
+        while used_s != before_s:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_IDLE_S):
+                    return await fork.reports.read(1 << 16)
+            before_s, used_s = used_s, self._cpu_s()
+        raise TimeoutError
+
+    def _cpu_s(self) -> float:
+        """Return the time on processors that the process and its ended forks have used."""
+        with suppress(psutil.Error):
+            return sum(psutil.Process(self._process.pid).cpu_times()[:4])
+        return 0.0
+
+    def _given_up(self, what: str) -> str:
+        log.warning("%s, so a node starts from its program, which takes longer: %s", what, self._last_words())
+        return ""
+
     def _last_words(self) -> str:
         if self._closed:
             return "it was closed"
         self._said.seek(0)
-        return self._said.read().decode(errors="replace").strip()[-2000:] or "it said nothing"
+        said = self._said.read().decode(errors="replace").strip()
+        return said.splitlines()[-1][-_LAST_WORDS:] if said else "it said nothing"
 
     def close(self) -> None:
         """End the process, and wait for it. Its forks live on."""
         self._closed = True
         self._orders.close()
         try:
-            self._process.wait(_END_S)
+            self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -223,7 +260,8 @@ _templates = _Templates()
 async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> str | None:
     """Start a node of this machine's supervisor as a fork, with ``variables`` besides those of this process.
 
-    Return its :class:`NodeReady` as text, empty if it did not come up, or None where none could be forked.
+    Return its :class:`NodeReady` as text; empty if one was ordered and did not come up, which the log explains; None if
+    none was ordered.
     """
     if len(config.instance_id) != len(TEMPLATE_ID):
         return None
@@ -234,9 +272,15 @@ async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> s
         template = await asyncio.to_thread(_templates.find, wanted)
         if template is None:
             return None
-        answer = await template.fork(StartOrder(config=config, env=env, started_with=wanted))
+        answer = await template.fork(
+            StartOrder(config=config, env=env, started_with=wanted, limits=template.origin.limits)
+        )
     except OSError as error:  # no descriptor or process is left, or this kernel's /proc lacks a file
-        log.info("no process could be started that nodes are forked from, so a node starts from its program: %s", error)
+        log.warning(
+            "no process could be started that nodes are forked from, so a node starts from its program, which takes "
+            "longer: %s",
+            error,
+        )
         return None
     if template.failed and not template.served:
         _templates.give_up()
@@ -246,8 +290,7 @@ async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> s
 def _inherited() -> Iterable[str]:
     status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
     yield from (line for line in status.splitlines() if line.startswith(_INHERITED))
-    for name in ("limits", "cgroup"):
-        yield Path("/proc/self", name).read_text(encoding="utf-8", errors="replace")
+    yield Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
     for namespace in sorted(Path("/proc/self/ns").iterdir()):
         yield os.readlink(namespace)
     yield os.readlink("/proc/self/root")

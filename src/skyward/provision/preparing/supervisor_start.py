@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.node.processes import SUPERVISOR_LOG
@@ -18,7 +17,6 @@ from skyward.wire.node_config import NodeConfig, NodeReady
 __all__ = ["start_supervisor"]
 
 _START_TIMEOUT_S = 60.0
-_TAIL_CHARS = 2000
 _END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sys.argv[1])"
 
 
@@ -52,8 +50,10 @@ async def start_supervisor(
                     ready = await fork_supervisor(config, env)
             except TimeoutError as error:
                 raise UnreachableError(f"the supervisor did not answer within {limit_s:g} s on this machine") from error
+            if ready:
+                return Completed(exit_code=0, stdout=ready, stderr="")
             if ready is not None:
-                return _completed(config, ready)
+                await transport.run([python, "-c", _END_ALL, config.instance_id], timeout_s=left_s)
         await transport.put(config.to_json().encode(), path, mode=0o600)
         return await transport.run([python, "-m", "skyward.node.supervisor", path], env=env, timeout_s=limit_s)
 
@@ -70,17 +70,3 @@ async def start_supervisor(
             log_tail=completed.stderr,
             log_path=log_path,
         ) from error
-
-
-def _completed(config: NodeConfig, ready: str) -> Completed:
-    """Return the answer of a forked supervisor as the result of its program."""
-    if ready:
-        return Completed(exit_code=0, stdout=ready, stderr="")
-    return Completed(exit_code=1, stdout="", stderr=f"the node did not come up:\n{_log_tail(config)}")
-
-
-def _log_tail(config: NodeConfig) -> str:
-    try:
-        return Path(config.workdir, SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[-_TAIL_CHARS:]
-    except OSError as error:
-        return str(error)

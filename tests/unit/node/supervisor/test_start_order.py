@@ -15,7 +15,9 @@ from skyward.request.volume import GrantedVolume, S3Volume, StorageKey, VolumeAc
 
 
 def test_an_order_survives_its_line() -> None:
-    order = StartOrder(config=node_config(env={"A": "ü\n"}), env={"B": "\udcff"}, started_with={"LANG": "C"})
+    order = StartOrder(
+        config=node_config(env={"A": "ü\n"}), env={"B": "\udcff"}, started_with={"LANG": "C"}, limits="7"
+    )
     line = order.to_json()
     assert "\n" not in line
     assert StartOrder.from_json(line) == order
@@ -24,7 +26,7 @@ def test_an_order_survives_its_line() -> None:
 def test_an_order_holds_no_keys_of_volumes_which_come_in_a_line_of_their_own() -> None:
     access = VolumeAccess(key=StorageKey(id="i", secret="s3cret-of-the-volume"))
     volumes = (GrantedVolume(volume=S3Volume(bucket="bucket", mount_path="/data"), access=access),)
-    order = StartOrder(config=node_config(volumes=volumes), env={}, started_with={})
+    order = StartOrder(config=node_config(volumes=volumes), env={}, started_with={}, limits="")
     assert "s3cret" not in order.to_json()
     assert read_volumes(volumes_line(volumes)) == volumes
 
