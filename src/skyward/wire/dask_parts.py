@@ -109,7 +109,7 @@ OVERRIDDEN: Final[Mapping[str, str]] = {
         "_close _log _repr_html_ _scaling_status _start _update_worker_status _wait_for_workers get_logs sync"
     ),
     "distributed.nanny:Nanny": "_on_worker_exit_sync instantiate kill start_unsafe",
-    "distributed.scheduler:Scheduler": "add_plugin close start_http_server worker_send",
+    "distributed.scheduler:Scheduler": "add_plugin close start_http_server transition transitions worker_send",
     "distributed.utils:": "_forkserver_preload_set",
     "distributed.worker:Worker": (
         "_register_with_scheduler close handle_scheduler handle_stream heartbeat start_http_server"
@@ -129,9 +129,11 @@ READ: Final[Mapping[str, str]] = {
         "_ongoing_background_tasks env handlers memory_manager process rpc scheduler scheduler_addr"
     ),
     "distributed.nanny:WorkerProcess": "pid status worker_kwargs",
-    "distributed.scheduler:Scheduler": "handlers stream_handlers http_application http_server ip",
-    "distributed.scheduler:TaskState": "key processing_on",
-    "distributed.scheduler:WorkerState": "executing",
+    "distributed.scheduler:Scheduler": "handlers stream_handlers http_application http_server ip unrunnable",
+    "distributed.scheduler:TaskState": (
+        "host_restrictions key processing_on resource_restrictions worker_restrictions"
+    ),
+    "distributed.scheduler:WorkerState": "address executing host name resources",
     "distributed.worker:Worker": (
         "_client batched_stream data executors handlers metrics nanny periodic_callbacks state stream_handlers"
     ),

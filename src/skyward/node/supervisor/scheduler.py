@@ -10,6 +10,7 @@ from distributed import Scheduler, SchedulerPlugin
 
 from skyward.node.program import Program, read_plan, run_program, take_standard_output
 from skyward.node.supervisor.dashboard import Dashboard
+from skyward.node.supervisor.unrunnable import fail_unrunnable
 from skyward.node.task_counts import report_tasks
 from skyward.wire.code.graph_modules import MODULES, KeptModules
 from skyward.wire.control import SchedulerRunning
@@ -70,6 +71,7 @@ async def _serve(program: Program) -> None:
         dashboard=False,
     )
     report_tasks(scheduler, program.report)
+    fail_unrunnable(scheduler)
     async with scheduler:
         program.report(SchedulerRunning(address=program.plan.ready.scheduler))
         await asyncio.shield(scheduler.finished())
