@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +17,10 @@ from botocore.exceptions import ClientError, ConnectionClosedError
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, Market
+from skyward.errors import ConfigurationError
+from skyward.providers.aws.provider import AWS
+from skyward.provision.preparing import machine_size
+from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, Market, local_ec2
 from skyward.testing.hosts import require_sshd
 from skyward.transport.access import SSHTarget
 from skyward.transport.ssh_transport import SshTransport
@@ -261,3 +265,36 @@ def test_a_machine_switches_itself_off_when_its_time_is_up(tmp_path: Path, behav
         eventually(off)
         reason = described(api, instance_id)["StateReason"]["Code"]
     assert reason == ("Client.InstanceInitiatedShutdown" if behaviour == "terminate" else "")
+
+
+def test_pools_of_this_process_can_use_machines_while_they_are_open(tmp_path: Path) -> None:
+    require_sshd()
+    names = ("user", "port", "home", "address_url", "power_off")
+    before = [getattr(AWS, name) for name in names], dict(os.environ), machine_size.CORES_SHARE
+
+    with LocalEC2(tmp_path, machines=True) as ec2:
+        assert {name: getattr(AWS, name) for name in names} == ec2.settings
+        assert os.environ.items() >= ec2.environment.items()
+        assert machine_size.CORES_SHARE == 0.0
+
+    assert ([getattr(AWS, name) for name in names], dict(os.environ), machine_size.CORES_SHARE) == before
+
+
+def test_machines_without_an_ssh_server_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_ec2, "find_openssh", lambda _program: None)
+
+    with pytest.raises(ConfigurationError, match="apt-get install openssh-server"), LocalEC2(tmp_path, machines=True):
+        pass
+
+
+def test_a_machine_that_does_not_boot_is_reported_as_terminated_with_the_reason(tmp_path: Path) -> None:
+    require_sshd()
+    with LocalEC2(tmp_path, machines=True) as ec2:
+        api = client(ec2)
+        instance_id = run(api, UserData=cloud_config("no private key", key_pair()[1], 60))
+        eventually(lambda: described(api, instance_id)["State"]["Name"] == "terminated")
+        reason = described(api, instance_id)["StateReason"]
+
+        assert reason["Code"] == "Server.InternalError"
+        assert reason["Message"].startswith("Server.InternalError: ")
+        assert ec2.failures()

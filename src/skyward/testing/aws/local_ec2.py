@@ -25,7 +25,7 @@ from skyward.testing.aws.ec2_market import Market
 from skyward.testing.aws.emulated_machine import METADATA_VARIABLE, POWER_OFF_PATH, EmulatedMachine, UserData
 from skyward.testing.aws.instant_fleets import Fleets
 from skyward.testing.aws.region import TAKEN_BACK, Looks, Region
-from skyward.testing.hosts import SshHost, share_cache
+from skyward.testing.hosts import SshHost, find_openssh, share_cache
 from skyward.testing.loopback import Faults, reserve_network, serving
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ __all__ = ["LocalEC2", "use_ec2"]
 
 _SSH_PORT: Final = 22022
 _THREADS: Final = 8
+_SIZES: Final = {"CORES_SHARE": 0.0, "MEMORY_SHARE": 0.0}
+"""Least shares of what was bought: machines here are as large as this one."""
 _POWER_OFF: Final = (
     f"import os, urllib.request; urllib.request.urlopen(os.environ[{METADATA_VARIABLE!r}] + {POWER_OFF_PATH!r}, b'')"
 )
@@ -51,6 +53,11 @@ class LocalEC2:
     announces preemption; the endpoint is in ``AWS_EC2_METADATA_SERVICE_ENDPOINT``. Other commands of user data are not
     run. Security groups are recorded, not enforced. Methods take EC2's ``instance_id`` and a ``region``.
 
+    With ``machines=True`` pools of this process can use it, without more: ``sky.AWS(endpoint_url=ec2.endpoint_url)``.
+    While it is open, the process has :attr:`environment`, ``sky.AWS`` the class variables in :attr:`settings`, and
+    machines count as large as bought. Another process needs those, too; else it dials machines at port 22. Records only
+    are for a provider's own verbs: nothing answers at their addresses, and no pool opens.
+
     Args:
         folder: folder of the machines; needed with ``machines``.
         machines: True for a real host per instance; False for records only.
@@ -66,7 +73,7 @@ class LocalEC2:
         ssh_port: port of the machines' sshd.
 
     Raises:
-        ConfigurationError: ``machines`` without a folder; no free addresses are left.
+        ConfigurationError: ``machines`` without a folder, or without OpenSSH's server; no free addresses are left.
     """
 
     def __init__(
@@ -107,6 +114,8 @@ class LocalEC2:
 
         if self._api.moto is not None:
             raise PoolStateError("this LocalEC2 is already open")
+        if self._machines and find_openssh("sshd") is None:
+            raise ConfigurationError("machines=True needs OpenSSH's server: apt-get install openssh-server")
         with _no_default_images():
             _forget_everything()
         if self._folder is not None and self._machines:
@@ -119,6 +128,8 @@ class LocalEC2:
             self._front = stack.enter_context(serving(self._api, "local-ec2-api"))
             self._back = stack.enter_context(serving(self._api.moto, "local-ec2-moto"))
             stack.callback(self._end_everything)
+            if self._machines:
+                stack.enter_context(_in_use(self))
             self._stack = stack.pop_all()
         return self
 
@@ -303,13 +314,38 @@ def use_ec2(ec2: LocalEC2, patch: pytest.MonkeyPatch, settings: Mapping[str, Any
     Cached answers of an earlier instance at the same address are deleted. Its machines are as large as this one, and
     never smaller than bought.
     """
+    # What an open LocalEC2 has set already, it takes back itself.
     for name, value in ec2.environment.items():
-        patch.setenv(name, value)
-    for name, value in settings.items():
-        patch.setattr(AWS, name, value)
-    for share in ("CORES_SHARE", "MEMORY_SHARE"):
-        patch.setattr(machine_size, share, 0.0)
+        if os.environ.get(name) != value:
+            patch.setenv(name, value)
+    for target, values in ((AWS, settings), (machine_size, _SIZES)):
+        for name, value in values.items():
+            if getattr(target, name) != value:
+                patch.setattr(target, name, value)
     forget("aws", ec2.endpoint_url)
+
+
+@contextlib.contextmanager
+def _in_use(ec2: LocalEC2) -> Generator[None]:
+    """Make pools of this process find and accept the machines of ``ec2``."""
+    variables = {name: os.environ.get(name) for name in ec2.environment}
+    changes = [(AWS, name, value) for name, value in ec2.settings.items()]
+    changes += [(machine_size, name, value) for name, value in _SIZES.items()]
+    before = [(target, name, getattr(target, name)) for target, name, _ in changes]
+    os.environ.update(ec2.environment)
+    for target, name, value in changes:
+        setattr(target, name, value)
+    forget("aws", ec2.endpoint_url)
+    try:
+        yield
+    finally:
+        for target, name, value in before:
+            setattr(target, name, value)
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ MakeMachine = Callable[[str, str, UserData, Mapping[str, str], Callable[[], None
 ENDED_BY_USER: Final = "Client.UserInitiatedShutdown"
 ENDED_BY_ITSELF: Final = "Client.InstanceInitiatedShutdown"
 TAKEN_BACK: Final = "Server.SpotInstanceTermination"
+BROKEN: Final = "Server.InternalError"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ class Region:
     def failures(self) -> Iterator[str]:
         """Yield the errors of machines that did not boot."""
         for tracked in self._tracked.values():
-            if tracked.booting is not None and tracked.booting.done() and (error := tracked.booting.exception()):
+            if error := _boot_error(tracked):
                 yield f"{tracked.instance.id}: {error}"
 
     def _check_type(self, name: str) -> None:
@@ -254,6 +255,8 @@ class Region:
     def _go_on(self, tracked: _Tracked) -> None:
         if tracked.unseen > 0:
             tracked.unseen -= 1
+        if error := _boot_error(tracked):  # else a client would wait for the machine until its patience ends
+            self.end(tracked.instance.id, f"{BROKEN}: {error}")
         if tracked.reason and not self._is_over(tracked):
             if tracked.ending > 0:
                 tracked.ending -= 1
@@ -270,11 +273,16 @@ class Region:
         return tracked.instance.state == "terminated"
 
 
+def _boot_error(tracked: _Tracked) -> BaseException | None:
+    booting = tracked.booting
+    return booting.exception() if booting is not None and booting.done() else None
+
+
 def _terminated(instance: Any, reason: str) -> None:
     instance.terminate()
     for nic in instance.nics.values():
         instance.ec2_backend.enis.pop(nic.id, None)
-    instance.state_reason.code = reason
+    instance.state_reason.code = reason.partition(":")[0]
     instance.state_reason.message = f"{reason}: the instance was terminated"
 
 
