@@ -16,10 +16,13 @@ import importlib
 import sys
 import threading
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from operator import mul
+from pickle import PicklingError
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
 from typing import Any, Final, cast
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -33,6 +36,8 @@ __all__ = [
     "by_value",
     "found_under_its_name",
     "goes_by_value",
+    "reduced_compiled",
+    "reduced_context_variable",
     "reduced_for_call",
     "reduced_for_result",
     "reduced_to_name",
@@ -99,6 +104,56 @@ def by_value(pickler: Any, value: Definition) -> Any:
             return pickler._dynamic_function_reduce(value)  # noqa: SLF001 - as above
         case _:  # a class of a compiled module
             return NotImplemented
+
+
+def reduced_compiled(cls: type) -> Reduced | None:
+    """Return a reduction of a class that no ``class`` statement has made; None for all others.
+
+    Raises:
+        PicklingError: there is no name for it, or for its metaclass.
+    """
+    # cloudpickle takes a class that it does not find under its name for one whose definition it can send.
+    if _is_compiled(cls):
+        module = sys.modules.get(cls.__module__)
+        named = next((name for name, value in vars(module).items() if value is cls), None) if module else None
+        if named is None:
+            raise PicklingError(f"its module {cls.__module__} does not have the compiled class {cls.__qualname__}")
+        return getattr, (module, named)
+    if _is_compiled(type(cls)) and not found_under_its_name(type(cls)):
+        if type(cls).__name__ == "PyCArrayType":
+            return mul, (cls._type_, cls._length_)  # type: ignore[attr-defined] - the public attributes of ctypes' arrays
+        raise PicklingError(
+            f"classes with the compiled metaclass {type(cls).__qualname__} go by name only: define it in a module of "
+            "your project, which is imported where the call runs"
+        )
+    return None
+
+
+def _is_compiled(cls: type) -> bool:
+    compiled = (MethodDescriptorType, WrapperDescriptorType)
+    return any(isinstance(value, compiled) and value.__objclass__ is cls for value in vars(cls).values())
+
+
+_variables: dict[str, ContextVar[Any]] = {}  # for good, as the interpreter keeps them
+_ids_of_variables: dict[ContextVar[Any], str] = {}
+
+
+def reduced_context_variable(variable: ContextVar[Any]) -> Reduced:
+    """Return a reduction by which each process has one variable for it, with its default and without its value."""
+    variable_id = _ids_of_variables.setdefault(variable, f"{_process()}-{len(_ids_of_variables)}")
+    _variables[variable_id] = variable
+    options: dict[str, Any] = {}
+    with suppress(LookupError):  # it has no default
+        options["default"] = Context().run(variable.get)
+    return _context_variable, (variable_id, variable.name, options)
+
+
+def _context_variable(variable_id: str, name: str, options: dict[str, Any]) -> ContextVar[Any]:
+    if (variable := _variables.get(variable_id)) is None:
+        made: ContextVar[Any] = ContextVar(name, **options)
+        variable = _variables.setdefault(variable_id, made)
+        _ids_of_variables[variable] = variable_id
+    return variable
 
 
 def goes_by_value(value: Definition, reduced: Any) -> bool:
@@ -196,7 +251,7 @@ def _remember(value: Any, process: str, module: str, name: str, class_id: str = 
 def _make_called_class(process: str, module: str, name: str, make: Callable[..., type], *arguments: Any) -> type:
     cls, origin = _class_of(arguments[-2]), None
     if cls is None:
-        cls = make(*arguments)
+        cls = _made(make, arguments)
         _unfinished.add(cls)
     elif (origin := _origins.get(cls)) is None or origin.process != process:
         return cls  # this process's own, or another one's
@@ -221,9 +276,44 @@ def _update_called_class(cls: type, sent: tuple[str, Callable[[type, Any], objec
 def _make_class(make: Callable[..., type], *arguments: Any) -> type:
     cls = _class_of(arguments[-2])
     if cls is None:
-        cls = make(*arguments)
+        cls = _made(make, arguments)
         _unfinished.add(cls)
     return cls
+
+
+def _made(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    """Return a new class; ``__init_subclass__`` of a base that was sent too does not run again.
+
+    It ran where the class comes from, and its effects on the class and on the base are part of what is sent. Its
+    arguments are not known here.
+    """
+    if make is not _make_skeleton:
+        return make(*arguments)
+    _, _, bases, *_ = arguments
+    sent = cast("Any", _cloudpickle)._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001 - it has no public way
+    above = {
+        each: None for base in bases for each in getattr(base, "__mro__", ()) if each in sent and _HOOK in vars(each)
+    }
+    with ExitStack() as stack:
+        for base in above:
+            stack.enter_context(_without_hook(base))
+        return make(*arguments)
+
+
+_HOOK: Final = "__init_subclass__"
+
+
+@contextmanager
+def _without_hook(base: type) -> Generator[None]:
+    hook = vars(base)[_HOOK]
+    setattr(base, _HOOK, classmethod(_do_nothing))
+    try:
+        yield
+    finally:
+        setattr(base, _HOOK, hook)
+
+
+def _do_nothing(_: type, **__: object) -> None: ...
 
 
 def _complete_class(cls: type, sent: tuple[Callable[[type, Any], object], Any]) -> None:

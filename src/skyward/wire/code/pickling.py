@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, cast
@@ -34,6 +35,8 @@ from skyward.wire.code.origins import (
     by_value,
     found_under_its_name,
     goes_by_value,
+    reduced_compiled,
+    reduced_context_variable,
     reduced_for_call,
     reduced_for_result,
     reduced_to_name,
@@ -340,6 +343,8 @@ class _Pickler(cloudpickle.Pickler):
             return self._reduce_definition(cast("Definition", definition))
         if isinstance(definition, CodeType):
             return _with_file_name(definition, cast("Any", self.dispatch_table)[CodeType](definition))
+        if type(definition) is ContextVar:
+            return reduced_context_variable(cast("ContextVar[Any]", definition))
         if type(definition) is _CachingFunction and not self._is_named(definition):
             caching = cast("Any", definition)
             return _caching, (caching.__wrapped__, caching.cache_parameters())
@@ -360,6 +365,8 @@ class _Pickler(cloudpickle.Pickler):
         way = way_of(module) if isinstance(module, str) else Way.VALUE  # pyright: ignore[reportUnnecessaryIsInstance]
         reduced = self._reduced(obj, way)
         if goes_by_value(obj, reduced):
+            if isinstance(obj, type) and (compiled := reduced_compiled(obj)) is not None:
+                return compiled
             if self.omissions is not None:
                 reduced = self.omissions.applied(obj, reduced)
             if isinstance(obj, FunctionType):

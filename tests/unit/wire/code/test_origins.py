@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import enum
 import gc
@@ -10,7 +11,9 @@ import io
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,6 +21,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import pytest
 
+from skyward.errors import SerializationError
 from skyward.wire.code.pickling import pack, unpack, unpack_error
 
 WORKER = """
@@ -413,3 +417,27 @@ def test_a_class_with_slots_made_in_a_call_keeps_them(worker: Worker) -> None:
     assert (first.x, second.x) == (1, 2)
     assert not hasattr(first, "__dict__")
     assert worker.call(identity, first).x == 1
+
+
+@pytest.mark.parametrize("value", [type(threading.Lock()), ctypes.c_int * 3, (ctypes.c_double * 2) * 2], ids=repr)
+def test_a_class_without_a_class_statement_arrives_as_itself(value: type) -> None:
+    assert unpack(pack(value, what="it").data) is value
+
+
+@pytest.mark.parametrize("value", [type(iter([])), type("Local", (ctypes.Structure,), {})], ids=repr)
+def test_a_class_that_only_its_process_can_make_is_refused(value: type) -> None:
+    with pytest.raises(SerializationError, match="compiled"):
+        pack([value], what="it")
+
+
+def test_a_variable_of_contexts_keeps_its_identity_and_its_default() -> None:
+    plain, default = ContextVar("plain"), ContextVar("default", default=3)
+
+    assert unpack(pack([plain, default], what="it").data) == [plain, default]
+
+    script = (
+        "import pickle, sys; plain, default = pickle.loads(sys.stdin.buffer.read()); print(default.get(), plain.get(4))"
+    )
+    data = pack((plain, default), what="it").data
+    done = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, check=True)
+    assert done.stdout == b"3 4\n"
