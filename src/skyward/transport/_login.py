@@ -24,6 +24,8 @@ __all__ = ["Login", "forwards", "login_fault", "try_login"]
 _WAIT_S = 8.0
 """Time to reach the command. Each command of a pool takes as long again; startup files of a cluster need up to 5 s."""
 _STATUS_S = 1.0
+_SETTLE_S = 0.3
+_LINGER_S = 1.0
 _READ_BYTES = 1 << 16
 _SHOWN_CHARS = 500
 _TOKEN_BYTES = 8
@@ -60,7 +62,8 @@ class Login:
 
     Attributes:
         began: the command was reached.
-        answered: it also got its input. Then all is well.
+        answered: it also got its input.
+        noise: output of other processes, when the command had ended. If there is none, all is well.
         ran_input: something else ran the line that was meant for the command, or printed it.
         ended: the channel ended, instead of the time.
         status: exit status of what the server ran; None for a signal, or without a report.
@@ -69,6 +72,7 @@ class Login:
 
     began: bool = False
     answered: bool = False
+    noise: str = ""
     ran_input: bool = False
     ended: bool = True
     status: int | None = None
@@ -100,6 +104,12 @@ def try_login(client: Client, gate: threading.Lock, *, wait_s: float = _WAIT_S) 
             channel.sendall(f"echo {line}\n".encode())
             channel.shutdown_write()
         output, ended = _read(channel, gate, until=answer, deadline=deadline)
+        answered, noise = answer in output, b""
+        if answered and not ended:  # errors of the startup files may come after the answer, which is in another stream
+            late, ended = _read(channel, gate, deadline=time.monotonic() + _SETTLE_S)
+            output += late
+        if answered and not ended:  # a process that a startup file has left holds the output
+            noise, ended = _read(channel, gate, deadline=time.monotonic() + _LINGER_S)
         if ended:
             channel.status_event.wait(_STATUS_S)  # the exit status follows the end of the output
         status = channel.exit_status if channel.exit_status_ready() and channel.exit_status >= 0 else None
@@ -110,7 +120,8 @@ def try_login(client: Client, gate: threading.Lock, *, wait_s: float = _WAIT_S) 
     began = f"{token}\n" in text
     return Login(
         began=began,
-        answered=answer in output,
+        answered=answered,
+        noise=noise.decode(errors="replace").strip(),
         ran_input=not began and line in text,
         ended=ended,
         status=status,
@@ -118,13 +129,13 @@ def try_login(client: Client, gate: threading.Lock, *, wait_s: float = _WAIT_S) 
     )
 
 
-def _read(channel: Any, gate: threading.Lock, *, until: bytes, deadline: float) -> tuple[bytes, bool]:
+def _read(channel: Any, gate: threading.Lock, *, until: bytes = b"", deadline: float) -> tuple[bytes, bool]:
     """Return the output up to ``until``, the end or the deadline, without the middle if long; True at the end."""
     output = bytearray()
     arrived = threading.Event()
     channel.in_buffer.set_event(arrived)
     channel.settimeout(0)
-    while until not in output and arrived.wait(deadline - time.monotonic()):
+    while not (until and until in output) and arrived.wait(deadline - time.monotonic()):
         with gate:  # reading opens the window, by a message that must not follow the channel's end
             data = channel.recv(_READ_BYTES)
         if not data:
@@ -137,9 +148,14 @@ def _read(channel: Any, gate: threading.Lock, *, until: bytes, deadline: float) 
 
 def login_fault(login: Login, *, wait_s: float = _WAIT_S) -> str:
     """Return what keeps commands from running, and the next step; empty if nothing does. Pure."""
-    if login.answered:
+    if login.answered and not login.noise:
         return ""
     printed = f" It printed: {_shortened(login.output)}" if login.output else ""
+    if login.answered:
+        return (
+            f"a startup file leaves a process in the background that prints into the output of commands "
+            f"({_STARTUP_FILES}). {_REMEDY}, or send its output elsewhere. It printed: {_shortened(login.noise)}"
+        )
     if login.began:
         return (
             f"a startup file reads the standard input, which belongs to the command ({_STARTUP_FILES}): "

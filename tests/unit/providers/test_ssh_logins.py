@@ -48,7 +48,12 @@ STARTUP_FILES: Sequence[tuple[str, str, str]] = [
     ("prints", "echo welcome; echo to stderr >&2; printf 'no newline'", ""),
     ("prints a lot", "head -c 3000000 /dev/zero | tr '\\0' 'x'", ""),
     ("traces", "set -x", ""),
-    ("leaves a child", "(sleep 20 &)", ""),
+    ("leaves a child", "echo to stderr >&2; (sleep 20 &)", ""),
+    (
+        "prints in the background",
+        "(while sleep 0.1; do echo noise; done) &",
+        "in the background .* noise",
+    ),
     ("returns", "return 1", ""),
     ("sets -e and -u", "set -eu", ""),
     ("is slow", "sleep 1.5", ""),
@@ -139,6 +144,7 @@ async def test_a_startup_file_that_waits_is_named_after_the_limit(text: str, mes
     ("login", "message"),
     [
         (Login(began=True, answered=True, output="welcome"), ""),
+        (Login(began=True, answered=True, noise="tick"), "in the background that prints"),
         (Login(status=1, output="This account is currently not available."), "no login shell"),
         (Login(status=1, output="This account is not available"), "no login shell"),
         (Login(status=1, output="This service allows sftp connections only."), "may transfer files only"),
