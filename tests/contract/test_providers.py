@@ -26,6 +26,7 @@ from skyward.testing.provider import FakeProvider, Fate
 from skyward.testing.provider_contract import Promise, ProviderContract
 from skyward.transport.access import SSHAccess
 from skyward.transport.ssh_transport import SshTransport
+from support.clock import FakeClock
 from support.clouds.aws_clients import remember_classes
 from support.clouds.rest_service import FAULTS, RestFault
 from support.clouds.vendors import PROMPT, Vendor, opened, vendor_named
@@ -48,7 +49,7 @@ class TestFakeProvider(ProviderContract):
     may_end: bool | None = None
 
     def make_provider(self) -> Provider:
-        provider = FakeProvider(networks=self.networks)
+        provider = FakeProvider(networks=self.networks, clock=FakeClock())
         provider.ends_itself = self.ends_itself
         provider.may_end = self.may_end
         provider.fate = Fate(host="rack")
@@ -57,6 +58,10 @@ class TestFakeProvider(ProviderContract):
     def lose_answer(self, provider: Provider) -> None:
         assert isinstance(provider, FakeProvider)
         provider.fail("create", UnreachableError("no answer"), done=True)
+
+    def fail_create(self, provider: Provider) -> None:
+        assert isinstance(provider, FakeProvider)
+        provider.fail("create", UnreachableError("status 500"))
 
     def vendor_calls(self, provider: Provider) -> int:
         assert isinstance(provider, FakeProvider)
@@ -119,6 +124,7 @@ class TestFakeNetworks(TestFakeProvider):
 class TestLocal(ProviderContract):
     does_not_apply: Mapping[Promise, str] = {
         "lose_answer": "a node is a folder that this process makes: there is no answer to lose",
+        "fail_create": "the same: there is no server that fails",
         "vendor_calls": "nobody is asked: this process reads its own folders",
         "avoid": "there is one host, this machine, which the pool's user chose",
     }
@@ -140,6 +146,7 @@ class TestSSH(ProviderContract):
     calls_per_look = 2  # a command for each of the two hosts, which belong to nobody who could list them
     does_not_apply: Mapping[Promise, str] = {
         "lose_answer": "a node is a folder: the hosts list what is on them, and it costs nothing",
+        "fail_create": "the same: there is no server that fails",
     }
 
     @pytest.fixture(autouse=True)
@@ -201,6 +208,9 @@ class TestAWS(ProviderContract):
     def lose_answer(self, provider: Provider) -> None:
         self._ec2.fail(AwsFault(dropped="after"), action="RunInstances")
 
+    def fail_create(self, provider: Provider) -> None:
+        self._ec2.fail(AwsFault(code="InternalError", status=500), action="RunInstances")
+
     def vendor_calls(self, provider: Provider) -> int:
         return len(self._ec2.calls)
 
@@ -258,6 +268,9 @@ class TestVerda(ProviderContract):
     def lose_answer(self, provider: Provider) -> None:
         self._verda.service.fail(RestFault(after=True), route="POST /instances")
 
+    def fail_create(self, provider: Provider) -> None:
+        self._verda.service.fail(FAULTS["failed before"], route="POST /instances")
+
     def vendor_calls(self, provider: Provider) -> int:
         return len(self._verda.service.calls)
 
@@ -311,6 +324,9 @@ class CloudContract(ProviderContract):
 
     def lose_answer(self, provider: Provider) -> None:
         self._cloud.service.fail(FAULTS["lost after"], route=self.vendor.creating)
+
+    def fail_create(self, provider: Provider) -> None:
+        self._cloud.service.fail(FAULTS["failed before"], route=self.vendor.creating)
 
     def vendor_calls(self, provider: Provider) -> int:
         """Count the calls that were admitted: the pauses of a busy machine's threads let some come too early."""
@@ -396,8 +412,8 @@ def test_every_provider_is_bound_and_what_does_not_apply_to_it_is_listed_with_a_
         "TestFakeConfirmed": ["made_again"],
         "TestFakeRefused": ["made_again"],
         "TestFakeNetworks": ["made_again"],
-        "TestLocal": ["avoid", "lose_answer", "vendor_calls"],
-        "TestSSH": ["lose_answer"],
+        "TestLocal": ["avoid", "fail_create", "lose_answer", "vendor_calls"],
+        "TestSSH": ["fail_create", "lose_answer"],
         "TestAWS": ["avoid"],
         "TestDigitalOcean": ["avoid"],
         "TestDigitalOceanReaped": ["avoid"],

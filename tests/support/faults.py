@@ -77,6 +77,7 @@ class FaultyProvider(FakeProvider):
         self.unclear: set[str] = set()
         self.told: list[str] = []
         self._not_undone: set[str] = set()
+        self._under_way: set[str] = set()
         self._script: dict[Verb, deque[Fault]] = {}
         self._on_order = on_order
         self._on_gone = on_gone
@@ -95,17 +96,42 @@ class FaultyProvider(FakeProvider):
         """See :meth:`Provider.launch`."""
         self._on_order(order)
         fault = self._next("launch")
-        self.unclear.update(order.keys)
+        keys, unseen = {*order.keys}, set[str]()
+        self.unclear |= keys
+        self._under_way |= keys
+
+        def tell_unseen(key: str) -> None:
+            unseen.add(key)
+            self._under_way.discard(key)
+            if order.unseen is not None:
+                order.unseen(key)
+
+        async def renew(key: str, reason: str) -> str:
+            assert order.renew is not None
+            other = await order.renew(key, reason)
+            keys.add(other)
+            self.unclear.add(other)
+            self._under_way.add(other)
+            return other
+
+        asked = replace(
+            order,
+            keys=order.keys[: fault.done],
+            undone=partial(self._tell_undone, order),
+            unseen=tell_unseen,
+            renew=None if order.renew is None else renew,
+        )
         try:
-            asked = replace(order, keys=order.keys[: fault.done], undone=partial(self._tell_undone, order))
             made = await super().launch(offers, asked)
             await suffer(fault)
         except REFUSALS:
-            self.unclear.difference_update(order.keys)
+            self.unclear -= keys - unseen
             raise
         except TerminationError as error:
             self._not_undone.update(error.instance_ids)
             raise
+        finally:
+            self._under_way -= keys
         said = made[: fault.said]
         self.unclear.difference_update(instance.key for instance in said)
         self.told += [instance.id for instance in said]
@@ -126,6 +152,15 @@ class FaultyProvider(FakeProvider):
                 self.unclear.discard(each.key)
                 self.told.append(each.id)
         return seen
+
+    async def tagged(self) -> Sequence[Instance]:
+        """See :meth:`~skyward.providers.registry.Sweepable.tagged`: it tells of the machines of unclear launches."""
+        listed = await super().tagged()
+        found = {each.id: each.key for each in listed if each.key in self.unclear - self._under_way}
+        self.told += found
+        self._not_undone -= found.keys()
+        self.unclear.difference_update(found.values())
+        return listed
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
         """See :meth:`Provider.terminate`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
@@ -83,6 +83,10 @@ class LaunchOrder:
         one_network: True if the machines must reach each other and those that the pool has already.
         undone: receives each machine that was created for the order and is confirmed gone again, because the order, or
             a part of it, failed: it has cost money. None where nobody counts.
+        unseen: receives the key of each create call without a clear outcome of which no machine is listed in time. It
+            stays in the ledger, since a machine may still appear. None where there is no ledger.
+        renew: receives such a key and the reason in words, and returns another one, to create the machine under. Raises
+            if the order is not to go on. None where there is no ledger: the launch fails then.
     """
 
     pool_id: str
@@ -92,6 +96,8 @@ class LaunchOrder:
     avoid: frozenset[str] = frozenset()
     one_network: bool = False
     undone: Callable[[Instance], None] | None = field(default=None, compare=False, repr=False)
+    unseen: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
+    renew: Callable[[str, str], Awaitable[str]] | None = field(default=None, compare=False, repr=False)
 
     def lasts_s(self, offer: Offer) -> float:
         """Return the hard cap on the life of machines bought as ``offer``; 0 if they must not be bought."""
@@ -166,7 +172,7 @@ class Provider(Protocol):
         Each machine is bought as the best offer that is still available for it; its record holds that offer. Either
         every machine of the order is requested, or none is left: a partial success is undone before this raises. A
         create call without a client token is sent once; when its outcome is unknown, the machine is looked up by its
-        key, and adopted or undone (``providers/_common/create_once.py``). Raises
+        key, and adopted or undone, or created under another key (``providers/_common/create_once.py``). Raises
         :class:`~skyward.errors.CapacityError` when the offers do not suffice.
         """
         ...

@@ -38,6 +38,7 @@ __all__ = [
     "provider_settings",
     "provider_type",
     "taken_names",
+    "unlisted_s",
 ]
 
 BUILT_IN: Mapping[str, str] = {
@@ -98,8 +99,8 @@ class Sweepable(Protocol):
         """Return every listed machine of Skyward's with these settings that is not gone, of any pool. Idempotent.
 
         It waits for no machine that is not listed yet. A class whose machines are listed only some time after their
-        launch has the attribute ``listing_s``, that time in seconds. A sweep lists once more after it, before it takes
-        a machine for never made.
+        launch has the attribute ``listing_s``, that time in seconds, and ``unlisted_s``, the longest that it may be. A
+        sweep lists once more after them, before it treats a machine as never made.
 
         Raises:
             UnreachableError: a host or service that may have such machines did not answer.
@@ -238,6 +239,14 @@ def is_this_machine(provider: Provider | type[Provider]) -> bool:
 def listing_s(provider: Provider | Sweepable) -> float:
     """Return the seconds for which a new machine may be missing from ``tagged``: the class's ``listing_s``, else 0."""
     return getattr(provider, "listing_s", 0.0)
+
+
+def unlisted_s(provider: Provider | Sweepable) -> float:
+    """Return the longest time in seconds for which a new machine may be missing from ``tagged``.
+
+    It is the class's ``unlisted_s``, else its :func:`listing_s`.
+    """
+    return getattr(provider, "unlisted_s", listing_s(provider))
 
 
 def make_provider(name: str, settings: Mapping[str, Any]) -> Provider:

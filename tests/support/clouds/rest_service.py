@@ -107,6 +107,7 @@ class RestFault:
 FAULTS: Mapping[str, RestFault] = {
     "refused": RestFault(status=403),
     "throttled": RestFault(status=429),
+    "failed before": RestFault(status=500),
     "failed after": RestFault(status=500, after=True),
     "lost before": RestFault(),
     "lost after": RestFault(after=True),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
 from skyward.errors import CapacityError, QuotaError, SkywardError, TerminationError, UnreachableError
@@ -16,10 +18,15 @@ __all__ = ["MachineCalls", "create_once", "summary"]
 
 _AT_ONCE: Final = 8
 _LOOK_S: Final = 1.0
+_READ_S: Final = 15.0
+"""Time allowed for one list to be read once a machine must be listed, if it exists."""
+_CREATES: Final = 3
+"""Most create calls without a clear outcome for one machine."""
 _TRIES: Final = 3
 """Most machines bought one after the other as one offer for one key, when they turn out to be on avoided hosts."""
 _NAMED: Final = 3
 """Number of machine types named in the error when no offer is left."""
+_logger = logging.getLogger("skyward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +55,7 @@ async def create_once(
     offers: Sequence[Offer],
     order: LaunchOrder,
     *,
-    listing_s: float = 30.0,
+    listing_s: float = 60.0,
     ending_s: float = 300.0,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Sequence[Instance]:
@@ -56,22 +63,24 @@ async def create_once(
 
     A refused offer is not tried again for this order. A machine on a host of ``order.avoid`` is destroyed, and the next
     one is created once it is gone; after three of them the offer counts as refused. A machine whose create call has no
-    clear outcome is looked up by its key and adopted. After an error, or when cancelled, every machine of the order is
-    destroyed and confirmed gone.
+    clear outcome is looked up by its key and adopted. If it is not listed within ``listing_s``, it is created under
+    another key (:attr:`~skyward.providers.base.LaunchOrder.renew`). After an error, or when cancelled, every machine of
+    the order is destroyed and confirmed gone.
 
     Args:
         provider: the provider's name, for messages.
         calls: its API.
         offers: the offers, best first.
         order: the order.
-        listing_s: longest time that a new machine is missing from the provider's lists.
+        listing_s: longest time after its create call that a new machine is missing from the provider's lists.
         ending_s: limit for the destruction of one machine.
         clock: the time.
 
     Raises:
         CapacityError: the offers do not suffice.
         QuotaError: the account's quotas allow none of them.
-        TerminationError: a machine of the order may be left; names its id, or its key if it is not listed.
+        UnreachableError: create calls have no clear outcome, and no machine of theirs is listed.
+        TerminationError: a machine of the order may be left; names its id, or its key if no list could be read.
     """
     work = _Order(provider, calls, offers, order, listing_s=listing_s, ending_s=ending_s, clock=clock)
     try:
@@ -79,7 +88,7 @@ async def create_once(
     except BaseException as error:
         await to_its_end(work.undo(error))
         raise
-    return [work.made[key] for key in order.keys]
+    return [work.made[work.keys[slot]] for slot in order.keys]
 
 
 class _Order:
@@ -87,6 +96,7 @@ class _Order:
 
     Attributes:
         made: the order's machines, by key.
+        keys: present key of each machine, by the order's key for it.
     """
 
     def __init__(
@@ -101,6 +111,7 @@ class _Order:
         clock: Clock,
     ) -> None:
         self.made: dict[str, Instance] = {}
+        self.keys = {key: key for key in order.keys}
         self._provider = provider
         self._calls = calls
         self._offers = offers
@@ -112,15 +123,15 @@ class _Order:
         self._creating = asyncio.Lock()
         too_dear = CapacityError("max_cost does not allow its price")
         self._refused: dict[Offer, SkywardError] = {each: too_dear for each in offers if order.lasts_s(each) <= 0}
-        self._unsure: set[str] = set()
-        self._sought: set[str] = set()
+        self._unsure: dict[str, float] = {}
+        """Time at which each create call without a known outcome failed, or was sent, by its key."""
 
     async def create_all(self) -> None:
         """Create every machine; the first error stops the others before their next call."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for key in self._order.keys:
-                    tasks.create_task(self._create_best(key))
+                for slot in self._order.keys:
+                    tasks.create_task(self._create_best(slot))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from group.exceptions[0].__cause__
 
@@ -130,36 +141,51 @@ class _Order:
         Raises:
             TerminationError: some may be left.
         """
-        await asyncio.gather(*(self._find_lost(key) for key in sorted(self._unsure)))
+        await asyncio.gather(*(self._settle(key) for key in sorted(self._unsure)))
         doomed = [*self.made.values()]
         outcomes = await asyncio.gather(*map(self._destroy, doomed))
         left = {each.id: why for each, why in zip(doomed, outcomes, strict=True) if why}
         if left or self._unsure:
             raise self._left_error(left, error) from error
 
-    async def _create_best(self, key: str) -> None:
+    async def _create_best(self, slot: str) -> None:
         async with self._turns:
             for offer in self._offers:
                 if offer in self._refused:
                     continue
                 try:
-                    await self._create_elsewhere(key, offer)
+                    await self._create_elsewhere(slot, offer)
                 except (CapacityError, QuotaError) as error:
                     self._refused.setdefault(offer, error)
                 else:
                     return
             raise self._none_left()
 
-    async def _create_elsewhere(self, key: str, offer: Offer) -> None:
+    async def _create_elsewhere(self, slot: str, offer: Offer) -> None:
         """Create one machine as an offer, on a host that is not to be avoided."""
         for _ in range(_TRIES):
-            if (error := await self._send_in_turn(key, offer)) is not None:
-                await self._adopt(key, offer, error)
-            if (made := self.made[key]).host not in self._order.avoid:
+            await self._create_or_adopt(slot, offer)
+            if (made := self.made[self.keys[slot]]).host not in self._order.avoid:
                 return
             if why := await to_its_end(self._end(made)):
                 raise UnreachableError(why)
         raise CapacityError(f"each of {_TRIES} machines was on a host that has failed before")
+
+    async def _create_or_adopt(self, slot: str, offer: Offer) -> None:
+        """Create one machine, or adopt that of a call without a clear outcome; without either, use another key."""
+        for calls in itertools.count(1):
+            key = self.keys[slot]
+            if (error := await self._send_in_turn(key, offer)) is None or await self._adopt(key, offer, error):
+                return
+            unclear = (
+                f"{self._provider} gave no clear answer to a create call ({error!s:.300}), and lists no machine of it "
+                f"{self._listing_s:g} s later"
+            )
+            if self._order.renew is None or calls == _CREATES:
+                raise UnreachableError(
+                    f"{unclear}: nothing seems to have been made. Try again later, or see the provider's status page"
+                ) from error
+            self.keys[slot] = await self._order.renew(key, unclear)
 
     async def _send_in_turn(self, key: str, offer: Offer) -> Exception | None:
         """Wait for the turn, which a cancellation ends, and send one create call, which is then awaited in any case."""
@@ -172,50 +198,70 @@ class _Order:
 
     async def _send(self, key: str, offer: Offer) -> Exception | None:
         """Send one create call; return an error that leaves its outcome open."""
-        self._unsure.add(key)
+        self._unsure[key] = self._clock.monotonic()
         try:
             self._book(key, offer, await self._calls.create(offer, key))
         except REFUSALS:
-            self._unsure.discard(key)
+            del self._unsure[key]
             raise
         except Exception as error:
             if is_unsent(error):
-                self._unsure.discard(key)
+                del self._unsure[key]
                 raise
+            self._unsure[key] = self._clock.monotonic()
             return error
         return None
 
-    async def _adopt(self, key: str, offer: Offer, error: Exception) -> None:
-        found = await self._find(key, self._listing_s)
-        self._sought.add(key)
-        if found is None:
-            raise UnreachableError(f"{self._provider} gave no clear answer to a create call: {error!r}") from error
-        self._book(key, offer, found)
+    async def _adopt(self, key: str, offer: Offer, error: Exception) -> bool:
+        """Adopt the machine of a call without a clear outcome; return False if none is listed in time."""
+        _logger.warning(
+            "%s gave no clear answer to a create call (%s): looking for its machine, for up to %.0f s",
+            self._provider,
+            error,
+            self._listing_s,
+        )
+        found = await self._find(key)
+        if found is not None:
+            self._book(key, offer, found)
+        return found is not None
 
     def _book(self, key: str, offer: Offer, instance: Instance) -> None:
         self.made[key] = replace(instance, key=key, offer=offer)
-        self._unsure.discard(key)
+        self._unsure.pop(key, None)
 
-    async def _find(self, key: str, patience_s: float) -> Instance | None:
-        """Return the machine of a key; None if it is not listed within ``patience_s``, or the list not to be read."""
+    async def _find(self, key: str) -> Instance | None:
+        """Return the machine of a key, once it is listed; None if it must be listed by now, and is not.
 
-        async def listed() -> Instance | NotYet:
+        Raises:
+            UnreachableError: no list could be read then.
+        """
+        due_at = self._unsure[key] + self._listing_s
+
+        async def listed() -> Instance | Literal[False] | NotYet:
+            due = self._clock.monotonic() >= due_at
             try:
-                return await self._calls.find(key) or NotYet("not listed")
+                found = await self._calls.find(key)
             except Exception as error:
                 return NotYet(repr(error))
+            return found or (False if due else NotYet("not listed"))
 
-        try:
-            return await wait_until(
-                listed, deadline_s=patience_s, interval_s=_LOOK_S, what=f"machine {key}", clock=self._clock
-            )
-        except UnreachableError:
-            return None
+        deadline_s = max(0.0, due_at - self._clock.monotonic()) + _READ_S
+        what = f"a list of machines that has {key}, or does not"
+        found = await wait_until(listed, deadline_s=deadline_s, interval_s=_LOOK_S, what=what, clock=self._clock)
+        if found is not False:
+            return found
+        del self._unsure[key]
+        if self._order.unseen is not None:
+            self._order.unseen(key)
+        return None
 
-    async def _find_lost(self, key: str) -> None:
-        """Look for the machine of a create call without a clear outcome; once, if it was looked for before."""
+    async def _settle(self, key: str) -> None:
+        """Look for the machine of a create call without a clear outcome, which stays unsure if no list can be read."""
         async with self._turns:
-            found = await self._find(key, 0.0 if key in self._sought else self._listing_s)
+            try:
+                found = await self._find(key)
+            except UnreachableError:
+                return
         if found is not None:
             self._book(key, found.offer, found)
 
@@ -254,9 +300,8 @@ class _Order:
     def _left_error(self, left: dict[str, str], error: BaseException) -> TerminationError:
         parts = [f"{machine} does not end: {why}" for machine, why in left.items()]
         if self._unsure:
-            parts.append(
-                f"machines with the ledger keys {', '.join(sorted(self._unsure))} may exist and are not listed"
-            )
+            keys = ", ".join(sorted(self._unsure))
+            parts.append(f"machines with the ledger keys {keys} may exist, and no list of machines could be read")
         return TerminationError(
             f"{self._provider} launched an order of pool {self._order.pool_id} in part, and it could not be undone: "
             f"{'; '.join(parts)}. They may cost money: run `skyward sweep` once this program has ended, or look for "

@@ -134,6 +134,9 @@ def _refusal_of(error: BaseException) -> Refusal | None:
 class RefusalRow:
     """Errors with the same class and advice. An error belongs here if it matches every condition that is given.
 
+    An error of the vendor's server, with a status from 500 on, belongs here only by its code or its status: after words
+    such as "not available" the call may still have taken effect.
+
     Attributes:
         kind: their class.
         codes: the vendor's codes, separated by blanks; ``*`` stands for any characters. Empty for any code.
@@ -154,6 +157,7 @@ class RefusalRow:
             (not self.codes or any(fnmatchcase(code, each) for each in self.codes.split()))
             and (not self.words or re.search(self.words, message, re.IGNORECASE) is not None)
             and self.status in (0, status)
+            and (status < _HTTP_SERVER_ERROR or bool(self.codes or self.status))
         )
 
 

@@ -219,7 +219,7 @@ class RentedMachines:
                 async with self.book.locks[order.pool_id]:
                     await self.prepare(order)
                 made = await create_once(
-                    self.name, calls, offers, order, listing_s=self.listing_s, ending_s=self.termination_s
+                    self.name, calls, offers, order, listing_s=self.unlisted_s, ending_s=self.termination_s
                 )
         except BaseException:
             await to_its_end(self.tidy(order.pool_id))

@@ -22,6 +22,7 @@ from skyward.providers.registry import (
     listing_s,
     make_provider,
     provider_settings,
+    unlisted_s,
 )
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.termination import end_instances
@@ -233,7 +234,7 @@ class Sweep:
         try:
             if unknown is False and not busy and not is_rented(provider) and not is_this_machine(provider):
                 unknown = None
-            lost = {entry.key for entry in entries if entry.instance_id is None}
+            lost = {entry.key: entry.created_at for entry in entries if entry.instance_id is None}
             if unknown is not None or lost:
                 place = await _ask(provider, lost, in_full=unknown is not None, clock=self._clock)
             else:
@@ -320,17 +321,31 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-async def _ask(provider: Provider, lost: set[str], *, in_full: bool, clock: Clock) -> _AskedProvider:
-    """List a provider's machines, once more after ``listing_s`` for a key of ``lost`` without one, or ``in_full``.
+async def _ask(
+    provider: Provider, lost: Mapping[str, float], *, in_full: bool, clock: Clock, now: Callable[[], float] = time.time
+) -> _AskedProvider:
+    """List a provider's machines, once more where one may be missing.
 
-    The first list precedes the wait, so that refused credentials are reported at once. A machine of either list counts:
-    lists from several servers of a provider may lag behind each other.
+    That is for ``listing_s`` where the list is wanted ``in_full``, and for a key of ``lost`` without a machine until
+    ``unlisted_s`` after its entry. The first list precedes the wait, so that
+    refused credentials are reported at once. A machine of either list counts: lists from several servers of a provider
+    may lag behind each other.
+
+    Args:
+        provider: the provider.
+        lost: Unix times of the entries without an id, by key.
+        in_full: True if every machine is wanted, not those of ``lost`` only.
+        clock: the time.
+        now: the Unix time.
     """
     why_not = f"{provider.name}: it cannot list its machines"
     if isinstance(provider, Sweepable):
         try:
             tagged = {each.id: each for each in await provider.tagged()}
-            if (late_s := listing_s(provider)) > 0 and (in_full or not {each.key for each in tagged.values()} >= lost):
+            missing = lost.keys() - {each.key for each in tagged.values()}
+            waits_s = [listing_s(provider) if in_full or missing else 0.0]
+            waits_s += [min(lost[key] - now(), 0.0) + unlisted_s(provider) for key in missing]
+            if (late_s := max(waits_s)) > 0:
                 await clock.sleep(late_s)
                 tagged |= {each.id: each for each in await provider.tagged()}
             return _AskedProvider(provider=provider, tagged=[*tagged.values()])

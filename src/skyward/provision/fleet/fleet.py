@@ -129,6 +129,7 @@ class Fleet:
         """
         ranks = tuple(range(self._request.nodes))
         self._spawn(self._starter.secrets.renew())
+        self._spawn(self._end_lost())
         try:
             await self._launch(ranks)
             await _all_or_the_first_error({rank: self._come_up(rank) for rank in ranks})
@@ -226,6 +227,7 @@ class Fleet:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self._machines.settle_lost()
         try:
             await self._machines.end([machine for machine in self._machines.all if not machine.ended])
         finally:
@@ -250,6 +252,12 @@ class Fleet:
         """Wake every waiter of :meth:`_ready` once."""
         self._moved.set()
         self._moved = asyncio.Event()
+
+    async def _end_lost(self) -> None:
+        """End the machines that appear after their create calls counted as without effect."""
+        while True:
+            for machine in await self._machines.appeared():
+                self._end_in_background(machine)
 
     def _end_in_background(self, machine: Machine) -> None:
         self._spawn(self._machines.end_at_last(machine))

@@ -36,6 +36,7 @@ from skyward.provision.buying.price import PriceLimit, notes_on_bill
 from skyward.provision.buying.termination import end_instances
 from skyward.provision.buying.unfit import Attempt, UnfitMachineError, UnfitMachines
 from skyward.provision.fleet.looks import OVER, SharedLooks
+from skyward.provision.fleet.lost_creates import CreateCall, LostCreates
 from skyward.provision.fleet.outputs import Outputs
 from skyward.provision.fleet.topology import connected, note_on_gangs
 from skyward.provision.preparing.delivery import Grants
@@ -95,6 +96,7 @@ class Machines:
         grants: their access to the pool's volumes.
         looks: their present records.
         unfit: those bought in vain.
+        lost: create calls of which a machine may still appear.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Machines:
         self.grants, self._outputs = Grants(provider, request), Outputs(request, pool_id, publish)
         self.looks = SharedLooks(provider, clock=clock)
         self.unfit = UnfitMachines()
+        self.lost = LostCreates(provider, clock=clock)
         self._provider = provider
         self._request = request
         self._pool_id = pool_id
@@ -322,6 +325,45 @@ class Machines:
             if not machine.ended:
                 await self._clock.sleep(_AGAIN_S)
 
+    async def appeared(self) -> Sequence[Machine]:
+        """Wait for machines of lost create calls to be listed, and return them; they have no rank, and are to end."""
+        while True:
+            await self.lost.wait_due()
+            try:
+                found = await self.lost.take_listed()
+            except Exception as error:  # it is looked for again
+                _logger.debug("%s does not list its machines: %r", self._provider.name, error)
+            else:
+                if found:
+                    return await self._take_in(found)
+
+    async def settle_lost(self) -> None:
+        """Look for the machines of lost create calls once more; take in those that exist, forget the others.
+
+        The entries of calls that cannot be settled stay in the ledger, for a sweep.
+        """
+        try:
+            found, never_made = await self.lost.settle()
+            await self._take_in(found)
+            await asyncio.to_thread(self._ledger.close, never_made)
+        except Exception as error:
+            _logger.warning(
+                "%s: machines of create calls without an answer may exist: run `skyward sweep` later. Last error: %s",
+                self._provider.name,
+                error,
+            )
+
+    async def _take_in(self, found: Sequence[tuple[CreateCall, Instance]]) -> Sequence[Machine]:
+        """Add machines that appeared late: they have cost money since their create calls."""
+        machines = [_machine(create, each, self._clock) for create, each in found]
+        for machine in machines:
+            machine.rejected = True
+            name = machine.instance.id
+            self._publish(Notice(f"machine {name} of a create call without an answer has appeared: it is ended", name))
+        self.all += machines
+        await asyncio.to_thread(self._ledger.record, [machine.instance for machine in machines])
+        return machines
+
     async def _note_ended(self, machines: Sequence[Machine]) -> None:
         now = self._clock.elapsed()
         try:
@@ -351,9 +393,11 @@ class Machines:
         """Launch machines of a batch, with the retries of its strategy."""
         asked = batch.offers[0]
         self._publish(_launching(self._provider, self._request, asked, len(ranks), self._consent.forecast))
+        buying = asyncio.current_task()
         for left in range(batch.retries, -1, -1):
+            work = self._create(batch.offers, ranks, lasts_s, lambda: buying is not None and buying.cancelling() > 0)
             try:
-                launched = await to_its_end(self._create(batch.offers, ranks, lasts_s))
+                launched = await to_its_end(work)
             except CapacityError as error:
                 if not left:
                     raise _refused(error, batch, own=not is_rented(self._provider)) from error
@@ -366,51 +410,86 @@ class Machines:
         raise AssertionError("unreachable")
 
     async def _create(
-        self, offers: Sequence[Offer], ranks: Sequence[int], lasts_s: Callable[[Offer], float]
+        self,
+        offers: Sequence[Offer],
+        ranks: Sequence[int],
+        lasts_s: Callable[[Offer], float],
+        interrupted: Callable[[], bool],
     ) -> Sequence[Machine]:
         """Launch machines of the first of ``offers`` that the provider can serve."""
-        keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
-        await asyncio.to_thread(self._ledger.reserve, keys, _purchase(self._pool_id, self._provider, offers[0]))
-        began = self._clock.elapsed()
+        purchase = _purchase(self._pool_id, self._provider, offers[0])
+        creates = await self._reserve(ranks, purchase)
         shortest_s = max(1.0, min(map(lasts_s, offers)))
+
+        def unseen(key: str) -> None:
+            self.lost.add({key: creates[key]})
+
+        async def renew(key: str, reason: str) -> str:
+            if interrupted():
+                raise UnreachableError(f"{reason}; another is not created, since the pool ends")
+            self._notice(f"{reason}: another is created. If the first one appears after all, it is ended")
+            (other,) = added = await self._reserve([creates[key].rank], purchase)
+            creates.update(added)
+            return other
+
+        def undone(instance: Instance) -> None:
+            _add_ended(self.all, _machine(creates[instance.key], instance, self._clock), self._clock)
+
         order = LaunchOrder(
             pool_id=self._pool_id,
-            keys=tuple(keys),
+            keys=tuple(creates),
             timeout_s=shortest_s,
             allowance=lasts_s,
             one_network=self._request.one_network,
             avoid=frozenset(self.unfit.hosts),
-            undone=lambda each: _add_ended(self.all, _machine(keys[each.key], each, began, self._clock), self._clock),
+            undone=undone,
+            unseen=unseen,
+            renew=renew,
         )
         try:
             instances = await self._provider.launch(offers, order)
         except REFUSALS:
-            await asyncio.to_thread(self._ledger.close, keys)
+            await asyncio.to_thread(self._ledger.close, [key for key in creates if key not in self.lost])
             raise
-        except TerminationError as error:
-            await self._take_over(error.instance_ids, keys, began)
+        except Exception as error:
+            if isinstance(error, TerminationError):
+                await self._take_over(error.instance_ids, creates)
+            self._lose(creates)
             raise
-        made = [_machine(keys[each.key], each, began, self._clock) for each in instances]
+        made = [_machine(creates[each.key], each, self._clock) for each in instances]
         self.all += made
         await asyncio.to_thread(self._ledger.record, instances)
-        if len(instances) < len(keys):
+        if len(instances) < len(ranks):
+            self._lose(creates)
             raise SkywardError(
-                f"{self._provider.name} launched {len(instances)} of {len(keys)} machines without an error; "
+                f"{self._provider.name} launched {len(instances)} of {len(ranks)} machines without an error; "
                 "this is a fault of the provider's adapter, please report it"
             )
         return made
 
-    async def _take_over(self, left: Sequence[str], keys: Mapping[str, int], began: float) -> None:
+    async def _reserve(self, ranks: Sequence[int], purchase: Purchase) -> dict[str, CreateCall]:
+        """Write an entry for the machine of each rank; return their create calls, by ledger key."""
+        keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
+        await asyncio.to_thread(self._ledger.reserve, keys, purchase)
+        began = self._clock.elapsed()
+        return {key: CreateCall(rank=rank, began=began) for key, rank in keys.items()}
+
+    def _lose(self, creates: Mapping[str, CreateCall]) -> None:
+        """Have machines of a failed order looked for, unless they are known."""
+        known = {machine.instance.key for machine in self.all}
+        self.lost.add({key: create for key, create in creates.items() if key not in known})
+
+    async def _take_over(self, left: Sequence[str], creates: Mapping[str, CreateCall]) -> None:
         """Take over machines of an order that could not be undone: they count, and end with their rank's others."""
         if not left:
             return
         try:
             async with asyncio.timeout(_LOOK_S):
                 seen = await self._provider.describe(left)
-            ours = [each for each in seen if each.key in keys and each.state is not InstanceState.GONE]
-            self.all += [_machine(keys[each.key], each, began, self._clock) for each in ours]
+            ours = [each for each in seen if each.key in creates and each.state is not InstanceState.GONE]
+            self.all += [_machine(creates[each.key], each, self._clock) for each in ours]
             await asyncio.to_thread(self._ledger.record, ours)
-        except Exception as error:  # the ledger has their keys: a sweep finds them
+        except Exception as error:  # the ledger has their keys: they are looked for later
             _logger.warning("%s gives no records of %s: %s", self._provider.name, ", ".join(left), error)
 
     def _notice(self, message: str) -> None:
@@ -420,11 +499,11 @@ class Machines:
             self._publish(Notice(message))
 
 
-def _machine(rank: int, instance: Instance, began: float, clock: Clock) -> Machine:
-    """Return the record of a machine that was requested at ``began``, and answered now."""
+def _machine(create: CreateCall, instance: Instance, clock: Clock) -> Machine:
+    """Return the record of a machine that was requested by ``create``, and answered now."""
     ready_by = clock.monotonic() + instance.offer.ready_within_s
-    usage = Usage.of(instance.offer, began).charged(instance.price_per_hour)
-    return Machine(rank=rank, instance=instance, usage=usage, ready_by=ready_by)
+    usage = Usage.of(instance.offer, create.began).charged(instance.price_per_hour)
+    return Machine(rank=create.rank, instance=instance, usage=usage, ready_by=ready_by)
 
 
 def _launching(

@@ -13,6 +13,10 @@ from skyward.providers._common.refusals import (
     RefusedCall,
     is_kind,
 )
+from skyward.providers.digitalocean import droplet_api as digitalocean
+from skyward.providers.runpod import pod_account as runpod
+from skyward.providers.vastai import vast_account as vastai
+from skyward.providers.verda import verda_account as verda
 
 TABLE = RefusalTable(
     rows=(
@@ -51,6 +55,18 @@ def test_the_first_row_that_fits_counts_and_else_the_status(
     code: str, message: str, status: int, kind: RefusalKind
 ) -> None:
     assert TABLE.judge(code, message, status=status).kind is kind
+
+
+WORDS = (
+    "is not available, not your own, out of stock, capacity, does not exist, credit, exceed your limit, invalid size"
+)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+@pytest.mark.parametrize("table", [digitalocean.REFUSED, runpod.TABLE, vastai.TABLE, verda.TABLE])
+def test_an_error_of_the_vendors_server_is_no_refusal_whatever_its_words(table: RefusalTable, status: int) -> None:
+    """The call may have taken effect: a machine that is taken for refused would be left."""
+    assert table.judge(f"HTTP {status}", f"the service {WORDS}", status=status).kind is RefusalKind.TRANSIENT
 
 
 def test_the_advice_is_the_rows_else_the_tables_else_the_usual() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -179,6 +180,34 @@ def test_a_lost_machine_that_is_listed_late_is_ended(stage: Stage) -> None:
 
     assert [each.instance_id for each in report.ended] == [instance.id]
     assert (stage.provider.alive, stage.open_keys, waits) == ([], [], [15.0])
+
+
+class Later(Late):
+    """One that may take a minute."""
+
+    unlisted_s: ClassVar[float] = 60.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fate = Fate(unlisted_s=55.0)
+
+
+@pytest.mark.parametrize(("age_s", "waits_s"), [(0, 60), (40, 20), (1000, 15)])
+def test_a_lost_machine_has_its_minute_from_its_entry_on(
+    tmp_path: Path, age_s: float, waits_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path / "ledger.db")
+    stage.provider = later = Later()
+    stage.ledger = Ledger(tmp_path / "ledger.db", now=lambda: time.time() - age_s)
+    (lost,) = stage.launch("k0", recorded=False)
+    later.clock.advance(age_s)
+    monkeypatch.setattr(later, "tagged", later.tagged if age_s < 60 else _nothing)  # it has ended by then
+
+    report, (waited_s,) = sweep_late(stage)
+
+    assert waited_s == pytest.approx(waits_s, abs=1)
+    assert [each.instance_id for each in report.ended] == ([lost.id] if age_s < 60 else [])
+    assert stage.ledger.open_entries() == ()
 
 
 def test_an_unknown_machine_that_is_listed_late_is_found(stage: Stage) -> None:
