@@ -49,6 +49,7 @@ class Offer:
         on_demand_price_per_hour: USD for the same machine on demand; None is unknown.
         price_age_s: seconds for which the provider's price has been cached; 0 for one just requested.
         minimum_billed_s: shortest time that is billed.
+        minimum_charge: least USD charged for a machine, however short its life.
         note: remark for the user before purchase; empty for none.
         ready_within_s: seconds from the launch within which a sound machine of this kind runs and can be reached. One
             that takes longer is terminated, and another is bought.
@@ -63,6 +64,7 @@ class Offer:
     on_demand_price_per_hour: float | None = None
     price_age_s: float = field(default=0.0, compare=False)
     minimum_billed_s: float = 0.0
+    minimum_charge: float = 0.0
     note: str = ""
     ready_within_s: float = 900.0
     island: bool = False

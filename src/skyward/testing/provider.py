@@ -186,13 +186,14 @@ class FakeProvider:
         """Return the USD charged for a machine so far.
 
         Billed is every begun second from its launch until it is gone, and at least the billed minimum, at the price
-        that its record states, else as offered.
+        that its record states, else as offered; and at least the offer's least charge.
         """
         life, record = self._lives[instance_id], self._update(instance_id)
         price = record.offer.price_per_hour if record.price_per_hour is None else record.price_per_hour
         end = self.clock.elapsed() if life.gone_at is None else life.gone_at
         seconds = math.ceil(round(end - life.born_at, 6))  # 0.1 + 0.2 - 0.3 is no begun second
-        return max(seconds, record.offer.minimum_billed_s) / 3600 * (price or 0.0)
+        of_time = max(seconds, record.offer.minimum_billed_s) / 3600 * (price or 0.0)
+        return max(of_time, record.offer.minimum_charge) if price else 0.0
 
     def bill(self) -> float:
         """Return the USD charged for all machines so far."""

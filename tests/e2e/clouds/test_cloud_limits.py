@@ -81,14 +81,14 @@ async def test_the_cost_is_the_vendors_to_the_second_at_the_price_it_charges(
     records.service.clock = records.service.bill.clock = clock.monotonic
     records.service.paces.clear()
     records.surcharge = SURCHARGE
-    pool = buyer(vendor, records, tmp_path, 3, clock)
-    await run(pool, 3)
-    for seconds, machine in ((700.4, pool.all[0]), (911.7, pool.all[1]), (2000.2, pool.all[2])):
+    pool = buyer(vendor, records, tmp_path, 4, clock)
+    await run(pool, 4)
+    for seconds, machine in zip((12.3, 700.4, 911.7, 2000.2), pool.all, strict=True):
         clock.advance(seconds)
         await pool.end([machine])
     final = CostReport(usages=tuple(each.usage for each in pool.all), now=clock.elapsed()).final()
     assert final.total_cost == pytest.approx(records.service.bill.usd(), abs=1e-6)
-    assert final.hourly_rate == pytest.approx(3 * vendor.usd_per_hour * SURCHARGE, rel=1e-4)
+    assert final.hourly_rate == pytest.approx(4 * vendor.usd_per_hour * SURCHARGE, rel=1e-4)
 
 
 @pytest.mark.parametrize("vendor", BOOTED, indirect=True)
@@ -97,7 +97,7 @@ def test_a_pool_stays_below_max_cost_although_its_record_is_dearer_than_the_offe
 ) -> None:
     """At the offered price the money would last twice as long."""
     machines.surcharge, machines.least_billed_s = 2.0, LEAST_BILLED_S
-    provider: Any = _Offering(vendor.provider(machines), minimum_billed_s=LEAST_BILLED_S)
+    provider: Any = _Offering(vendor.provider(machines), minimum_billed_s=LEAST_BILLED_S, minimum_charge=0.0)
     limit = LASTS_S * vendor.usd_per_hour * machines.surcharge / 3600
     seen: list[Any] = []
     with (

@@ -27,6 +27,7 @@ __all__ = ["SIZES", "TOKEN", "DigitalOceanApi", "Size"]
 
 TOKEN: Final = "dop_v1_whole_account"
 LEAST_BILLED_S: Final = 60.0
+LEAST_BILLED_USD: Final = 0.01
 _USER_DATA_BYTES: Final = 64 << 10
 _IDS = {
     401: "unauthorized",
@@ -489,7 +490,7 @@ class DigitalOceanApi(FakeCloud):
             price_per_hour=round(size.usd * self.surcharge, 6),
         )
         orders = body.get("user_data") or ""
-        self.begin(made, orders, keys=keys, powered_off=_off, minimum_s=LEAST_BILLED_S)
+        self.begin(made, orders, keys=keys, powered_off=_off, minimum_s=LEAST_BILLED_S, minimum_usd=LEAST_BILLED_USD)
         return made
 
     def _tags_of(self, machine: FakeMachine) -> Sequence[str]:

@@ -95,7 +95,7 @@ class FakeCloud:
         looks: as given; may be changed at any time.
         capacity: number of machines left, by type; types that are not here have plenty.
         surcharge: price of the created record, as a multiple of the listed one.
-        least_billed_s: shortest time that is billed; None is the vendor's own.
+        least_billed_s: shortest time that is billed, in place of the vendor's own least time and charge; None is those.
         machines: every machine ever created, by id.
         containers_may_end: False for containers whose own keys are refused.
     """
@@ -189,6 +189,7 @@ class FakeCloud:
         keys: Sequence[str],
         powered_off: Callable[[FakeMachine], None],
         minimum_s: float,
+        minimum_usd: float = 0.0,
     ) -> None:
         """Create a machine: it boots by the room's kind of orders, and costs money from now on."""
         made.unseen, made.pending, made.ending = self.looks.unseen, self.looks.pending, self.looks.ending
@@ -200,8 +201,10 @@ class FakeCloud:
                     powered_off(made)
 
         made.address = self.room.add(made.id, orders, keys=keys, powered_off=off)
-        least_s = minimum_s if self.least_billed_s is None else self.least_billed_s
-        self.service.bill.begin(made.id, Tariff(usd_per_hour=made.price_per_hour, minimum_s=least_s))
+        tariff = Tariff(usd_per_hour=made.price_per_hour, minimum_s=minimum_s, minimum_usd=minimum_usd)
+        if self.least_billed_s is not None:
+            tariff = Tariff(usd_per_hour=made.price_per_hour, minimum_s=self.least_billed_s)
+        self.service.bill.begin(made.id, tariff)
 
     def end(self, machine: FakeMachine) -> None:
         """End a machine and its bill; again, it does nothing."""

@@ -136,6 +136,7 @@ class Tariff:
 
     usd_per_hour: float
     minimum_s: float = 0.0
+    minimum_usd: float = 0.0
 
 
 @dataclass(slots=True)
@@ -188,7 +189,10 @@ class Bill:
     def usd(self) -> float:
         """Return the sum of everything so far."""
         seconds = self.seconds()
-        of_time = (entry.tariff.usd_per_hour * seconds[machine] / 3600 for machine, entry in self._billed.items())
+        of_time = (
+            max(entry.tariff.usd_per_hour * seconds[machine] / 3600, entry.tariff.minimum_usd)
+            for machine, entry in self._billed.items()
+        )
         return sum(of_time, self._charged)
 
 

@@ -20,9 +20,10 @@ from skyward.request.accelerators import Vendor, find_model
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 
-__all__ = ["MINIMUM_BILLED_S", "SPOT_SUFFIX", "DropletSize", "find_offers", "image_of", "parse_sizes", "parse_spec"]
+__all__ = ["LEAST_BILLED", "SPOT_SUFFIX", "DropletSize", "find_offers", "image_of", "parse_sizes", "parse_spec"]
 
-MINIMUM_BILLED_S: Final = 60.0
+LEAST_BILLED: Final[Mapping[str, float]] = {"minimum_billed_s": 60.0, "minimum_charge": 0.01}
+"""Fields of every offer: the vendor bills each droplet for a minute, and one cent, at least."""
 SPOT_SUFFIX: Final = "-spot"
 _MIB_PER_GIB: Final = 1024
 _NOT_SOLD: Final = ("-contracted", "-devcloud")
@@ -95,7 +96,7 @@ def _offer(size: DropletSize, region: str, prices: Mapping[str, float], *, chose
         spot=spot,
         price_per_hour=size.price_per_hour,
         on_demand_price_per_hour=prices.get(name.removesuffix(SPOT_SUFFIX)) if spot else size.price_per_hour,
-        minimum_billed_s=MINIMUM_BILLED_S,
+        **LEAST_BILLED,
         note=f"{name} shares its processors with other customers" if name.startswith(_SHARED) and not chosen else "",
     )
 

@@ -123,4 +123,4 @@ def _priced(batch: Batch, provider: str) -> Batch:
 
 def _least(offer: Offer, nodes: int) -> float:
     """Return the least cost of so many machines, in USD, even if they are ended at once."""
-    return nodes * (offer.price_per_hour or 0.0) * max(offer.minimum_billed_s, ENDING_S) / 3600
+    return nodes * Usage.of(offer, 0.0).cost(ENDING_S)

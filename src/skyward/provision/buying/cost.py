@@ -8,7 +8,21 @@ from dataclasses import dataclass, replace
 from skyward.events import CostFinal, CostUpdate
 from skyward.providers.base import Offer
 
-__all__ = ["CostReport", "Usage"]
+__all__ = ["CostReport", "Usage", "charge"]
+
+
+def charge(
+    seconds: float, price_per_hour: float | None, *, minimum_billed_s: float = 0.0, minimum_charge: float = 0.0
+) -> float:
+    """Return the USD charged for a machine that existed for so many seconds; 0 if its price is 0 or unknown.
+
+    Every begun second counts, and at least the billed minimum; the sum is at least the least charge.
+    """
+    if not price_per_hour:
+        return 0.0
+    # 0.1 + 0.2 - 0.3 is 5.6e-17, not 0: such noise must not add a billed second
+    billed_s = max(math.ceil(round(seconds, 6)), minimum_billed_s)
+    return max(billed_s / 3600 * price_per_hour, minimum_charge)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +37,7 @@ class Usage:
             nothing.
         on_demand_price_per_hour: USD for the same machine on demand; None is unknown: no savings are claimed.
         minimum_billed_s: least number of seconds billed.
+        minimum_charge: least USD charged.
     """
 
     launched_at: float
@@ -31,6 +46,7 @@ class Usage:
     price_per_hour: float | None = None
     on_demand_price_per_hour: float | None = None
     minimum_billed_s: float = 0.0
+    minimum_charge: float = 0.0
 
     @classmethod
     def of(cls, offer: Offer, launched_at: float) -> Usage:
@@ -41,6 +57,7 @@ class Usage:
             price_per_hour=offer.price_per_hour,
             on_demand_price_per_hour=offer.on_demand_price_per_hour,
             minimum_billed_s=offer.minimum_billed_s,
+            minimum_charge=offer.minimum_charge,
         )
 
     def charged(self, price_per_hour: float | None) -> Usage:
@@ -50,21 +67,23 @@ class Usage:
         on_demand = self.on_demand_price_per_hour if self.spot else price_per_hour
         return replace(self, price_per_hour=price_per_hour, on_demand_price_per_hour=on_demand)
 
-    def hours(self, now: float) -> float:
-        """Return the billed hours until ``now``: every begun second, and at least the billed minimum."""
-        seconds = (now if self.ended_at is None else self.ended_at) - self.launched_at
-        # 0.1 + 0.2 - 0.3 is 5.6e-17, not 0: such noise must not add a billed second
-        return max(math.ceil(round(seconds, 6)), self.minimum_billed_s) / 3600
-
     def cost(self, now: float) -> float:
         """Return the cost until ``now`` in USD."""
-        return self.hours(now) * (self.price_per_hour or 0.0)
+        return self._at(self.price_per_hour, now)
 
     def savings(self, now: float) -> float:
         """Return the savings over the same time on demand in USD; 0 if a price is unknown."""
         if self.price_per_hour is None or self.on_demand_price_per_hour is None:
             return 0.0
-        return self.hours(now) * (self.on_demand_price_per_hour - self.price_per_hour)
+        return self._at(self.on_demand_price_per_hour, now) - self.cost(now)
+
+    def _at(self, price_per_hour: float | None, now: float) -> float:
+        return charge(
+            (now if self.ended_at is None else self.ended_at) - self.launched_at,
+            price_per_hour,
+            minimum_billed_s=self.minimum_billed_s,
+            minimum_charge=self.minimum_charge,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from skyward._concurrency.waiting import wait_until
 from skyward.errors import BudgetError, ConfigurationError
 from skyward.providers.base import Offer
 from skyward.provision.buying.choose import Batch, describe_offer
+from skyward.provision.buying.cost import Usage
 
 __all__ = ["CONFIRM_ABOVE", "Consent", "Forecast", "ask_on_terminal", "limit_of"]
 
@@ -46,8 +47,7 @@ class Forecast:
         """Return the most that so many machines of an offer can cost in USD; infinite for an unknown price."""
         if offer.price_per_hour is None:
             return self.max_cost
-        hours = max(self.timeout_s, offer.minimum_billed_s) / 3600
-        return min(self.max_cost, count * offer.price_per_hour * hours)
+        return min(self.max_cost, count * Usage.of(offer, 0.0).cost(self.timeout_s))
 
 
 def limit_of(environ: Mapping[str, str]) -> float:

@@ -16,6 +16,7 @@ import platformdirs
 
 from skyward.errors import LedgerError, PoolStateError
 from skyward.providers.base import Instance
+from skyward.provision.buying.cost import charge
 from skyward.provision.buying.owner import Owner
 from skyward.provision.buying.price import charged_price
 
@@ -55,15 +56,21 @@ _THIRD = (
 # Older entries are of providers whose machines end themselves.
 _FOURTH = ("ALTER TABLE entries ADD COLUMN ends_itself INTEGER NOT NULL DEFAULT 1",)
 _FIFTH = ("ALTER TABLE entries ADD COLUMN gone_at REAL",)
-_VERSIONS = ((_FIRST,), _SECOND, _THIRD, _FOURTH, _FIFTH)
+_SIXTH = (
+    "ALTER TABLE entries ADD COLUMN minimum_billed_s REAL NOT NULL DEFAULT 0",
+    "ALTER TABLE entries ADD COLUMN minimum_charge REAL NOT NULL DEFAULT 0",
+)
+_VERSIONS = ((_FIRST,), _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 """Statements that migrate the file from each version to the next."""
 _RESERVE = """
 INSERT INTO entries (key, node, created_at, pool_id, provider, settings, region, machine, spot, price_per_hour,
-                     ends_itself, owner_pid, owner_started, owner_host, owner_machine, owner_boot, owner_namespace)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                     ends_itself, minimum_billed_s, minimum_charge, owner_pid, owner_started, owner_host,
+                     owner_machine, owner_boot, owner_namespace)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _RECORD = """
-UPDATE entries SET instance_id = ?, region = ?, machine = ?, spot = ?, price_per_hour = ?, ends_itself = ?
+UPDATE entries SET instance_id = ?, region = ?, machine = ?, spot = ?, price_per_hour = ?, ends_itself = ?,
+                   minimum_billed_s = ?, minimum_charge = ?
 WHERE key = ?
 """
 _CLOSE = """
@@ -103,6 +110,8 @@ class Purchase:
         spot: True if the provider may take them back.
         price_per_hour: USD for one; None is unknown.
         ends_itself: True if they can stop their own bill, or cost nothing; False while that is unknown.
+        minimum_billed_s: see :class:`~skyward.providers.base.Offer`.
+        minimum_charge: see there.
     """
 
     pool_id: str
@@ -113,6 +122,8 @@ class Purchase:
     spot: bool = False
     price_per_hour: float | None = None
     ends_itself: bool = True
+    minimum_billed_s: float = 0.0
+    minimum_charge: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +155,12 @@ class LedgerEntry:
         """Return the cost until ``now``, a Unix time, in USD; 0 if the price is unknown."""
         ends = [each for each in (self.closed_at, self.gone_at) if each is not None]
         until = min(ends, default=now)
-        return max(0.0, until - self.created_at) / 3600 * (self.purchase.price_per_hour or 0.0)
+        return charge(
+            until - self.created_at,
+            self.purchase.price_per_hour,
+            minimum_billed_s=self.purchase.minimum_billed_s,
+            minimum_charge=self.purchase.minimum_charge,
+        )
 
 
 class Ledger:
@@ -190,6 +206,7 @@ class Ledger:
         by = owner or Owner.this_process()
         bought = (purchase.pool_id, purchase.provider, json.dumps(purchase.settings, sort_keys=True), purchase.region)
         bought = (*bought, purchase.machine, purchase.spot, purchase.price_per_hour, purchase.ends_itself)
+        bought = (*bought, purchase.minimum_billed_s, purchase.minimum_charge)
         now = self._now()
         with self._transaction() as database:
             ended = database.execute("SELECT 1 FROM ended_pools WHERE pool_id = ?", (purchase.pool_id,)).fetchone()
@@ -281,7 +298,7 @@ def _bought_as(instance: Instance) -> tuple[Any, ...]:
     # A claim that is still to be checked does not count: the client may die before.
     ends_itself = price == 0 or (instance.ends_itself and not instance.end_check)
     bought = (offer.region, offer.spec.name, offer.spot, price, ends_itself)
-    return (instance.id, *bought, instance.key)
+    return (instance.id, *bought, offer.minimum_billed_s, offer.minimum_charge, instance.key)
 
 
 def _entry(row: sqlite3.Row) -> LedgerEntry:
@@ -307,6 +324,8 @@ def _entry(row: sqlite3.Row) -> LedgerEntry:
             spot=bool(row["spot"]),
             price_per_hour=row["price_per_hour"],
             ends_itself=bool(row["ends_itself"]),
+            minimum_billed_s=row["minimum_billed_s"],
+            minimum_charge=row["minimum_charge"],
         ),
         owner=owner,
         instance_id=row["instance_id"],

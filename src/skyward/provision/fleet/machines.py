@@ -537,6 +537,8 @@ def _purchase(pool_id: str, provider: Provider, offer: Offer) -> Purchase:
         spot=offer.spot,
         price_per_hour=offer.price_per_hour,
         ends_itself=not is_rented(provider),  # of others it is known once they are launched
+        minimum_billed_s=offer.minimum_billed_s,
+        minimum_charge=offer.minimum_charge,
     )
 
 

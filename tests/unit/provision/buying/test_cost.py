@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from skyward.errors import ConfigurationError
 from skyward.events import CostFinal, CostUpdate
-from skyward.provision.buying.cost import CostReport, Usage
+from skyward.providers.base import Offer
+from skyward.provision.buying.budget import Budget
+from skyward.provision.buying.choose import Batch
+from skyward.provision.buying.cost import CostReport, Usage, charge
+from skyward.provision.buying.forecast import Forecast
+from skyward.request.instance import InstanceSpec
 
 SPOT = Usage(launched_at=0.0, spot=True, price_per_hour=1.0, on_demand_price_per_hour=3.0)
 ON_DEMAND = Usage(launched_at=1800.0, ended_at=3600.0, price_per_hour=2.0, on_demand_price_per_hour=2.0)
@@ -32,6 +40,40 @@ def test_unknown_prices_cost_nothing_and_save_nothing(usage: Usage) -> None:
     final = CostReport(usages=(usage,), now=3600.0).final()
 
     assert (final.total_cost, final.savings_vs_ondemand) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "price", "least_s", "least_charge", "usd"),
+    [
+        pytest.param(74, 0.0357, 60, 0.01, 0.01, id="a droplet for a minute"),
+        pytest.param(1800, 0.0357, 60, 0.01, 0.01785, id="a droplet for half an hour"),
+        pytest.param(74, 36.0, 60, 0.01, 0.74, id="a droplet with GPUs"),
+        pytest.param(5, 36.0, 60, 0.01, 0.6, id="a droplet with GPUs that lived for less than a minute"),
+        pytest.param(5, 3.6, 600, 0.0, 0.6, id="Verda"),
+        pytest.param(5, 3.6, 0, 0.0, 0.005, id="RunPod and VastAI"),
+        pytest.param(5, 0.0, 60, 0.01, 0.0, id="free"),
+        pytest.param(5, None, 60, 0.01, 0.0, id="of unknown price"),
+        pytest.param(-3, 3.6, 0, 0.01, 0.01, id="a clock that was set back"),
+        pytest.param(0.1 + 0.2 - 0.3 + 1, 3600.0, 0, 0.0, 1.0, id="rounding"),
+    ],
+)
+def test_a_machine_is_charged_for_every_begun_second_and_at_least_the_vendors_least(
+    seconds: float, price: float | None, least_s: float, least_charge: float, usd: float
+) -> None:
+    assert charge(seconds, price, minimum_billed_s=least_s, minimum_charge=least_charge) == pytest.approx(usd)
+
+    spec = InstanceSpec(name="x", cpu=1, memory_gib=1)
+    offer = Offer(spec=spec, price_per_hour=price, minimum_billed_s=least_s, minimum_charge=least_charge)
+    assert Usage.of(offer, 0.0).cost(seconds) == pytest.approx(usd)
+    assert Forecast(timeout_s=seconds).most(offer, 3) == (math.inf if price is None else pytest.approx(3 * usd))
+
+
+def test_a_limit_below_the_least_charge_of_the_first_machines_is_refused() -> None:
+    spec = InstanceSpec(name="s-2vcpu-4gb", cpu=2, memory_gib=4)
+    offer = Offer(spec=spec, price_per_hour=0.0357, minimum_billed_s=60.0, minimum_charge=0.01)
+    with pytest.raises(ConfigurationError, match=r"max_cost must be at least 0\.0300"):
+        Budget(max_cost=0.029).afford([Batch(nodes=3, offers=(offer,))], (), 0.0, provider="digitalocean")
+    assert Budget(max_cost=0.03).afford([Batch(nodes=3, offers=(offer,))], (), 0.0, provider="digitalocean")
 
 
 def test_no_machines_cost_nothing() -> None:

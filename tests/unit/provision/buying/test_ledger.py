@@ -136,6 +136,8 @@ def test_cost_runs_until_the_entry_is_closed(ledger: Ledger) -> None:
 
     assert entry.cost(1000.0 + 7200) == pytest.approx(3.0)
     assert replace(entry, closed_at=1000.0 + 3600).cost(1e9) == pytest.approx(1.5)
+    least = replace(entry.purchase, minimum_billed_s=7200.0, minimum_charge=4.0)
+    assert replace(entry, purchase=least, closed_at=1000.0 + 3600).cost(1e9) == pytest.approx(4.0)
     assert replace(entry, purchase=Purchase(pool_id="pool", provider="local")).cost(1e9) == 0
 
 

@@ -135,7 +135,9 @@ def test_markets_islands_and_least_billed_are_those_of_offers(
     assert ("spot" in row["Markets"]) == any(each.spot for each in found)
     assert row["Nodes reach each other"].startswith("no") == all(each.island for each in found)
     least = max(each.minimum_billed_s for each in found)
-    assert row["Least billed"] == (f"{least:g} s" if least else "none")
+    charge = max(each.minimum_charge for each in found)
+    expected = ", ".join([f"{least:g} s"] * bool(least) + [f"${charge:.2f}"] * bool(charge))
+    assert row["Least billed"] == (expected or "none")
 
 
 def test_aws_bills_the_least_time_that_the_page_has(rows: dict[str, dict[str, str]]) -> None:
