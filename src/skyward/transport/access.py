@@ -69,7 +69,9 @@ class SSHAccess:
         address: address at which other machines of its network reach it.
         workdir: the node's own folder, absolute.
         cache: folder of environments, absolute; it outlives the node.
-        boot_s: seconds for which a new machine may refuse every login, or show another host key, while it is set up.
+        boot_s: seconds for which a new machine may refuse every login while it is set up.
+        other_key_s: seconds for which it may show another host key: that of its image, or of the machine that had its
+            address before.
         bind: address of one of its interfaces, to which the node's ports bind. Behind NAT it differs from ``address``;
             empty means that it does not.
     """
@@ -79,6 +81,7 @@ class SSHAccess:
     workdir: str
     cache: str = field(default="")
     boot_s: float = 0.0
+    other_key_s: float = 10.0
     bind: str = ""
 
 

@@ -28,7 +28,9 @@ class Logins(Protocol):
     port: ClassVar[int | None]
     """Port of sshd; None leaves it to the SSH configuration."""
     boot_s: ClassVar[float]
-    """Time for which a new machine may refuse the login, or show another host key."""
+    """Time for which a new machine may refuse the login."""
+    other_key_s: ClassVar[float]
+    """Time for which it may show another host key."""
 
 
 def log_in(
@@ -61,6 +63,7 @@ def log_in(
         workdir=f"{cache}/nodes/{machine}",
         cache=cache,
         boot_s=logins.boot_s,
+        other_key_s=logins.other_key_s,
         bind=bind,
     )
 

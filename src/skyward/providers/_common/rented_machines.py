@@ -157,7 +157,10 @@ class RentedMachines:
     port: ClassVar[int | None] = 22
     """Port of sshd."""
     boot_s: ClassVar[float] = 300.0
-    """Time for which a machine may refuse the first login, or show its image's host key."""
+    """Time for which a machine may refuse the first login."""
+    other_key_s: ClassVar[float] = 10.0
+    """Time for which it may show another host key: where its first boot puts ours in place before sshd starts, that is
+    another machine's that had the address until now."""
     create_route: ClassVar[str] = ""
     """Route of the call that creates a machine, if such calls have to keep a pace: ``"POST /v2/things"``."""
     bind: ClassVar[str] = ""

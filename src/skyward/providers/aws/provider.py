@@ -80,6 +80,7 @@ class AWS:
     """Command that ends a machine from within: EC2 terminates machines launched here when they shut down."""
     port: ClassVar[int | None] = 22
     boot_s: ClassVar[float] = 300.0
+    other_key_s: ClassVar[float] = 10.0
     _account: Account = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -83,8 +83,6 @@ class RunPod(RentedContainers):
     """Least number of seconds between two lists of pods: an account may make 60 calls a minute."""
     look_s: ClassVar[float] = 5.0
     """Pause between two looks at pods that end."""
-    boot_s: ClassVar[float] = 600.0
-    """Time for which a pod installs sshd."""
 
     def __post_init__(self) -> None:
         disk_gb = _DISK_GB

@@ -60,6 +60,8 @@ class Verda(RentedMachines):
     """Deadline for the termination of machines, which cannot be deleted while they are provisioned."""
     look_interval_s: ClassVar[float] = 2.0
     """Least number of seconds between two lists of machines; Verda publishes no limit."""
+    other_key_s: ClassVar[float] = 120.0
+    """Time for which a machine may show its image's host key: the startup script runs late in the boot."""
     renewed_s: ClassVar[float] = 1200.0
     """Time after which a machine gets a newer bearer."""
     bind: ClassVar[str] = "127.0.0.1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from skyward.errors import AuthenticationError, CapacityError, UnreachableError
+from skyward.errors import AuthenticationError, CapacityError, HostKeyError, UnreachableError
 from skyward.providers.base import Instance
 
 __all__ = ["Attempt", "UnfitMachineError", "UnfitMachines", "blamed"]
@@ -108,6 +108,8 @@ def blamed(error: Exception, *, fresh: bool) -> UnfitMachineError | None:
     match error:
         case UnreachableError():
             return UnfitMachineError(f"did not answer ({error})")
+        case HostKeyError() if fresh:
+            return UnfitMachineError(f"is not the one that was ordered ({error})")
         case AuthenticationError() if fresh:
             return UnfitMachineError(f"admitted no login ({error})")
         case _:

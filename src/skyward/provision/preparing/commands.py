@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
-from skyward.errors import AuthenticationError, BootstrapError, UnreachableError
+from skyward.errors import AuthenticationError, BootstrapError, HostKeyError, UnreachableError
 from skyward.request.masking import without_credentials
 from skyward.transport.base import Transport
 
@@ -56,7 +56,9 @@ async def persist(attempt: Callable[[float], Awaitable[T]], *, deadline_s: float
         ) from error
 
 
-async def let_in(transport: Transport, *, within_s: float, node: int, refused_s: float = math.inf) -> None:
+async def let_in(
+    transport: Transport, *, within_s: float, node: int, refused_s: float = math.inf, other_key_s: float = math.inf
+) -> None:
     """Wait until a new machine accepts our key; while it boots it may refuse keys and show another host key.
 
     Args:
@@ -64,23 +66,28 @@ async def let_in(transport: Transport, *, within_s: float, node: int, refused_s:
         within_s: seconds allowed; 0 skips the check.
         node: its rank, for the message.
         refused_s: seconds allowed from its first refusal on.
+        other_key_s: seconds allowed from the first time on that it shows another host key.
 
     Raises:
         AuthenticationError: at a deadline it still refused the key, or showed another host key.
         UnreachableError: at the deadline it still did not answer.
     """
     refusals: list[AuthenticationError] = []
-    refused_at = math.inf
+    first_at: dict[type[AuthenticationError], float] = {}
+    limits = (
+        (HostKeyError, other_key_s, "showed another host key than ordered"),
+        (AuthenticationError, refused_s, "refused the login"),
+    )
 
     async def knock() -> bool | NotYet:
-        nonlocal refused_at
         refusals.clear()
         try:
             await transport.run(["true"], timeout_s=_ANSWER_S)
         except AuthenticationError as error:
-            refused_at = min(refused_at, now := SYSTEM_CLOCK.monotonic())
-            if now - refused_at >= refused_s:
-                raise type(error)(f"node {node} refused the login for {refused_s:g} s: {error}") from error
+            kind, limit_s, did = next(each for each in limits if isinstance(error, each[0]))
+            now = SYSTEM_CLOCK.monotonic()
+            if now - first_at.setdefault(kind, now) >= limit_s:
+                raise type(error)(f"node {node} {did} for {limit_s:g} s: {error}") from error
             refusals.append(error)
             return NotYet(str(error))
         except UnreachableError as error:

@@ -210,11 +210,18 @@ class NodeHandle:
 
         Raises:
             AuthenticationError: it refused the login for longer than a boot may take, or after ``within_s`` seconds.
+            HostKeyError: it went on showing another host key than ordered.
             UnreachableError: after those it still did not answer.
         """
         if not isinstance(self.access, SSHAccess) or not self.fresh:
             return None
-        await let_in(self.transport, within_s=max(1.0, within_s), node=self.rank, refused_s=self.access.boot_s)
+        await let_in(
+            self.transport,
+            within_s=max(1.0, within_s),
+            node=self.rank,
+            refused_s=self.access.boot_s,
+            other_key_s=self.access.other_key_s,
+        )
         return await measure_machine(self.transport)
 
     async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:

@@ -59,6 +59,7 @@ def test_a_login_holds_the_derived_host_key_and_the_users_key(tmp_path: Path, mo
         home: ClassVar[str] = "/root"
         port: ClassVar[int | None] = 22
         boot_s: ClassVar[float] = 9.0
+        other_key_s: ClassVar[float] = 3.0
 
     access = log_in(Cloud(), "m1", "pool-0", host="203.0.113.7", address="10.0.0.7", bind="127.0.0.1")
 
@@ -70,4 +71,4 @@ def test_a_login_holds_the_derived_host_key_and_the_users_key(tmp_path: Path, mo
         "10.0.0.7",
         "127.0.0.1",
     )
-    assert (access.workdir, access.boot_s) == ("/root/.cache/skyward/nodes/m1", 9.0)
+    assert (access.workdir, access.boot_s, access.other_key_s) == ("/root/.cache/skyward/nodes/m1", 9.0, 3.0)

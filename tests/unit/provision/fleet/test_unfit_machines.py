@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skyward.errors import AuthenticationError, BootstrapError, CapacityError, UnreachableError
+from skyward.errors import AuthenticationError, BootstrapError, CapacityError, HostKeyError, UnreachableError
 from skyward.events import InstancePreempted, Notice
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
@@ -186,12 +186,13 @@ async def test_a_machine_that_does_not_answer_is_unfit(stage: Stage) -> None:
     assert len(stage.provider.instances) == 4
 
 
+@pytest.mark.parametrize("kind", [AuthenticationError, HostKeyError])
 @pytest.mark.parametrize(("fresh", "bought"), [(True, 4), (False, 2)])
-async def test_a_login_refused_to_the_end_is_the_fault_of_a_machine_made_for_the_pool_only(
-    stage: Stage, fresh: bool, bought: int, monkeypatch: pytest.MonkeyPatch
+async def test_a_refused_login_and_a_wrong_host_key_are_the_fault_of_a_machine_made_for_the_pool_only(
+    stage: Stage, fresh: bool, bought: int, kind: type[AuthenticationError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeNode, "fresh", fresh)
-    stage.nodes.fail(1, "reach", AuthenticationError("who are you?"))
+    stage.nodes.fail(1, "reach", kind("who are you?"))
 
     with pytest.raises(CapacityError if fresh else AuthenticationError, match="who are you"):
         await started_and_stopped(stage)

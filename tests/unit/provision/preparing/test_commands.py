@@ -78,6 +78,58 @@ def test_who_refuses_us_for_longer_than_a_boot_takes_is_not_waited_for() -> None
         asyncio.run(let_in(machine, within_s=600, node=3, refused_s=0.05))
 
 
+OTHER, LOGIN, SILENCE = (
+    HostKeyError("another machine's"),
+    AuthenticationError("no such key"),
+    UnreachableError("no answer"),
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "after_s"),
+    [
+        pytest.param([OTHER] * 999, HostKeyError, (10, 30), id="a wrong key, from the outset"),
+        pytest.param([SILENCE] * 20 + [OTHER] * 999, HostKeyError, (10, 60), id="a wrong key, after some silence"),
+        pytest.param([OTHER, SILENCE] * 999, HostKeyError, (10, 60), id="a wrong key, now and then"),
+        pytest.param([OTHER, LOGIN] * 999, HostKeyError, (10, 60), id="two machines at one address"),
+        pytest.param([OTHER] * 2, None, (0, 10), id="the key of the machine that had the address before"),
+        pytest.param([LOGIN] * 999, AuthenticationError, (300, 330), id="a login that is never admitted"),
+        pytest.param([LOGIN] * 5, None, (0, 60), id="a login that is admitted late in the boot"),
+    ],
+)
+def test_a_wrong_host_key_is_final_soon_and_a_login_that_is_not_admitted_yet_is_not(
+    answers: list[Exception],
+    error: type[Exception] | None,
+    after_s: tuple[float, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time from the first answer that was no silence."""
+    monkeypatch.undo()
+    machine = Booting(*answers)
+    answered_at: list[float] = []
+
+    async def knocking() -> float:
+        try:
+            await let_in(machine, within_s=900, node=3, refused_s=300, other_key_s=10)
+        except AuthenticationError as refused:
+            assert type(refused) is error
+        else:
+            assert error is None
+        return commands.SYSTEM_CLOCK.monotonic()
+
+    run = machine.run
+
+    async def noted(*args: Any, **options: Any) -> Any:
+        if not machine.refusals or machine.refusals[0] is not SILENCE:
+            answered_at.append(commands.SYSTEM_CLOCK.monotonic())
+        return await run(*args, **options)
+
+    monkeypatch.setattr(machine, "run", noted)
+    with simulated_time():
+        took_s = simulate(knocking) - answered_at[0]
+    assert after_s[0] <= took_s <= after_s[1]
+
+
 def test_silence_is_waited_for_as_long_as_the_offer_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

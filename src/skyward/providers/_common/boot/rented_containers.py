@@ -18,6 +18,8 @@ class RentedContainers(RentedMachines):
     """
 
     bind: ClassVar[str] = "127.0.0.1"
+    boot_s: ClassVar[float] = 60.0
+    """Time for which a container may refuse the first login: its sshd starts with the list of keys in place."""
 
     @property
     def ends_itself(self) -> bool:
