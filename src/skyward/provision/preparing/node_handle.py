@@ -349,7 +349,7 @@ class NodeHandle:
         The wait includes the time for writing back volumes and for restoring GPUs, also of a node that ends by itself.
 
         Raises :class:`~skyward.errors.UnreachableError` when the node did not end in time: the termination of its
-        machine then ends it.
+        machine then ends it. A node whose machine its provider reports as over has ended.
         """
         control, self._control = self._control, None
         leaving_s = RELEASE_S if any(not each.volume.read_only for each in self.volumes) else 0.0
@@ -357,15 +357,22 @@ class NodeHandle:
         keeping = asyncio.ensure_future(self._keep_logs(control))
         try:
             if control is not None and (self._loss is None or (self._ending and leaving_s)):
-                if not control.connected:
-                    await self.machine_status(at_once=True)  # it may have moved
-                await control.stop_node(timeout_s + leaving_s)
+                await self._stop_over(control, timeout_s + leaving_s)
         finally:
             if control is not None:
                 await control.close()
             self._forget_fetches()
             await keeping  # while the processes end, and for 3 s at most
             await self.transport.close()
+
+    async def _stop_over(self, control: ControlClient, timeout_s: float) -> None:
+        if not control.connected and await self.machine_status(at_once=True) is not None:  # else it may have moved
+            return
+        try:
+            await control.stop_node(timeout_s)
+        except UnreachableError:  # a machine that was ended from outside may have closed no connection
+            if await self.machine_status(at_once=True) is None:
+                raise
 
     async def _keep_logs(self, control: ControlClient | None) -> None:
         """Copy the newest part of the node's logs to this machine, if it can be reached. Never fails."""

@@ -15,7 +15,7 @@ from skyward._concurrency.waiting import wait_until
 from skyward.engine.certificates import issue
 from skyward.errors import UnreachableError
 from skyward.node.supervisor.control_server import ControlServer
-from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.provision.preparing.node_handle import NodeHandle, NodeLoss
 from skyward.request.image import Image
 from skyward.transport.base import Completed
 from skyward.wire.control import Command, Ending, Fetch, Fetched, Ping, Pong, Report, Stop
@@ -166,6 +166,24 @@ async def test_no_order_waits_for_a_connection(node: NodeHandle, supervisor: Sup
     await linked(node, linked=False)
     with pytest.raises(UnreachableError):
         await asyncio.wait_for(node.fetch(ORDER), 5)
+
+
+@pytest.mark.parametrize("link", ["lost", "silent"])
+@pytest.mark.parametrize("over", [True, False], ids=["ended from outside", "alive"])
+async def test_a_node_whose_machine_is_over_has_ended_and_another_that_does_not_answer_has_not(
+    node: NodeHandle, supervisor: Supervisor, link: str, *, over: bool
+) -> None:
+    async def reported(*, at_once: bool = False) -> NodeLoss | None:
+        assert at_once
+        return NodeLoss(reason="it is gone", machine_over=True) if over else None
+
+    node.machine_status = reported
+    supervisor.deaf = True
+    if link == "lost":
+        await supervisor.server.close()
+        await linked(node, linked=False)
+    with contextlib.nullcontext() if over else pytest.raises(UnreachableError, match=r"did not end within 0\.05 s"):
+        await asyncio.wait_for(node.stop(0.05), 5)
 
 
 async def test_ending_the_node_ends_the_wait(node: NodeHandle, supervisor: Supervisor) -> None:
