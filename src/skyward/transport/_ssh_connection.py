@@ -39,6 +39,8 @@ _THREADS = 4
 _REFUSED_FOR_S = 2.0  # a refusal answers callers for so long without another attempt
 _COMMANDS = 8  # of the 10 sessions that sshd allows on a connection
 _BACKLOG = 512
+_OPENING_S = 10.0
+"""Limit for opening one forwarded connection. Whoever dials gives up before, and two that hang keep out all others."""
 _POLL_S = 0.1
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s, so that closing sends a reset
 
@@ -265,7 +267,7 @@ class SSHConnection:
     # in one of the connection's threads
 
     def _tunnel(self, client: Client, sock: socket.socket, host: str, port: int) -> None:
-        channel = open_channel(client, "direct-tcpip", (host, port))
+        channel = open_channel(client, "direct-tcpip", (host, port), timeout_s=_OPENING_S)
         Tunnel(self.pump, sock, channel)
 
     def _connect(self) -> SSHSession:

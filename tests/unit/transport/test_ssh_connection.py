@@ -5,18 +5,22 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
 
+import paramiko
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from skyward.errors import AuthenticationError, UnreachableError
+from skyward.transport import _ssh_connection as ssh_connection
 from skyward.transport._connect import SSHSession, connect
 from skyward.transport._paramiko import StaleConnectionError
 from skyward.transport._ssh_connection import Dial, FutureSemaphore, SSHConnections
 from skyward.transport.access import SSHTarget
+from skyward.wire.limits import HANDSHAKE_S
 
 TARGET = SSHTarget(host="box", config_path="/dev/null")
 DEADLINE_S = 10.0
@@ -212,6 +216,31 @@ def test_connection_to_a_forward_is_reset_when_the_machine_is_not_to_be_had(
     links.release(link)
     told = [record.levelname for record in caplog.records if "does not answer" in record.getMessage()]
     assert told == ["DEBUG"]  # a node that starts is dialled several times: programs that log INFO do not show it
+
+
+def test_forwarded_connections_that_never_open_delay_others_for_seconds_only(
+    links: SSHConnections, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under load a machine may answer no request for a channel; the next dials, which it would answer, wait behind."""
+    assert ssh_connection._OPENING_S <= HANDSHAKE_S
+    monkeypatch.setattr(ssh_connection, "_OPENING_S", 0.2)
+    opened = threading.Event()
+
+    def open_channel(_: Any, kind: str, destination: tuple[str, int], *rest: Any, timeout: float, **more: Any) -> None:
+        if destination[1] == 9:
+            threading.Event().wait(timeout)
+        else:
+            opened.set()
+        raise paramiko.SSHException("no channel")
+
+    monkeypatch.setattr(FakeClient, "open_channel", open_channel, raising=False)
+    link = links.acquire((TARGET,))
+    silent, good = link.listen("127.0.0.1", 9), link.listen("127.0.0.1", 10)
+    with ExitStack() as dialled:
+        for place in (silent, silent, good):
+            dialled.enter_context(socket.create_connection(place, DEADLINE_S))
+        assert opened.wait(DEADLINE_S)
+    links.release(link)
 
 
 def test_semaphore_grants_so_many_and_the_others_wait_in_order() -> None:
