@@ -12,7 +12,7 @@ from skyward.providers.base import InstanceState
 
 __all__ = ["Asked", "EndingCalls", "until_gone"]
 
-_AGAIN_S: Final = 30.0
+_AGAIN_S: Final = 15.0
 """Time after which an accepted request is repeated, for a machine that does not show it."""
 _STRIKES: Final = 3
 """Number of consecutive refusals for lack of permission, or as invalid, before the error is raised."""

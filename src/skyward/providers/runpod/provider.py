@@ -7,11 +7,11 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, cast
 
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.providers._common.boot.container_boot import SECRET_FILE, ContainerBoot, HttpCall
+from skyward.providers._common.boot.container_boot import SECRET_FILE, ContainerBoot, EndProbe, HttpCall
 from skyward.providers._common.boot.container_image import CPU_IMAGE, GPU_IMAGE, checked_image, cuda_of
 from skyward.providers._common.boot.delete_script import store
 from skyward.providers._common.boot.rented_containers import RentedContainers
@@ -215,9 +215,7 @@ class RunPod(RentedContainers):
             rows = (await self.api.rest.read("/v2/catalog/datacenters")).get("dataCenters") or ()
             known = [str(row.get("id")) for row in rows]
             if unknown := [each for each in places if each not in known]:
-                raise ConfigurationError(
-                    f"data_centers: RunPod has no {unknown[0]!r}; closest: {closest(unknown[0], known)}"
-                )
+                raise ConfigurationError(f"data_centers: RunPod has no {unknown[0]!r}{closest(unknown[0], known)}")
         if self.network_volume is None:
             return places
         volume = await self.api.rest.optional(f"/v2/network-volumes/{self.network_volume}")
@@ -242,6 +240,13 @@ class RunPod(RentedContainers):
                 HttpCall(method="POST", url=f"{pod}/action", headers=headers, body='{"action": "terminate"}'),
             )
         ]
+        # A key that reads a pod may be refused every change. This one changes nothing: the pod has that name.
+        check = HttpCall(method="PATCH", url=pod, headers=signed[0], body=json.dumps({"name": name}))
+        probe = EndProbe(
+            absent_check=replace(check, url=f"{pod}-none"),
+            absent_end=replace(terminate[0], url=f"{pod}-none"),
+            read=HttpCall(method="GET", url=pod, headers=signed[0]),
+        )
         return ContainerBoot(
             host_key=host_key(key),
             user_key=user.public,
@@ -249,6 +254,6 @@ class RunPod(RentedContainers):
             made_at=int(now),
             ends_at=int(now + lasts_s),
             end=terminate,
-            # A key that reads a pod may be refused every change. This one changes nothing: the pod has that name.
-            check=HttpCall(method="PATCH", url=pod, headers=signed[0], body=json.dumps({"name": name})),
+            check=check,
+            probe=probe,
         )

@@ -14,7 +14,7 @@ from skyward.events import Notice
 from skyward.providers.base import Instance
 from skyward.provision.buying.cost import Usage
 from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.fleet.end_check import refusal_of_end
+from skyward.provision.fleet.end_check import refusal_of_end, warning_of_bill
 from skyward.provision.fleet.machines import Machine, Machines
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
@@ -33,6 +33,8 @@ def ledger(tmp_path: Path) -> Ledger:
 class Answering:
     """A node whose machine answers every command in one way."""
 
+    rank = 0
+
     def __init__(self, answer: Completed | Exception) -> None:
         self.instance, self.transport = replace(node_instance(), end_check=("may-end",)), self
         self._answer = answer
@@ -42,6 +44,19 @@ class Answering:
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("no: status 403", "machine i-1 cannot end its own bill (no: status 403)"),
+        ("unsure: status 403", "machine i-1 may be unable to end its own bill (unsure: status 403)"),
+    ],
+)
+def test_a_warning_says_no_more_than_is_known(reason: str, words: str) -> None:
+    node = Answering(Completed(exit_code=1, stdout=reason, stderr=""))
+    node.instance = replace(node.instance, id="i-1")
+    assert words in warning_of_bill(cast("Any", node), reason)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ tries=0
 while [ "\$tries" -lt "$answer_s" ]; do
     case \$(cat '$folder/may-end' 2>/dev/null) in
     yes) exit 0 ;;
-    "no: "*) break ;;
+    "no: "* | "unsure: "*) break ;;
     esac
     tries=\$((tries + 1))
     sleep 1
@@ -224,17 +224,37 @@ send_by_openssl() {
     status=$(echo "$answer" | sed -n '1s,^HTTP/[0-9.]* \([0-9][0-9][0-9]\).*,\1,p')
 }
 
+# may_end: is the check accepted? A key that is refused it may be allowed the end all the same. It is if it is told that
+# another machine, which does not exist, cannot be found to be ended, and is refused that one's check: permissions are
+# judged before existence then. A key that can at least read this machine is unsure, and not refused.
+may_end() {
+    verdict=no
+    try call_check && return 0
+    [ -n "$probed" ] && [ "$status" = 403 ] || return 1
+    refusal_text=$why
+    try call_absent_check
+    checked=$status
+    try call_absent_end
+    case $checked$status in
+    403404 | 4032??) return 0 ;;
+    *000* | *429* | 5??* | ???5??) status=000 && return 1 ;;
+    esac
+    try call_read && verdict=unsure
+    status=403 why=$refusal_text
+    return 1
+}
+
 # judge: may this container end its own bill? A key that was made just now may be refused at first. After a refusal
 # that stays it is asked seldom, since all containers of an account may share one quota.
 judge() {
     refused=0
-    until try call_check; do
+    until may_end; do
         case $status in 000 | 429 | 5??) ;; *) refused=$((refused + 1)) ;; esac
         if [ "$refused" -lt 2 ]; then
             echo "not known: $why" | keep may-end
             pause "$every_s"
         else
-            echo "no: $why" | keep may-end
+            echo "$verdict: $why" | keep may-end
             pause "$accepted_s"
         fi
     done

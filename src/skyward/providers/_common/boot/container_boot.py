@@ -7,14 +7,14 @@ import gzip
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
 from skyward.providers._common.boot.first_boot import GRACE_S
 from skyward.providers._common.ssh_keys import KeyPair
 
-__all__ = ["END_COMMAND", "MAY_END_COMMAND", "SECRET_FILE", "ContainerBoot", "HttpCall"]
+__all__ = ["END_COMMAND", "MAY_END_COMMAND", "SECRET_FILE", "ContainerBoot", "EndProbe", "HttpCall"]
 
 _SCRIPT: Final = Path(__file__).with_name("boot.sh")
 _FOLDER: Final = "/var/lib/skyward"
@@ -77,6 +77,21 @@ class HttpCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndProbe:
+    """Calls that show whether a key may end a container, where it is refused the check; none changes anything.
+
+    Attributes:
+        absent_check: the check, of a container that does not exist.
+        absent_end: the end of that container.
+        read: a call that reads this container.
+    """
+
+    absent_check: HttpCall
+    absent_end: HttpCall
+    read: HttpCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerBoot:
     """Orders of one container.
 
@@ -92,6 +107,7 @@ class ContainerBoot:
         ends_at: Unix time of its deadline; two minutes are added for the node to end by itself.
         end: calls that end the container, tried in turn until one is accepted.
         check: harmless call with the same key; it shows whether ``end`` is permitted.
+        probe: further ones, where a key that is refused ``check`` may be allowed the end.
         unsupervised_s: time after which a container whose supervisor is gone ends.
         unattended_s: time after which one that has never had a supervisor ends, unless its client is connected.
         facts: other values for variables of the script; for tests.
@@ -104,6 +120,7 @@ class ContainerBoot:
     ends_at: int
     end: Sequence[HttpCall]
     check: HttpCall
+    probe: EndProbe | None = None
     unsupervised_s: int = 120
     unattended_s: int = 1800
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -122,10 +139,14 @@ class ContainerBoot:
             "most_absences": str(self.unsupervised_s // _EVERY_S),
             "most_unattended": str(self.unattended_s // _EVERY_S),
             "end_calls": " ".join(calls),
+            "probed": "yes" if self.probe else "",
             **self.facts,
         }
         lines = [f"{name}={shlex.quote(value)}\n" for name, value in facts.items()]
-        functions = [call.function(name) for name, call in {**calls, "call_check": self.check}.items()]
+        calls |= {"call_check": self.check}
+        if self.probe is not None:
+            calls |= {f"call_{each.name}": getattr(self.probe, each.name) for each in fields(self.probe)}
+        functions = [call.function(name) for name, call in calls.items()]
         return "#!/bin/sh\n" + "".join([*lines, *functions]) + _SCRIPT.read_text(encoding="utf-8")
 
     @property

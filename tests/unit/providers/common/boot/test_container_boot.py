@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from skyward.providers._common.boot.container_boot import MAY_END_COMMAND, ContainerBoot, HttpCall
+from skyward.providers._common.boot.container_boot import MAY_END_COMMAND, ContainerBoot, EndProbe, HttpCall
 from skyward.providers._common.ssh_keys import make_key_pair
 from skyward.testing import hosts
 from skyward.testing.hosts import find_openssh, require_sshd
@@ -86,7 +86,7 @@ def make_api(certificate: Path | None = None) -> Api:
         def answer(self) -> None:
             api.arguments += arguments_of_all()
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            left = api.answers[self.command]
+            left = api.answers.get(f"{self.command} {self.path}") or api.answers[self.command]
             status = left.pop(0) if len(left) > 1 else left[0]
             api.calls.append((self.command, self.path, self.headers.get("Authorization", ""), body))
             text = b"" if status == 204 else b'{"detail": "this key may not"}'
@@ -95,7 +95,7 @@ def make_api(certificate: Path | None = None) -> Api:
             self.end_headers()
             self.wfile.write(text)
 
-        do_GET = do_DELETE = do_POST = do_PUT = answer  # noqa: N815 - the server's names
+        do_GET = do_DELETE = do_PATCH = do_POST = do_PUT = answer  # noqa: N815 - the server's names
 
         def log_message(self, *args: Any) -> None:
             pass
@@ -121,6 +121,7 @@ class Container:
     env: dict[str, str] = field(default_factory=dict)
     running: Any = None
     check: HttpCall | None = None
+    probe: EndProbe | None = None
 
     def __post_init__(self) -> None:
         self.tools, self.folder, self.mark = self.place / "bin", self.place / "state", f"M{uuid.uuid4().hex}"
@@ -164,6 +165,7 @@ class Container:
             ends_at=1880,
             end=[HttpCall(method="DELETE", url=url, headers=auth), last],
             check=self.check or HttpCall(method="GET", url=url, headers=auth),
+            probe=self.probe,
             facts=facts | self.facts,
         )
 
@@ -437,6 +439,39 @@ def test_a_refused_check_gives_its_reason(container):
     assert shown.stdout.startswith("no: status 403 for GET http://localhost")
     assert "this key may not" in shown.stdout
     assert KEY not in shown.stdout
+
+
+PROBED = {
+    "a key that may do all": ([200], [404], [404], [200], "yes"),
+    "a key that may delete, and change nothing": ([403], [403], [404], [200], "yes"),
+    "the same, where what does not exist counts as deleted": ([403], [403], [204], [200], "yes"),
+    "a key that may read only, judged before existence": ([403], [403], [403], [200], "unsure: status 403 for PATCH"),
+    "a key of unknown rights, judged after existence": ([403], [404], [404], [200], "unsure: status 403 for PATCH"),
+    "a key that is refused altogether": ([403], [403], [403], [403], "no: status 403 for PATCH"),
+    "a key that is not known": ([401], [401], [401], [401], "no: status 401 for PATCH"),
+    "an answer comes late": ([403], [503, 503, 403], [404], [200], "yes"),
+    "throttled": ([403], [403], [429, 429, 404], [200], "yes"),
+}
+
+
+@pytest.mark.parametrize("name", PROBED)
+def test_a_key_that_is_refused_the_check_may_still_be_allowed_the_end(container, name):
+    own, absent_check, absent_end, read, outcome = PROBED[name]
+    made = container()
+    auth, url = ("Authorization: Bearer ${POD_KEY}",), made.url + "/pods/${POD_ID}"
+    made.check = HttpCall(method="PATCH", url=url, headers=auth, body="{}")
+    made.probe = EndProbe(
+        absent_check=HttpCall(method="PATCH", url=url + "-none", headers=auth, body="{}"),
+        absent_end=HttpCall(method="DELETE", url=url + "-none", headers=auth),
+        read=HttpCall(method="GET", url=url, headers=auth),
+    )
+    made.api.answers |= {"PATCH /v2/pods/p1": own, "PATCH": absent_check, "DELETE": absent_end, "GET": read}
+    made.start()
+    wait_for(lambda: made.may_end() and not made.may_end().startswith("not known"))
+
+    assert made.may_end().startswith(outcome)
+    assert made.run("may-end.sh").returncode == (outcome != "yes")
+    assert all(path != "/v2/pods/p1" for _, path, *_ in made.api.asked("DELETE"))
 
 
 def test_a_call_with_a_variable_that_is_missing_waits_for_it(container):
