@@ -136,9 +136,10 @@ class _Offering:
 
 
 @pytest.mark.parametrize("vendor", BOOTED, indirect=True)
-def test_a_machine_with_another_host_key_gets_no_byte_and_is_replaced_long_before_its_offers_time(
+def test_a_machine_with_another_host_key_gets_no_byte(
     vendor: Vendor, machines: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is replaced long before its offer's time is over."""
     monkeypatch.setattr(vendor.kind, "other_key_s", 1.0)
     machines.room.impostors = True
     began = time.monotonic()

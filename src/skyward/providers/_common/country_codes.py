@@ -25,8 +25,10 @@ def checked_countries(parameter: str, value: object) -> tuple[str, ...]:
     known = _COUNTRIES.split()
     for each in (found := texts(parameter, value)):
         if each not in known:
-            near = closest(each.upper(), known)
-            raise refusal(parameter, f"two-letter codes of countries such as 'US' (closest: {near})", each)
+            near = closest(each.upper(), known).removeprefix("; ")
+            raise refusal(
+                parameter, "two-letter codes of countries such as 'US'" + (f" ({near})" if near else ""), each
+            )
     if not found:
         raise refusal(parameter, "at least one country, or None for any", value)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -27,6 +27,8 @@ __all__ = [
 X86: Final = "x86_64"
 _LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
 """Smallest machine for a request that gives no size."""
+_LISTED: Final = 12
+"""Most names that are listed where none resembles the requested one."""
 _TOLERANCE: Final = 0.07
 """Share of an accelerator's memory by which a reported size may differ from the nominal one."""
 
@@ -131,16 +133,21 @@ def refuse_unlikely(machine: str | None, vendor: str) -> None:
     count, _, name = (machine or "").partition("x ")
     if not count.isdigit() or any(find_variant(each) for each in (name, model_name(name))):
         return
-    near = closest(name, (model.name.replace("-", " ") for model in models()))
+    near = closest(name, [model.name.replace("-", " ") for model in models()])
     raise ConfigurationError(
-        f"machine={machine!r}: {vendor} has no such machine now, and Skyward's catalogue no {name!r}; closest: {near}. "
+        f"machine={machine!r}: {vendor} has no such machine now, and Skyward's catalogue no {name!r}{near}. "
         "`skyward offers` lists machine types by accelerator"
     )
 
 
-def closest(name: str, names: Iterable[str]) -> str:
-    """Return up to three names similar to ``name``, for a message."""
-    return ", ".join(difflib.get_close_matches(name, list(names), n=3, cutoff=0.3)) or "none"
+def closest(name: str, names: Collection[str]) -> str:
+    """Return the end of a message about an unknown ``name``: ``"; closest: a, b"``, with up to three similar names.
+
+    Without similar names it lists all of them, and is empty if they are many, or none.
+    """
+    if similar := difflib.get_close_matches(name, names, n=3, cutoff=0.3):
+        return f"; closest: {', '.join(similar)}"
+    return f"; it has {', '.join(sorted(names))}" if 0 < len(names) <= _LISTED else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +162,7 @@ class Catalogue:
         accelerators: every accelerator that the vendor has in any place, by its name in Skyward's catalogue, with the
             machines that have it: ``{"A100-40GB": "p4d"}``.
         places: places that have a machine type, by the name of one that this place may lack.
-        remedy: next step where another place has it: ``"try Cloud(region=...)"``.
+        remedy: next step where another place has it: ``"try Cloud(region={place!r})"``. Empty to request another place.
     """
 
     vendor: str
@@ -164,7 +171,7 @@ class Catalogue:
     kind: str = "region"
     accelerators: Mapping[str, str] = field(default_factory=dict[str, str])
     places: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    remedy: str = "request another region"
+    remedy: str = ""
 
     def candidates(self, request: PoolRequest) -> tuple[MachineType, ...]:
         """Return the types that satisfy a request, the smallest first.
@@ -197,14 +204,18 @@ class Catalogue:
         if found is not None:
             return found
         if places := self.places.get(name):
-            raise ConfigurationError(
-                f"machine={name!r}: {self.vendor} has it in {', '.join(places)}, but not{self._here}: {self.remedy}"
-            )
-        near = closest(name, (each.name for each in self.types))
+            where = f"in {', '.join(places)}, but not{self._here}"
+            raise ConfigurationError(f"machine={name!r}: {self.vendor} has it {where}: {self._elsewhere(name)}")
+        near = closest(name, [each.name for each in self.types])
         raise ConfigurationError(
-            f"machine={name!r}: {self.vendor} has no such machine type{self._here}; closest: {near}. "
+            f"machine={name!r}: {self.vendor} has no such machine type{self._here}{near}. "
             "`skyward offers --provider NAME` lists a provider's types"
         )
+
+    def _elsewhere(self, machine: str) -> str:
+        """Return the next step where another place has a machine."""
+        places = self.places.get(machine)
+        return self.remedy.format(place=places[0]) if self.remedy and places else f"request another {self.kind}"
 
     def _none(self, request: PoolRequest) -> str:
         """Return the message for a request that no type satisfies."""
@@ -212,8 +223,8 @@ class Catalogue:
         if wanted is None:
             plain = [each for each in self.types if self._is_plain(each)]
             nearest = sorted(plain, key=lambda each: (request.wish.shortfall(each.spec), -each.spec.cpu, each.name))[:3]
-            listed = "; ".join(str(each.spec) for each in nearest) or "none"
-            return f"{self.vendor} has no machine type with {request.wish}{self._here}; nearest: {listed}"
+            none = f"{self.vendor} has no machine type with {request.wish}{self._here}"
+            return f"{none}; nearest: {'; '.join(str(each.spec) for each in nearest)}" if nearest else none
         alone = InstanceWish(accelerator=wanted)
         if largest := [each for each in self.types if not alone.shortfall(each.spec) and each.whole]:
             most = max(largest, key=lambda each: each.size)
@@ -246,20 +257,22 @@ class Catalogue:
         """Return the message where the place has nothing of that model."""
         elsewhere = [name for name in self.accelerators if _is_model(name, wanted)]
         if fitting := [name for name in elsewhere if _is_sold_as(name, wanted)]:
+            machine, _, _ = self.accelerators[fitting[0]].partition(" ")
             return (
                 f"accelerator {wanted.label}: {self.vendor} has {self._listed(fitting[:1])} in other {self.kind}s, but "
-                f"not{self._here}: {self.remedy}"
+                f"not{self._here}: {self._elsewhere(machine)}"
             )
         if elsewhere:
             return (
                 f"{self.vendor} has no {_described(wanted)} in any {self.kind}, but {self._listed(elsewhere)}: "
                 "request that"
             )
-        nearest = self._listed(_nearest(wanted, self.accelerators)) or "none"
-        return (
+        nearest = self._listed(_nearest(wanted, self.accelerators))
+        none = (
             f"accelerator {wanted.label}: {self.vendor} has none of these ({wanted.vendor.value}, "
-            f"{wanted.memory_gib:g} GiB) in any {self.kind}; nearest: {nearest}. Or use another provider"
+            f"{wanted.memory_gib:g} GiB) in any {self.kind}"
         )
+        return f"{none}; nearest: {nearest}. Or use another provider" if nearest else f"{none}: use another provider"
 
     def _listed(self, names: Iterable[str]) -> str:
         return ", ".join(f"{name} ({self.accelerators[name]})" for name in names)

@@ -63,9 +63,7 @@ def candidates(types: Sequence[MachineType], request: PoolRequest, *, region: st
     Raises:
         ConfigurationError: there is none; names the nearest.
     """
-    remedy = "try AWS(region=...)"
-    catalogue = Catalogue(vendor="EC2", types=types, place=region, accelerators=FAMILIES, remedy=remedy)
-    return catalogue.candidates(request)
+    return Catalogue(vendor="EC2", types=types, place=region, accelerators=FAMILIES).candidates(request)
 
 
 def _parse(row: Mapping[str, Any]) -> MachineType | None:

@@ -216,7 +216,7 @@ def _priced_on_spot(offers: Sequence[Offer]) -> Sequence[str]:
 def _check_region(region: object) -> None:
     named = text("region", region)
     if named not in (known := _known_regions()):
-        raise ConfigurationError(f"region={named!r}: AWS has no such region; closest: {closest(named, known)}")
+        raise ConfigurationError(f"region={named!r}: AWS has no such region{closest(named, known)}")
 
 
 @cache

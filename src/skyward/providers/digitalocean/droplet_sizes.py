@@ -20,10 +20,19 @@ from skyward.request.accelerators import Vendor, find_model
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 
-__all__ = ["LEAST_BILLED", "SPOT_SUFFIX", "DropletSize", "find_offers", "image_of", "parse_sizes", "parse_spec"]
+__all__ = [
+    "MINIMUM_BILLED_S",
+    "MINIMUM_CHARGE",
+    "SPOT_SUFFIX",
+    "DropletSize",
+    "find_offers",
+    "image_of",
+    "parse_sizes",
+    "parse_spec",
+]
 
-LEAST_BILLED: Final[Mapping[str, float]] = {"minimum_billed_s": 60.0, "minimum_charge": 0.01}
-"""Fields of every offer: the vendor bills each droplet for a minute, and one cent, at least."""
+MINIMUM_BILLED_S: Final = 60.0
+MINIMUM_CHARGE: Final = 0.01
 SPOT_SUFFIX: Final = "-spot"
 _MIB_PER_GIB: Final = 1024
 _NOT_SOLD: Final = ("-contracted", "-devcloud")
@@ -79,7 +88,7 @@ def find_offers(sizes: Sequence[DropletSize], request: PoolRequest, region: str)
         place=region,
         accelerators=sold_accelerators(places),
         places={each.name: regions for each, regions in places.items()},
-        remedy="try DigitalOcean(region=...)",
+        remedy="try DigitalOcean(region={place!r})",
     )
     prices = {size.type.name: size.price_per_hour for size in sizes}
     chosen = [here[each.name] for each in fewest_accelerators(catalogue.candidates(request))]
@@ -96,7 +105,8 @@ def _offer(size: DropletSize, region: str, prices: Mapping[str, float], *, chose
         spot=spot,
         price_per_hour=size.price_per_hour,
         on_demand_price_per_hour=prices.get(name.removesuffix(SPOT_SUFFIX)) if spot else size.price_per_hour,
-        **LEAST_BILLED,
+        minimum_billed_s=MINIMUM_BILLED_S,
+        minimum_charge=MINIMUM_CHARGE,
         note=f"{name} shares its processors with other customers" if name.startswith(_SHARED) and not chosen else "",
     )
 

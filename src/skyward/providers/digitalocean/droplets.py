@@ -12,7 +12,13 @@ from skyward.providers._common.refusals import RefusalKind
 from skyward.providers._common.rented_machines import MachineRecord
 from skyward.providers._common.rest_client import RestClient
 from skyward.providers.base import InstanceState, Offer
-from skyward.providers.digitalocean.droplet_sizes import LEAST_BILLED, SPOT_SUFFIX, image_of, parse_spec
+from skyward.providers.digitalocean.droplet_sizes import (
+    MINIMUM_BILLED_S,
+    MINIMUM_CHARGE,
+    SPOT_SUFFIX,
+    image_of,
+    parse_spec,
+)
 
 __all__ = ["Droplets", "droplet_order", "fingerprint_of", "parse_droplet"]
 
@@ -144,7 +150,8 @@ def parse_droplet(row: Mapping[str, Any]) -> MachineRecord | None:
             region=str(row["region"]["slug"]),
             spot=slug.endswith(SPOT_SUFFIX),
             price_per_hour=None if (price := size.get("price_hourly")) is None else float(price),
-            **LEAST_BILLED,
+            minimum_billed_s=MINIMUM_BILLED_S,
+            minimum_charge=MINIMUM_CHARGE,
         ),
         public_address=addresses.get("public", ""),
         private_address=addresses.get("private", ""),

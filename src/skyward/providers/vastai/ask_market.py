@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from skyward.errors import CapacityError
+from skyward.errors import CapacityError, ConfigurationError
 from skyward.providers._common.machine_catalogue import refuse_unlikely, sold_as
 from skyward.providers._common.offer_list import cheapest_offers, spread
 from skyward.providers._common.shared_answers import SharedAnswer, SharedAnswers
 from skyward.providers.base import LaunchOrder, Offer
 from skyward.providers.vastai.ask_terms import CPU_ONLY, AskTerms
-from skyward.request.accelerators import model_name
+from skyward.request.accelerators import Accelerator, Vendor, model_name
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest
 
@@ -29,6 +29,8 @@ _KEPT_S: Final = 60.0
 """Longest age of asks. Searches have a quota by the minute and another by the day."""
 _LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
 """Smallest machine for a request that gives no size."""
+_VENDORS: Final = (Vendor.NVIDIA, Vendor.AMD, Vendor.UNKNOWN)
+"""Vendors of the GPUs that hosts have; a name that Skyward's catalogue lacks may be one of them."""
 _LEAST_BID, _BID_STEP, _DEARER = 0.001, 1e-6, 1.01
 """Least bid; least distance of a bid from the price on demand; highest price of an ask as a share of its offer's."""
 _SPARE: Final = 12
@@ -117,6 +119,7 @@ class AskMarket:
         fitting = [each for each in self._left(found) if _fits(each, request)]
         if not fitting:
             refuse_unlikely(request.machine, "VastAI")
+            _refuse_unknown_vendor(request.accelerator)
             free = ", free traffic because of max_cost" if self._terms.pays_no_traffic(request) else ""
             raise CapacityError(
                 f"VastAI has no machine with {request.machine or request.wish} now ({self._terms}{free}). Try again "
@@ -159,6 +162,19 @@ class AskMarket:
         """Return the rows that one search has found for a request's terms."""
         body = self._terms.search_body(request)
         return await self._found.of(json.dumps(body, sort_keys=True), lambda: self._search(body))
+
+
+def _refuse_unknown_vendor(wanted: Accelerator | None) -> None:
+    """Refuse an accelerator of which no host will ever have one.
+
+    Raises:
+        ConfigurationError: it is none of the kinds that the vendor lists.
+    """
+    if wanted is not None and wanted.vendor not in _VENDORS:
+        raise ConfigurationError(
+            f"accelerator {wanted.label}: VastAI has none of these ({wanted.vendor.value}), but GPUs of NVIDIA and "
+            "AMD: use another provider"
+        )
 
 
 def spec_of(row: Mapping[str, Any]) -> InstanceSpec:

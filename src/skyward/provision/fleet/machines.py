@@ -393,14 +393,15 @@ class Machines:
         """Launch machines of a batch, with the retries of its strategy."""
         asked = batch.offers[0]
         self._publish(_launching(self._provider, self._request, asked, len(ranks), self._consent.forecast))
-        buying = asyncio.current_task()
+        buying, began = asyncio.current_task(), self._clock.monotonic()
         for left in range(batch.retries, -1, -1):
             work = self._create(batch.offers, ranks, lasts_s, lambda: buying is not None and buying.cancelling() > 0)
             try:
                 launched = await to_its_end(work)
             except CapacityError as error:
                 if not left:
-                    raise _refused(error, batch, own=not is_rented(self._provider)) from error
+                    tried_s = self._clock.monotonic() - began
+                    raise _refused(error, batch, tried_s, own=not is_rented(self._provider)) from error
                 await self._clock.sleep(batch.interval_s)
             else:
                 for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
@@ -419,33 +420,7 @@ class Machines:
         """Launch machines of the first of ``offers`` that the provider can serve."""
         purchase = _purchase(self._pool_id, self._provider, offers[0])
         creates = await self._reserve(ranks, purchase)
-        shortest_s = max(1.0, min(map(lasts_s, offers)))
-
-        def unseen(key: str) -> None:
-            self.lost.add({key: creates[key]})
-
-        async def renew(key: str, reason: str) -> str:
-            if interrupted():
-                raise UnreachableError(f"{reason}; another is not created, since the pool ends")
-            self._notice(f"{reason}: another is created. If the first one appears after all, it is ended")
-            (other,) = added = await self._reserve([creates[key].rank], purchase)
-            creates.update(added)
-            return other
-
-        def undone(instance: Instance) -> None:
-            _add_ended(self.all, _machine(creates[instance.key], instance, self._clock), self._clock)
-
-        order = LaunchOrder(
-            pool_id=self._pool_id,
-            keys=tuple(creates),
-            timeout_s=shortest_s,
-            allowance=lasts_s,
-            one_network=self._request.one_network,
-            avoid=frozenset(self.unfit.hosts),
-            undone=undone,
-            unseen=unseen,
-            renew=renew,
-        )
+        order = self._order(creates, purchase, offers, lasts_s, interrupted)
         try:
             instances = await self._provider.launch(offers, order)
         except REFUSALS:
@@ -466,6 +441,43 @@ class Machines:
                 "this is a fault of the provider's adapter, please report it"
             )
         return made
+
+    def _order(
+        self,
+        creates: dict[str, CreateCall],
+        purchase: Purchase,
+        offers: Sequence[Offer],
+        lasts_s: Callable[[Offer], float],
+        interrupted: Callable[[], bool],
+    ) -> LaunchOrder:
+        """Return the order of machines with these create calls, to which those that repeat them are added."""
+        shortest_s = max(1.0, min(map(lasts_s, offers)))
+
+        def unseen(key: str) -> None:
+            self.lost.add({key: creates[key]})
+
+        async def renew(key: str, reason: str) -> str:
+            if interrupted():
+                raise UnreachableError(f"{reason}; another is not created, since the pool ends")
+            self._notice(f"{reason}: another is created. If the first one appears after all, it is ended")
+            (other,) = added = await self._reserve([creates[key].rank], purchase)
+            creates.update(added)
+            return other
+
+        def undone(instance: Instance) -> None:
+            _add_ended(self.all, _machine(creates[instance.key], instance, self._clock), self._clock)
+
+        return LaunchOrder(
+            pool_id=self._pool_id,
+            keys=tuple(creates),
+            timeout_s=shortest_s,
+            allowance=lasts_s,
+            one_network=self._request.one_network,
+            avoid=frozenset(self.unfit.hosts),
+            undone=undone,
+            unseen=unseen,
+            renew=renew,
+        )
 
     async def _reserve(self, ranks: Sequence[int], purchase: Purchase) -> dict[str, CreateCall]:
         """Write an entry for the machine of each rank; return their create calls, by ledger key."""
@@ -548,8 +560,8 @@ def _add_ended(machines: list[Machine], machine: Machine, clock: Clock) -> None:
     machines.append(machine)
 
 
-def _refused(error: CapacityError, batch: Batch, *, own: bool) -> CapacityError:
-    tries = f"{batch.retries + 1} times in a row, {batch.interval_s:g} s apart, " if batch.retries else ""
+def _refused(error: CapacityError, batch: Batch, tried_s: float, *, own: bool) -> CapacityError:
+    tries = f"for {tried_s:.0f} s, " if batch.retries else ""
     advice = "" if own else f"; {batch.advice}"  # one's own hosts are no market, and their error names the next step
     return CapacityError(f"{tries}{error}{advice}")
 

@@ -73,20 +73,17 @@ async def let_in(
         UnreachableError: at the deadline it still did not answer.
     """
     refusals: list[AuthenticationError] = []
-    first_at: dict[type[AuthenticationError], float] = {}
-    limits = (
-        (HostKeyError, other_key_s, "showed another host key than ordered"),
-        (AuthenticationError, refused_s, "refused the login"),
-    )
+    first_at: dict[str, float] = {}
 
     async def knock() -> bool | NotYet:
         refusals.clear()
         try:
             await transport.run(["true"], timeout_s=_ANSWER_S)
         except AuthenticationError as error:
-            kind, limit_s, did = next(each for each in limits if isinstance(error, each[0]))
-            now = SYSTEM_CLOCK.monotonic()
-            if now - first_at.setdefault(kind, now) >= limit_s:
+            other_key = isinstance(error, HostKeyError)
+            did = "showed another host key than ordered" if other_key else "refused the login"
+            limit_s, now = other_key_s if other_key else refused_s, SYSTEM_CLOCK.monotonic()
+            if now - first_at.setdefault(did, now) >= limit_s:
                 raise type(error)(f"node {node} {did} for {limit_s:g} s: {error}") from error
             refusals.append(error)
             return NotYet(str(error))

@@ -70,12 +70,12 @@ class MachineSize:
         Cores count exactly, memory within the share that firmware and kernel keep.
         """
         least_gib = spec.memory_gib * MEMORY_SHARE - _KERNEL_GIB
-        if self.cpu >= spec.cpu * CORES_SHARE and self.memory_bytes >= least_gib * _GIB:
-            return ""
-        return (
-            f"is smaller than bought: it has {self.cpu} of {spec.cpu} cores, "
-            f"and {self.memory_bytes / _GIB:.1f} of {spec.memory_gib:g} GiB of memory"
-        )
+        short: list[str] = []
+        if self.cpu < spec.cpu * CORES_SHARE:
+            short.append(f"{self.cpu} of {spec.cpu} cores")
+        if self.memory_bytes < least_gib * _GIB:
+            short.append(f"{self.memory_bytes / _GIB:.1f} of {spec.memory_gib:g} GiB of memory")
+        return f"is smaller than bought: it has {' and '.join(short)}" if short else ""
 
 
 async def measure_machine(transport: Transport) -> MachineSize | None:

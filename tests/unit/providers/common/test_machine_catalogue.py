@@ -55,7 +55,7 @@ def at(place: str) -> Catalogue:
         place=place,
         accelerators=sold_accelerators(SOLD),
         places={each.name: places for each, places in SOLD.items()},
-        remedy="try Cloud(region=...)",
+        remedy="try Cloud(region={place!r})",
     )
 
 
@@ -82,26 +82,45 @@ def test_a_wish_gets_the_types_that_have_it_the_smallest_first(asked: dict[str, 
         (
             "nyc",
             {"accelerator": "L40S"},
-            r"L40S \(l40s in tor\) in other regions, but not in nyc: try Cloud\(reg",
+            r"L40S \(l40s in tor\) in other regions, but not in nyc: try Cloud\(region='tor'\)$",
         ),
-        ("nyc", {"machine": "l40s"}, r"machine='l40s': Cloud has it in tor, but not in nyc: try Cloud\(region=...\)$"),
-        ("nyc", {"machine": "l40"}, r"machine='l40': Cloud has no such machine type in nyc; closest: "),
+        (
+            "nyc",
+            {"machine": "l40s"},
+            r"machine='l40s': Cloud has it in tor, but not in nyc: try Cloud\(region='tor'\)$",
+        ),
+        ("nyc", {"machine": "l40"}, r"machine='l40': Cloud has no such machine type in nyc; it has h100x1, "),
         ("nyc", {"machine": "rtx4000"}, r"no such machine type in nyc"),
         ("ams", {"cpu": 8}, r"no machine type with 8 cores in ams; nearest: s-2"),
-        ("tor", {"cpu": 2}, r"no machine type with 2 cores in tor; nearest: none"),
+        ("tor", {"cpu": 2}, r"no machine type with 2 cores in tor$"),
         ("nyc", {"accelerator": Accelerator.NVIDIA.H100(count=16)}, r"at most 8 H100.* in nyc \(h100x8\), not 16"),
         ("nyc", {"accelerator": "H100", "cpu": 500}, r"Cloud's machines with .* in nyc have less than .*h100x8"),
         ("nyc", {"accelerator": "B200"}, r"B200: Cloud has none of these .* in any region; nearest: H100"),
         ("", {"accelerator": "B200"}, r"in any location; nearest: "),
         ("", {"accelerator": "H100-PCIe"}, r"no H100-PCIe with 80 GiB, but H100.* \(h100x1\).*: request that$"),
         ("", {"cpu": 99}, r"no machine type with 99 cores; nearest: "),
-        ("", {"machine": "x"}, r"no such machine type; closest: none. `skyward offers --provider NAME` lists"),
+        ("", {"machine": "x"}, r"no such machine type; it has h100x1, .*\. `skyward offers --provider NAME` lists"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is_and_where(place: str, asked: dict[str, Any], message: str) -> None:
     catalogue = at(place) if place else WHOLE
     with pytest.raises(ConfigurationError, match=message):
         catalogue.candidates(parse_request(**asked))
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "end"),
+    [
+        ("EU-RO-9", ["EU-RO-1", "US-TX-3"], "; closest: EU-RO-1, US-TX-3"),
+        ("mars", ["FIN-03", "ICE-01"], "; it has FIN-03, ICE-01"),
+        ("qqq", [f"x{number}" for number in range(50)], ""),
+        ("qqq", [], ""),
+    ],
+)
+def test_an_unknown_name_is_followed_by_similar_ones_or_by_all_that_there_are_if_they_are_few(
+    name: str, names: list[str], end: str
+) -> None:
+    assert closest(name, names) == end
 
 
 def test_a_vendors_accelerators_are_named_with_the_smallest_machine_and_its_places() -> None:
@@ -134,8 +153,7 @@ def test_one_who_can_have_one_does_not_pay_for_eight() -> None:
 
 
 def test_names_like_a_misspelt_one_are_found() -> None:
-    assert closest("h100x2", ["h100x1", "s-1"]) == "h100x1"
-    assert closest("zzz", ["h100x1"]) == "none"
+    assert closest("h100x2", ["h100x1", "s-1"]) == "; closest: h100x1"
 
 
 @pytest.mark.parametrize("machine", [None, "CPU", "2x RTX 4090", "1x A100 PCIE", "8x H100 SXM"])

@@ -151,7 +151,7 @@ def test_one_gpu_is_not_sold_as_eight(cloud: DigitalOceanApi) -> None:
             {"accelerator": "H100"},
             r"H100-SXM \(gpu-h100x1-80gb in nyc2, tor1, atl1\).*not in nyc1: try Digital",
         ),
-        ("nyc1", {"machine": "gpu-l40sx1-48gb"}, r"has it in tor1, but not in nyc1: try DigitalOcean\(region"),
+        ("nyc1", {"machine": "gpu-l40sx1-48gb"}, r"has it in tor1, but not in nyc1: try DigitalOcean\(region='tor1'\)"),
         ("tor1", {"accelerator": "MI300X"}, r"MI300X"),
         ("tor1", {"accelerator": "H100", "machine": None, "cpu": 999}, r"the largest is gpu-h100x8-640gb"),
         ("nyc9", {}, r"region='nyc9': digitalocean has no such region; it has ams3, atl1, fra1, nyc1"),

@@ -208,6 +208,13 @@ async def test_a_request_finds_its_machines(
 @pytest.mark.parametrize(
     ("settings", "asked", "error", "words"),
     [
+        (
+            {},
+            {"accelerator": "Trainium2"},
+            ConfigurationError,
+            "none of these .*, but GPUs of NVIDIA and AMD: use another",
+        ),
+        ({}, {"accelerator": "TPUv5p"}, ConfigurationError, "none of these .*: use another provider"),
         ({}, {"accelerator": "H100"}, CapacityError, "no machine with .*H100.* now .*verified.*relax"),
         ({"regions": ["FR"]}, {"accelerator": "T4"}, CapacityError, "in FR"),
         ({"min_reliability": 0.999}, {}, CapacityError, "reliability ≥ 0.999"),

@@ -101,7 +101,7 @@ async def started_and_stopped(stage: Stage, **request: Any) -> list[str]:
     ("fate", "says"),
     [
         (NEVER_RUNS, "did not run within 300 s of its launch (.*pending); it cost about $0.10"),
-        (Fate(hardware=SMALL), "is smaller than bought: it has 2 of 4 cores, and 8.0 of 8 GiB of memory"),
+        (Fate(hardware=SMALL), "is smaller than bought: it has 2 of 4 cores"),
         *[(Fate(pending_s=0.1, becomes=state), f"did not run: it is {state.value}") for state in OVER],
     ],
 )

@@ -66,3 +66,17 @@ async def test_this_machine_measures_what_its_supervisor_would() -> None:
     assert size is not None
     assert size.cpu <= len(os.sched_getaffinity(0))
     assert size.memory_bytes == memory_bytes()
+
+
+@pytest.mark.parametrize(
+    ("cpu", "memory_gib", "words"),
+    [
+        (2, 23.5, "it has 2 of 4 cores"),
+        (4, 8.0, "it has 8.0 of 16 GiB of memory"),
+        (2, 8.0, "it has 2 of 4 cores and 8.0 of 16 GiB of memory"),
+    ],
+)
+def test_a_machine_that_is_too_small_is_described_by_what_it_lacks(cpu: int, memory_gib: float, words: str) -> None:
+    size = MachineSize(cpu=cpu, memory_bytes=int(memory_gib * (1 << 30)))
+    bought = InstanceSpec(name="big", cpu=4, memory_gib=16)
+    assert size.shortfall(bought) == f"is smaller than bought: {words}"
