@@ -100,4 +100,4 @@ def _functions(names: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, Cal
     for scope in names:
         for name, value in list(scope.items()):
             if isinstance(value, ComputeFunction):
-                yield name, value.local
+                yield name, value.__wrapped__  # as calls send it

@@ -17,8 +17,9 @@ from typing import Any, cast
 
 from skyward.provision.mirroring.installed import InstalledDistributions, Origin
 from skyward.request.imports import imports_in
-from skyward.wire.code.modules import ModuleSource, imported_by, sources_of
+from skyward.wire.code.modules import ModuleSource, Way, imported_by, sources_of, way_of
 from skyward.wire.code.omissions import names_in
+from skyward.wire.code.origins import found_under_its_name
 from skyward.wire.code.ownership import OWN_PACKAGES, is_installed_at, is_the_users
 
 __all__ = ["LoadedNames", "Needed", "distributions_of", "needs_of", "needs_of_program", "own_modules", "travels"]
@@ -104,6 +105,11 @@ def needs_of(function: Callable[..., Any], *, conditional: bool = False) -> Mapp
         if not travels(module):
             names.setdefault(module, importer)
             continue
+        if _goes_by_name(value, module):
+            for name, where in _imported_with(module):
+                names.setdefault(name, where)
+            if isinstance(value, ModuleType):
+                continue
         used = reached.runs and not isinstance(value, ModuleType)
         waiting += [_Reference(each, importer, runs=used) for each in _referred(value)]
         if reached.runs and isinstance(value, FunctionType):
@@ -224,6 +230,33 @@ def _used_of_modules(function: FunctionType) -> Iterator[object]:
         module = function.__globals__.get(name)
         if isinstance(module, ModuleType) and travels(module.__name__):
             yield from (value for key, value in list(vars(module).items()) if key in attributes)
+
+
+def _goes_by_name(value: Any, module: str) -> bool:
+    """Return True if nodes import the module of one of the user's objects to get it."""
+    if way_of(module) is not Way.SOURCE:
+        return False
+    return found_under_its_name(value) if isinstance(value, type | FunctionType) else isinstance(value, ModuleType)
+
+
+def _imported_with(module: str) -> Iterator[tuple[str, str]]:
+    """Yield the modules that a module of the user's imports while it is imported, directly or through others of theirs."""
+    sources = {source.name: source for source in sources_of([module])}
+    waiting, seen = {module, *_packages_of(module)} & sources.keys(), set[str]()
+    while waiting:
+        source = sources[waiting.pop()]
+        seen.add(source.name)
+        package = source.name if source.is_package else source.name.rpartition(".")[0]
+        for name in imports_in(source.text, package).first:
+            own = {name, *_packages_of(name)} & sources.keys()
+            waiting |= own - seen
+            if not own:
+                yield name, source.name
+
+
+def _packages_of(name: str) -> Iterator[str]:
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 def _imported_while_running(value: FunctionType, *, conditional: bool) -> Iterator[tuple[str, str]]:

@@ -109,6 +109,9 @@ def _loader_of(module: ModuleType) -> _MainLoader:
 def _names_of_main(names: dict[str, Any]) -> dict[str, Any]:
     module = _main()
     vars(module).update(names)
+    # The name keeps multiprocessing's children from running the client's script, if they find a file of its name.
+    package = names.get("__package__")
+    module.__spec__ = ModuleSpec(f"{package}.{MAIN}" if package else MAIN, _loader_of(module))
     return vars(module)
 
 
@@ -117,7 +120,6 @@ def _main() -> ModuleType:
         return _receiving.main
     module = ModuleType(MAIN)
     module.__loader__ = _MainLoader(module)
-    # The name keeps multiprocessing's children from running the client's script, if they find a file of its name.
     module.__spec__ = ModuleSpec(MAIN, module.__loader__)
     if _receiving.active:
         _receiving.main = module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,17 @@ ELSEWHERE: Any = object()
 """Provider of machines that are not this one."""
 
 
-@sky.compute
+def of_a_script(function: Callable[[], int]) -> Any:
+    function.__module__ = "__main__"
+    return sky.compute(function)
+
+
+@of_a_script
 def of_arrays() -> int:
     return int(np.ones(2).sum())
 
 
-@sky.compute
+@of_a_script
 def of_nothing() -> int:
     return 1
 

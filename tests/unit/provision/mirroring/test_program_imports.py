@@ -86,9 +86,14 @@ def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("sky_main")
-    for name in ("sky_main", "sky_part"):
-        del sys.modules[name]
+    script = tmp_path / "sky_main.py"
+    spec = importlib.util.spec_from_file_location("__main__", script)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(compile(script.read_text(), script, "exec"), vars(module))
+    yield module
+    del sys.modules["sky_part"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,7 @@ def main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     [
         ("alone", set()),
         ("with_array", {"numpy"}),
-        ("with_module", {"pandas"}),  # of a module that travels by value
+        ("with_module", {"pandas"}),
         ("with_used_function", {"pandas", "xmltodict"}),
         ("with_late_imports", {"scikit-learn", "pyte"}),
         ("with_condition", set()),
@@ -112,6 +117,19 @@ def test_a_function_needs_what_travels_by_name_and_what_it_imports(main: Any, fu
     assert lack.sure
 
 
+def test_a_function_of_a_module_needs_what_nodes_import_with_that(main: Any, tmp_path: Path) -> None:
+    (tmp_path / "sky_deeper").mkdir()
+    (tmp_path / "sky_deeper/__init__.py").write_text("import openapi_core\n")
+    (tmp_path / "sky_deeper/inner.py").write_text("import sky_part\n")
+    (tmp_path / "sky_outer.py").write_text("from sky_deeper import inner\ndef f():\n    import pyte\nclass C: pass\n")
+    module = importlib.import_module("sky_outer")
+
+    assert set(lack_of(module.f, Image()).names) == {"openapi-core", "pandas", "pyte"}
+    assert set(lack_of(module.C, Image()).names) == {"openapi-core", "pandas"}
+    for name in ("sky_outer", "sky_deeper", "sky_deeper.inner"):
+        del sys.modules[name]
+
+
 def test_a_program_needs_what_its_modules_import_anywhere_but_where_it_may_lack(
     main: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,10 +139,10 @@ def test_a_program_needs_what_its_modules_import_anywhere_but_where_it_may_lack(
 
     needs = needs_of_program(installed_distributions())
 
-    assert needs["pandas"].importer == "sky_part"
-    assert needs["scikit-learn"].importer == "sky_main"
+    assert needs["xmltodict"].importer == "sky_part"
+    assert needs["scikit-learn"].importer == "__main__"
     assert needs["pyte"].importer == "sky_unloaded"
-    assert {"xmltodict", "numpy", "openapi-core"} <= needs.keys()
+    assert {"pandas", "numpy", "openapi-core"} <= needs.keys()
 
 
 def test_an_image_gives_what_it_lists_with_its_requirements(main: Any) -> None:
