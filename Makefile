@@ -65,7 +65,7 @@ test-full: $(VENV)/test.installed ## every test except those that train, with ra
 	HYPOTHESIS_PROFILE=full $(PYTEST) --hypothesis-seed=$(SEED)
 
 test-gpu: ## tests on this machine's NVIDIA GPU, with PYTHON's own packages: nothing is installed
-	PYTHONPATH=src $(PYTHON) tests/gpu
+	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) tests/gpu
 
 coverage: $(VENV)/coverage.installed ## branch coverage of src by `make test`, node processes included; FULL=1: by every test; TESTS=tests/unit
 	-tools/browser

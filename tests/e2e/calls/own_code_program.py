@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+from joblib import Parallel, delayed
 from joblib.externals.loky import get_reusable_executor
 from own import helpers, models, state
 
 import skyward as sky
+from skyward.integrations import joblib_backend
 
 
 class Base:
@@ -34,6 +36,15 @@ class Config:
 
 class Color(enum.Enum):
     RED = 1
+
+
+class Named(typing.NamedTuple):
+    only_in_annotations: typing.Optional[Mentioned] = None  # noqa: UP045 - an alias of typing
+
+
+class Mentioned:
+    class Inner:
+        pass
 
 
 class Counter:
@@ -58,6 +69,14 @@ def script_function() -> Any:
 
 def script_hints() -> Any:
     return typing.get_type_hints(Config)["base"] is Base
+
+
+def script_hints_alone() -> Any:
+    return str(typing.get_type_hints(Named)["only_in_annotations"])
+
+
+def script_inner_class() -> Any:
+    return type(copied(Mentioned.Inner())) is Mentioned.Inner
 
 
 def script_module() -> Any:
@@ -138,6 +157,8 @@ CHECKS: dict[str, tuple[Callable[[], Any], Any]] = {
     "pickle of a script's enum": (script_enum, True),
     "pickle of a script's function": (script_function, True),
     "hints of a script's class": (script_hints, True),
+    "hints that nothing else needs": (script_hints_alone, "typing.Optional[__main__.Mentioned]"),
+    "pickle of an inner class's object": (script_inner_class, True),
     "a script's module": (script_module, True),
     "joblib.dump of a script's object": (script_joblib, True),
     "a script's object in a child": (script_object_in_a_child, True),
@@ -157,9 +178,19 @@ CHECKS: dict[str, tuple[Callable[[], Any], Any]] = {
 }
 
 
+class Tasked:
+    def is_found(self) -> bool:
+        return type(copied(self)) is Tasked
+
+
 def in_order(pool: sky.ComputePool) -> dict[str, Any]:
     """What several calls together show."""
     found: dict[str, Any] = {}
+    with pool.dask_client() as client:
+        found["pickle in a task of Dask's"] = client.submit(Tasked().is_found).result()
+        found["a project in a task of Dask's"] = client.submit(project_object).result()
+    with joblib_backend(pool):
+        found["pickle in a task of joblib's"] = Parallel()(delayed(script_object)() for _ in range(2))
     found["state of a module"] = [pool.submit(state.count).result() for _ in range(3)]
     found["state of a class"] = [pool.submit(models.Model().hit).result() for _ in range(3)]
     found["state by argument"] = [pool.submit(models.hit, models.Model()).result() for _ in range(2)]
@@ -210,7 +241,17 @@ def result_of(function: Callable[[], Any], pool: sky.ComputePool) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
+def find_own_yaml() -> None:
+    """As if the script had a ``yaml.py`` beside it; Dask could not be imported here, then."""
+    import distributed  # noqa: F401
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "yaml"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(Path(__file__).with_name("shadows")))
+
+
 def main() -> None:
+    find_own_yaml()
     results: dict[str, Any] = {}
     with sky.ComputePool(provider=sky.Local(), display="quiet") as pool:
         results["checks"] = {name: [result_of(function, pool), value] for name, (function, value) in CHECKS.items()}

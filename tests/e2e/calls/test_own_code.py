@@ -12,7 +12,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("own_code_program.py")
 FILES = {
-    "yaml.py": "def safe_load(text): return 'mine'\n",
+    "shadows/yaml.py": "def safe_load(text): return 'mine'\n",
     "own/__init__.py": "",
     "own/data.txt": "hello",
     "own/assets/deep.txt": "deep",
@@ -58,6 +58,9 @@ def setting(): return settings.VALUE
     "own/around.py": "from own import helpers\ndef back(): return helpers\n",
 }
 EXPECTED = {
+    "pickle in a task of Dask's": True,
+    "a project in a task of Dask's": True,
+    "pickle in a task of joblib's": [True, True],
     "state of a module": [1, 2, 3],
     "state of a class": [1, 2, 3],
     "state by argument": [4, 5],

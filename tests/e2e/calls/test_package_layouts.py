@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from support.gpus import FakeGpu, FakeGpus, Machine
+
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 SITE = Path(sysconfig.get_path("purelib"))
@@ -265,8 +267,53 @@ def test_every_front_end_runs_in_every_layout(layout: Callable[[Layout], None], 
     assert results["notebook"][3]
 
 
+TORCH = """
+__version__ = "2.13.0"
+class version: cuda = "13.0"
+class cuda:
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+    get_device_name = staticmethod(lambda index: "NVIDIA H100 80GB HBM3")
+"""
+GPU_CHECKS = (
+    "test_current_accelerator_is_the_gpus_model",
+    "test_instance_info_names_every_gpu_of_the_worker",
+    "test_a_pool_that_requests_the_gpu_by_name_opens",
+)
+
+
+def test_gpu_checks_run_with_packages_in_a_folder_of_their_own(packages: Path, tmp_path: Path) -> None:
+    gpus = FakeGpus(tmp_path / "gpus.json", Machine(gpus=[FakeGpu()]))
+    layout = Layout(folder=tmp_path, packages=packages)
+    folder = layout.linked("target")
+    (folder / "torch.py").write_text(TORCH, encoding="utf-8")
+    (folder / "torch-2.13.0.dist-info").mkdir()
+    (folder / "torch-2.13.0.dist-info/METADATA").write_text("Name: torch\nVersion: 2.13.0\n", encoding="utf-8")
+    (folder / "torch-2.13.0.dist-info/RECORD").write_text("torch.py,,\n", encoding="utf-8")
+    variables = gpus.install(tmp_path / "bin")
+    path = [str(tmp_path / "bin"), str(folder)]
+    names = [f"checks.Accelerators.{name}" for name in GPU_CHECKS]
+
+    done = subprocess.run(
+        [BASE, "-m", "unittest", *names],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+        cwd=ROOT / "tests/gpu",
+        env=clean_environment() | variables | {"PYTHONPATH": os.pathsep.join(path)},
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert f"Ran {len(names)} tests" in done.stderr
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+
+
 def run(python: str, program: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    env = clean_environment()
     return subprocess.run(
         [python, program], capture_output=True, text=True, check=False, timeout=100, env={**env, **variables}, cwd="/"
     )

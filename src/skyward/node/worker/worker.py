@@ -35,6 +35,7 @@ from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.lane_server import LaneServer
 from skyward.wire.code.graph_modules import MODULES, take_modules
+from skyward.wire.code.mains import main_of_tasks
 from skyward.wire.dask_parts import BatchedSend, Comm, ThreadPoolExecutor
 from skyward.wire.listening import BACKLOG
 
@@ -73,6 +74,7 @@ class LaneWorker(Worker):
             self.executors[name] = _TaskThreadPoolExecutor(1, thread_name_prefix=f"Dask-{name.title()}-Threads")
         # Every heartbeat estimates sizes by samples; drawn from `random`, they would shift the numbers of seeded code.
         cast("Any", dask.sizeof).random = random.Random()
+        main_of_tasks()
         self.lane_loop = LoopThread()
         self.lane = self.lane_loop.call(_make_lane([Path(each) for each in blob_dirs], worker_log, self._task_name))
         self.lane.output.install()

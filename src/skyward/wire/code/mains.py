@@ -7,18 +7,21 @@ classes that the call uses. Each pickle has its own module: a later one changes 
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
+
+import cloudpickle.cloudpickle as _cloudpickle
 
 from skyward.wire.code.served import received_source
 
-__all__ = ["MainNames", "define_in_main", "enter_main", "receiving_main"]
+__all__ = ["MainNames", "define_in_main", "enter_main", "main_of_tasks", "receiving_main", "with_annotated"]
 
 MAIN = "__main__"
 
@@ -60,6 +63,19 @@ class _MainLoader(InspectLoader):
         raise ImportError(f"{fullname} runs where it comes from", name=fullname)
 
 
+class _Main(ModuleType):
+    """``__main__`` of the client, as far as it was received."""
+
+    def __getattr__(self, name: str) -> type:
+        """Return a class that came by another way, as with a task of Dask's; the newest of that name."""
+        # Dask pickles with cloudpickle, whose record of classes is the only trace of where they were found.
+        known = cast("Any", _cloudpickle)._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001 - it has no public way
+        found = [each for each in list(known) if each.__module__ == MAIN and each.__qualname__ == name]
+        if not found:
+            raise AttributeError(f"module {MAIN!r} has no attribute {name!r}", name=name, obj=self)
+        return found[-1]
+
+
 class _Receiving(threading.local):
     main: ModuleType | None = None
     active: bool = False
@@ -85,6 +101,50 @@ def define_in_main(name: str, value: object) -> None:
         module = _main()
         _loader_of(module).defined[name] = value
         setattr(module, name, value)
+
+
+def main_of_tasks() -> None:
+    """Have tasks find the client's classes, until a call brings its own main module."""
+    sys.modules[MAIN] = _main()
+
+
+def with_annotated(value: type | FunctionType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a reduction of a definition of ``__main__`` with what its annotations name as text, for type hints."""
+    names = _annotated(value)
+    if not names:
+        return reduced
+    make, arguments, state, items, pairs, set_state = reduced
+    return make, arguments, (set_state, state, names), items, pairs, _set_with_names
+
+
+def _annotated(value: type | FunctionType) -> dict[str, Any]:
+    scope = value.__globals__ if isinstance(value, FunctionType) else vars(sys.modules[MAIN])
+    stated: Mapping[str, object] = vars(value).get("__annotations__") or {} if isinstance(value, type) else {}
+    if isinstance(value, FunctionType) and scope.get("__name__") == MAIN:
+        stated = value.__annotations__
+    words = {word for text in stated.values() for word in re.findall(r"[^\W\d]\w*", _text_of(text))}
+    return {word: scope[word] for word in sorted(words & scope.keys()) if _is_for_hints(scope[word])}
+
+
+def _text_of(annotation: object) -> str:
+    return str(getattr(annotation, "__forward_arg__", annotation)) if not isinstance(annotation, type) else ""
+
+
+def _is_for_hints(value: object) -> bool:
+    """Return True for the client's own classes and for what annotations are made of; packages may be missing here."""
+    if isinstance(value, ModuleType):
+        return value.__name__ in ("typing", "collections.abc")
+    if isinstance(value, type):
+        return value.__module__ == MAIN or value.__module__ in sys.stdlib_module_names
+    return type(value).__module__ in ("typing", "types")
+
+
+def _set_with_names(value: Any, sent: tuple[Any, Any, dict[str, Any]]) -> None:
+    set_state, state, names = sent
+    set_state(value, state)
+    for name, each in names.items():
+        if _receiving.active and name not in vars(_main()):
+            define_in_main(name, each)
 
 
 def enter_main(of_function: ModuleType | None, of_arguments: ModuleType | None) -> None:
@@ -118,7 +178,7 @@ def _names_of_main(names: dict[str, Any]) -> dict[str, Any]:
 def _main() -> ModuleType:
     if _receiving.active and _receiving.main is not None:
         return _receiving.main
-    module = ModuleType(MAIN)
+    module = _Main(MAIN)
     module.__loader__ = _MainLoader(module)
     module.__spec__ = ModuleSpec(MAIN, module.__loader__)
     if _receiving.active:

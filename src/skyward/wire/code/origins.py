@@ -252,6 +252,8 @@ def _make_called_class(process: str, module: str, name: str, make: Callable[...,
     cls, origin = _class_of(arguments[-2]), None
     if cls is None:
         cls = _made(make, arguments)
+        if name:
+            cls.__qualname__ = name  # cloudpickle leaves out the classes around it
         _unfinished.add(cls)
     elif (origin := _origins.get(cls)) is None or origin.process != process:
         return cls  # this process's own, or another one's

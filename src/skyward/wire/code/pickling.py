@@ -27,7 +27,7 @@ import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
 from skyward.request.distribution_names import distribution_of_module
-from skyward.wire.code.mains import MainNames, receiving_main
+from skyward.wire.code.mains import MainNames, receiving_main, with_annotated
 from skyward.wire.code.modules import SourceSet, Way, any_absent, imported_by, source_set, way_of
 from skyward.wire.code.omissions import Omissions
 from skyward.wire.code.origins import (
@@ -371,7 +371,10 @@ class _Pickler(cloudpickle.Pickler):
                 reduced = self.omissions.applied(obj, reduced)
             if isinstance(obj, FunctionType):
                 self.modules.imported |= imported_by(obj)
-            return reduced_for_result(obj, reduced) if self.is_result else reduced_for_call(obj, reduced, self.mains)
+            if self.is_result:
+                return reduced_for_result(obj, reduced)
+            reduced = reduced_for_call(obj, reduced, self.mains)
+            return reduced if isinstance(obj, ModuleType) or module != "__main__" else with_annotated(obj, reduced)
         if way is Way.SOURCE:
             self.modules.named.add(module)
         if reduced is NotImplemented:
