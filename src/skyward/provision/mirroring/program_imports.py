@@ -106,12 +106,9 @@ def needs_of(function: Callable[..., Any], *, conditional: bool = False) -> Mapp
             names.setdefault(module, importer)
             continue
         if _goes_by_name(value, module):
-            for name, where in _imported_with(module):
-                names.setdefault(name, where)
-            if isinstance(value, ModuleType):
-                continue
+            names = dict(_imported_with(module)) | names
         used = reached.runs and not isinstance(value, ModuleType)
-        waiting += [_Reference(each, importer, runs=used) for each in _referred(value)]
+        waiting += [_Reference(each, importer, runs=used) for each in _referred(value, module)]
         if reached.runs and isinstance(value, FunctionType):
             waiting += [_Reference(each, importer, runs=True) for each in _used_of_modules(value)]
             for name, where in _imported_while_running(value, conditional=conditional):
@@ -240,7 +237,7 @@ def _goes_by_name(value: Any, module: str) -> bool:
 
 
 def _imported_with(module: str) -> Iterator[tuple[str, str]]:
-    """Yield the modules that a module of the user's imports while it is imported, directly or through others of theirs."""
+    """Yield the modules that are imported with one of the user's, directly or through others of theirs."""
     sources = {source.name: source for source in sources_of([module])}
     waiting, seen = {module, *_packages_of(module)} & sources.keys(), set[str]()
     while waiting:
@@ -296,9 +293,11 @@ def _function_of(value: Any) -> Any:
     return value
 
 
-def _referred(value: object) -> Iterator[object]:
+def _referred(value: object, module: str) -> Iterator[object]:
     """Yield the objects that travel along with one of the user's."""
     match value:
+        case ModuleType() if _goes_by_name(value, module):
+            return
         case FunctionType():
             yield from _parts_of(value)
         case ModuleType():

@@ -149,9 +149,7 @@ class _Observed:
             all(map(is_, map(sys.modules.get, self.names), self.modules))
             and all(map(is_, map(_SPEC_OF_MODULE, self.modules), self.specs))
             and tuple(sys.path) == self.search_path
-            and all(
-                stamp and name not in sys.modules and _stamp(file) == stamp for name, file, stamp in self.unloaded
-            )
+            and all(stamp and name not in sys.modules and _stamp(file) == stamp for name, file, stamp in self.unloaded)
         )
 
 
