@@ -188,6 +188,15 @@ def zipped(layout: Layout) -> None:
     layout.path = [archive, layout.packages]
 
 
+def bootstrapped(layout: Layout) -> None:
+    """A program that puts its packages onto the path itself."""
+    folder = layout.own("project")
+    program = folder / "layout_program.py"
+    start = f"import sys\nsys.path.insert(1, {str(layout.packages)!r})\n"
+    future, rest = PROGRAM.split("import json\n", 1)
+    program.write_text(f"{future}{start}import json\n{rest}", encoding="utf-8")
+
+
 def layer(layout: Layout) -> None:
     """A layer with packages, and the program in one folder with packages of its own."""
     task = layout.linked("var/task", lambda name: name.startswith("click"))
@@ -231,9 +240,10 @@ def editable(layout: Layout) -> None:
     )
 
 
-QUICK = (target, layer, zipped)
+QUICK = (target, layer, zipped, bootstrapped)
 LAYOUTS = (
     plain,
+    bootstrapped,
     target,
     uv_run_with,
     pth,

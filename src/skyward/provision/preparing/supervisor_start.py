@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 from skyward.errors import BootstrapError, UnreachableError
@@ -11,6 +12,7 @@ from skyward.node.supervisor.template import fork_supervisor
 from skyward.provision.preparing.bootstrap import Environment
 from skyward.provision.preparing.commands import persist
 from skyward.transport.base import Completed, Transport
+from skyward.wire.code.ownership import added_package_folders
 from skyward.wire.limits import MIG_START_S
 from skyward.wire.node_config import NodeConfig, NodeReady
 
@@ -36,6 +38,9 @@ async def start_supervisor(
     """
     path = f"{config.workdir}/node.json"
     python, env = environment.python, {**environment.env, "SKYWARD_INSTANCE": config.instance_id}
+    if on_this_machine and python == sys.executable and (added := added_package_folders()):
+        given = env.get("PYTHONPATH") or os.environ.get("PYTHONPATH") or ""
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (given, *added)))
     limit_s = _START_TIMEOUT_S + (MIG_START_S if config.mig else 0.0)
     tried = False
 

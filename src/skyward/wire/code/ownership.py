@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path, PurePath
 from types import ModuleType
 
-__all__ = ["OWN_PACKAGES", "is_installed_at", "is_the_users", "place_of", "search_path_state"]
+__all__ = ["OWN_PACKAGES", "added_package_folders", "is_installed_at", "is_the_users", "place_of", "search_path_state"]
 
 OWN_PACKAGES = frozenset({"skyward", "skyward_dask", "skyward_joblib"})
 """Packages of Skyward, which every node has, from wherever they are imported here."""
@@ -71,6 +71,31 @@ def _place_of_package(package: str) -> str | None:
 def search_path_state() -> tuple[object, ...]:
     """Return a value that changes when a top-level module appears in a folder of ``sys.path`` or goes from one."""
     return tuple((folder, _mtime_ns(folder)) for folder in sys.path)
+
+
+def added_package_folders() -> list[str]:
+    """Return the folders and archives with packages that this program itself has put onto ``sys.path``.
+
+    Another program of this interpreter does not find what is in them, as in a PEX or after a bootstrap of a layer.
+    """
+    known = {str(folder) for folder in _folders_of_python()}
+    known |= {str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each}
+    known |= {line for folder in map(Path, [*known]) for file in folder.glob("*.pth") for line in _lines(file)}
+    entries = [str(Path(entry).resolve()) for entry in sys.path if entry]
+    return [entry for entry in dict.fromkeys(entries) if entry not in known and _has_packages(Path(entry))]
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _has_packages(entry: Path) -> bool:
+    if any((entry / package / "__init__.py").is_file() for package in OWN_PACKAGES):
+        return True
+    return any(True for _ in importlib.metadata.distributions(path=[str(entry)]))
 
 
 def _mtime_ns(path: str) -> int:
