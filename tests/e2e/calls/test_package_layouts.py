@@ -311,7 +311,7 @@ def test_gpu_checks_run_with_packages_in_a_folder_of_their_own(packages: Path, t
         check=False,
         timeout=110,
         cwd=ROOT / "tests/gpu",
-        env=clean_environment() | variables | {"PYTHONPATH": os.pathsep.join(path)},
+        env={**clean_environment(), **variables, "PYTHONPATH": os.pathsep.join(path)},
     )
 
     assert done.returncode == 0, done.stderr
