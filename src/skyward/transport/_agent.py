@@ -20,6 +20,7 @@ _ANSWER_S = 10.0
 _SIGN_S = 45.0
 """Time for a person to touch a key or to unlock it."""
 _LONGEST_ANSWER = 1 << 20
+_SIGNATURE_BYTES = 64
 
 
 class AgentKey(PKey):
@@ -34,6 +35,7 @@ class AgentKey(PKey):
         blob: as given.
         comment: as given.
         public_blob: a certificate to show instead of the public key; None for the key itself.
+        refusal: the reason for which the agent did not sign; empty if it did.
     """
 
     def __init__(self, agent: Agent, blob: bytes, comment: str) -> None:
@@ -42,6 +44,7 @@ class AgentKey(PKey):
         self.comment = comment
         self.name = Message(blob).get_text()
         self.public_blob: PublicBlob | None = None
+        self.refusal = ""
 
     def asbytes(self) -> bytes:
         """Return the public key, or the certificate."""
@@ -52,13 +55,16 @@ class AgentKey(PKey):
         return self.name
 
     def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> Message:
-        """Return the agent's signature.
-
-        Raises:
-            SSHException: the agent refuses to sign.
-            OSError: it does not answer.
-        """
-        return Message(self._agent.sign(self.blob, data, (algorithm or "").removesuffix(_CERTIFICATE)))
+        """Return the agent's signature; a wrong one if it does not sign."""
+        # paramiko's thread signs: an exception would end the connection, and the other keys could not be tried.
+        try:
+            return Message(self._agent.sign(self.blob, data, (algorithm or "").removesuffix(_CERTIFICATE)))
+        except (OSError, SSHException) as error:
+            self.refusal = str(error)
+        wrong = Message()
+        wrong.add_string(algorithm or self.name)
+        wrong.add_string(bytes(_SIGNATURE_BYTES))
+        return wrong
 
 
 class Agent:
@@ -84,7 +90,12 @@ class Agent:
             raise
 
     def sign(self, blob: bytes, data: bytes, algorithm: str) -> bytes:
-        """Return a signature; see :meth:`AgentKey.sign_ssh_data`."""
+        """Return a signature.
+
+        Raises:
+            SSHException: the agent refuses to sign.
+            OSError: it does not answer.
+        """
         request = Message()
         request.add_byte(bytes([_SIGN]))
         request.add_string(blob)

@@ -226,7 +226,8 @@ def _authenticate(client: Any, settings: Settings, found: Identities) -> None:
     for identity in found.usable[:_MOST_KEYS]:
         if _accepted(client, settings, identity, first=not tried):
             return
-        tried.append(identity.name)
+        refusal = getattr(identity.key, "refusal", "")
+        tried.append(f"{identity.name}, which the agent did not sign with: {refusal}" if refusal else identity.name)
         if not client.is_active():
             break
     raise AuthenticationError(_refusal(settings, found, tried))

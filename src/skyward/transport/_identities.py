@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Identities", "Identity", "identities", "rsa_bits"]
 
 _OPENSSH_BEGIN, _OPENSSH_END = "-----BEGIN OPENSSH PRIVATE KEY-----", "-----END OPENSSH PRIVATE KEY-----"
-_CERTIFICATE = "-cert-v01@openssh.com"
+_USUAL_NAMES = {f"id_{kind}" for kind in ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk", "xmss", "dsa")}
 _RSA_CERTIFICATES = ("rsa-sha2-512-cert-v01@openssh.com", "rsa-sha2-256-cert-v01@openssh.com")
 _ALGORITHMS = {
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
@@ -157,8 +157,8 @@ def _is_there(path: str) -> bool:
 
 def _is_missed(path: str) -> bool:
     """Return True for a key that does not exist, and that is not one of the usual ones."""
-    usual = os.path.expanduser("~/.ssh/id_")
-    return not _is_there(path) and not path.startswith(usual)
+    folder, name = os.path.split(path)
+    return not _is_there(path) and not (folder == os.path.expanduser("~/.ssh") and name in _USUAL_NAMES)
 
 
 def _excluded(identity: Identity, settings: Settings) -> str:

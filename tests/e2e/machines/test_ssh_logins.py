@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import itertools
 import os
 import pwd
 import random
@@ -80,6 +81,8 @@ class Lab:
         self.full_agent = self.agent(*(new_key(self.folder / f"extra{n}") for n in range(6)), self.keys["user"])
         self.empty_agent = self.agent()
         self.locked_agent = self.agent(self.keys["locked"])
+        self.refusing_agent = self.agent("-c", self.keys["user"])
+        self.wary_agent = self.agent("-c", self.keys["user"], "", self.keys["rsa"])
         name = f"[{self.server.address}]:{self.server.port}"
         self.line = f"{name} {self.server.host_key}\n"
         key = self.server.host_key
@@ -111,17 +114,18 @@ class Lab:
         keygen("-k", "-f", self.folder / "krl", self.folder / "keys")
         keygen("-k", "-f", self.folder / "other_krl", self.folder / "other_keys")
 
-    def agent(self, *keys: Path) -> str:
+    def agent(self, *keys: Path | str) -> str:
         path = str(self.folder / f"agent{len(self.agents)}")
-        self.agents.append(subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL))
+        wary = os.environ | {"SSH_ASKPASS": "/bin/false", "DISPLAY": ":9"}  # asked for its consent, nobody gives it
+        self.agents.append(subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL, env=wary))
         askpass = self.folder / "askpass"
         askpass.write_text("#!/bin/sh\necho secret\n")
         askpass.chmod(0o700)
         env = os.environ | {"SSH_AUTH_SOCK": path, "SSH_ASKPASS": str(askpass), "SSH_ASKPASS_REQUIRE": "force"}
         while not os.path.exists(path):
             os.sched_yield()
-        if keys:
-            subprocess.run(["ssh-add", "-q", *keys], env=env, check=True, capture_output=True)
+        for part in [list(part) for given, part in itertools.groupby(keys, bool) if given]:
+            subprocess.run(["ssh-add", "-q", *part], env=env, check=True, capture_output=True)
         return path
 
     def stop(self) -> None:
@@ -134,6 +138,7 @@ class Lab:
         """Return a configuration: these lines first, then where the server is."""
         values = {"dir": self.folder, "line": self.line.strip(), "python": sys.executable, "full": self.full_agent}
         values |= {"none": self.empty_agent, "locked": self.locked_agent, "address": self.server.address}
+        values |= {"wary": self.wary_agent, "refusing": self.refusing_agent}
         values |= {"port": self.server.port}
         own = [f"Host {host}", *lines, "Host *", f"HostName {self.server.address}", f"Port {self.server.port}"]
         return (
@@ -193,6 +198,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "encrypted key, unlocked in the agent": (KNOWN, "IdentityFile {dir}/locked", "IdentityAgent {locked}"),
     "agent that does not answer": (KNOWN, KEY, "IdentityAgent {dir}/nothing"),
     "agent without keys": (KNOWN, KEY, "IdentityAgent {none}"),
+    "agent that refuses to sign with one of two": (KNOWN, "IdentityFile none", "IdentityAgent {wary}"),
+    "agent that refuses to sign": (KNOWN, "IdentityFile none", "IdentityAgent {refusing}"),
     "no agent": (KNOWN, "IdentityFile none", "IdentityAgent none"),
     "certificate beside the key": (KNOWN, "IdentityFile {dir}/certified"),
     "certificate elsewhere": (KNOWN, "IdentityFile {dir}/copy", "CertificateFile {dir}/certified-cert.pub"),
@@ -343,6 +350,7 @@ async def test_who_can_log_in_with_ssh_can_with_skyward(lab: Lab, tmp_path: Path
     found = await outcomes({name: lab.text(*lines) for name, lines in CASES.items()}, tmp_path)
     assert not differences(found)
     assert sum(each.ssh for each in found.values()) > 30
+    assert "which the agent did not sign with" in found["agent that refuses to sign"].skyward_says
 
 
 @pytest.mark.parametrize("name", STRICTER)
