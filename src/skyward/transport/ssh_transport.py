@@ -14,11 +14,12 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from skyward.errors import ConfigurationError, UnreachableError
 from skyward.transport._command import PUT_COMMAND, CommandExit, Execution, exit_code, put_arguments, script
 from skyward.transport._paramiko import Client, RefusedSessionError
+from skyward.transport._ssh_config import route, settings
 from skyward.transport._ssh_connection import SSHConnection, SSHConnections
 from skyward.transport.access import SSHTarget
 from skyward.transport.base import Completed
 
-__all__ = ["SshTransport"]
+__all__ = ["SshTransport", "check_configuration"]
 
 T = TypeVar("T")
 
@@ -39,6 +40,16 @@ _WRITE_ERRORS = {
     "File name too long": errno.ENAMETOOLONG,
 }
 """Error numbers by the text that programs print for them in the C locale."""
+
+
+def check_configuration(target: SSHTarget) -> None:
+    """Read the SSH configuration for a target, and for its jump hosts; nothing is dialled. Blocks for milliseconds.
+
+    Raises:
+        ConfigurationError: it cannot be read, or demands what Skyward cannot do.
+    """
+    for hop in (*route(target), target):
+        settings(hop)
 
 
 class SshTransport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Protocol
@@ -11,10 +12,13 @@ from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.transport.access import SSHAccess, SSHTarget
+from skyward.transport.ssh_transport import check_configuration
 
-__all__ = ["LaunchedMachines", "Logins", "log_in"]
+__all__ = ["LaunchedMachines", "Logins", "check_login", "log_in"]
 
 _PATIENCE_S: Final = 60.0
+_ANY_ADDRESS: Final = "192.0.2.1"
+"""Address for documentation (RFC 5737): for the SSH configuration a machine like any other."""
 _NOTHING: Final = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
 
 
@@ -72,6 +76,16 @@ def log_in(
 class _Launched:
     instance: Instance
     at: float
+
+
+async def check_login(logins: Logins) -> None:
+    """Check, before a machine is paid for, that the SSH configuration lets Skyward log in to a new one.
+
+    Raises:
+        ConfigurationError: it cannot be read, or demands what Skyward cannot do.
+    """
+    target = SSHTarget(host=_ANY_ADDRESS, port=logins.port, user=logins.user)
+    await asyncio.to_thread(check_configuration, target)
 
 
 class LaunchedMachines:

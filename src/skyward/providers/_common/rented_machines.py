@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Protocol, cast
 from skyward._concurrency.waiting import to_its_end
 from skyward.errors import SkywardError
 from skyward.providers._common.create_once import MachineCalls, create_once
-from skyward.providers._common.launched_machines import LaunchedMachines, log_in
+from skyward.providers._common.launched_machines import LaunchedMachines, check_login, log_in
 from skyward.providers._common.refusals import RefusalKind, is_kind
 from skyward.providers._common.rest_client import RestClient
 from skyward.providers._common.until_gone import Asked, EndingCalls, until_gone
@@ -215,6 +215,7 @@ class RentedMachines:
             record = await self.api.find(key)
             return None if record is None else self._instance(record)
 
+        await check_login(self)
         turn = partial(self.api.rest.ready, self.create_route) if self.create_route else None
         calls = MachineCalls(create=create, find=find, destroy=lambda machine: self._end([machine]), turn=turn)
         try:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from skyward.errors import ConfigurationError
 from skyward.providers._common.client_address import ADDRESS_URL, client_cidr
-from skyward.providers._common.launched_machines import log_in
+from skyward.providers._common.launched_machines import check_login, log_in
 from skyward.providers._common.machine_catalogue import closest
 from skyward.providers._common.ssh_keys import user_key
 from skyward.providers.aws.account import Account
@@ -125,6 +125,7 @@ class AWS:
 
         Of spot offers at similar prices, EC2 takes the one least likely to be preempted.
         """
+        await check_login(self)
         _, key = await asyncio.to_thread(user_key)
         terms = Terms(
             user_key=key.public,

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from skyward.providers._common.launched_machines import LaunchedMachines, log_in
+from skyward.errors import ConfigurationError
+from skyward.providers._common.launched_machines import LaunchedMachines, check_login, log_in
 from skyward.providers._common.ssh_keys import host_key, user_key
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.instance import InstanceSpec
@@ -72,3 +73,22 @@ def test_a_login_holds_the_derived_host_key_and_the_users_key(tmp_path: Path, mo
         "127.0.0.1",
     )
     assert (access.workdir, access.boot_s, access.other_key_s) == ("/root/.cache/skyward/nodes/m1", 9.0, 3.0)
+
+
+async def test_a_configuration_that_no_machine_can_be_reached_with_is_refused_before_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cloud:
+        user: ClassVar[str | None] = "root"
+        home: ClassVar[str] = "/root"
+        port: ClassVar[int | None] = 22
+        boot_s: ClassVar[float] = 0.0
+        other_key_s: ClassVar[float] = 0.0
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    await check_login(Cloud())
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").write_text("Host *.lab\n  ProxyJump gate\nHost *\n  PubkeyAuthentication no\n")
+
+    with pytest.raises(ConfigurationError, match="PubkeyAuthentication no"):
+        await check_login(Cloud())
