@@ -61,10 +61,8 @@ class JoblibPool:
         from skyward.client.pool import ComputePool  # the client's side: nodes import this module too
 
         refuse_unknown(type(self).__name__, pool_params, option_names(type(self), ComputePool))
-        mirrors = pool_params.get("image") is None and pool_params.get("pip") is None
         pip = [*(pool_params.pop("pip", None) or ()), *asked, *_pinned("numpy"), *_pinned("threadpoolctl")]
         self._pool = ComputePool(**pool_params, pip=pip)
-        self._pool.mirrors = mirrors  # these packages are not the user's choice
         self._opened = ExitStack()
 
     def __enter__(self) -> ComputePool:

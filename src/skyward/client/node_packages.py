@@ -1,28 +1,25 @@
-"""Environment of a pool's nodes: the packages of the program if no image is given; else a check of the image."""
+"""Environment of a pool's nodes: the image, and the packages that the program imports."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import currentframe
 from typing import Any, cast
 
-from packaging.utils import canonicalize_name
-
 from skyward.client.pending import ComputeFunction
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Provider
 from skyward.providers.registry import is_this_machine
-from skyward.request.image import mirrored_image
+from skyward.request.image import Image
 from skyward.request.request import PoolRequest
 from skyward.wire.code.ownership import OWN_PACKAGES
 
-__all__ = ["MIRROR_VARIABLE", "callers_names", "name_in", "with_environment"]
+__all__ = ["MIRROR_VARIABLE", "callers_names", "with_environment"]
 
 MIRROR_VARIABLE = "SKYWARD_MIRROR"
-"""Environment variable: ``0`` keeps pools without an image from mirroring this environment."""
+"""Environment variable: ``0`` does for all pools what ``Image(mirror=False)`` does for one."""
 
 
 def callers_names() -> tuple[Mapping[str, object], ...]:
@@ -40,47 +37,45 @@ def callers_names() -> tuple[Mapping[str, object], ...]:
 
 
 def with_environment(
-    request: PoolRequest,
-    provider: Provider,
-    *,
-    chosen: bool,
-    names: Sequence[Mapping[str, object]],
-    report: Callable[[str], None],
+    request: PoolRequest, provider: Provider, *, names: Sequence[Mapping[str, object]], report: Callable[[str], None]
 ) -> PoolRequest:
     """Return the request with the environment that its nodes get. Blocks: reads metadata, builds wheels.
 
     Args:
         request: the request.
-        provider: the machines' provider. On this machine nodes have what is installed here.
-        chosen: True if the user has given an image or packages.
+        provider: the machines' provider. Nodes on this machine have what is installed here if that satisfies the image.
         names: variables of the code that makes the pool, whose functions it will probably call.
         report: receives lines for the user.
 
     Raises:
-        ConfigurationError: the mirror cannot be made, or no function in ``names`` could run on the nodes.
+        ConfigurationError: the mirror cannot be made, it contradicts the image, or no function in ``names`` could run
+            on the nodes.
     """
-    if is_this_machine(provider):
+    if is_this_machine(provider) and _is_satisfied(request.image):
         return request
-    if chosen or os.environ.get(MIRROR_VARIABLE, "").lower() in ("0", "off", "false", "no"):
-        _refuse_lack(request, names, report)
+    if not request.image.mirrors or os.environ.get(MIRROR_VARIABLE, "").lower() in ("0", "off", "false", "no"):
+        request = replace(request, image=request.image.without_mirror())
+        if not is_this_machine(provider):
+            _refuse_lack(request, names, report)
         return request
     from skyward.provision.mirroring.image_mirror import mirror_program
 
-    mirror = mirror_program(report)
+    mirror = mirror_program(request.image, report)
     if mirror.unchecked:
         report(f"the mirrored packages were not looked up beforehand: {mirror.unchecked}")
-    own = request.image
-    named = {name_in(requirement) for requirement in own.pip}
-    mirrored = [each for each in mirror.requirements if name_in(each) not in named]
-    if mirrored:
-        report(f"mirroring what this program imports ({len(mirrored)}): {', '.join(mirrored)}")
-    return replace(request, image=mirrored_image(mirror, without=named).merged(pip=own.pip, env=own.env))
+    for each in mirror.packages:
+        if each.note:
+            report(f"{each.name} {each.version}: {each.note}")
+    if mirror.requirements:
+        listed = ", ".join(mirror.requirements)
+        report(f"mirroring what this program imports ({len(mirror.requirements)}): {listed}")
+    return replace(request, image=request.image.with_mirror(mirror))
 
 
-def name_in(requirement: str) -> str:
-    """Return the canonical name in a requirement; empty if it is a path or an address alone."""
-    found = re.match(r"[A-Za-z0-9._-]+(?=\s*($|[\[@<>=!~;]))", requirement)
-    return canonicalize_name(found[0]) if found else ""
+def _is_satisfied(image: Image) -> bool:
+    from skyward.provision.preparing.local_environment import is_satisfied
+
+    return is_satisfied(image.pip)
 
 
 def _refuse_lack(request: PoolRequest, names: Sequence[Mapping[str, object]], report: Callable[[str], None]) -> None:

@@ -83,8 +83,8 @@ class ComputePool(Opening, Watched, CallsByFunction):
 
     Args:
         provider: source of the machines, such as ``sky.Local()``.
-        image: the environment of the workers. Without ``image`` and ``pip``, nodes on other machines get the
-            distributions that this program imports, in the versions installed here; ``Image()`` gives them none.
+        image: the environment of the workers, added to the distributions that this program imports, which nodes get in
+            the versions installed here; ``Image(mirror=False)`` leaves those out.
         nodes: number of machines.
         machine: the provider's name of an instance type; by default the cheapest that satisfies the request.
         accelerator: accelerator of each machine, such as ``"A100"`` or ``Accelerator.NVIDIA.H100(count=8)``.
@@ -158,7 +158,6 @@ class ComputePool(Opening, Watched, CallsByFunction):
             max_cost=max_cost,
             max_price_per_hour=max_price_per_hour,
         )
-        self.mirrors = image is None and pip is None
         self._names = callers_names()
         self._display = parse_display(display)
         if on_event is not None and not callable(on_event):
@@ -275,7 +274,6 @@ class ComputePool(Opening, Watched, CallsByFunction):
         request = with_environment(
             self._request,
             self._provider,
-            chosen=not self.mirrors,
             names=self._names,
             report=lambda text: base.bus.publish(Notice(text)),
         )

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from skyward.errors import ConfigurationError
-from skyward.request.checks import refusal, text, texts, whole_number
+from skyward.request.checks import flag, refusal, text, texts, whole_number
 from skyward.request.distribution_names import misnamed
 from skyward.request.env import EnvVars
 from skyward.request.masking import without_credentials
@@ -47,7 +47,10 @@ class Image:
 
     Attributes:
         python: version such as ``"3.11"``; None means the client's minor version, the only one a pool accepts.
-        pip: requirements in pip's notation, without Skyward: nodes get the code that runs here.
+        mirrors: parameter ``mirror``: True if nodes also get the distributions that the program imports, in the
+            versions installed here. :meth:`mirror` returns an image with a choice of them instead.
+        pip: requirements in pip's notation, without Skyward: nodes get the code that runs here. They are added to the
+            mirrored distributions as ``pip install`` would here: a version that fits stays, another one is replaced.
         pip_extra_index_url: a further package index.
         apt: Debian packages.
         env: environment variables of every worker, set before user code.
@@ -64,6 +67,7 @@ class Image:
     """
 
     python: str | None
+    mirrors: bool
     pip: tuple[str, ...]
     pip_extra_index_url: str | None
     apt: tuple[str, ...]
@@ -77,6 +81,7 @@ class Image:
         self,
         *,
         python: str | None = None,
+        mirror: bool = True,
         pip: Sequence[str] = (),
         pip_extra_index_url: str | None = None,
         apt: Sequence[str] = (),
@@ -88,6 +93,7 @@ class Image:
     ) -> None:
         values = {
             "python": _python(python),
+            "mirrors": flag("mirror", mirror),
             "pip": _requirements(pip, own_index=bool(pip_index_url or pip_extra_index_url or find_links)),
             "pip_extra_index_url": _index_url("pip_extra_index_url", pip_extra_index_url),
             "apt": _packages(apt),
@@ -102,7 +108,7 @@ class Image:
 
     def __repr__(self) -> str:
         return without_credentials(
-            f"Image({', '.join(f'{each.name}={getattr(self, each.name)!r}' for each in fields(self))})"
+            f"Image({', '.join(f'{name}={value!r}' for name, value in self._parameters().items())})"
         )
 
     @classmethod
@@ -111,7 +117,8 @@ class Image:
 
         Distributions of a package index come from there; editable and local ones are built here as wheels, which are
         kept and sent. Labels of builds for processors or GPUs, such as ``+cpu``, are dropped: each node gets its own
-        build. Skyward's requirements and tools such as pip are left out. The repr is a table of all.
+        build. Skyward's requirements and tools such as pip are left out. The repr is a table of all. A pool
+        adds nothing else of this environment to such an image.
 
         Args:
             only: names of distributions to take, with their requirements; None takes all.
@@ -195,6 +202,19 @@ class Image:
             outputs=(*self.outputs, *checked_patterns("outputs", outputs)),
         )
 
+    def with_mirror(self, mirror: ImageMirror) -> Image:
+        """Return this image with a mirror's packages; its own index, variables and places of wheels come first."""
+        return self._changed(
+            pip=tuple(dict.fromkeys((*mirror.requirements, *self.pip))),
+            find_links=(*self.find_links, *mirror.wheel_folders),
+            pip_index_url=self.pip_index_url or mirror.index_url,
+            env=EnvVars(mirror.installers_variables) | self.env,
+        )
+
+    def without_mirror(self) -> Image:
+        """Return this image, to which a pool adds nothing of this environment."""
+        return self._changed(mirror=False)
+
     def anchored(self) -> Image:
         """Return this image with paths that do not depend on the current folder."""
         return self._changed(
@@ -203,7 +223,11 @@ class Image:
         )
 
     def _changed(self, **changes: Any) -> Image:
-        return Image(**{each.name: getattr(self, each.name) for each in fields(Image)} | changes)
+        return Image(**self._parameters() | changes)
+
+    def _parameters(self) -> dict[str, Any]:
+        values = {each.name: getattr(self, each.name) for each in fields(Image)}
+        return {"mirror" if name == "mirrors" else name: value for name, value in values.items()}
 
 
 class _MirrorImage(Image):
@@ -217,10 +241,11 @@ class _MirrorImage(Image):
     __str__ = __repr__
 
 
-def mirrored_image(mirror: ImageMirror, *, without: Collection[str] = ()) -> Image:
-    """Return the image that gives nodes a mirror's packages, except those of the canonical names ``without``."""
+def mirrored_image(mirror: ImageMirror) -> Image:
+    """Return the image that gives nodes a mirror's packages."""
     image = _MirrorImage(
-        pip=[each.requirement for each in mirror.packages if each.requirement and each.name not in without],
+        mirror=False,
+        pip=mirror.requirements,
         find_links=mirror.wheel_folders,
         pip_index_url=mirror.index_url,
         env=mirror.installers_variables,

@@ -59,12 +59,6 @@ def test_wrong_pool_parameter_is_refused_before_anything_is_started(make, unknow
         make(provider=FakeProvider(), **{unknown: 2})
 
 
-def test_what_joblib_adds_is_no_choice_of_packages_that_would_end_the_mirror():
-    assert JoblibPool(provider=FakeProvider())._pool.mirrors
-    assert not JoblibPool(provider=FakeProvider(), pip=["xgboost"])._pool.mirrors
-    assert not ScikitLearnPool(provider=FakeProvider(), image=Image())._pool.mirrors
-
-
 def test_nodes_get_the_versions_of_this_process_and_what_was_asked_for():
     image, pip = Image(pip=["rich"]), ["xgboost"]
     joblib_pool = JoblibPool(provider=FakeProvider(), image=image, pip=pip)

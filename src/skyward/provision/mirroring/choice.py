@@ -7,14 +7,23 @@ import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from skyward.errors import ConfigurationError
 from skyward.provision.mirroring.installed import Distribution, marker_environment
 from skyward.provision.preparing.distribution import DISTRIBUTION
 
-__all__ = ["Chosen", "choose", "closure", "is_accelerators_build", "public_version", "unknown_name"]
+__all__ = [
+    "Chosen",
+    "choose",
+    "closure",
+    "is_accelerators_build",
+    "is_fitting",
+    "is_vendors_build",
+    "public_version",
+    "unknown_name",
+]
 
 _TOOLS = frozenset(
     {
@@ -28,6 +37,7 @@ _OTHER_SYSTEMS = re.compile(r"pywin32(-.*)?|pywinpty|appnope|pyobjc(-.*)?|win32-
 _RUNTIMES = re.compile(r"nvidia-.+|(pytorch-)?triton(-.+)?|cuda-(toolkit|bindings|pathfinder)")
 """Parts of an accelerator's build: each build requires its own."""
 
+_OTHER_CODE = re.compile(r"(^|[._-])(g?[0-9a-f]{7,}|d\d{8}|dirty|local|editable|unknown|untagged)([._-]|$)")
 _ACCELERATORS_LABEL = re.compile(r"cpu|cu\d+.*|cuda.*|rocm.*|xpu|gpu")
 
 
@@ -116,6 +126,27 @@ def is_accelerators_build(version: str) -> bool:
     return bool(_ACCELERATORS_LABEL.fullmatch(version.partition("+")[2]))
 
 
+def is_fitting(requirement: str, here: Mapping[str, Distribution]) -> bool:
+    """Return True if an installer would keep the installed version for a requirement, whatever its extras add."""
+    try:
+        parsed = Requirement(requirement)
+    except InvalidRequirement:
+        return False
+    installed = here.get(canonicalize_name(parsed.name))
+    if installed is None or not installed.version or parsed.url:
+        return False
+    return not _holds(parsed) or parsed.specifier.contains(installed.version, prereleases=True)
+
+
+def is_vendors_build(version: str) -> bool:
+    """Return True if the local label names who built a release, as ``+computecanada``, and no state of a repository.
+
+    Such a build is compatible with the release (PEP 440); ``+5.g1f3a9c2``, ``+dirty`` and the like are other code.
+    """
+    label = version.partition("+")[2]
+    return bool(label) and not _OTHER_CODE.search(label)
+
+
 def public_version(version: str) -> str:
     """Return the version without the label of an accelerator's build; other labels stay."""
     return version.partition("+")[0] if is_accelerators_build(version) else version
@@ -200,7 +231,7 @@ def _refuse_contradictions(here: Mapping[str, Distribution], names: Collection[s
             target = here.get(canonicalize_name(requirement.name))
             if target is None or requirement.url or not _holds(requirement):
                 continue
-            if not requirement.specifier.contains(target.version, prereleases=True):
+            if target.version and not requirement.specifier.contains(target.version, prereleases=True):
                 wrong.append(f"{name} {here[name].version} requires {requirement}, and {target.version} is installed")
     if wrong:
         raise ConfigurationError(

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from skyward.errors import ConfigurationError
-from skyward.provision.mirroring.choice import Chosen, choose, is_accelerators_build, public_version, unknown_name
-from skyward.provision.mirroring.index_check import check_pins, passable_index, sources_here
+from skyward.provision.mirroring.choice import (
+    Chosen,
+    choose,
+    is_accelerators_build,
+    is_fitting,
+    is_vendors_build,
+    public_version,
+    unknown_name,
+)
+from skyward.provision.mirroring.index_check import (
+    Availability,
+    check_pins,
+    find_conflict,
+    passable_index,
+    settings_here,
+    sources_here,
+    sources_of_nodes,
+)
 from skyward.provision.mirroring.installed import Distribution, InstalledDistributions, Origin, installed_distributions
 from skyward.provision.mirroring.program_imports import LoadedNames, distributions_of, needs_of_program
 from skyward.provision.mirroring.wheels import local_wheel
 from skyward.provision.preparing.distribution import engine_pins
+from skyward.provision.preparing.sources import PackageSources
+from skyward.request.image import Image
+from skyward.request.masking import without_credentials
 
-__all__ = ["ImageMirror", "MirroredPackage", "mirror_environment", "mirror_program"]
+__all__ = ["ImageMirror", "MirroredPackage", "mirror_environment", "mirror_program", "name_in"]
 
 _TORCH = frozenset({"torch", "torchvision", "torchaudio", "torchtext", "torchdata"})
 
@@ -33,6 +53,7 @@ class MirroredPackage:
         left_out: the reason for which they do not; empty if they do.
         requirement: the requirement in pip's notation; empty if it is left out.
         wheel: the wheel that is sent; None if nodes get it from elsewhere.
+        note: what the user should know of the source; empty if it is the stated one.
     """
 
     name: str
@@ -41,6 +62,14 @@ class MirroredPackage:
     left_out: str = ""
     requirement: str = ""
     wheel: Path | None = None
+    note: str = ""
+
+    @property
+    def shown_source(self) -> str:
+        """The source and the note on it, or the reason for which there is none."""
+        if self.left_out:
+            return f"left out: {self.left_out}"
+        return f"{self.source} ({self.note})" if self.note else self.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +98,7 @@ class ImageMirror:
 
     def table(self) -> str:
         """Return the packages as text, one a line."""
-        rows = [(each.name, each.version, each.source or f"left out: {each.left_out}") for each in self.packages]
+        rows = [(each.name, each.version, each.shown_source) for each in self.packages]
         widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
         lines = [f"{name:{widths[0]}}  {version:{widths[1]}}  {source}" for name, version, source in rows]
         taken = len(self.requirements)
@@ -102,17 +131,62 @@ def mirror_environment(
     roots = None if only is None else _known("only", only, here)
     excluded = _known("exclude", exclude, here)
     chosen = choose(here, roots=roots, exclude=excluded, engine=_engine(), loaded=LoadedNames(here) if roots else ())
-    return _mirror(chosen, report)
+    return _mirror(chosen, Image(), report, required=roots is not None)
 
 
-def mirror_program(report: Callable[[str], None] | None = None) -> ImageMirror:
-    """Return the mirror of the distributions that this program's modules import, and of their requirements. Blocks.
+def mirror_program(image: Image | None = None, report: Callable[[str], None] | None = None) -> ImageMirror:
+    """Return the mirror of what this program's modules import, with its requirements, for nodes with an image. Blocks.
 
-    Raises as :func:`mirror_environment` does.
+    The image's requirements count as ``pip install`` would take them here: what is installed and satisfies one is
+    mirrored too; what does not is left to the requirement, and so is everything that only it requires.
+
+    Raises as :func:`mirror_environment` does; also if the image's requirements and the mirrored distributions cannot be
+    installed together.
     """
+    image = image or Image()
     here = installed_distributions()
-    roots = needs_of_program(here)
-    return _mirror(choose(here, roots=roots, engine=_engine(), loaded=LoadedNames(here)), report)
+    named = {name: line for line in image.pip if (name := name_in(line))}
+    kept = {name for name, line in named.items() if is_fitting(line, here)}
+    mirror = _mirror_besides(image, here, named, kept, report)
+    if len(kept) == len(image.pip) and "[" not in "".join(image.pip):
+        return mirror
+    conflict = _conflict(image, mirror)
+    if conflict and kept:  # as an installer would, with other versions of what is named
+        mirror = _mirror_besides(image, here, named, frozenset(), report)
+        conflict = _conflict(image, mirror)
+    if conflict:
+        raise ConfigurationError(
+            f"no machine was requested: pip={without_credentials(repr(list(image.pip)))} and the versions installed "
+            f"here, which nodes get, exclude each other. {conflict} Change pip=; or install it here, so that the "
+            "versions agree; or list everything and leave the mirror out: Image(mirror=False, pip=[…])"
+        )
+    return mirror
+
+
+def _mirror_besides(
+    image: Image,
+    here: InstalledDistributions,
+    named: Collection[str],
+    kept: Collection[str],
+    report: Callable[[str], None] | None,
+) -> ImageMirror:
+    """Return the mirror of what this program imports, and of ``kept``, without the others that the image names."""
+    others = here.without({*named} - {*kept})
+    roots = {*needs_of_program(here), *kept} & {*others}
+    chosen = choose(others, roots=roots, engine=_engine(), loaded=LoadedNames(others))
+    return _mirror(chosen, image, report, named=kept)
+
+
+def _conflict(image: Image, mirror: ImageMirror) -> str:
+    """Return why the image's requirements and a mirror's exclude each other, as far as this machine can tell."""
+    own = [line for line in image.pip if name_in(line) and "@" not in line]
+    return find_conflict([*mirror.requirements, *own], engine_pins(), sources_here(image.with_mirror(mirror)))
+
+
+def name_in(requirement: str) -> str:
+    """Return the canonical name in a requirement; empty if it is a path or an address alone."""
+    found = re.match(r"[A-Za-z0-9._-]+(?=\s*($|[\[@<>=!~;(]))", requirement)
+    return canonicalize_name(found[0]) if found else ""
 
 
 def _engine() -> Collection[str]:
@@ -130,29 +204,110 @@ def _known(parameter: str, names: Sequence[str], here: InstalledDistributions) -
     return frozenset(map(canonicalize_name, names))
 
 
-def _mirror(chosen: Sequence[Chosen], report: Callable[[str], None] | None) -> ImageMirror:
-    sources = sources_here()
-    taken = [each for each in chosen if not each.left_out]
-    pins = {
-        each.name: each.distribution.version
-        for each in taken
-        if each.distribution.origin is Origin.INDEX and not is_accelerators_build(each.distribution.version)
-    }
-    found = check_pins(pins, sources)
-    _refuse_missing([each for each in taken if each.name in found.nowhere])
-    variables = {**sources.for_pip(), **sources.for_uv()}
+def _mirror(
+    chosen: Sequence[Chosen],
+    image: Image,
+    report: Callable[[str], None] | None,
+    *,
+    named: Collection[str] = (),
+    required: bool = True,
+) -> ImageMirror:
+    """Find the source of each distribution.
 
-    def row(each: Chosen) -> MirroredPackage:
-        local = each.name in found.only_here or each.distribution.origin not in (Origin.INDEX, Origin.ADDRESS)
-        if each.left_out or not local:
-            return _row(each)
+    Args:
+        chosen: the decisions.
+        image: the image that the packages are for, whose indexes nodes use.
+        report: receives a line before something slow.
+        named: distributions that a requirement of the image asks for: without a source they are left to that.
+        required: whether a distribution without a version is an error; else it is left out.
+    """
+    here = sources_here(image)
+    chosen = [_with_usable_version(each, lenient=not required or each.name in named) for each in chosen]
+    chosen, found = _looked_up(chosen, here, sources_of_nodes(image))
+    homeless = {each.name for each in chosen if each.name in found.nowhere or each.distribution.needs_login}
+    chosen = [_as_installed(each) if each.name in homeless else each for each in chosen]
+    chosen = [
+        _left_to_requirement(each) if each.name in named and _is_missing(each, found) else each for each in chosen
+    ]
+    _refuse_missing([each for each in chosen if not each.left_out and _is_missing(each, found)])
+    variables = {**here.for_pip(), **here.for_uv()}
+    rows: list[MirroredPackage] = []
+    failures: list[ConfigurationError] = []
+    for each in chosen:
+        if each.left_out or not (each.name in found.only_here or _is_made_here(each.distribution)):
+            rows.append(_row(each))
+            continue
         if report is not None:
             report(f"making a wheel of {each.name} from {each.distribution.place or 'the package sources'}")
-        return _with_wheel(each.distribution, local_wheel(each.distribution, variables))
+        try:
+            rows.append(_with_wheel(each.distribution, local_wheel(each.distribution, variables)))
+        except ConfigurationError as error:
+            failures.append(error)
+    if failures:
+        raise ConfigurationError("\n".join(map(str, failures))) from failures[0]
+    return ImageMirror(packages=rows, index_url=passable_index(settings_here()), unchecked=found.unchecked)
 
-    return ImageMirror(
-        packages=[row(each) for each in chosen], index_url=passable_index(sources), unchecked=found.unchecked
+
+def _looked_up(
+    chosen: Sequence[Chosen], here: PackageSources, nodes: PackageSources
+) -> tuple[Sequence[Chosen], Availability]:
+    """Look for the chosen ones in the indexes; a vendor's build that none has becomes the release it was made from."""
+    found = check_pins(_pins(chosen), here=here, nodes=nodes)
+    releases = {each.name: _release(each) for each in chosen if each.name in found.nowhere and _is_of_vendor(each)}
+    again = check_pins(_pins(releases.values()), here=here, nodes=nodes)
+    both = Availability(
+        nowhere=(found.nowhere - releases.keys()) | again.nowhere,
+        only_here=found.only_here | again.only_here,
+        unchecked=found.unchecked or again.unchecked,
     )
+    return [releases.get(each.name, each) for each in chosen], both
+
+
+def _pins(chosen: Iterable[Chosen]) -> Mapping[str, str]:
+    return {each.name: each.distribution.version for each in chosen if not each.left_out and _is_pinned(each)}
+
+
+def _is_of_vendor(chosen: Chosen) -> bool:
+    return is_vendors_build(chosen.distribution.version)
+
+
+def _release(chosen: Chosen) -> Chosen:
+    version = chosen.distribution.version
+    release = replace(chosen.distribution, version=version.partition("+")[0], note=f"no index has {version}")
+    return replace(chosen, distribution=release)
+
+
+def _as_installed(chosen: Chosen) -> Chosen:
+    """Return a distribution that no index has as what is installed, if that can run on other machines."""
+    each = chosen.distribution
+    if chosen.left_out or not each.version or not each.pure_files:
+        return chosen
+    note = each.note or ("its URL held a password" if each.needs_login else f"no index has {each.version}")
+    return replace(chosen, distribution=replace(each, origin=Origin.FILES, note=note))
+
+
+def _left_to_requirement(chosen: Chosen) -> Chosen:
+    return replace(chosen, left_out=f"no index has {chosen.distribution.version}, and pip= names it")
+
+
+def _is_missing(chosen: Chosen, found: Availability) -> bool:
+    nowhere = chosen.name in found.nowhere and chosen.distribution.origin is Origin.INDEX
+    return nowhere or not chosen.distribution.version
+
+
+def _is_pinned(chosen: Chosen) -> bool:
+    each = chosen.distribution
+    return bool(each.version) and each.origin is Origin.INDEX and not is_accelerators_build(each.version)
+
+
+def _is_made_here(each: Distribution) -> bool:
+    return each.needs_login or each.origin not in (Origin.INDEX, Origin.ADDRESS)
+
+
+def _with_usable_version(chosen: Chosen, *, lenient: bool) -> Chosen:
+    if chosen.distribution.version or chosen.left_out or not lenient:
+        return chosen
+    return replace(chosen, left_out="its metadata is damaged and states no version: install it again")
 
 
 def _row(chosen: Chosen) -> MirroredPackage:
@@ -162,38 +317,42 @@ def _row(chosen: Chosen) -> MirroredPackage:
         return MirroredPackage(name=each.name, version=each.version, left_out=chosen.left_out)
     if each.origin is Origin.ADDRESS:
         host = urlsplit(each.place).hostname or "its address"
-        return MirroredPackage(
-            name=each.name, version=each.version, source=host, requirement=f"{each.name} @ {each.place}"
-        )
+        requirement = f"{each.name} @ {each.place}"
+        return MirroredPackage(name=each.name, version=each.version, source=host, requirement=requirement)
     pinned = public_version(each.version)
     source = "index" if pinned == each.version else "index, the build for the node's processors or GPUs"
-    return MirroredPackage(name=each.name, version=each.version, source=source, requirement=f"{each.name}=={pinned}")
+    requirement = f"{each.name}=={pinned}"
+    return MirroredPackage(name=each.name, version=each.version, source=source, requirement=requirement, note=each.note)
 
 
 def _with_wheel(each: Distribution, wheel: Path) -> MirroredPackage:
     version = str(parse_wheel_filename(wheel.name)[1])  # a version from a repository's state may have moved on
     made = each.origin in (Origin.FOLDER, Origin.REPOSITORY) or not each.place.endswith(".whl")
     place = each.place or "this machine's package sources"
+    source = f"built here from {place}" if made and each.place else f"sent from {place}"
     return MirroredPackage(
         name=each.name,
         version=version,
-        source=f"built here from {place}" if made and each.place else f"sent from {place}",
+        source="sent as installed here" if each.origin is Origin.FILES else source,
         requirement=f"{each.name}=={version}",
         wheel=wheel,
+        note=each.note,
     )
 
 
 def _refuse_missing(missing: Sequence[Chosen]) -> None:
     if not missing:
         return
-    named = [f"{each.name} {each.distribution.version} ({_why(each)})" for each in missing]
+    named = [f"{each.name} {each.distribution.version or '(no version)'} ({_why(each)})" for each in missing]
     names = [each.name for each in missing]
     raise ConfigurationError(
         f"no package index of this machine has {', '.join(named)}, and its metadata states no folder to build it from. "
-        f"Install it from its folder, name an index in pip's configuration, or leave it out: "
-        f"Image.mirror(exclude={names!r})"
+        "Install it from its folder or from an index; or name an index that has it in pip's configuration; or let "
+        f"nodes have another version, as pip={names!r} does; or leave it out: Image.mirror(exclude={names!r})"
     )
 
 
 def _why(chosen: Chosen) -> str:
-    return f"needed by {', '.join(chosen.needed_by)}" if chosen.needed_by else "needed by this program itself"
+    need = f"needed by {', '.join(chosen.needed_by)}" if chosen.needed_by else "needed by this program itself"
+    damage = "" if chosen.distribution.version else "; its metadata is damaged: install it again"
+    return f"{need}; {chosen.distribution.note}" if chosen.distribution.note else f"{need}{damage}"

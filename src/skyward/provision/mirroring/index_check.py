@@ -4,28 +4,54 @@ from __future__ import annotations
 
 import hashlib
 import json
+import netrc
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from platform import python_version
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import platformdirs
 
 from skyward.errors import ConfigurationError
-from skyward.provision.preparing.sources import PackageSources, client_uv, package_sources, pip_settings
+from skyward.provision.preparing.sources import (
+    PUBLIC_INDEX,
+    PackageSources,
+    client_uv,
+    package_sources,
+    pip_settings,
+    pip_variables,
+    uv_options,
+)
 from skyward.request.image import Image
+from skyward.request.masking import bare_url, without_credentials
 
-__all__ = ["Availability", "check_pins", "passable_index", "sources_here"]
+__all__ = [
+    "Availability",
+    "check_pins",
+    "find_conflict",
+    "passable_index",
+    "settings_here",
+    "sources_here",
+    "sources_of_nodes",
+]
 
 _TIMEOUT_S = 120.0
 _KEPT = 5000
 _MAIN = "main"
 _MISSING = re.compile(r"(?:Because|and|that) ([A-Za-z0-9._-]+) was not found|no version of ([A-Za-z0-9._-]+)==")
+_UNKNOWN = re.compile(
+    r"was not found|needs to be downloaded|no versions? of|no wheels|not provided by|no usable wheels|build.* disabled"
+)
+"""Parts of the resolver's reasons that say what these indexes lack, which those of nodes may have."""
+
+_REASON = re.compile(r"(?:╰─▶|cause:)(.*?)(?:hint:|$)", re.DOTALL)
+_UV_PLACES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX")
 _UNREACHABLE = re.compile(r"Failed to fetch|error sending request|Network connectivity|dns error", re.IGNORECASE)
 
 
@@ -44,32 +70,76 @@ class Availability:
     unchecked: str = ""
 
 
-def sources_here() -> PackageSources:
-    """Return this machine's package sources: pip's configuration and variables."""
-    return package_sources(Image(), pip_settings())
+def sources_here(image: Image) -> PackageSources:
+    """Return the sources that this machine can use: those of its pip and uv, and the image's before them."""
+    settings = settings_here()
+    own = settings.get("index-url") or PUBLIC_INDEX
+    more = {"extra-index-url": f"{settings.get('extra-index-url', '')} {own}"} if image.pip_index_url else {}
+    return _of_this_machine(package_sources(image, {**settings, **more}))
 
 
-def passable_index(sources: PackageSources) -> str | None:
-    """Return this machine's main index if nodes can be given its URL: one in a network, without credentials."""
-    url = urlsplit(sources.index_url)
-    return sources.index_url if url.scheme in ("http", "https") and "@" not in url.netloc else None
+def sources_of_nodes(image: Image) -> PackageSources:
+    """Return the sources that nodes have too, as far as it can be foreseen: the image's, and the main index."""
+    settings = settings_here()
+    shared = {name: settings[name] for name in ("trusted-host", "cert", "proxy") if name in settings}
+    index = passable_index(settings)
+    given = {**shared, "index-url": index} if index else shared
+    return _of_this_machine(package_sources(image, {**given, **uv_options(image.env), **pip_variables(image.env)}))
 
 
-def check_pins(pins: Mapping[str, str], sources: PackageSources) -> Availability:
-    """Look for versions in the package sources of this machine. Blocks: one short request for each name.
+def settings_here() -> Mapping[str, str]:
+    """Return this machine's options of package sources, by pip's names: those of pip, and above them those of uv."""
+    return {**pip_settings(), **uv_options(os.environ)}
+
+
+def _of_this_machine(sources: PackageSources) -> PackageSources:
+    """Return the sources without folders that exist on nodes only."""
+    return replace(sources, find_links=tuple(place for place in sources.find_links if not _is_of_nodes(place)))
+
+
+def _is_of_nodes(place: str) -> bool:
+    path = url2pathname(urlsplit(place).path) if place.startswith("file:") else place
+    return ("://" not in place or place.startswith("file:")) and not os.path.exists(path)
+
+
+def passable_index(settings: Mapping[str, str]) -> str | None:
+    """Return this machine's main index if nodes can use its URL: one in a network, for which no one logs in."""
+    text = settings.get("index-url", "")
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or bare_url(text) != text or _logs_in(url.hostname or "", settings):
+        return None
+    return text
+
+
+def _logs_in(host: str, settings: Mapping[str, str]) -> bool:
+    """Return True if installers here look a password for an index up: in ~/.netrc or in a keyring."""
+    provider = settings.get("keyring-provider") or os.environ.get("UV_KEYRING_PROVIDER", "disabled")
+    if provider not in ("disabled", "auto"):  # pip's "auto" asks a keyring only after a refusal
+        return True
+    try:
+        return netrc.netrc(os.environ.get("NETRC") or None).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError, ValueError, KeyError):
+        return False
+
+
+def check_pins(pins: Mapping[str, str], *, here: PackageSources, nodes: PackageSources) -> Availability:
+    """Look for versions in package sources. Blocks: one short request for each name.
 
     Versions that were found once are not looked for again: an index does not take them back.
 
     Args:
         pins: names to exact versions.
-        sources: the sources.
+        here: the sources that this machine can use.
+        nodes: those that nodes can use.
     """
-    known = _FoundVersions.of(sources)
+    if _is_of_nodes(nodes.index_url or PUBLIC_INDEX):
+        return Availability(unchecked=f"{nodes.index_url} is a folder of the nodes")
+    known = _FoundVersions.of(here, nodes)
     new = {name: version for name, version in pins.items() if (name, version) not in known.versions}
     try:
-        nowhere = _missing(new, _variables(sources))
+        nowhere = _missing(new, _variables(here))
         found = {name: version for name, version in new.items() if name not in nowhere}
-        lacking = frozenset(found) if sources.no_index else _not_in_main(found, sources)
+        lacking = _missing(found, _variables(nodes)) if here != nodes else frozenset[str]()
     except _UncheckedError as error:
         return Availability(unchecked=str(error))
     known.add({(name, version): name not in lacking for name, version in found.items()})
@@ -77,9 +147,27 @@ def check_pins(pins: Mapping[str, str], sources: PackageSources) -> Availability
     return Availability(nowhere=nowhere, only_here=frozenset(only_here))
 
 
-def _not_in_main(found: Mapping[str, str], sources: PackageSources) -> frozenset[str]:
-    has_others = sources.extra_index_urls or sources.find_links or sources.index_url != (passable_index(sources) or "")
-    return _missing(found, _variables(_main(sources), alone=True)) if has_others else frozenset()
+def find_conflict(requirements: Sequence[str], engine: Sequence[str], sources: PackageSources) -> str:
+    """Return the resolver's explanation if requirements exclude each other; empty if not, or if it cannot tell.
+
+    Blocks: reads the metadata of all that they require. Builds nothing, so what has no wheel is not judged.
+
+    Args:
+        requirements: the requirements.
+        engine: Skyward's, which are left out of the question if these sources lack them: nodes may have others.
+        sources: the sources.
+    """
+    for lines in ([*requirements, *engine], requirements):
+        try:
+            ran = _compile(lines, _variables(sources), "--no-build")
+        except _UncheckedError:
+            return ""
+        if not ran.returncode or "No solution found" not in ran.stderr:
+            return ""
+        if not _UNKNOWN.search(ran.stderr):
+            reason = _REASON.search(ran.stderr)
+            return " ".join(without_credentials(reason[1] if reason else ran.stderr).split())
+    return ""
 
 
 class _FoundVersions:
@@ -95,9 +183,10 @@ class _FoundVersions:
             return
 
     @classmethod
-    def of(cls, sources: PackageSources) -> _FoundVersions:
+    def of(cls, here: PackageSources, nodes: PackageSources) -> _FoundVersions:
         """Return those of these sources."""
-        parts = [sources.index_url, *sources.extra_index_urls, *sources.find_links, sys.platform, python_version()]
+        places = [[each.index_url, *each.extra_index_urls, *each.find_links, each.no_index] for each in (here, nodes)]
+        parts = [*places, sys.platform, python_version()]
         name = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         return cls(platformdirs.user_cache_path("skyward") / "wheels" / f"found-{name}.json")
 
@@ -113,24 +202,13 @@ class _FoundVersions:
         new.replace(self._path)
 
 
-def _main(sources: PackageSources) -> PackageSources:
-    """Return the sources that nodes have too, as far as it can be foreseen: the main index."""
-    return PackageSources(
-        index_url=passable_index(sources) or "",
-        trusted_hosts=sources.trusted_hosts,
-        cert=sources.cert,
-        proxy=sources.proxy,
-    )
-
-
 class _UncheckedError(Exception):
     """Reason for which the sources could not be asked."""
 
 
-def _variables(sources: PackageSources, *, alone: bool = False) -> Mapping[str, str]:
-    """Return uv's environment; ``alone`` drops the sources that variables of uv add."""
-    dropped = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS") if alone else ()
-    kept = {name: value for name, value in os.environ.items() if name not in (*dropped, "UV_TORCH_BACKEND")}
+def _variables(sources: PackageSources) -> Mapping[str, str]:
+    """Return uv's environment with these sources alone."""
+    kept = {name: value for name, value in os.environ.items() if name not in (*_UV_PLACES, "UV_TORCH_BACKEND")}
     return {**kept, **sources.for_uv(already_set=kept)}
 
 
@@ -138,26 +216,27 @@ def _missing(pins: Mapping[str, str], environment: Mapping[str, str]) -> frozens
     """Return the names that the sources lack; the resolver names one at a time, so it is asked again for the rest."""
     missing: set[str] = set()
     while left := [f"{name}=={version}" for name, version in pins.items() if name not in missing]:
-        ran = _compile(left, environment)
+        ran = _compile(left, environment, "--no-deps")
         if not ran.returncode:
             break
         new = {name for pair in _MISSING.findall(ran.stderr) for name in pair if name} & {*pins} - missing
         if not new:
-            why = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[0]
+            told = without_credentials(ran.stderr.strip())
+            why = (told.splitlines() or [f"exit code {ran.returncode}"])[0]
             if _UNREACHABLE.search(ran.stderr):
                 raise _UncheckedError(why)
-            raise ConfigurationError(
-                f"this environment's distributions cannot be found for nodes: {ran.stderr.strip()}"
-            )
+            raise ConfigurationError(f"this environment's distributions cannot be found for nodes: {told}")
         missing |= new
     return frozenset(missing)
 
 
-def _compile(requirements: Collection[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def _compile(
+    requirements: Collection[str], environment: Mapping[str, str], option: str
+) -> subprocess.CompletedProcess[str]:
     # Nodes run Linux; on Linux the machine's own processor counts, which is the likeliest one.
     platform: Sequence[str] = () if sys.platform == "linux" else ("--python-platform", "x86_64-unknown-linux-gnu")
     # Not in a project's folder: its settings for uv would count.
-    command = [str(client_uv() or "uv"), "pip", "compile", "--quiet", "--no-deps", "--no-config", "--no-header"]
+    command = [str(client_uv() or "uv"), "pip", "compile", "--quiet", option, "--no-config", "--no-header"]
     command += ["--python-version", python_version(), *platform, "-"]
     try:
         return subprocess.run(

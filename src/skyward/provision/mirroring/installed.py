@@ -1,24 +1,40 @@
-"""This process's installed distributions, as their metadata states them."""
+"""This process's installed distributions, as their metadata states them.
+
+Metadata is foreign data: builders leave folders of their own machines in it, failed installations leave half of it, and
+installers keep tokens in it. What cannot be read counts as absent; what may be a secret is never read.
+"""
 
 from __future__ import annotations
 
+import csv
+import email
+import email.message
 import functools
-import importlib.metadata
 import json
+import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
+from skyward.request.masking import bare_url
 from skyward.wire.code.ownership import search_path_state
 
 __all__ = ["Distribution", "InstalledDistributions", "Origin", "installed_distributions", "marker_environment"]
+
+_MACHINES_OWN = frozenset({".so", ".pyd", ".dylib", ".dll", ".a", ".pth"})
+"""Endings of files that are for this machine only."""
+
+_NAME = re.compile(r"[A-Z0-9]([A-Z0-9._-]*[A-Z0-9])?", re.ASCII | re.IGNORECASE)
+"""Names that installers accept; pip renames what it removes to ``~umpy``, and a crash leaves that behind."""
 
 
 class Origin(Enum):
@@ -34,6 +50,8 @@ class Origin(Enum):
     """A URL of an archive."""
     REPOSITORY = "repository"
     """A commit of a repository."""
+    FILES = "files"
+    """No place that still exists: the installed files themselves are all there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +60,14 @@ class Distribution:
 
     Attributes:
         name: canonical name.
-        version: its version.
+        version: its version; empty if its metadata states none that an installer accepts.
         requires: its requirements, those of extras included.
         origin: the place it was installed from.
         place: path or URL of that place, a repository's in pip's notation; empty for an index.
         imports: folders that an editable installation adds to the import path.
+        needs_login: True if its URL held something that may be a secret, which ``place`` lacks.
+        note: why it is not taken from the place that its metadata states; empty if it is.
+        metadata: the folder or file of its metadata.
     """
 
     name: str
@@ -55,38 +76,63 @@ class Distribution:
     origin: Origin = Origin.INDEX
     place: str = ""
     imports: tuple[str, ...] = ()
+    needs_login: bool = False
+    note: str = ""
+    metadata: Path | None = None
+
+    @property
+    def pure_files(self) -> Sequence[Path]:
+        """Its installed files if they are nothing but Python and data, and all exist; else none."""
+        if self.metadata is None or self.metadata.suffix != ".dist-info":
+            return ()
+        inside = [path for path in _Metadata(self.metadata).files if ".." not in path.parts and not path.is_absolute()]
+        files = [self.metadata.parent / path for path in inside if path.suffix != ".pyc"]
+        code = [path for path in files if self.metadata not in path.parents]
+        whole = all(path.is_file() and path.suffix not in _MACHINES_OWN for path in code)
+        return files if whole and any(path.suffix == ".py" for path in code) else ()
 
 
 class InstalledDistributions(Mapping[str, Distribution]):
-    """Installed distributions by canonical name, each read when it is asked for; of two with one name the first."""
+    """Installed distributions by canonical name, each read when it is asked for.
+
+    Of two with one name the first on the path counts that can be read, as for imports; in one folder the newest: an
+    upgrade that failed halfway leaves the older one's metadata behind.
+    """
 
     def __init__(self, folders: Sequence[str]) -> None:
-        self._paths: dict[str, Path] = {}
+        self._found: dict[str, _Metadata] = {}
         self._read: dict[str, Distribution] = {}
         self._packages: dict[str, frozenset[str]] = {}
         for folder in folders:
-            for path in sorted(Path(folder or ".").glob("*.*-info")):
-                if path.suffix in (".dist-info", ".egg-info"):
-                    self._paths.setdefault(canonicalize_name(path.stem.partition("-")[0]), path)
+            for name, places in _metadata_in(Path(folder or ".")).items():
+                best = max(map(_Metadata, places), key=_Metadata.rank) if len(places) > 1 else _Metadata(places[0])
+                if name not in self._found or (best.is_readable and not self._found[name].is_readable):
+                    self._found[name] = best
+
+    def without(self, names: Collection[str]) -> InstalledDistributions:
+        """Return all but those of these names."""
+        others = InstalledDistributions(())
+        others._found = {name: found for name, found in self._found.items() if name not in names}
+        return others
 
     def __getitem__(self, name: str) -> Distribution:
         if name not in self._read:
-            self._read[name] = _read(name, importlib.metadata.Distribution.at(self._paths[name]))
+            self._read[name] = self._found[name].distribution(name)
         return self._read[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._paths
+        return name in self._found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
+        return iter(self._found)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._found)
 
     def packages_of(self, name: str) -> frozenset[str]:
         """Return the names of the top-level modules and packages that a distribution has."""
         if name not in self._packages:
-            self._packages[name] = frozenset(_top_levels(importlib.metadata.Distribution.at(self._paths[name])))
+            self._packages[name] = frozenset(self._found[name].top_levels(name))
         return self._packages[name]
 
     def owners_of(self, package: str) -> Sequence[str]:
@@ -95,6 +141,11 @@ class InstalledDistributions(Mapping[str, Distribution]):
         if likely in self and package in self.packages_of(likely):
             return [likely]
         return [name for name in self if package in self.packages_of(name)]
+
+    def has_module(self, name: str, module: str) -> bool:
+        """Return True if a distribution lists a file of this very module."""
+        path = module.replace(".", "/")
+        return any(str(file).startswith((f"{path}/", f"{path}.")) for file in self._found[name].files)
 
 
 def installed_distributions() -> InstalledDistributions:
@@ -107,14 +158,17 @@ def _installed(_: tuple[object, ...]) -> InstalledDistributions:
     return InstalledDistributions(sys.path)
 
 
-def _top_levels(found: importlib.metadata.Distribution) -> Iterator[str]:
-    if stated := (found.read_text("top_level.txt") or "").split():
-        yield from stated
-        return
-    for file in found.files or ():
-        first = file.parts[0]
-        if len(file.parts) > 1 or first.endswith((".py", ".so")):
-            yield first.partition(".")[0]
+def _metadata_in(folder: Path) -> Mapping[str, Sequence[Path]]:
+    """Return the places of metadata in a folder of the import path, by the names of the distributions."""
+    found: dict[str, list[Path]] = {}
+    places = [path for path in folder.glob("*.*-info") if path.suffix in (".dist-info", ".egg-info")]
+    if folder.suffix == ".egg" and (folder / "EGG-INFO").is_dir():
+        found[canonicalize_name(folder.name.partition("-")[0])] = [folder / "EGG-INFO"]
+    for path in sorted(places):
+        name = path.stem.partition("-")[0]
+        if _NAME.fullmatch(name):
+            found.setdefault(canonicalize_name(name), []).append(path)
+    return found
 
 
 def marker_environment(extra: str = "") -> dict[str, str]:
@@ -127,54 +181,166 @@ def marker_environment(extra: str = "") -> dict[str, str]:
     return here | {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "extra": extra}
 
 
-def _read(name: str, found: importlib.metadata.Distribution) -> Distribution:
-    origin, place = Origin.INDEX, ""
-    if (text := found.read_text("direct_url.json")) is not None:
-        origin, place = _origin(json.loads(text))
-    return Distribution(
-        name=name,
-        version=found.version,
-        requires=tuple(_requirements(found.requires or ())),
-        origin=origin,
-        place=place,
-        imports=tuple(_import_folders(found)) if origin is Origin.FOLDER else (),
-    )
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
-def _origin(stated: Mapping[str, Any]) -> tuple[Origin, str]:
-    """Return origin and place from ``direct_url.json`` (https://packaging.python.org/specifications/direct-url/)."""
-    url = _without_credentials(str(stated["url"]))
-    path = unquote(urlsplit(url).path) if url.startswith("file:") else ""
-    match stated:
-        case {"vcs_info": dict()}:
-            within = f"#subdirectory={stated['subdirectory']}" if stated.get("subdirectory") else ""
-            commit: Mapping[str, str] = stated["vcs_info"]
-            return Origin.REPOSITORY, f"{commit['vcs']}+{url}@{commit['commit_id']}{within}"
-        case {"dir_info": _}:
-            return Origin.FOLDER, str(Path(path) / str(stated.get("subdirectory", "")))
-        case _ if path:
-            return Origin.ARCHIVE, path
-        case _:
-            return Origin.ADDRESS, url
+class _Source(NamedTuple):
+    """Place that metadata states; see :class:`Distribution`."""
+
+    origin: Origin = Origin.INDEX
+    place: str = ""
+    needs_login: bool = False
+    note: str = ""
 
 
-def _without_credentials(url: str) -> str:
-    """Return a URL without a password or token, which its installer should not have kept; ``ssh://git@`` stays."""
-    parts = urlsplit(url)
-    user, _, host = parts.netloc.rpartition("@")
-    return parts._replace(netloc=host).geturl() if parts.scheme in ("http", "https") or ":" in user else url
+class _Metadata:
+    """Metadata of one distribution in a ``.dist-info`` or ``.egg-info``, read whatever state it is in."""
 
+    def __init__(self, place: Path) -> None:
+        self._place = place
 
-def _requirements(lines: list[str] | tuple[str, ...]) -> Iterator[Requirement]:
-    for line in lines:
+    def rank(self) -> tuple[bool, Version]:
+        """Return a key by which the distribution is chosen that its folder really has."""
+        return self.is_readable, Version(self._version or "0")
+
+    @property
+    def is_readable(self) -> bool:
+        """True if it states a version."""
+        return bool(self._headers) and bool(self._version)
+
+    def distribution(self, name: str) -> Distribution:
+        """Return the distribution."""
+        source = self._source()
+        return Distribution(
+            name=name,
+            version=self._version,
+            requires=tuple(self._requirements()),
+            origin=source.origin,
+            place=source.place,
+            imports=tuple(self._import_folders()) if source.origin is Origin.FOLDER else (),
+            needs_login=source.needs_login,
+            note=source.note,
+            metadata=self._place,
+        )
+
+    def top_levels(self, name: str) -> Iterator[str]:
+        """Yield the names of the top-level modules; without a list, that of the distribution if it lies beside."""
+        if stated := [word for word in self._text("top_level.txt").split() if word.isidentifier()]:
+            yield from stated
+            return
+        for file in self.files:
+            first = file.parts[0]
+            if len(file.parts) > 1 or first.endswith((".py", ".so")):
+                yield first.partition(".")[0]
+        module = name.replace("-", "_")
+        if not self.files and any((self._place.parent / path).exists() for path in (module, f"{module}.py")):
+            yield module
+
+    @functools.cached_property
+    def files(self) -> Sequence[PurePosixPath]:
+        """The installed files, relative to the folder of the import path."""
+        lines = (self._text("RECORD") or self._text("SOURCES.txt")).replace("\0", "").splitlines()
         try:
-            yield Requirement(line)
-        except InvalidRequirement:  # of a distribution older than the standard; its installer passed over it too
-            continue
+            names = [row[0] for row in csv.reader(lines) if row]
+        except csv.Error:  # a quotation that does not end
+            names = [line.partition(",")[0] for line in lines]
+        installed = self._text("installed-files.txt").splitlines()  # relative to the metadata
+        names += [os.path.relpath(os.path.join(self._place, name), self._place.parent) for name in installed]
+        return [path for name in names if (path := PurePosixPath(name)).parts]
+
+    @functools.cached_property
+    def _headers(self) -> email.message.Message:
+        name = "METADATA" if self._place.suffix == ".dist-info" else "PKG-INFO"
+        # As a file: distutils wrote nothing else.
+        return email.message_from_string(self._text("") if self._place.is_file() else self._text(name))
+
+    @functools.cached_property
+    def _version(self) -> str:
+        """The version; if the file states none, that in the folder's name."""
+        for version in (str(self._headers["Version"] or ""), self._place.stem.partition("-")[2].partition("-")[0]):
+            try:
+                Version(version)
+            except InvalidVersion:
+                continue
+            return version.strip()
+        return ""
+
+    def _text(self, name: str) -> str:
+        return _text_of(self._place / name if name else self._place)
+
+    def _requirements(self) -> Iterator[Requirement]:
+        lines = [str(line) for line in self._headers.get_all("Requires-Dist", ())]
+        for line in lines or _egg_requirements(self._text("requires.txt")):
+            try:
+                yield Requirement(line)
+            except InvalidRequirement:  # of a distribution older than the standard; its installer passed over it too
+                continue
+
+    def _source(self) -> _Source:
+        """Return where the distribution was installed from, as far as it exists here.
+
+        A folder or an archive that does not exist was on the machine of the package's builder, or has moved: only an
+        index may have that version.
+        """
+        if self._text("INSTALLER").strip() == "conda":
+            return _Source()
+        sources = self._place.parent
+        if self._place.suffix == ".egg-info" and self._place.is_dir() and _is_project(sources):
+            return _Source(Origin.FOLDER, str(sources))  # `setup.py develop`, or a project's folder on the path
+        stated = _stated_source(self._text("direct_url.json"))
+        if stated.origin is Origin.FOLDER and not _is_project(Path(stated.place)):
+            return _Source(note=f"there is no project in {stated.place}, where it was installed from")
+        if stated.origin is Origin.ARCHIVE and not Path(stated.place).is_file():
+            return _Source(note=f"there is no {stated.place}, which it was installed from")
+        return stated
+
+    def _import_folders(self) -> Iterator[str]:
+        if self._place.suffix == ".egg-info":
+            yield str(self._place.parent)
+        for file in self.files:
+            if file.suffix == ".pth" and len(file.parts) == 1:
+                text = _text_of(self._place.parent / file)
+                yield from (line for line in text.splitlines() if line and not line.startswith(("import", "#")))
 
 
-def _import_folders(found: importlib.metadata.Distribution) -> Iterator[str]:
-    for file in found.files or ():
-        if file.suffix == ".pth" and len(file.parts) == 1:
-            lines = Path(str(file.locate())).read_text(encoding="utf-8").splitlines()
-            yield from (line for line in lines if line and not line.startswith(("import ", "import\t", "#")))
+def _stated_source(text: str) -> _Source:
+    """Read ``direct_url.json`` (https://packaging.python.org/specifications/direct-url/)."""
+    try:
+        stated = cast("dict[str, Any]", json.loads(text))
+        url = urlsplit(str(stated["url"]))
+    except (ValueError, KeyError, TypeError):
+        return _Source()
+    path = unquote(url.path) if url.scheme == "file" else ""
+    within = str(stated.get("subdirectory") or "")
+    bare = bare_url(url.geturl())
+    needs_login = bare != url.geturl()
+    match stated:
+        case {"vcs_info": {"vcs": str(system), "commit_id": str(commit)}}:
+            place = f"{system}+{bare}@{commit}" + (f"#subdirectory={within}" if within else "")
+            return _Source(Origin.REPOSITORY, place, needs_login=needs_login)
+        case {"vcs_info": _}:
+            return _Source()
+        case {"dir_info": _}:
+            return _Source(Origin.FOLDER, str(Path(path, within))) if path else _Source()
+        case _:
+            return _Source(Origin.ARCHIVE, path) if path else _Source(Origin.ADDRESS, bare, needs_login=needs_login)
+
+
+def _is_project(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
+
+
+def _egg_requirements(text: str) -> Iterator[str]:
+    """Yield the requirements of ``requires.txt``, whose sections are ``[extra:marker]``, in the standard's notation."""
+    condition = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.startswith("["):
+            extra, _, marker = line.strip("[]").partition(":")
+            parts = [f"({marker})" if marker else "", f'extra == "{extra}"' if extra else ""]
+            condition = " and ".join(filter(None, parts))
+        else:
+            yield f"{line} ; {condition}" if condition else line

@@ -26,10 +26,12 @@ class Lack:
     Attributes:
         needed: the distributions, by name.
         sure: False if the image has packages unknown here, which may provide the modules.
+        mirrors: True if the nodes have what the program was seen to import.
     """
 
     needed: Sequence[Needed]
     sure: bool = True
+    mirrors: bool = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -41,9 +43,11 @@ class Lack:
         each = ", ".join(
             f"{each.name} (imported by {each.importer.removesuffix('.__wrapped__')})" for each in self.needed
         )
+        if self.mirrors:
+            return f"{each}. Add them: pip={list(self.names)!r}"
         return (
-            f"{each}. Leave image= and pip= out, which mirrors what this program imports; or mirror the environment: "
-            f"image=sky.Image.mirror(); or name them: pip={list(self.names)!r}"
+            f"{each}. Let nodes have what this program imports, which is the default without Image(mirror=False), "
+            f"Image.mirror(…) and SKYWARD_MIRROR=0; or add them: pip={list(self.names)!r}"
         )
 
 
@@ -67,7 +71,8 @@ def lack_of(function: Callable[..., Any], image: Image, *, missing: str | None =
         for name, each in sorted(needed.items())
         if name not in given and each.module.partition(".")[0] not in included and not travels(each.module)
     ]
-    return Lack(needed=lacking, sure=not unknown and "PYTHONPATH" not in image.env)
+    sure = not unknown and "PYTHONPATH" not in image.env
+    return Lack(needed=lacking, sure=sure, mirrors=image.mirrors)
 
 
 def with_all_missing(error: ModuleNotFoundError, function: Callable[..., Any], image: Image) -> ModuleNotFoundError:

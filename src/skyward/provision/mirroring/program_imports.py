@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import importlib.metadata
 import importlib.util
 import inspect
 import linecache
@@ -150,15 +149,8 @@ def _owners(module: str, here: InstalledDistributions) -> Collection[str]:
     if len(owners) < 2:  # noqa: PLR2004 - one or none
         return owners
     # A namespace that several distributions share: those that have the very module.
-    exact = [name for name in owners if _has_module(name, module)]
+    exact = [name for name in owners if here.has_module(name, module)]
     return exact or owners
-
-
-@functools.lru_cache(maxsize=1024)
-def _has_module(name: str, module: str) -> bool:
-    path = module.replace(".", "/")
-    files = importlib.metadata.distribution(name).files or ()
-    return any(str(file).startswith((f"{path}/", f"{path}.")) for file in files)
 
 
 def _editable_owner(module: str, here: InstalledDistributions) -> Collection[str]:

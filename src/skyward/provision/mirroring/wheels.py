@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +22,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from skyward.errors import ConfigurationError
 from skyward.provision.mirroring.installed import Distribution, Origin
 from skyward.provision.preparing.sources import client_uv
+from skyward.request.masking import without_credentials
 
 __all__ = ["local_wheel"]
 
@@ -28,6 +33,11 @@ _KEPT = 3
 
 _READ_BYTES = 1 << 20
 """Larger files of a project count by size and time, not by content: a folder may hold data."""
+
+_ADDRESS = re.compile(
+    rb"^(Requires-Dist:\s*[\w.-]+\s*(?:\[[^\]\r\n]*\])?)\s*(@\s*\S+)([^\r\n]*)", re.IGNORECASE | re.MULTILINE
+)
+"""Requirement with a URL in a wheel's metadata: name and extras, URL, markers."""
 
 _NO_SOURCES = frozenset({"__pycache__", "build", "dist", "node_modules", "site-packages"})
 
@@ -62,15 +72,74 @@ def _build(distribution: Distribution, folder: Path, environment: Mapping[str, s
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         out = Path(made) / "out"
         out.mkdir()
-        if distribution.place.endswith(".whl"):
+        if distribution.origin is Origin.FILES:
+            _pack(distribution, out)
+        elif distribution.origin is Origin.ARCHIVE and distribution.place.endswith(".whl"):
             shutil.copy2(distribution.place, out)
         else:
             _run(distribution, _command(distribution, out), {**environment, **_outside_of_sources(Path(made))})
+        for wheel in out.glob("*.whl"):
+            _drop_addresses(wheel)
         try:
             out.rename(folder)
         except OSError:  # another process has put the same there meanwhile
             if not any(folder.glob("*.whl")):
                 raise
+
+
+def _drop_addresses(wheel: Path) -> None:
+    """Have a wheel require other distributions by name where it names a URL.
+
+    That URL may hold a token (``git+https://TOKEN@github.com/…``); and nodes get the distribution from elsewhere: it is
+    mirrored itself.
+    """
+    with zipfile.ZipFile(wheel) as old:
+        place = next((name for name in old.namelist() if name.endswith(".dist-info/METADATA")), None)
+        before = b"" if place is None else old.read(place)
+        after = _ADDRESS.sub(rb"\1\3", before)
+        if place is None or after == before:
+            return
+        record = f"{place.rpartition('/')[0]}/RECORD"
+        row = f"{place},sha256={_digest_in_records(after)},{len(after)}"
+        new = wheel.with_suffix(".new")
+        with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as made:
+            for member in old.infolist():
+                content = after if member.filename == place else old.read(member)
+                if member.filename == record:
+                    rows = content.decode("utf-8", "replace").splitlines()
+                    rows = [row if each.partition(",")[0] == place else each for each in rows]
+                    content = "".join(f"{each}\n" for each in rows).encode()
+                made.writestr(member, content)
+    new.replace(wheel)
+
+
+def _pack(distribution: Distribution, out: Path) -> None:
+    """Make a wheel of the installed files, without what installers wrote about this installation."""
+    name = distribution.name.replace("-", "_")
+    info = f"{name}-{distribution.version}.dist-info"
+    kept = distribution.metadata or Path()
+    records: list[str] = []
+    with zipfile.ZipFile(out / f"{name}-{distribution.version}-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+
+        def add(place: str, content: bytes) -> None:
+            wheel.writestr(zipfile.ZipInfo(place), content)  # without the time: equal content, equal wheel
+            records.append(f"{place},sha256={_digest_in_records(content)},{len(content)}\n")
+
+        for path in sorted(distribution.pure_files):
+            if kept not in path.parents:
+                add(path.relative_to(kept.parent).as_posix(), path.read_bytes())
+        for path in (kept / "entry_points.txt", kept / "top_level.txt"):
+            if path.is_file():
+                add(f"{info}/{path.name}", path.read_bytes())
+        required = "".join(f"Requires-Dist: {line}\n" for line in distribution.requires)
+        head = f"Metadata-Version: 2.1\nName: {distribution.name}\nVersion: {distribution.version}\n"
+        add(f"{info}/METADATA", f"{head}{required}".encode())
+        add(f"{info}/WHEEL", b"Wheel-Version: 1.0\nGenerator: skyward\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", f"{''.join(records)}{info}/RECORD,,\n")
+
+
+def _digest_in_records(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def _outside_of_sources(made: Path) -> Mapping[str, str]:
@@ -90,10 +159,10 @@ def _command(distribution: Distribution, out: Path) -> Sequence[str]:
     match distribution.origin:
         case Origin.FOLDER | Origin.ARCHIVE:
             return [uv, "build", "--wheel", "--python", sys.executable, "--out-dir", str(out), distribution.place]
-        case Origin.REPOSITORY:
+        case Origin.REPOSITORY | Origin.ADDRESS:
             wanted = f"{distribution.name} @ {distribution.place}"
-            return [*_pip(uv), "wheel", "--no-deps", "--wheel-dir", str(out), wanted]
-        case Origin.INDEX | Origin.ADDRESS:
+            return [*_pip(uv), "wheel", "--no-deps", "--no-input", "--retries=1", "--wheel-dir", str(out), wanted]
+        case Origin.INDEX | Origin.FILES:
             wanted = f"{distribution.name}=={distribution.version}"
             return [*_pip(uv), "download", "--no-deps", "--only-binary=:all:", *_platform(), "--dest", str(out), wanted]
 
@@ -115,7 +184,7 @@ def _run(distribution: Distribution, command: Sequence[str], environment: Mappin
     try:
         ran = subprocess.run(
             command,
-            env={**os.environ, **environment},
+            env={"GIT_TERMINAL_PROMPT": "0", **os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -127,15 +196,20 @@ def _run(distribution: Distribution, command: Sequence[str], environment: Mappin
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _failure(distribution, str(error)) from error
     if ran.returncode:
-        tail = "\n".join(ran.stdout.strip().splitlines()[-_LOG_LINES:])
+        tail = without_credentials("\n".join(ran.stdout.strip().splitlines()[-_LOG_LINES:]))
         raise _failure(distribution, f"exit code {ran.returncode}\n{tail}")
 
 
 def _failure(distribution: Distribution, why: str) -> ConfigurationError:
     place = distribution.place or "this machine's package indexes"
+    login = (
+        "its URL held a password or the like, which Skyward neither uses nor sends: let git or ~/.netrc know it, or "
+        "put the wheel into a folder for Image(find_links=[…])"
+    )
     return ConfigurationError(
         f"no wheel of {distribution.name} {distribution.version} can be made here from {place}, and nodes need one; "
-        f"correct that, or leave it out: Image.mirror(exclude=[{distribution.name!r}]). The attempt: {why}"
+        f"{login if distribution.needs_login else 'correct that'}, or leave it out: "
+        f"Image.mirror(exclude=[{distribution.name!r}]). The attempt: {why}"
     )
 
 
@@ -155,6 +229,9 @@ def _refuse_other_systems(distribution: Distribution, wheel: Path) -> None:
 
 def _key(distribution: Distribution) -> str:
     digest = blake3(f"{distribution.version}\0{distribution.place}\0{sys.version_info[:2]}\0".encode())
+    for path in sorted(distribution.pure_files) if distribution.origin is Origin.FILES else ():
+        digest.update(f"{path}\0".encode())
+        digest.update(_content(path))
     place = Path(distribution.place)
     if distribution.origin in (Origin.FOLDER, Origin.ARCHIVE):
         if not place.exists():

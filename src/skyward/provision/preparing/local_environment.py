@@ -23,8 +23,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.provision.preparing.distribution import code_folders, engine_pins, own_wheel
-from skyward.provision.preparing.sources import client_uv, package_sources, pip_settings
+from skyward.provision.preparing.sources import client_uv, package_sources, pip_settings, pip_variables
 from skyward.request.image import Image
+from skyward.request.masking import without_credentials
 from skyward.transport.base import Transport
 
 __all__ = ["is_satisfied", "prepare_environment"]
@@ -81,11 +82,12 @@ def _has(text: str, extra: str = "") -> bool:
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
             return True
         found = importlib.metadata.distribution(requirement.name)
+        fits = not requirement.url and requirement.specifier.contains(found.version, prereleases=True)
+        return fits and all(_has_extra(found, name) for name in requirement.extras)
     except (InvalidRequirement, importlib.metadata.PackageNotFoundError):
         return False
-    if requirement.url or not requirement.specifier.contains(found.version, prereleases=True):
+    except (KeyError, TypeError, ValueError):  # its metadata is damaged
         return False
-    return all(_has_extra(found, name) for name in requirement.extras)
 
 
 def _has_extra(found: importlib.metadata.Distribution, extra: str) -> bool:
@@ -107,7 +109,8 @@ async def _run(build: _Build) -> None:
     uv, settings = await asyncio.to_thread(lambda: (client_uv(), pip_settings()))
     if uv is None:
         raise _failure(build, "uv", "there is no uv here; run `pip install uv`")
-    environment = package_sources(build.image, settings).for_uv()
+    user = {name: value for name, value in build.image.env.items() if name.startswith(("PIP_", "UV_"))}
+    environment = {**package_sources(build.image, {**settings, **pip_variables(user)}).for_uv(already_set=user), **user}
     venv = [str(uv), "venv", "--clear", "--python", sys.executable, str(build.root)]
     install = [str(uv), "pip", "install", "--python", build.python, "--", *build.requirements]
     await _step(build, "uv", venv, environment)
@@ -131,7 +134,7 @@ async def _step(build: _Build, step: str, argv: Sequence[str], environment: Mapp
 
 def _failure(build: _Build, step: str, why: str) -> BootstrapError:
     lines = build.log.read_text(encoding="utf-8").splitlines()
-    tail = "\n".join(lines[-_LOG_TAIL_LINES:])
+    tail = without_credentials("\n".join(lines[-_LOG_TAIL_LINES:]))
     return BootstrapError(
         f"preparing node {build.node} on this machine failed at step {step!r}: {why}. "
         f"Check the image's pip requirements and package indexes; the whole log is {build.log}\n{tail}",

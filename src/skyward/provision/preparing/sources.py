@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import mmap
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from blake3 import blake3
 from skyward.request.image import Image
 
 __all__ = [
+    "PUBLIC_INDEX",
     "PackageSources",
     "Wheelhouse",
     "client_uv",
@@ -24,8 +26,12 @@ __all__ = [
     "package_sources",
     "pip_settings",
     "pip_variables",
+    "uv_options",
     "written_settings",
 ]
+
+PUBLIC_INDEX = "https://pypi.org/simple"
+"""Index of an installer without a configuration."""
 
 _DIGEST_BYTES = 8
 
@@ -70,7 +76,7 @@ class PackageSources:
         """Return environment variables for pip."""
         values = {
             "PIP_INDEX_URL": self.index_url,
-            "PIP_EXTRA_INDEX_URL": " ".join(self.extra_index_urls),
+            "PIP_EXTRA_INDEX_URL": " ".join(map(_unnamed, self.extra_index_urls)),
             "PIP_FIND_LINKS": " ".join(self.find_links),
             "PIP_TRUSTED_HOST": " ".join(self.trusted_hosts),
             "PIP_CERT": self.cert,
@@ -145,6 +151,23 @@ def pip_settings(env: Mapping[str, str] = os.environ) -> Mapping[str, str]:
 def pip_variables(env: Mapping[str, str]) -> Mapping[str, str]:
     """Return the options of pip that ``env`` sets, by name."""
     return _filled({name.removeprefix("PIP_"): value for name, value in env.items() if name.startswith("PIP_")})
+
+
+def uv_options(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the package sources that ``env`` sets for uv, by the names of pip's options."""
+    options = {
+        "index-url": _unnamed(env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL", "")),
+        "extra-index-url": f"{env.get('UV_INDEX', '')} {env.get('UV_EXTRA_INDEX_URL', '')}".strip(),
+        "find-links": env.get("UV_FIND_LINKS", "").replace(",", " "),
+        "trusted-host": env.get("UV_INSECURE_HOST", ""),
+        "no-index": env.get("UV_NO_INDEX", ""),
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def _unnamed(index: str) -> str:
+    """Return an index's URL without the name that uv lets it have: ``internal=https://…``."""
+    return re.sub(r"^[\w-]+=(?=\w+:)", "", index)
 
 
 def written_settings(files: Iterable[str]) -> Mapping[str, str]:

@@ -50,12 +50,18 @@ def make_wheel(folder: Path, module: str, version: str, metadata: str, tag: str 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    return make_site(tmp_path, monkeypatch)
+
+
+def make_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Have a folder of installed distributions on the import path, and no index but a folder of wheels."""
     site = Site(tmp_path)
     for name in os.environ:
         if name.startswith(("PIP_", "UV_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(site.wheels))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(site.installed))

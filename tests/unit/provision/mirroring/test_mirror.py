@@ -13,7 +13,6 @@ from skyward.provision.mirroring.image_mirror import mirror_environment
 from skyward.provision.mirroring.index_check import passable_index
 from skyward.provision.mirroring.installed import Distribution, Origin, installed_distributions
 from skyward.provision.mirroring.wheels import local_wheel
-from skyward.provision.preparing.sources import PackageSources
 
 from .conftest import make_wheel
 
@@ -95,6 +94,13 @@ def test_what_exists_nowhere_is_named_with_what_needs_it(site: Any) -> None:
     site.install("sky-lost", "3.0", in_index=False)
     site.install("sky-gone", "4.0", in_index=False)
     site.install("sky-other", "1.0", "sky-lost")
+
+    for module in ("sky_lost", "sky_gone"):  # compiled: what is installed here may not run there
+        with (site.installed / f"{module}-{'3.0' if module == 'sky_lost' else '4.0'}.dist-info/RECORD").open(
+            "a"
+        ) as file:
+            file.write(f"{module}_fast.so,,\n")
+        (site.installed / f"{module}_fast.so").touch()
 
     with pytest.raises(ConfigurationError) as raised:
         Image.mirror(only=["sky-app", "sky-other"])
@@ -220,14 +226,24 @@ def test_a_wheel_that_another_process_has_built_meanwhile_is_taken(site: Any, tm
 @pytest.mark.parametrize(
     ("url", "passed"),
     [
-        ("https://index.example/simple", "https://index.example/simple"),
-        ("https://me:secret@index.example/simple", None),
-        ("https://token@index.example/simple", None),
-        ("file:///srv/simple", None),
+        ("https://index.example/simple", True),
+        ("https://me:secret@index.example/simple", False),
+        ("https://token@index.example/simple", False),
+        ("https://index.example/simple?token=secret", False),
+        ("https://dl.example/xK9dQ2mZ7pLr4TvB/ours/simple/", False),
+        ("https://login.example/simple", False),
+        ("file:///srv/simple", False),
+        ("", False),
     ],
 )
-def test_nodes_get_the_index_of_this_machine_without_anyones_password(url: str, passed: str | None) -> None:
-    assert passable_index(PackageSources(index_url=url)) == passed
+def test_nodes_get_the_index_of_this_machine_without_anyones_password(
+    url: str, passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine login.example login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+    assert passable_index({"index-url": url}) == (url if passed else None)
+    assert passable_index({"index-url": url, "keyring-provider": "subprocess"}) is None
 
 
 @pytest.mark.parametrize(
