@@ -13,6 +13,7 @@ from skyward.errors import ConfigurationError
 from skyward.providers.base import Provider
 from skyward.providers.registry import is_this_machine
 from skyward.request.image import Image
+from skyward.request.includes import describe_includes
 from skyward.request.request import PoolRequest
 from skyward.wire.code.ownership import OWN_PACKAGES
 
@@ -51,6 +52,8 @@ def with_environment(
         ConfigurationError: the mirror cannot be made, it contradicts the image, or no function in ``names`` could run
             on the nodes.
     """
+    for line in describe_includes(request.image.includes):
+        report(line)
     if is_this_machine(provider) and _is_satisfied(request.image):
         return request
     if not request.image.mirrors or os.environ.get(MIRROR_VARIABLE, "").lower() in ("0", "off", "false", "no"):

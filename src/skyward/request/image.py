@@ -55,7 +55,8 @@ class Image:
         apt: Debian packages.
         env: environment variables of every worker, set before user code.
         includes: local files and folders, each put into the workers' current folder under its own name, and imported
-            from there. A pool reads them when it opens, and without ``__pycache__``.
+            from there. A pool reads them when it opens, without repositories' own files, environments, caches, and what
+            git ignores; a path that is named itself is sent.
         pip_index_url: the package index instead of the default one. A ``file:`` URL means the node's files.
         find_links: places with wheels, first one first. A folder that exists here is sent to the nodes, its wheels
             only; URLs, and absolute paths that do not exist here, mean the node's own.

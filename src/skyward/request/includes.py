@@ -6,16 +6,19 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from skyward.errors import ConfigurationError
+from skyward.request.ignored import GitRules, unwanted
 
-__all__ = ["IncludedFile", "included_files", "pack_files"]
+__all__ = ["IncludedFile", "LeftOut", "describe_includes", "included_files", "pack_files", "select_files"]
 
 _COMPRESSION = 1
-_LEFT_OUT = ("__pycache__",)
+_LARGE_BYTES = 100 << 20
+_COUNTED = 50_000
+"""Files of left-out folders whose sizes are looked up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +36,52 @@ class IncludedFile:
     link: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """File or folder below an included folder that stays here.
+
+    Attributes:
+        path: its path.
+        why: what it is: ``"repository"``, ``"environment"``, ``"cache"``, ``"compiled Python"``, ``".gitignore"``.
+    """
+
+    path: Path
+    why: str
+
+
 def included_files(includes: Sequence[str]) -> tuple[IncludedFile, ...]:
-    """Return all files below the paths in ``includes``, each path under its last name, without compiled Python.
+    """Return the files to send; see :func:`select_files`."""
+    return select_files(includes)[0]
+
+
+def describe_includes(includes: Sequence[str]) -> Iterator[str]:
+    """Yield lines for the user: what is left out, with sizes, and a warning if much is sent. Blocks."""
+    files, left_out = select_files(includes)
+    sent = sum(file.path.stat().st_size for file in files if not file.link and file.path.is_file())
+    if sent > _LARGE_BYTES:
+        largest = max(files, key=lambda file: 0 if file.link else file.path.stat().st_size)
+        yield (
+            f"includes are {_size(sent)}, which every node gets from here; the largest file is {largest.path} "
+            f"({_size(largest.path.stat().st_size)}). A volume, or an argument of calls, is better for data"
+        )
+    if left_out:
+        counted = _Counted()
+        listed = [f"{name} ({_size(counted.size_of(paths))})" for name, paths in _grouped(left_out).items()]
+        more = " or more" if counted.is_full else ""
+        yield (
+            f"includes leave out {', '.join(listed)}{more}: repositories, environments, caches and what git ignores. "
+            "A file that is named itself is sent"
+        )
+
+
+def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], tuple[LeftOut, ...]]:
+    """Return all files below the paths in ``includes``, each path under its last name, and what is left out of them.
+
+    Left out are repositories' own files, Python environments, caches, compiled Python, and what git ignores; never a
+    path that is named itself.
 
     Raises :class:`~skyward.errors.ConfigurationError`, which names the path: it does not exist, would bring this
-    program's whole folder, has another one's name, or holds a link that leads out of it.
+    program's whole folder, has another one's name, holds a link that leads out of it, or nothing of it would be sent.
     """
     roots = [(parameter, Path(os.path.abspath(os.path.expanduser(path)))) for parameter, path in _numbered(includes)]
     names: dict[str, Path] = {}
@@ -51,7 +95,19 @@ def included_files(includes: Sequence[str]) -> tuple[IncludedFile, ...]:
             )
         if names.setdefault(root.name, root) != root:
             raise ConfigurationError(f"{parameter} is {root}, and {names[root.name]} has that name already")
-    return tuple(file for parameter, root in roots for file in _below(parameter, root))
+    files: list[IncludedFile] = []
+    left_out: list[LeftOut] = []
+    for parameter, root in roots:
+        count = len(left_out)
+        below = list(_below(parameter, root, left_out))
+        if len(left_out) > count and all(file.path.is_dir() and not file.link for file in below):
+            named = ", ".join(str(each.path) for each in left_out[count : count + 3])
+            raise ConfigurationError(
+                f"{parameter} would send nothing: all of it is ignored by git, or belongs to a repository, an "
+                f"environment or a cache ({named}). Name the files themselves, which are sent then"
+            )
+        files += below
+    return tuple(files), tuple(left_out)
 
 
 def pack_files(files: Iterable[IncludedFile]) -> bytes:
@@ -80,15 +136,79 @@ def _numbered(includes: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield f"includes[{i}] ({path!r})", path
 
 
-def _below(parameter: str, root: Path) -> Iterator[IncludedFile]:
+def _below(parameter: str, root: Path, left_out: list[LeftOut]) -> Iterator[IncludedFile]:
     top = root.resolve()
     yield _entry(parameter, root.name, top, top)
-    for here, folders, files in os.walk(top, onerror=_raise) if top.is_dir() else ():
-        folders[:] = sorted(set(folders).difference(_LEFT_OUT))
+    if not top.is_dir():
+        return
+    rules = GitRules(top)
+    for here, folders, files in os.walk(top, onerror=_raise):
+        kept: list[Path] = []
         for name in sorted((*folders, *files)):
             path = Path(here, name)
-            if path.suffix != ".pyc":
-                yield _entry(parameter, root.name, top, path)
+            is_folder = name in folders and not path.is_symlink()
+            why = unwanted(path, is_folder=is_folder)
+            why = why or (".gitignore" if rules.ignores(path, is_folder=is_folder) else "")
+            if why:
+                left_out.append(LeftOut(path=path, why=why))
+            else:
+                kept.append(path)
+        folders[:] = sorted({path.name for path in kept}.intersection(folders))
+        for path in kept:
+            yield _entry(parameter, root.name, top, path)
+
+
+def _grouped(left_out: Sequence[LeftOut]) -> Mapping[str, Sequence[Path]]:
+    """Return what is left out by what it is called in a message: folders by name, files by the reason."""
+    groups: dict[str, list[Path]] = {}
+    for each in left_out:
+        is_ignored = each.why in (".gitignore", "compiled Python")
+        groups.setdefault(each.why if is_ignored else each.path.name, []).append(each.path)
+    return {
+        name if len(paths) == 1 and paths[0].name == name else f"{len(paths)} x {name}": paths
+        for name, paths in groups.items()
+    }
+
+
+class _Counted:
+    """Sizes of files and folders, of so many files that it takes no time that anyone notices."""
+
+    def __init__(self) -> None:
+        self._left = _COUNTED
+
+    @property
+    def is_full(self) -> bool:
+        """True if not all files could be looked at."""
+        return self._left <= 0
+
+    def size_of(self, paths: Iterable[Path]) -> int:
+        """Return the size of files, and of those in folders, in bytes."""
+        return sum(self._size(file) for path in paths for file in self._files(path))
+
+    def _files(self, path: Path) -> Iterator[str]:
+        if path.is_symlink() or not path.is_dir():
+            yield str(path)
+            return
+        for here, _, files in os.walk(path):
+            for name in files:
+                if self._left <= 0:
+                    return
+                self._left -= 1
+                yield os.path.join(here, name)
+
+    @staticmethod
+    def _size(path: str) -> int:
+        try:
+            return os.lstat(path).st_size
+        except OSError:
+            return 0
+
+
+def _size(count: int) -> str:
+    for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= bytes_:
+            return f"{count / bytes_:.{0 if count >= 10 * bytes_ else 1}f} {unit}"
+    return f"{count} bytes"
 
 
 def _entry(parameter: str, name: str, top: Path, path: Path) -> IncludedFile:
