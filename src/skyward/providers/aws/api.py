@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +25,19 @@ from skyward._concurrency.waiting import to_its_end
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers._common.refusals import Refusal, RefusalKind, is_kind
 from skyward.providers.aws.errors import Where, explain, explained, is_lost, is_stale, judge, refusal
+from skyward.providers.aws.profiles import find_login_here
 
-__all__ = ["Api", "Credentials", "Json", "convert_errors", "new_session", "patiently", "refused_by_fleet"]
+__all__ = [
+    "Api",
+    "Credentials",
+    "Json",
+    "chosen_profile",
+    "convert_errors",
+    "load_keys",
+    "new_session",
+    "patiently",
+    "refused_by_fleet",
+]
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -190,7 +202,8 @@ class Api:
             retries={"mode": "standard", "total_max_attempts": 1},  # botocore would retry refusals for lack of capacity
         )
         place = {"region_name": where.region, "endpoint_url": self.credentials.endpoint_url}
-        return self._session.client(where.service, config=config, **place), _keys(self._session)
+        keys = load_keys(self._session, self.credentials.profile)
+        return self._session.client(where.service, config=config, **place), keys
 
 
 def convert_errors(where: Where, work: Callable[[], T]) -> T:
@@ -213,14 +226,37 @@ def _answer(client: Any, operation: str, parameters: Mapping[str, Any], pages: s
     return {pages: [item for page in found for item in page.get(pages, ())]}
 
 
-def _keys(session: Any) -> Any:
-    """Return the session's present credentials; None if it has none, or cannot load them."""
+def load_keys(session: Any, profile: str | None) -> Any:
+    """Return a session's present credentials; None if it has none. Blocks: may run a program, or ask AWS.
+
+    Programs, files and prompts of a profile fail in ways of their own, which become botocore's error for that. An MFA
+    code is only asked for at a terminal.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, RefreshWithMFAUnsupportedError
+
+    if find_login_here(profile).needs_code and not _is_at_terminal():
+        raise RefreshWithMFAUnsupportedError
     try:
         credentials = session.get_credentials()
         return None if credentials is None else credentials.get_frozen_credentials()
+    except (BotoCoreError, ClientError):
+        raise
     except Exception as error:
-        _logger.debug("no credentials: %s", error)
-        return None
+        why = f"{type(error).__name__}: {error.strerror}" if isinstance(error, OSError) else type(error).__name__
+        raise CredentialRetrievalError(provider="the profile", error_msg=why) from error
+
+
+def _is_at_terminal() -> bool:
+    try:
+        return sys.stdin.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
+
+
+def chosen_profile(session: Any) -> str | None:
+    """Return the profile that a session of boto3's was made with; None if it takes the usual chain of credentials."""
+    name = str(session.profile_name)
+    return None if name == os.environ.get("AWS_PROFILE", "default") else name
 
 
 def new_session(*, profile: str | None = None, region: str | None = None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -9,10 +10,11 @@ from typing import Any, Final, cast
 
 from skyward.errors import SkywardError
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
+from skyward.providers.aws.profiles import closest_profile, find_login_here, profiles_here
 
 __all__ = ["CODES", "Where", "explain", "explained", "is_lost", "is_stale", "judge", "meanings", "refusal"]
 
-_LOG_IN = "Refresh them: `aws sso login{profile}`, or new keys in the environment or in ~/.aws/credentials"
+_LOG_IN = "{login}"
 _FORBIDDEN: Final = "UnauthorizedOperation AccessDenied AccessDeniedException NotAuthorized"
 _AUTH: Final[Mapping[str, str]] = {
     _FORBIDDEN: 'An administrator of the account must allow the action "{action}" for this identity '
@@ -20,15 +22,16 @@ _AUTH: Final[Mapping[str, str]] = {
     "ExpiredToken ExpiredTokenException TokenRetrievalError CredentialRetrievalError": _LOG_IN,
     "SSOTokenLoadError UnauthorizedSSOTokenError": _LOG_IN,
     "RequestExpired": "The credentials have expired, or this machine's clock is wrong. " + _LOG_IN,
-    "LoginRefreshRequired LoginTokenLoadError": "Log in again: `aws login{profile}`, or use a key in the environment",
-    "NoCredentialsError": "Provide credentials: `aws configure`, `aws sso login`, AWS(profile=...), "
+    "LoginRefreshRequired LoginTokenLoadError RefreshWithMFAUnsupportedError": _LOG_IN,
+    "NoCredentialsError": "Provide credentials: `aws configure`, `aws sso login`, AWS(profile=...){profiles}, "
     "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
-    "PartialCredentialsError": "Set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "PartialCredentialsError": "Set both parts of the key, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. {login}",
     "AuthFailure": "The key is wrong or disabled, or this region is not enabled for the account "
     "(`aws account enable-region --region-name {region}`), or this machine's clock is wrong",
     "InvalidClientTokenId UnrecognizedClientException": "The access key is wrong or deleted, or the region {region} is "
-    "not enabled for the account",
-    "SignatureDoesNotMatch": "The secret key does not belong to the access key, or this machine's clock is wrong",
+    "not enabled for the account. {login}",
+    "SignatureDoesNotMatch": "The secret key does not belong to the access key, or this machine's clock is wrong. "
+    "{login}",
     "OptInRequired": "The account is not subscribed to this service or image: open it once in the console of {region}, "
     "or enable the region (`aws account enable-region --region-name {region}`)",
     "Blocked IncompleteSignature MissingAuthenticationToken MissingAuthenticationTokenException": "",
@@ -42,7 +45,14 @@ _TABLE: Final = RefusalTable(
         RefusalRow(
             kind=RefusalKind.BAD_REQUEST,
             codes="ProfileNotFound",
-            advice="`aws configure list-profiles` lists the profiles; AWS(profile=...) must be one of them",
+            advice="AWS(profile=...) must be one of the profiles here, which `aws configure list-profiles` lists; "
+            "{closest}",
+        ),
+        RefusalRow(
+            kind=RefusalKind.BAD_REQUEST,
+            codes="InvalidConfigError ConfigParseError",
+            advice="Correct ~/.aws/config (or the file in AWS_CONFIG_FILE): "
+            "`aws configure list-profiles` lists the profiles",
         ),
         RefusalRow(
             kind=RefusalKind.QUOTA,
@@ -97,7 +107,7 @@ _TABLE: Final = RefusalTable(
         ),
     ),
     advice={
-        RefusalKind.AUTH: "Check the credentials: `aws sts get-caller-identity` shows whose they are",
+        RefusalKind.AUTH: "Check the credentials: `aws sts get-caller-identity{profile}` shows whose they are. {login}",
         RefusalKind.QUOTA: "See the account's limits, and request higher ones: "
         "https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas",
         RefusalKind.CAPACITY: "Another machine type, zone, region or spot strategy may have some",
@@ -113,6 +123,15 @@ judge: Final = _TABLE.judge
 
 _VALID: Final = (*_FORBIDDEN.split(), "OptInRequired", "Blocked", "SubscriptionRequiredException")
 """Codes for valid credentials without the permission."""
+
+_OF_CREDENTIALS: Final = {
+    "AssumeRole": "The role must trust the identity that takes it, which needs the action sts:AssumeRole; a required "
+    "MFA code (mfa_serial) or external_id belongs into the profile. {login}",
+    "AssumeRoleWithWebIdentity": "The role must trust the token's issuer, and the token must not have expired. {login}",
+    "GetRoleCredentials": "The user who logged in has no such role in that account: check sso_account_id and "
+    "sso_role_name of the profile. {login}",
+}
+"""Calls by which botocore gets credentials for others, with the advice if they are refused."""
 
 _UNSENT: Final = ("EndpointConnectionError", "ConnectTimeoutError")
 """Errors of calls that were never sent, for lack of a connection."""
@@ -184,11 +203,20 @@ def refusal(error: BaseException) -> Refusal | None:
     if isinstance(error, ClientError):
         response = cast("Mapping[str, Any]", error.response)
         code, message = (str(response.get("Error", {}).get(name, "")) for name in ("Code", "Message"))
-        return judge(code, message, status=int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)))
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        return _of_credentials(judge(code, message, status=status), str(cast("Any", error).operation_name))
     # ResponseParserError is an answer of a proxy or gateway instead of AWS: the call may have taken effect.
     known = {**meanings(), ResponseParserError: RefusalKind.TRANSIENT}
     kind = next((known[base] for base in type(error).__mro__ if base in known), None)
-    return None if kind is None else replace(judge(type(error).__name__, str(error)), kind=kind)
+    return None if kind is None else replace(judge(type(error).__name__, str(error).strip()), kind=kind)
+
+
+def _of_credentials(found: Refusal, operation: str) -> Refusal:
+    """Return the refusal of a call, which may be one that botocore made to get credentials for it."""
+    if operation not in _OF_CREDENTIALS or found.kind in (RefusalKind.RATE, RefusalKind.TRANSIENT):
+        return found
+    advice = found.advice if found.code.startswith("Expired") else _OF_CREDENTIALS[operation]
+    return replace(found, kind=RefusalKind.AUTH, advice=advice)
 
 
 def is_lost(error: BaseException) -> bool:
@@ -214,8 +242,18 @@ def explained(error: BaseException, where: Where) -> SkywardError | None:
 
 def explain(found: Refusal, where: Where) -> SkywardError:
     """Return the error for a refusal, which is its cause."""
-    profile = f" --profile {where.profile}" if where.profile else ""
-    action = f"{where.service}:{where.operation}"
-    error = _TABLE.explain(found, str(where), region=where.region, profile=profile, action=action)
+    words = {
+        "region": where.region,
+        "profile": f" --profile {shlex.quote(where.profile)}" if where.profile else "",
+        "action": f"{where.service}:{where.operation}",
+        "login": "",
+        "closest": "",
+        "profiles": "",
+    }
+    if found.kind is RefusalKind.AUTH:
+        words |= {"login": find_login_here(where.profile).advice, "profiles": profiles_here()}
+    if found.code == "ProfileNotFound":
+        words |= {"closest": closest_profile(where.profile)}
+    error = _TABLE.explain(found, str(where), **words)
     error.__cause__ = RefusedCall(found)
     return error

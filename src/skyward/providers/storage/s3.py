@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
-from skyward.providers.aws.api import convert_errors, new_session
+from skyward.providers.aws.api import chosen_profile, convert_errors, load_keys, new_session
 from skyward.providers.aws.errors import Where, refusal
 from skyward.providers.storage import MountWay, StoredObject
 from skyward.request.volume import GrantedVolume, StorageKey, Volume, VolumeAccess
@@ -110,6 +110,7 @@ class _Granting:
         bucket, folder = volume.bucket, volume.folder
         region, found = self._region, None
         try:
+            self._load_keys()
             found = _call_s3("ListBucket", region, client.list_objects_v2, Bucket=bucket, Prefix=folder, MaxKeys=1)
             region = self._region_of(client, bucket) or region
             if as_client:
@@ -124,9 +125,16 @@ class _Granting:
         usual = (urlsplit(url).hostname or "").endswith(_USUAL_HOSTS)
         return VolumeAccess(region=region, endpoint_url="" if usual else url)
 
+    def _load_keys(self) -> None:
+        """Load the session's credentials: the errors name the profile to log in with."""
+        profile = chosen_profile(self._session)
+        where = Where(region=self._region, service="s3", operation="ListBucket", profile=profile)
+        convert_errors(where, lambda: load_keys(self._session, profile))
+
     def key(self, volumes: Sequence[Volume], *, lifetime_s: float, lent: bool) -> StorageKey:
         """Return a machine's keys: the session's if short-lived or not ``lent``, else short-lived ones from them."""
-        where = Where(region=self._region, service="sts", operation="GetFederationToken")
+        profile = chosen_profile(self._session)
+        where = Where(region=self._region, service="sts", operation="GetFederationToken", profile=profile)
         credentials = convert_errors(where, self._session.get_credentials)
         if credentials is None:
             raise AuthenticationError(

@@ -148,14 +148,28 @@ def _listings(root: str, _: int) -> tuple[tuple[str, str], ...]:
 
 def _listing(found: importlib.metadata.Distribution) -> tuple[str, str]:
     """Return how a distribution's metadata lists its files, and the list; empty for one in a folder of sources."""
-    if (record := found.read_text("RECORD")) is not None:
+    if (record := _text(found, "RECORD")) is not None:
         return "files", f"\n{record}"
-    if (record := found.read_text("installed-files.txt")) is not None:
+    if (record := _text(found, "installed-files.txt")) is not None:
         return "files", f"\n{record}".replace("\n../", "\n").replace("\n", ",\n")
-    if found.read_text("SOURCES.txt") is not None:  # the by-product of an editable installation, or of a build
+    if _text(found, "SOURCES.txt") is not None:  # the by-product of an editable installation, or of a build
         return "nothing", ""
-    names = (found.read_text("top_level.txt") or "").split() or [str(found.metadata["Name"]).replace("-", "_")]
+    names = (_text(found, "top_level.txt") or "").split() or [_name(found).replace("-", "_")]
     return "packages", "\n".join(["", *names, ""])
+
+
+def _text(found: importlib.metadata.Distribution, name: str) -> str | None:
+    try:
+        return found.read_text(name)
+    except (OSError, UnicodeError):  # damaged, or in another encoding: as if it were not there
+        return None
+
+
+def _name(found: importlib.metadata.Distribution) -> str:
+    try:
+        return str(found.metadata["Name"])
+    except (OSError, UnicodeError, KeyError, TypeError):
+        return ""
 
 
 def _lists(listing: tuple[str, str], package: str, path: str) -> bool:

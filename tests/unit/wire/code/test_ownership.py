@@ -74,6 +74,32 @@ def test_the_owner_of_a_module_follows_from_metadata(
     assert is_installed_at("own", str(place)) == installed
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"METADATA": b"Name: J\xf6rg\n"},
+        {"METADATA": b""},
+        {"METADATA": b"", "RECORD": b"\xff\xfe"},
+        {"METADATA": b"", "top_level.txt": b"\xff\xfe"},
+        {},
+    ],
+)
+def test_damaged_metadata_beside_a_module_changes_nothing(
+    damage: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {**wheel(INIT), "mine/__init__.py": ""}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for info in ("torn-1.dist-info", "~wn-1.dist-info"):
+        (tmp_path / info).mkdir()
+        for name, content in damage.items():
+            (tmp_path / info / name).write_bytes(content)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert is_installed_at("own", str(tmp_path / INIT))
+    assert not is_installed_at("mine", str(tmp_path / "mine/__init__.py"))
+
+
 def test_an_archive_is_looked_into(tmp_path: Path) -> None:
     archive = tmp_path / "app.pyz"
     with zipfile.ZipFile(archive, "w") as file:
