@@ -221,7 +221,7 @@ def assert_ran(ran: subprocess.CompletedProcess[str]) -> None:
 def test_without_a_mirror_all_missing_packages_are_in_one_error_before_a_machine_is_used(program: Program) -> None:
     program.uses("import pandas")
 
-    ran = program.run("sky.Image()")
+    ran = program.run("sky.Image(mirror=False)")
 
     last = ran.stderr.strip().splitlines()[-1]
     assert "ConfigurationError: no machine was requested: describe needs packages that the image lacks:" in last
@@ -233,7 +233,7 @@ def test_a_call_that_fails_for_a_module_names_all_missing_packages(program: Prog
     """Beside a function that could run, the other one is no reason to refuse the pool."""
     program.uses("import pandas")
 
-    ran = program.run("sky.Image()", BESIDE="1")
+    ran = program.run("sky.Image(mirror=False)", BESIDE="1")
 
     *_, error = [line for line in ran.stderr.splitlines() if line.startswith("ModuleNotFoundError")]
     assert "No module named 'sky_tiny'; the call needs 2 packages that its nodes lack:" in error

@@ -67,7 +67,8 @@ def find_login(profile: str | None, profiles: Mapping[str, Mapping[str, Any]], e
     """
     if profile is None and _KEY in env:
         hidden = f"; AWS_PROFILE={env['AWS_PROFILE']} has no effect beside them" if "AWS_PROFILE" in env else ""
-        return Login(advice=f"The keys are those of {_KEY} in the environment: renew or unset them{hidden}")
+        way = "renew them, or unset them and log in with a profile, `aws sso login` for example"
+        return Login(advice=f"The keys are those of {_KEY} in the environment: {way}{hidden}")
     if profile is None and env.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return Login(advice=_token_advice("AWS_WEB_IDENTITY_TOKEN_FILE", env["AWS_WEB_IDENTITY_TOKEN_FILE"]))
     chain = _chain(profile or env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default", profiles)

@@ -209,7 +209,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         (
             None,
             {"AWS_ACCESS_KEY_ID": "a"},
-            "The keys are those of AWS_ACCESS_KEY_ID in the environment: renew or unset",
+            "The keys are those of AWS_ACCESS_KEY_ID in the environment: renew them, or unset",
         ),
         (None, {"AWS_ACCESS_KEY_ID": "a", "AWS_PROFILE": "sso"}, "AWS_PROFILE=sso has no effect beside them"),
         (None, {"AWS_WEB_IDENTITY_TOKEN_FILE": "/t"}, "AWS_WEB_IDENTITY_TOKEN_FILE names /t as the token"),
