@@ -73,6 +73,7 @@ class WorkerLog:
         self._path = path
         self._pid = os.getpid()
         self._feeding = False
+        self._standard: int | None = None
         self._own_parts: list[tuple[int, int]] = []
         self.position = self.whole = self.size
         self._marked = -1
@@ -91,12 +92,32 @@ class WorkerLog:
         """Return True if the log has output that was not handed over. Takes half a microsecond."""
         return self.size != self.position
 
+    @property
+    def is_quiet(self) -> bool:
+        """Return True if descriptors 1 and 2 lead to the log still, and all output in it was handed over.
+
+        Takes a microsecond. Another file of the same size would pass, unless it is empty.
+        """
+        try:
+            return 0 != os.lseek(1, 0, os.SEEK_END) == self.position == os.lseek(2, 0, os.SEEK_END)
+        except OSError:  # a pipe, or closed
+            return False
+
+    def restore_descriptors(self) -> None:
+        """Have descriptors 1 and 2 lead to the log again if anything has made them lead elsewhere."""
+        if self._standard is None:
+            return
+        for descriptor in (1, 2):
+            with suppress(OSError):
+                if os.path.sameopenfile(descriptor, self._standard):
+                    continue
+            os.dup2(self._standard, descriptor)
+
     def redirect(self) -> None:
         """Redirect descriptors 1 and 2 to the log, and this process's log messages to its own part."""
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
+        self._standard = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        os.dup2(self._standard, 1)
+        os.dup2(self._standard, 2)
         _have_handlers_write_to(self.own)
         for stream in (sys.__stdout__, sys.__stderr__):
             if isinstance(stream, io.TextIOWrapper):  # forked children print through these; unflushed lines are lost
@@ -155,8 +176,9 @@ class WorkerLog:
 
     def close(self) -> None:
         """Close the files, except for descriptors 1 and 2."""
-        for descriptor in (self._appending, self._reading, self._marking):
-            os.close(descriptor)
+        for descriptor in (self._appending, self._reading, self._marking, self._standard):
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _hand_on(self, feed: Callable[[bytes, int], None]) -> None:
         start = self.position

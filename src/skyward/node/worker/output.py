@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -89,6 +89,8 @@ class CallOutput:
         self.between_calls = False
         self._no_call = _CallSink(0, self)
         self._own_threads = {threading.main_thread().ident, threading.get_ident()}
+        self._routers: tuple[OutputRouter, OutputRouter] | None = None
+        self._stdin: TextIO | None = None
 
     def of_call(self, call_id: int) -> AbstractContextManager[object]:
         """Collect the text printed inside, and by threads of no call; at the end hand over text without a line end."""
@@ -126,8 +128,30 @@ class CallOutput:
         """Replace ``sys.stdout`` and ``sys.stderr``, and take the records of :mod:`logging`."""
         install(self.take_record)
         own = self.log.own if self.log is not None else None
-        sys.stdout = OutputRouter(sys.stdout, stream="stdout", current=self.current, own=own)
-        sys.stderr = OutputRouter(sys.stderr, stream="stderr", current=self.current, own=own)
+        stdout = OutputRouter(_stream_for(1), stream="stdout", current=self.current, own=own)
+        stderr = OutputRouter(_stream_for(2), stream="stderr", current=self.current, own=own)
+        self._routers = (stdout, stderr)
+        self._stdin = sys.stdin
+        self.restore_streams()
+
+    def restore_streams(self) -> None:
+        """Undo what calls have done to the streams of :mod:`sys` and to :func:`logging.disable`.
+
+        Calls replace, close and patch them, or leave a thread behind that does, and the next call would print nothing.
+        """
+        if self._routers is None:
+            return
+        stdout, stderr = self._routers
+        if getattr(sys, "stdout", None) is not stdout:
+            sys.stdout = stdout
+        if getattr(sys, "stderr", None) is not stderr:
+            sys.stderr = stderr
+        if getattr(sys, "stdin", None) is not self._stdin:
+            sys.stdin = self._stdin
+        stdout.drop_patches()
+        stderr.drop_patches()
+        if logging.root.manager.disable:
+            logging.disable(logging.NOTSET)
 
     def collect(self) -> None:
         """Hand over the output captured until now. Costs half a microsecond if there is none."""
@@ -170,12 +194,15 @@ class _CallSink:
         self._writers: dict[int, int] = {}
 
     def __enter__(self) -> None:
+        self._output.restore_streams()
         self._token = _sink.set(self)
         self._output.running.append(self)
         self._output.between_calls = True
 
     def __exit__(self, *_error: object) -> None:
-        self._output.collect()
+        if (log := self._output.log) is not None and not log.is_quiet:
+            log.restore_descriptors()
+            self._output.collect()
         self._output.running.remove(self)
         _sink.reset(self._token)
         self.finish()
@@ -243,6 +270,13 @@ class OutputRouter(io.TextIOBase):
         self._own = own if own is not None else original
         self._pid = os.getpid()
         self._bytes_side = _BytesSide(self)
+        self._attributes = len(vars(self)) + 1
+
+    def drop_patches(self) -> None:
+        """Remove attributes that a call has set, such as a ``write`` of its own."""
+        attributes = vars(self)
+        while len(attributes) > self._attributes:  # they come after this object's own
+            attributes.popitem()
 
     def write(self, text: str, /) -> int:
         """Pass ``text`` to its sink; return its length."""
@@ -267,8 +301,9 @@ class OutputRouter(io.TextIOBase):
             sink.write(self._stream, data)
 
     def flush(self) -> None:
-        """Flush the original stream; a call's lines are sent as soon as they end."""
-        self._original.flush()
+        """Flush the interpreter's stream; a call's lines are sent as soon as they end."""
+        with suppress(ValueError):  # a call may have closed it
+            getattr(sys, f"__{self._stream}__", self._original).flush()
 
     def close(self) -> None:
         """Do nothing: the next call prints to this stream, too."""
@@ -329,6 +364,11 @@ class _BytesSide(io.BufferedIOBase):
 
     def fileno(self) -> int:
         return self._router.fileno()
+
+
+def _stream_for(descriptor: int) -> TextIO:
+    """Return a stream for forked children, which no call can close, unlike those of :mod:`sys`."""
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _write_to(stream: TextIO, text: str) -> None:

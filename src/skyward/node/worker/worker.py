@@ -71,7 +71,7 @@ class LaneWorker(Worker):
         self._serves = False
         super().__init__(*args, **kwargs)
         for name in ("default", "actor"):
-            self.executors[name] = _TaskThreadPoolExecutor(1, thread_name_prefix=f"Dask-{name.title()}-Threads")
+            self.executors[name] = _TaskThreadPoolExecutor(self._run_task, f"Dask-{name.title()}-Threads")
         # Every heartbeat estimates sizes by samples; drawn from `random`, they would shift the numbers of seeded code.
         cast("Any", dask.sizeof).random = random.Random()
         main_of_tasks()
@@ -105,6 +105,10 @@ class LaneWorker(Worker):
         """Return the name of the task that this thread runs, as Dask's dashboard shows it; empty if it runs none."""
         key = self.active_threads.get(threading.get_ident())
         return str(cast("Any", dask.utils).key_split(key)) if key is not None else ""
+
+    def _run_task(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.lane.output.restore_streams()
+        return call_in_this_process(fn, args, kwargs)
 
     def _run_calls(self) -> None:
         """Run calls. If the thread itself fails, end this process: the nanny starts another, and the calls move."""
@@ -207,8 +211,12 @@ class _TaskThreadPoolExecutor(ThreadPoolExecutor):
     # Dask looks for "ThreadPoolExecutor" in the name of the class. It takes others for pools of processes, in which
     # get_worker() and get_client() find nothing.
 
+    def __init__(self, run: Callable[..., Any], prefix: str) -> None:
+        super().__init__(1, thread_name_prefix=prefix)
+        self._run = run
+
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return cast("Future[Any]", super().submit(call_in_this_process, fn, args, kwargs))
+        return cast("Future[Any]", super().submit(self._run, fn, args, kwargs))
 
 
 def _port_of(descriptor: int) -> int:

@@ -196,6 +196,57 @@ REDIRECTED = """if True:
 """
 
 
+SILENCERS = {
+    "another stream": "sys.stdout = sys.stderr = io.StringIO()",
+    "none": "sys.stdout = sys.stderr = sys.stdin = None",
+    "no stream": "del sys.stdout, sys.stderr",
+    "a closed file": "sys.stdout = sys.stderr = open(os.devnull, 'w'); sys.stdout.close()",
+    "closed": "sys.stdout.close(); sys.stderr.close(); sys.stdout.buffer.close()",
+    "the interpreter's closed": "sys.__stdout__.close(); sys.__stderr__.close()",
+    "patched": "sys.stdout.write = sys.stderr.write = lambda text: 0; sys.stdout.flush = None",
+    "redirected for good": "contextlib.redirect_stdout(io.StringIO()).__enter__()",
+    "redirected by a thread that stays": "leave_redirecting_thread()",
+    "no descriptor": "os.close(1); os.close(2)",
+    "the null device": "null = os.open(os.devnull, os.O_WRONLY); os.dup2(null, 1); os.dup2(null, 2); os.close(null)",
+    "one of two": "null = os.open(os.devnull, os.O_WRONLY); os.dup2(null, 2); os.close(null)",
+    "a pipe": "there = os.pipe(); os.dup2(there[1], 1); os.dup2(there[1], 2)",
+    "a file": "file = open('other', 'w'); file.write('x' * 1000); file.flush(); os.dup2(file.fileno(), 1)",
+    "logging": "logging.disable(logging.CRITICAL)",
+}
+
+
+@pytest.mark.parametrize("how", SILENCERS)
+def test_a_call_that_silences_its_output_does_not_silence_the_next_one(how: str, tmp_path: Path) -> None:
+    program = f"""
+    import contextlib, io, logging
+    def leave_redirecting_thread():
+        entered = threading.Event()
+        def redirect():
+            with contextlib.redirect_stdout(io.StringIO()):
+                entered.set()
+                threading.Event().wait()
+        threading.Thread(target=redirect, daemon=True).start()
+        entered.wait()
+    os.chdir(sys.argv[1])
+    with output.of_call(1):
+        print("before", flush=True)
+        os.system("echo before")
+        {SILENCERS[how]}
+    with output.of_call(2):
+        sent.clear()
+        print("python", flush=True)
+        print("python's error", file=sys.stderr, flush=True)
+        os.system("echo shell; echo error >&2")
+        if not (child := os.fork()):
+            print("a fork")
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert sent == ["python", "python's error", "shell", "error", "a fork"], sent
+    assert not logging.root.manager.disable
+"""
+    run(REDIRECTED + program, tmp_path)
+
+
 class TestDescriptors:
     def test_c_code_may_write_any_amount_while_it_holds_the_gil(self, tmp_path: Path) -> None:
         run(
