@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from skyward.errors import ConfigurationError
 from skyward.request.ignored import GitRules, unwanted
@@ -110,10 +110,12 @@ def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], tup
     return tuple(files), tuple(left_out)
 
 
-def pack_files(files: Iterable[IncludedFile]) -> bytes:
-    """Return the files as a compressed tar archive without their owners."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=_COMPRESSION) as archive:
+def pack_files(files: Iterable[IncludedFile], into: IO[bytes]) -> None:
+    """Write the files as a compressed tar archive without their owners.
+
+    Raises :class:`OSError`, which names the file: it is gone, cannot be read, or became shorter meanwhile.
+    """
+    with tarfile.open(fileobj=into, mode="w:gz", compresslevel=_COMPRESSION) as archive:
         for file in files:
             member = archive.gettarinfo(str(file.path), file.name)
             member.uid = member.gid = 0
@@ -125,10 +127,18 @@ def pack_files(files: Iterable[IncludedFile]) -> bytes:
                 archive.addfile(member)
             else:
                 member.type = tarfile.REGTYPE  # hard links are sent as copies
-                member.size = file.path.stat().st_size
-                with file.path.open("rb") as content:
-                    archive.addfile(member, content)
-    return buffer.getvalue()
+                _add_content(archive, member, file.path)
+
+
+def _add_content(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    with path.open("rb") as content:
+        member.size = os.fstat(content.fileno()).st_size  # what is added to it from now on is left out
+        try:
+            archive.addfile(member, content)
+        except OSError as error:
+            if content.tell() < member.size:
+                raise OSError(f"{path} became shorter while it was read: leave it out of includes") from error
+            raise
 
 
 def _numbered(includes: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -215,12 +225,14 @@ def _entry(parameter: str, name: str, top: Path, path: Path) -> IncludedFile:
     kind = path.lstat().st_mode
     link = ""
     if stat.S_ISLNK(kind):
-        target = path.resolve()
+        target = Path(os.path.realpath(path))  # Path.resolve() fails for a link to itself, before Python 3.13
         if not target.is_relative_to(top):
             raise ConfigurationError(f"{parameter} holds a link that leads out of it: {path} to {target}")
         link = os.path.relpath(target, path.parent)
     elif not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         raise ConfigurationError(f"{parameter} holds something that is neither a file nor a folder: {path}")
+    elif not os.access(path, os.R_OK):
+        raise ConfigurationError(f"{parameter} holds a file that you may not read: {path}")
     return IncludedFile(name=(Path(name) / path.relative_to(top)).as_posix(), path=path, link=link)
 
 

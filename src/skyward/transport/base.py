@@ -33,11 +33,17 @@ class Transport(Protocol):
     """
 
     async def run(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | memoryview = b"",
+        timeout_s: float,
     ) -> Completed:
         """Run one command to its end. ``argv`` is passed as it is, never through a shell. Not idempotent.
 
-        ``env`` adds variables to the environment of the machine's sessions; ``stdin`` is the whole standard input.
+        ``env`` adds variables to the environment of the machine's sessions; ``stdin`` is the whole standard input, and
+        is not copied.
 
         After ``timeout_s`` the command is killed with its process group and ``UnreachableError`` is raised. Returns
         when the command itself exits, even if a daemon that it started still holds inherited streams.

@@ -31,13 +31,18 @@ class LocalTransport:
         self._workdir = Path(access.workdir)
 
     async def run(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | memoryview = b"",
+        timeout_s: float,
     ) -> Completed:
         """Run a command: :meth:`Transport.run <skyward.transport.base.Transport.run>`."""
         self._workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Files, not pipes: a pipe ends only when the last daemon that inherited it does.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            given.write(stdin)
+            await asyncio.to_thread(given.write, stdin)
             given.seek(0)
             try:
                 process = await asyncio.create_subprocess_exec(

@@ -79,7 +79,12 @@ class SshTransport:
         return self._connection.last_error if self._connection is not None else ""
 
     async def run(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | memoryview = b"",
+        timeout_s: float,
     ) -> Completed:
         """Run a command: :meth:`Transport.run <skyward.transport.base.Transport.run>`.
 

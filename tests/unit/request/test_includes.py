@@ -6,6 +6,7 @@ import io
 import os
 import tarfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +14,9 @@ from skyward.errors import ConfigurationError
 from skyward.request.image import Image
 from skyward.request.includes import included_files, pack_files
 from skyward.request.request import parse_request
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +33,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def packed(*includes: str) -> dict[str, tarfile.TarInfo]:
-    with tarfile.open(fileobj=io.BytesIO(pack_files(included_files(includes)))) as archive:
+    file = io.BytesIO()
+    pack_files(included_files(includes), file)
+    with tarfile.open(fileobj=io.BytesIO(file.getvalue())) as archive:
         return {member.name: member for member in archive.getmembers()}
 
 
@@ -62,6 +68,59 @@ def test_links_within_stay_links_and_hard_links_become_files(project: Path) -> N
     assert members["pkg/empty/far"].linkname == "../a.py"
     assert members["pkg/b.py"].isreg()
     assert members["pkg/b.py"].size == 6
+
+
+@pytest.mark.parametrize(
+    ("links", "targets"),
+    [
+        ({"self": "self"}, {"self": "self"}),
+        ({"one": "two", "two": "one"}, {}),
+        ({"up": "."}, {"up": "."}),
+        ({"empty/up": ".."}, {"empty/up": ".."}),
+        ({"nowhere": "gone.py"}, {"nowhere": "gone.py"}),
+    ],
+    ids=repr,
+)
+def test_links_that_lead_round_in_circles_or_nowhere_stay_links(
+    project: Path, links: dict[str, str], targets: dict[str, str]
+) -> None:
+    for name, target in links.items():
+        (project / "pkg" / name).symlink_to(target)
+
+    members = packed("pkg")
+
+    assert all(members[f"pkg/{name}"].issym() for name in links)
+    assert {name: members[f"pkg/{name}"].linkname for name in targets} == targets
+    assert len(members) == 3 + len(links)
+
+
+def test_names_of_odd_bytes_travel(project: Path) -> None:
+    os.close(os.open(os.fsencode(project / "pkg") + b"/\xff\n" + b"x" * 248, os.O_CREAT))
+
+    assert os.fsencode(max(packed("pkg"))) == b"pkg/\xff\n" + b"x" * 248
+
+
+def test_a_file_that_grows_meanwhile_travels_as_it_was_and_one_that_shrinks_is_named(project: Path) -> None:
+    log = project / "pkg" / "a.log"
+    log.write_bytes(os.urandom(1 << 20))
+
+    class Changing(io.BytesIO):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.size = size
+
+        def write(self, data: ReadableBuffer, /) -> int:
+            if self.tell() > 1 << 18:  # a part of it was read
+                os.truncate(log, self.size)
+            return super().write(data)
+
+    grown = Changing(2 << 20)
+    pack_files(included_files(["pkg"]), grown)
+    with tarfile.open(fileobj=io.BytesIO(grown.getvalue())) as archive:
+        assert archive.getmember("pkg/a.log").size == 1 << 20
+
+    with pytest.raises(OSError, match=r"a\.log became shorter while it was read"):
+        pack_files(included_files(["pkg"]), Changing(10))
 
 
 def test_a_path_that_is_a_link_brings_what_it_points_to(project: Path) -> None:

@@ -78,7 +78,12 @@ class AdmittedTransport:
         self._admission = admission
 
     async def run(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | memoryview = b"",
+        timeout_s: float,
     ) -> Completed:
         """See :meth:`Transport.run`."""
         try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +28,12 @@ class Node(LocalTransport):
         self.drops = drops
 
     async def run(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | memoryview = b"",
+        timeout_s: float,
     ) -> Completed:
         completed = await super().run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
         if self.drops:
@@ -68,6 +76,20 @@ async def test_files_are_read_anew_each_time(tmp_path: Path, project: Path) -> N
     await node.take("pkg")
 
     assert (node.files / "pkg" / "a.sh").read_text() == "echo 2"
+
+
+async def test_nodes_that_are_prepared_at_the_same_time_get_one_archive(tmp_path: Path, project: Path) -> None:
+    (project / "pkg" / "data").write_bytes(os.urandom(8 << 20))
+    nodes = [Node(tmp_path / f"{number}") for number in range(8)]
+
+    tracemalloc.start()
+    await asyncio.gather(*(node.take("pkg") for node in nodes))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    data = (project / "pkg" / "data").read_bytes()
+    assert all((node.files / "pkg" / "data").read_bytes() == data for node in nodes)
+    assert most < 8 << 20
 
 
 async def test_a_link_that_drops_costs_nothing(tmp_path: Path) -> None:
