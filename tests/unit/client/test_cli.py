@@ -7,10 +7,12 @@ import io
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +117,7 @@ def test_it_is_installed_and_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "skyward", "ls", "--json"], capture_output=True, text=True, timeout=60, check=True
     )
-    assert json.loads(done.stdout) == {"machines": [], "cost": 0, "unknown": [], "unasked": []}
+    assert json.loads(done.stdout) == {"machines": [], "cost": 0, "unknown": [], "unasked": [], "damaged": []}
     assert done.stderr == ""
 
 
@@ -148,6 +150,55 @@ def test_every_command_and_every_option_is_in_the_docs() -> None:
 
 
 # --- ls -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ('settings = \'{"hosts": ["a\'', "the provider's settings are no JSON"),
+        ("settings = ''", "the provider's settings are no JSON"),
+        ("settings = '[1]'", "the provider's settings are list, not an object"),
+        ("settings = cast(x'7bff' as text)", "the provider's settings are no JSON"),
+        ("created_at = 9e999", "created_at is inf"),
+        ("price_per_hour = -9e999", "price_per_hour is -inf"),
+    ],
+)
+def test_a_damaged_record_is_named_and_kept_and_hides_no_other(
+    launch: Callable[..., list[Instance]], ledger: Ledger, damage: str, reason: str
+) -> None:
+    launch("a", "b")
+    with closing(sqlite3.connect(ledger.path)) as database, database:
+        database.execute(f"UPDATE entries SET {damage} WHERE key = 'a'")
+
+    listed, said = answer("ls", exit_code=1), run("ls")
+    swept, again = answer("sweep", exit_code=1), answer("sweep", exit_code=1)
+
+    assert sorted(each["key"] for each in listed["machines"]) == ["a", "b"]
+    (damaged,) = listed["damaged"]
+    assert damaged["key"] == "a"
+    assert reason in damaged["reason"]
+    assert "delete the row whose key is 'a'" in said.output
+    assert {each["key"] for each in swept["ended"] + swept["gone"]} == {"b"}
+    for report in (swept, again):
+        assert [(each["key"], reason in each["reason"]) for each in report["left"]] == [("a", True)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["provider = 'of a later version'", "provider = ''", "settings = '{\"later\": 1}'", "region = cast(x'ff' as text)"],
+)
+def test_an_entry_whose_provider_is_not_known_here_hides_no_other(
+    launch: Callable[..., list[Instance]], ledger: Ledger, change: str
+) -> None:
+    launch("a", "b")
+    with closing(sqlite3.connect(ledger.path)) as database, database:
+        database.execute(f"UPDATE entries SET {change} WHERE key = 'a'")
+
+    listed, swept = answer("ls"), answer("sweep", exit_code=0 if "region" in change else 1)
+
+    assert sorted(each["key"] for each in listed["machines"]) == ["a", "b"]
+    assert "b" in {each["key"] for each in swept["ended"] + swept["gone"]}
+    assert [each["key"] for each in swept["left"]] == ([] if "region" in change else ["a"])
 
 
 def test_ls_lists_open_machines_with_cost_and_owner(launch: Callable[..., list[Instance]]) -> None:

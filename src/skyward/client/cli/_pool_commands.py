@@ -57,11 +57,12 @@ def ls(*, everything: bool, providers: Sequence[str], region: str | None, option
         "cost": sum(entry.cost(now) for entry in entries),
         "unknown": [_stranger(each) for each in presence.unknown],
         "unasked": presence.silent,
+        "damaged": [{"key": entry.key, "reason": entry.damage} for entry in entries if entry.damage],
     }
     return Answer(
         document=document,
         show=lambda say: _show_list(entries, presence, now, say, everything=everything),
-        exit_code=FAILED if providers and presence.silent else 0,
+        exit_code=FAILED if document["damaged"] or (providers and presence.silent) else 0,
     )
 
 
@@ -157,6 +158,9 @@ def _show_list(entries: Sequence[LedgerEntry], presence: Presence, now: float, s
         say.line(f"not accounted for by this ledger: {each.provider} {each.instance_id} ({each.key})")
     for reason in dict.fromkeys(presence.silent):
         say.line(f"state unknown: {reason}")
+    for entry in entries:
+        if entry.damage:
+            say.line(f"DAMAGED  {_name(entry)}: {entry.damage}")
 
 
 def _show(report: SweepReport, say: Say) -> None:

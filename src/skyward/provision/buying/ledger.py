@@ -8,9 +8,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import platformdirs
 
@@ -23,6 +23,8 @@ from skyward.provision.buying.price import charged_price
 __all__ = ["Ledger", "LedgerEntry", "Purchase"]
 
 _WAIT_S = 10.0
+_LARGEST: Final = 1e11
+"""Times and prices beyond are none; the years of such times have five digits."""
 _KEPT_S = 30 * 24 * 3600.0
 """Seconds for which closed entries are kept: 30 days."""
 
@@ -140,6 +142,7 @@ class LedgerEntry:
         closed_at: Unix time of its end once it was confirmed gone, or not to exist; None while it may.
         gone_at: Unix time of its end by its provider's record, else at which it was first not listed any more; None
             before. The entry stays open until the end is confirmed.
+        damage: why its provider cannot be asked about it, and how to close it; empty for a record as it was written.
     """
 
     key: str
@@ -150,6 +153,7 @@ class LedgerEntry:
     created_at: float
     closed_at: float | None = None
     gone_at: float | None = None
+    damage: str = ""
 
     def cost(self, now: float) -> float:
         """Return the cost until ``now``, a Unix time, in USD; 0 if the price is unknown."""
@@ -255,7 +259,7 @@ class Ledger:
         """
         with self._transaction() as database:
             rows = database.execute(_SELECT_BILLED, (entrusted, provider)).fetchall()
-        return tuple(map(_entry, rows))
+        return tuple(self._entry(row) for row in rows)
 
     def entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
         """Return open entries and those that were closed within 30 days, as :meth:`open_entries` does."""
@@ -264,7 +268,17 @@ class Ledger:
     def _entries(self, pool_id: str | None, *, closed: bool) -> Sequence[LedgerEntry]:
         with self._transaction() as database:
             rows = database.execute(_SELECT, (closed, pool_id)).fetchall()
-        return tuple(map(_entry, rows))
+        return tuple(self._entry(row) for row in rows)
+
+    def _entry(self, row: sqlite3.Row) -> LedgerEntry:
+        entry, damage = _entry(row)
+        if not damage:
+            return entry
+        advice = (
+            f"its record in {self.path} is damaged ({damage}): look for the machine in the provider's console, then "
+            f"delete the row whose key is {entry.key!r}"
+        )
+        return replace(entry, damage=advice)
 
     def _migrate(self, database: sqlite3.Connection) -> None:
         (version,) = database.execute("PRAGMA user_version").fetchone()
@@ -284,6 +298,7 @@ class Ledger:
         try:
             with closing(sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None)) as database:
                 database.row_factory = sqlite3.Row
+                database.text_factory = _text  # one damaged text must not hide all other entries
                 database.execute("BEGIN IMMEDIATE")
                 with database:
                     yield database
@@ -301,7 +316,30 @@ def _bought_as(instance: Instance) -> tuple[Any, ...]:
     return (instance.id, *bought, offer.minimum_billed_s, offer.minimum_charge, instance.key)
 
 
-def _entry(row: sqlite3.Row) -> LedgerEntry:
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _settings(text: str) -> tuple[dict[str, Any], str]:
+    """Return a provider's settings, and what is wrong with their text."""
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return {}, f"the provider's settings are no JSON: {error}"
+    if not isinstance(settings, dict):
+        return {}, f"the provider's settings are {type(settings).__name__}, not an object"
+    return cast("dict[str, Any]", settings), ""
+
+
+def _entry(row: sqlite3.Row) -> tuple[LedgerEntry, str]:
+    """Return the record as far as it can be read, and what is wrong with it."""
+    settings, damage = _settings(row["settings"])
+    times = {name: row[name] for name in ("created_at", "closed_at", "gone_at", "price_per_hour")}
+    for name, number in times.items():
+        if number is not None and not abs(number) < _LARGEST:
+            damage, times[name] = f"{name} is {number}", 0.0 if name == "created_at" else None
+    if times["created_at"] != row["created_at"]:
+        times["price_per_hour"] = None  # the cost is not known
     owner = None
     if row["owner_pid"] is not None:
         owner = Owner(
@@ -312,24 +350,25 @@ def _entry(row: sqlite3.Row) -> LedgerEntry:
             boot=row["owner_boot"],
             namespace=row["owner_namespace"],
         )
-    return LedgerEntry(
+    entry = LedgerEntry(
         key=row["key"],
         node=row["node"],
         purchase=Purchase(
             pool_id=row["pool_id"],
             provider=row["provider"],
-            settings=json.loads(row["settings"]),
+            settings=settings,
             region=row["region"],
             machine=row["machine"],
             spot=bool(row["spot"]),
-            price_per_hour=row["price_per_hour"],
+            price_per_hour=times["price_per_hour"],
             ends_itself=bool(row["ends_itself"]),
             minimum_billed_s=row["minimum_billed_s"],
             minimum_charge=row["minimum_charge"],
         ),
         owner=owner,
         instance_id=row["instance_id"],
-        created_at=row["created_at"],
-        closed_at=row["closed_at"],
-        gone_at=row["gone_at"],
+        created_at=times["created_at"],
+        closed_at=times["closed_at"],
+        gone_at=times["gone_at"],
     )
+    return entry, damage

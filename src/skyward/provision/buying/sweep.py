@@ -158,7 +158,9 @@ class Sweep:
         Raises :class:`~skyward.errors.LedgerError`.
         """
         await asyncio.to_thread(self._ledger.end_pool, pool_id)
-        places = by_place(await asyncio.to_thread(self._ledger.open_entries, pool_id=pool_id))
+        entries = await asyncio.to_thread(self._ledger.open_entries, pool_id=pool_id)
+        self._leave_damaged(entries)
+        places = by_place(entries)
         await asyncio.gather(*(self._end_all(*place, entries) for place, entries in places.items()))
         return self._report
 
@@ -175,6 +177,7 @@ class Sweep:
         Raises :class:`~skyward.errors.LedgerError`.
         """
         entries = await asyncio.to_thread(self._ledger.entries)
+        self._leave_damaged(entries)
         doomed = {entry.key for entry in entries if entry.closed_at is None and self._is_left_over(entry, others)}
         places = by_place(entries)
         named = [(name, settings_text(settings)) for name, settings in also]
@@ -197,6 +200,10 @@ class Sweep:
         places = by_place([entry for entry in entries if self._is_left_over(entry, others=False)])
         await asyncio.gather(*(self._end_all(*place, doomed) for place, doomed in places.items()))
         return self._report
+
+    def _leave_damaged(self, entries: Iterable[LedgerEntry]) -> None:
+        damaged = [entry for entry in entries if entry.damage and entry.closed_at is None]
+        self._report.left += [Left(entry=entry, reason=entry.damage) for entry in damaged]
 
     def _is_left_over(self, entry: LedgerEntry, others: bool) -> bool:  # noqa: FBT001 - passed on
         lives = None if entry.owner is None else entry.owner.lives()
@@ -308,9 +315,11 @@ def unaccounted(provider: str, machines: Iterable[Instance], entries: Iterable[L
 
 
 def by_place(entries: Iterable[LedgerEntry]) -> dict[Place, list[LedgerEntry]]:
-    """Group entries by the provider with the settings that they were bought with."""
+    """Group entries by the provider with the settings that they were bought with; damaged ones have none."""
     places: dict[Place, list[LedgerEntry]] = {}
     for entry in entries:
+        if entry.damage:
+            continue
         place = entry.purchase.provider, settings_text(entry.purchase.settings)
         places.setdefault(place, []).append(entry)
     return places
