@@ -108,9 +108,6 @@ def refuses_operands(cls: C) -> C:
     for name, operator in _SIDES.items():
         setattr(cls, name, _refusal(_no_call, operator))
         setattr(cls, name.replace("__r", "__", 1), _refusal(_pool_on_the_left, operator))
-    refuse_operations(
-        cls, dict.fromkeys(("__aenter__", "__aexit__"), ""), lambda pool, _: _not_async(type(pool).__name__)
-    )
     cls.__array_ufunc__ = None  # or numpy would take the pool for an element
     return cls
 
@@ -121,13 +118,6 @@ def _refusal(error: Callable[[object, str], TypeError], operator: str) -> Callab
         raise error(other, operator)
 
     return refuse
-
-
-def _not_async(name: str) -> TypeError:
-    return TypeError(
-        f"a pool is opened by `with`, not by `async with`: write `with {name}(...) as pool:`, and inside it, in "
-        "coroutines too, await pool.submit(f, ...)"
-    )
 
 
 def _pool_on_the_left(right: object, operator: str) -> TypeError:
