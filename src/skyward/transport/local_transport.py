@@ -94,7 +94,7 @@ def _text(file: IO[bytes]) -> str:
 
 def _write(parts: Sequence[bytes | memoryview], path: Path, mode: int) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:
         with open(descriptor, "wb") as file:
             file.writelines(parts)

@@ -126,7 +126,7 @@ class NodeFiles:
                 ) from None
 
     async def _fetch_once(self, file: NodeFile, path: Path) -> None:
-        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        name = path.with_name(f".{secrets.token_hex(8)}.part")  # as short for a name of the longest length
         name.touch(exist_ok=False)
         offsets = iter(range(0, file.nbytes, _PIECE_BYTES))
 

@@ -65,6 +65,15 @@ async def test_a_large_file_comes_in_pieces_and_whole(files: NodeFiles, there: P
     assert sorted(path.name for path in (tmp_path / "here/deep").iterdir()) == ["a.bin", "empty"]
 
 
+@pytest.mark.parametrize("name", ["x" * 250, "x" * 255, "ü" * 127, ".x", "a b\t'"])
+async def test_a_name_of_any_length_comes(name: str, files: NodeFiles, there: Path, tmp_path: Path) -> None:
+    (there / name).write_bytes(b"content")
+    (file,) = (await files.matching(["*", ".*"])).files
+    await files.fetch(file, tmp_path / "here" / file.name)
+
+    assert [path.name for path in (tmp_path / "here").iterdir()] == [name]
+
+
 async def test_a_file_that_changes_once_is_fetched_again(
     files: NodeFiles, transport: Meddled, there: Path, tmp_path: Path
 ) -> None:
