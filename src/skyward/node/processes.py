@@ -19,6 +19,7 @@ __all__ = [
     "become_subreaper",
     "carriers",
     "close_all_but",
+    "close_on_exec",
     "descendants",
     "end_all",
     "exit_reason",
@@ -55,6 +56,13 @@ def close_all_but(kept: Collection[int]) -> None:
         if descriptor not in kept:
             with contextlib.suppress(OSError):  # the one that the listing itself had open
                 os.close(descriptor)
+
+
+def close_on_exec() -> None:
+    """Close this process's open descriptors, except the standard streams, in programs that it will start."""
+    for descriptor in set(open_descriptors()) - {0, 1, 2}:
+        with contextlib.suppress(OSError):  # the one that the listing itself had open
+            os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
 
 
 def exit_reason(exit_code: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from skyward.node.supervisor.plan import NodePlan
 from skyward.wire.control import Message, Report, from_frame, to_frame
 from skyward.wire.dask_parts import check_parts
 
-__all__ = ["Program", "read_plan", "run_program", "take_standard_output"]
+__all__ = ["Program", "read_plan", "run_program"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,7 @@ class Program:
     """Process under the supervisor.
 
     Attributes:
-        plan: the first line of standard input.
+        plan: the first line from the supervisor.
         commands: the lines after it.
         report: sends the supervisor a message.
     """
@@ -33,17 +32,9 @@ class Program:
     report: Callable[[Report], None]
 
 
-def take_standard_output() -> TextIO:
-    """Return a stream to the supervisor in place of standard output; prints go to standard error, the node's log."""
-    # A library that prints would otherwise break the stream of reports.
-    reports = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    return reports
-
-
-def read_plan() -> NodePlan:
-    """Return the plan in the first line of standard input, and make the node's folder that of temporary files."""
-    plan = NodePlan.from_json(sys.stdin.readline())
+def read_plan(commands: TextIO) -> NodePlan:
+    """Return the plan in the supervisor's first line, and make the node's folder that of temporary files."""
+    plan = NodePlan.from_json(commands.readline())
     # They go with the node then. One is the fork server's socket, whose path must be short: Linux allows 107 bytes.
     tempfile.tempdir = plan.ready.blob_dir
     return plan
@@ -64,28 +55,31 @@ _DASK_SETTINGS = {
 def run_program(
     serve: Callable[[Program], Coroutine[Any, Any, None]],
     plan: NodePlan,
+    commands: TextIO,
     reports: TextIO,
     *,
     on_end: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run ``serve`` until it returns, or until the supervisor ends or closes standard input.
+    """Run ``serve`` until it returns, or until the supervisor ends or closes ``commands``.
 
     Args:
         serve: the program.
         plan: its plan.
+        commands: stream from the supervisor, after the plan.
         reports: stream to the supervisor.
-        on_end: called in a thread once standard input has closed; the process ends after it.
+        on_end: called in a thread once ``commands`` has closed; the process ends after it.
     """
 
     def report(message: Report) -> None:
         reports.write(json.dumps(to_frame(message)) + "\n")
 
-    asyncio.run(_run(serve, plan, report, on_end))
+    asyncio.run(_run(serve, plan, commands, report, on_end))
 
 
 async def _run(
     serve: Callable[[Program], Coroutine[Any, Any, None]],
     plan: NodePlan,
+    lines: TextIO,
     report: Callable[[Report], None],
     on_end: Callable[[], object],
 ) -> None:
@@ -94,17 +88,19 @@ async def _run(
     check_parts()
     dask_config.set({"temporary-directory": plan.worker_folder, **_DASK_SETTINGS})
     commands: asyncio.Queue[Message] = asyncio.Queue()
-    following = asyncio.create_task(asyncio.to_thread(_follow, asyncio.get_running_loop(), commands, on_end))
+    following = asyncio.create_task(asyncio.to_thread(_follow, lines, asyncio.get_running_loop(), commands, on_end))
     try:
         await serve(Program(plan=plan, commands=commands, report=report))
     finally:
         following.cancel()
 
 
-def _follow(loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Message], on_end: Callable[[], object]) -> None:
+def _follow(
+    lines: TextIO, loop: asyncio.AbstractEventLoop, commands: asyncio.Queue[Message], on_end: Callable[[], object]
+) -> None:
     status = 1
     try:
-        for line in sys.stdin:
+        for line in lines:
             loop.call_soon_threadsafe(commands.put_nowait, from_frame(json.loads(line)))
         on_end()
         status = 0

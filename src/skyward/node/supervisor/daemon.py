@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from skyward._concurrency.descriptors import raise_descriptor_limit
 from skyward.errors import SkywardError
@@ -48,7 +48,8 @@ def run_program() -> None:
     here, there = os.pipe()
     if os.fork() == 0:
         os.close(here)
-        _run_detached(lambda: _supervise(config, there, None), config)
+        stream = open(there, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
+        _run_detached(lambda: _supervise(config, stream, None), config)
     os.close(there)
     with open(here) as answer:
         ready = answer.read()
@@ -58,21 +59,20 @@ def run_program() -> None:
     sys.stdout.write(ready)
 
 
-def main() -> None:
-    """In a fork of the template: start a supervisor as ordered on standard input; it answers on standard output.
+def main(client: TextIO, answer: TextIO) -> None:
+    """In a fork of the template: start a supervisor as ordered by the client's first line.
 
     Return in the template's child. The supervisor is a child of that one, as it is of :func:`run_program`, so that its
     life has nothing to do with the template's.
     """
-    order = StartOrder.from_json(sys.stdin.readline())
+    order = StartOrder.from_json(client.readline())
     if process_limits() != order.limits:
         raise RuntimeError("the limits of the process that nodes are forked from were changed, and its forks have them")
     if os.fork() == 0:
-        client, answer = os.dup(0), os.dup(1)
         _run_detached(lambda: _supervise_forked(order, client, answer), order.config)
 
 
-def _supervise_forked(order: StartOrder, client: int, answer: int) -> None:
+def _supervise_forked(order: StartOrder, client: TextIO, answer: TextIO) -> None:
     name_process("supervisor")
     # All variables have other places from here on: those that the program started with can be overwritten.
     os.environ.clear()
@@ -85,17 +85,16 @@ def _supervise_forked(order: StartOrder, client: int, answer: int) -> None:
     show_variable(TEMPLATE_VARIABLE, "SKYWARD_INSTANCE", config.instance_id)
     spare = Spare(zygote=fork_zygote(), started_with=order.started_with)
     # Only now: the zygote, and with it every worker, is a copy of all that this process has read so far.
-    os.write(answer, f"{VOLUMES_REQUEST}\n".encode())
-    with open(client) as lines:
-        volumes = read_volumes(lines.readline())
+    answer.write(f"{VOLUMES_REQUEST}\n")
+    with client:
+        volumes = read_volumes(client.readline())
     _supervise(replace(config, volumes=volumes), answer, spare)
 
 
-def _supervise(config: NodeConfig, answer: int, spare: Spare | None) -> None:
+def _supervise(config: NodeConfig, answer: TextIO, spare: Spare | None) -> None:
     def announce(ready: NodeReady) -> None:
-        # Fails when the starting side has given up meanwhile: then the node ends.
-        os.write(answer, ready.to_json().encode() + b"\n")
-        os.close(answer)
+        with answer:  # fails when the starting side has given up meanwhile: then the node ends
+            answer.write(f"{ready.to_json()}\n")
 
     async def supervise() -> None:
         supervisor = Supervisor(config, spare=spare)

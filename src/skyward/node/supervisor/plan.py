@@ -1,4 +1,4 @@
-"""Plan of a node by its supervisor, as the node's processes receive it on their standard input."""
+"""Plan of a node by its supervisor, as the node's processes receive it."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TextIO
 
 import dask.config as dask_config
 from distributed import Scheduler, SchedulerPlugin
 
-from skyward.node.program import Program, read_plan, run_program, take_standard_output
+from skyward.node.program import Program, read_plan, run_program
 from skyward.node.supervisor.dashboard import Dashboard
 from skyward.node.supervisor.unrunnable import fail_unrunnable
 from skyward.node.task_counts import report_tasks
@@ -77,6 +77,6 @@ async def _serve(program: Program) -> None:
         await asyncio.shield(scheduler.finished())
 
 
-def main() -> None:
-    """Run the scheduler until the supervisor's end of standard input closes."""
-    run_program(_serve, read_plan(), take_standard_output())
+def main(commands: TextIO, reports: TextIO) -> None:
+    """Run the scheduler until the supervisor closes its end of ``commands``."""
+    run_program(_serve, read_plan(commands), commands, reports)

@@ -42,9 +42,9 @@ _LENGTH_BYTES = 4
 def main(*modules: str) -> None:
     """Fork processes as ordered over standard input, a socket, until its other end closes.
 
-    An order is any byte with two connected sockets. From one the new process reads on its standard input: first the
-    name of the module whose ``main()`` it runs. The other is its standard output, and ends with its exit code in a line
-    of its own.
+    An order is any byte with two connected sockets. From one the new process reads the name of the module whose
+    ``main(commands, reports)`` it runs, and then its commands. The other takes its reports, and ends with its exit code
+    in a separate line. Neither is a standard stream: children of the process would inherit it.
 
     Args:
         modules: modules to import beforehand.
@@ -160,6 +160,8 @@ class _Zygote:
                 order, descriptors, _, _ = socket.recv_fds(self._orders, 1, 2)
                 if not order:
                     return
+                for descriptor in descriptors:
+                    os.set_inheritable(descriptor, False)  # noqa: FBT003 - a received one is inheritable
                 self._fork(*(socket.socket(fileno=descriptor) for descriptor in descriptors))
 
     def _fork(self, commands: socket.socket, reports: socket.socket) -> None:
@@ -185,15 +187,14 @@ class _Zygote:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.dup2(commands.fileno(), 0)
-            os.dup2(reports.fileno(), 1)
-            for mine in (self._orders, self._ended, self._waker, *self._children.values(), commands, reports):
+            for mine in (self._orders, self._ended, self._waker, *self._children.values()):
                 mine.close()
             gc.enable()
-            sys.stdin = open(0, closefd=False)  # noqa: SIM115  # what a fork before this one read ahead is not this one's
-            module = sys.stdin.readline().strip()
+            lines = open(commands.detach(), encoding="utf-8")  # noqa: SIM115  # as long as the process
+            module = lines.readline().strip()
             name_process(module.rpartition(".")[2])
-            importlib.import_module(module).main()
+            stream = open(reports.detach(), "w", buffering=1, encoding="utf-8")  # noqa: SIM115
+            importlib.import_module(module).main(lines, stream)
             status = 0
         except BaseException:  # past the fork nobody else would report it
             log.exception("a process of the node failed")

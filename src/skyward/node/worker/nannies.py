@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TextIO, cast
 
 import dask.config as dask_config
 from distributed import Nanny, Status
@@ -23,8 +23,16 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, w
 from tornado.ioloop import PeriodicCallback
 
 from skyward._concurrency.linux_parts import wait_for_end
-from skyward.node.processes import close_all_but, end_all, exit_reason, kill_session, name_process, rss_bytes
-from skyward.node.program import Program, read_plan, run_program, take_standard_output
+from skyward.node.processes import (
+    close_all_but,
+    close_on_exec,
+    end_all,
+    exit_reason,
+    kill_session,
+    name_process,
+    rss_bytes,
+)
+from skyward.node.program import Program, read_plan, run_program
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.proc_entry import fits, show_arguments
 from skyward.node.worker.begun import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
@@ -53,6 +61,7 @@ def start_worker(**kwargs: Any) -> LaneWorker:
     # Its calls' children belong to the session and are killed with the worker (docs/decisions/003).
     os.setsid()
     name_process("worker")
+    close_on_exec()  # multiprocessing hands pipes over, which Python leaves open in programs that calls start
     if "numpy.random" in sys.modules:
         # Forked with the fork server's state, every worker would draw the same numbers.
         sys.modules["numpy.random"].seed()
@@ -282,12 +291,18 @@ async def _next_order(program: Program) -> Start:
     return order
 
 
-def main() -> None:
-    """Run the node's nannies until the supervisor closes its end of standard input."""
+def main(commands: TextIO, reports: TextIO) -> None:
+    """Run the node's nannies until the supervisor closes its end of ``commands``."""
     zygote = os.getppid()
-    plan, reports = read_plan(), take_standard_output()
+    plan = read_plan(commands)
     _start_fork_server()
-    run_program(keep_slots, plan, reports, on_end=lambda: _end_after(plan.ready.pid, zygote, plan.config.instance_id))
+    run_program(
+        keep_slots,
+        plan,
+        commands,
+        reports,
+        on_end=lambda: _end_after(plan.ready.pid, zygote, plan.config.instance_id),
+    )
 
 
 def _end_after(supervisor: int, zygote: int, instance_id: str) -> None:

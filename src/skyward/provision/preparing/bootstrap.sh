@@ -97,7 +97,7 @@ step() {
     (
         set -e
         "step_$1"
-    ) >"$log" 2>&1 </dev/null
+    ) >"$log" 2>&1 </dev/null 9>&-
     ended=$?
     [ "$ended" -eq 0 ] || failed "$1" "$ended" "$log"
     say "step $1 done"

@@ -49,18 +49,18 @@ import json, os
 
 IMPORTED_BY = os.getpid()
 
-def say(number):
-    print(json.dumps({"kind": "pong", "n": number}), flush=True)
+def say(reports, number):
+    print(json.dumps({"kind": "pong", "n": number}), file=reports)
 """
 
 FAITHFUL = """
-import sys, shared
+import shared
 
-def main():
-    sys.stdin.readline()
-    shared.say(shared.IMPORTED_BY)
-    for line in sys.stdin:
-        shared.say(shared.json.loads(line)["n"])
+def main(commands, reports):
+    commands.readline()
+    shared.say(reports, shared.IMPORTED_BY)
+    for line in commands:
+        shared.say(reports, shared.json.loads(line)["n"])
 """
 
 
@@ -163,8 +163,28 @@ async def test_commands_reach_the_process_and_its_successors(plan: NodePlan) -> 
     ],
 )
 async def test_a_process_that_ends_is_replaced_and_its_status_is_known(plan: NodePlan, body: str, reason: str) -> None:
-    async with running(plan, one=f"def main(): {body}") as node:
+    async with running(plan, one=f"def main(commands, reports): {body}") as node:
         assert [await node.ended.get(), await node.ended.get()] == [reason, reason]
+
+
+INHERITING = """
+import os, subprocess, sys, shared
+
+OPEN = "import os; print(sorted(set(os.listdir('/proc/self/fd')) - {'3'}), os.path.samefile('/dev/fd/0', os.devnull))"
+
+def main(commands, reports):
+    commands.readline()
+    print("what a library prints is no report", flush=True)
+    shown = subprocess.run([sys.executable, "-c", OPEN], close_fds=False, capture_output=True, text=True).stdout
+    shared.say(reports, int(shown.strip() == "['0', '1', '2'] True"))
+    for line in commands:
+        pass
+"""
+
+
+async def test_a_program_that_a_process_starts_gets_none_of_its_connections(plan: NodePlan) -> None:
+    async with running(plan, one=INHERITING, other=INHERITING) as node:
+        assert [await node.number(), await node.number()] == [1, 1]
 
 
 async def test_a_process_has_one_thread_and_no_connections_but_its_own(plan: NodePlan) -> None:
