@@ -39,6 +39,11 @@ class LoopThread:
         return self._loop
 
     @property
+    def runs(self) -> bool:
+        """False once the loop has ended."""
+        return not self._ended
+
+    @property
     def is_current(self) -> bool:
         """True in the loop's own thread."""
         return threading.current_thread() is self._thread
@@ -81,7 +86,7 @@ class LoopThread:
         with uninterrupted():
             while runs and not done.done():
                 try:
-                    if runs := self._call_soon(begin):  # again after an interrupt, which may have come first
+                    if runs := self.call_soon(begin):  # again after an interrupt, which may have come first
                         wait([done])
                 except BaseException as error:  # of the application's own signal handler, of whatever class
                     interrupt = error
@@ -98,6 +103,13 @@ class LoopThread:
         if self.is_current:
             coro.close()
             raise PoolStateError("blocking call in Skyward's event loop thread: await the coroutine there instead")
+
+    def call_soon(self, callback: Callable[[], None]) -> bool:
+        """Hand a callback to the loop, from any thread; return False if that has ended."""
+        with self._lock:
+            if not self._ended:
+                self._loop.call_soon_threadsafe(callback)
+            return not self._ended
 
     def spawn(self, coro: Coroutine[Any, Any, object]) -> None:
         """Run ``coro`` on the loop without waiting; its exception is logged. Allowed from any thread.
@@ -139,13 +151,6 @@ class LoopThread:
                 raise _ended()
             return asyncio.run_coroutine_threadsafe(coro, self._loop)
 
-    def _call_soon(self, callback: Callable[[], None]) -> bool:
-        """Hand a callback to the loop; return False if that has ended."""
-        with self._lock:
-            if not self._ended:
-                self._loop.call_soon_threadsafe(callback)
-            return not self._ended
-
     def _report(self, future: Future[Any]) -> None:
         self._spawned.discard(future)
         if not future.cancelled() and (error := future.exception()):
@@ -163,6 +168,8 @@ class LoopThread:
         """Run until the stop is set, or a callback raises SystemExit, which asyncio does not catch."""
         try:
             runner.run(self._wait_for_stop())
+        except (OSError, ValueError):  # of the selector: user code has closed its descriptor, and no event arrives
+            raise
         except BaseException:
             _logger.exception("Skyward's event loop was interrupted, and goes on")
 

@@ -23,6 +23,7 @@ __all__ = [
     "descendants",
     "end_all",
     "exit_reason",
+    "is_stopped",
     "kill_all",
     "kill_session",
     "name_process",
@@ -74,6 +75,14 @@ def exit_reason(exit_code: int) -> str:
     except ValueError:
         name = ""
     return f"killed by signal {-exit_code}{name}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, as by SIGSTOP, and so runs no more until it is continued."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def rss_bytes(pid: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from skyward._concurrency.linux_parts import MutableEvents, mutable_events
+from skyward._concurrency.own_descriptors import Descriptors
 from skyward._concurrency.waiting import EAGER_S
 from skyward.wire.connection import Connection
 from skyward.wire.messages import Kind
@@ -46,10 +47,16 @@ class Link:
         self._pushed: deque[tuple[Item, int, bool]] = deque()
         self._connection: Connection | None = None
         self._gate: MutableEvents | None = None
+        self._descriptors = Descriptors()
         self._served: Connection | None = None
         self._lost: asyncio.Future[None] | None = None
         self._writing = False
         self._ack_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def intact(self) -> bool:
+        """False if something else in this process has closed the connection's descriptors. For the loop's thread."""
+        return self._descriptors.intact
 
     def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
         """Queue an item; :meth:`flush` sends it.
@@ -89,6 +96,7 @@ class Link:
         watched = gate or connection
         with self._lock:
             self._connection, self._gate, self._writing = connection, gate, False
+        self._descriptors = Descriptors(connection.fileno(), watched.fileno())
         self._loop.add_reader(watched, self._read, connection)
         try:
             self._read(connection)  # the socket does not announce items that came with the greeting
@@ -100,6 +108,7 @@ class Link:
             with self._lock:
                 self._stop_writing(connection)
                 self._connection = self._gate = None
+            self._descriptors = Descriptors()
             if gate is not None:
                 gate.close()
             connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -55,6 +56,64 @@ def test_a_call_past_its_timeout_ends_with_its_worker_and_runs_once(pool: Comput
     assert isinstance(caught.value, TimeoutError)
     assert (caught.value.timeout_s, caught.value.node, caught.value.worker) == (0.3, 0, 0)
     assert [future.result() for future in others] == [0, 1, 2]
+    assert quick(7) >> pool == 7
+
+
+class Endless:
+    """Value whose pickling never ends."""
+
+    def __reduce__(self) -> str:
+        time.sleep(3600)
+        return ""
+
+
+class EndlessError(Exception):
+    """Error whose pickling never ends."""
+
+    def __reduce__(self) -> str:
+        time.sleep(3600)
+        return ""
+
+
+class Lasting:
+    """Value that never goes."""
+
+    def __del__(self) -> None:
+        time.sleep(3600)
+
+
+@compute
+def return_endless() -> Endless:
+    return Endless()
+
+
+@compute
+def raise_endless() -> None:
+    raise EndlessError
+
+
+@compute
+def close_everything() -> None:
+    os.closerange(3, 4096)
+    time.sleep(3600)
+
+
+@compute
+def leave_one_that_never_goes() -> None:
+    lasting = Lasting()
+    raise LookupError(type(lasting).__name__)  # its traceback refers to it
+
+
+@pytest.mark.parametrize("call", [return_endless(), raise_endless(), close_everything()])
+def test_a_timeout_holds_until_the_answer_is_sent(pool: ComputePool, call: object) -> None:
+    with pytest.raises(CallTimeoutError):
+        call.options(timeout=0.3) >> pool  # type: ignore[attr-defined]
+    assert quick(7) >> pool == 7
+
+
+def test_a_timeout_holds_while_a_calls_values_are_dropped(pool: ComputePool) -> None:
+    with pytest.raises(LookupError):
+        leave_one_that_never_goes().options(timeout=0.3) >> pool
     assert quick(7) >> pool == 7
 
 

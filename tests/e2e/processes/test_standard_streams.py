@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import multiprocessing
+import multiprocessing.connection
 import os
 import subprocess
 import sys
@@ -142,5 +143,6 @@ def test_no_process_of_a_node_has_a_channel_as_standard_input(pool: sky.ComputeP
             return False
 
     found = {process.name(): process.pid for process in psutil.process_iter() if of_node(process)}
-    assert {"sky-supervisor", "sky-zygote", "sky-scheduler", "sky-nannies", "sky-forkserver", "sky-worker"} <= set(found)
+    expected = {"sky-supervisor", "sky-zygote", "sky-scheduler", "sky-nannies", "sky-forkserver", "sky-worker"}
+    assert expected <= set(found)
     assert {name: os.readlink(f"/proc/{pid}/fd/0") for name, pid in found.items()} == dict.fromkeys(found, os.devnull)

@@ -140,8 +140,8 @@ def test_ctrl_c_while_work_is_handed_to_the_loop_is_raised_after_the_work(
         loop_thread.loop.call_soon_threadsafe(go_on.set)
         return True
 
-    call_soon_as_ever = loop_thread._call_soon
-    monkeypatch.setattr(loop_thread, "_call_soon", call_soon)
+    call_soon_as_ever = loop_thread.call_soon
+    monkeypatch.setattr(loop_thread, "call_soon", call_soon)
     with pytest.raises(KeyboardInterrupt) as raised:
         loop_thread.finish(work())
     assert runs == ["begun", "over"]
@@ -195,14 +195,14 @@ def test_ctrl_c_is_raised_although_the_loop_ends_meanwhile(monkeypatch: pytest.M
     def call_soon(callback: Callable[[], None]) -> None:
         monkeypatch.undo()
         if interrupted == "after":
-            thread._call_soon(callback)
+            thread.call_soon(callback)
             assert begun.wait(10)
         releasing.start()
         while not thread._ended:
             time.sleep(0.001)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(thread, "_call_soon", call_soon)
+    monkeypatch.setattr(thread, "call_soon", call_soon)
     with pytest.raises(KeyboardInterrupt):
         thread.finish(work())
     assert ended_in == (["skyward-loop"] if interrupted == "after" else [])
@@ -359,3 +359,28 @@ def test_fork_starts_afresh_and_exit_is_silent(mode: str) -> None:
     program = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", SCRIPT, mode]
     done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+SELECTOR_CLOSED = """
+import asyncio, os, threading
+from skyward._concurrency.loop import LoopThread
+
+thread = LoopThread()
+threads = [each for each in threading.enumerate() if each.name == "skyward-loop"]
+
+async def close_selector():
+    os.close(asyncio.get_running_loop()._selector.fileno())
+
+thread.spawn(close_selector())
+threads[0].join(20)
+print(thread.runs, thread.call_soon(print), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_loop_whose_selector_other_code_has_closed_ends_instead_of_spinning() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SELECTOR_CLOSED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "False False\n", done.stderr
+    assert done.stderr.count("Traceback") < 10

@@ -339,6 +339,8 @@ class CallRunner:
             with suppress(Exception):  # the loop is closed: the process ends
                 self._outlet.push(CallResult(call.id, outcome))
                 self._outlet.flush_soon()
+        finally:
+            disarm(self._begun)  # not before: an exception's or a value's own code may never end
 
     def _run_and_answer(self, call: ReceivedCall, started: float) -> None:
         try:
@@ -353,6 +355,7 @@ class CallRunner:
             add_hints(raised)
             packed = pack_error(raised)
             if is_doubtful(packed.type_name, packed.message):
+                disarm(self._begun)
                 # The driver reports a failed GPU up to 3 s later. If it does, the node ends meanwhile, and the call
                 # moves to another node instead of failing.
                 threading.Event().wait(DOUBT_S)
@@ -386,22 +389,17 @@ class CallRunner:
 
     @contextmanager
     def _within(self, call: ReceivedCall, header: CallHeader) -> Generator[None]:
-        """Give the running call its context, and enforce its limits meanwhile."""
+        """Give the running call its context, and enforce its limits from now until its answer is sent."""
         if 0 < self.memory_limit_bytes < header.memory_bytes:
             raise ConfigurationError(
                 f"memory of {call.function.label} must be at most the {self.memory_limit_bytes / _GIB:.1f} GiB that "
                 f"its worker may use, got {header.memory_bytes / _GIB:.1f} GiB: ask for less, or for larger machines "
                 "by ComputePool(memory=…)"
             )
-        limited = header.timeout_s or header.memory_bytes
-        if limited:
+        if header.timeout_s or header.memory_bytes:
             arm(self._begun, timeout_s=header.timeout_s, memory_bytes=header.memory_bytes)
-        try:
-            with enter_call(_context_of(header, partial(self._meet, call.id))):
-                yield
-        finally:
-            if limited:
-                disarm(self._begun)
+        with enter_call(_context_of(header, partial(self._meet, call.id))):
+            yield
 
     def _meet(self, call_id: int, text: str) -> Sequence[str]:
         """Send this call's text to its gang and wait for those of all others."""
@@ -425,6 +423,7 @@ class CallRunner:
             self._outlet.flush_soon()
 
     def _send_large(self, call_id: int, result: Packed, seconds: float) -> None:
+        disarm(self._begun)  # the client may be away, and its time is not the call's
         client = self._client
         large = len(result.data) >= LARGE_BYTES
         parts = ([memoryview(result.data)] if large else []) + list(result.buffers)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import ssl
@@ -18,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from skyward._concurrency.own_descriptors import Descriptors
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
 from skyward.events.records import DEFAULT_LEVELS
@@ -62,6 +64,7 @@ _PACE_S = 0.005
 _LONGEST_PAUSE_S = 1.0
 _PRINT_EVERY_S = 0.001
 _FAREWELL_S = 0.5
+_STARVING_S = 30.0
 
 
 class LaneServer:
@@ -105,6 +108,8 @@ class LaneServer:
         self._levels = TakenLevels()
         self._printed_at = 0.0
         self._woken, self._waker = os.pipe()
+        self._own = Descriptors(self._woken, self._waker)
+        self._starving_since = math.inf
         weakref.finalize(self, _close, self._woken, self._waker)
 
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext) -> None:
@@ -115,6 +120,7 @@ class LaneServer:
             await connection.handshake()
             return connection
 
+        self._own = Descriptors(self._woken, self._waker, listening.fileno())
         await Listener(listening, admit=admit, serve=self._converse).run()
 
     async def watch_output(self) -> None:
@@ -138,6 +144,24 @@ class LaneServer:
     def _has_arrived(self) -> bool:
         self._link.flush()
         return not self.kept_bytes
+
+    def trouble(self) -> str:
+        """Return why the lane can carry nothing any more, through user code in this process; empty if it can."""
+        if not (self._own.intact and self._link.intact):
+            return "a call closed the connections of its worker"
+        self._starving_since = min(self._starving_since, time.monotonic()) if self._starves() else math.inf
+        if time.monotonic() - self._starving_since > _STARVING_S:
+            return f"its calls left no descriptor for the client's connection for {_STARVING_S:g} s"
+        return ""
+
+    def _starves(self) -> bool:
+        if self._linked:
+            return False
+        try:
+            os.close(os.dup(self._woken))
+        except OSError:
+            return True
+        return False
 
     def close(self) -> None:
         """Close the connections, and end the thread that runs calls once its present call has ended. Idempotent."""

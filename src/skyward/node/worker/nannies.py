@@ -28,6 +28,7 @@ from skyward.node.processes import (
     close_on_exec,
     end_all,
     exit_reason,
+    is_stopped,
     kill_session,
     name_process,
     rss_bytes,
@@ -38,6 +39,7 @@ from skyward.node.supervisor.proc_entry import fits, show_arguments
 from skyward.node.worker.begun import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
 from skyward.node.worker.capture import take_last_words
 from skyward.node.worker.child_processes import allow_multiprocessing
+from skyward.node.worker.watchdog import DEAF, DEAF_REASON
 from skyward.node.worker.worker import LaneWorker
 from skyward.wire.control import Report, Start, WorkerExit, WorkerRunning, WorkerStale
 from skyward.wire.dask_parts import CommClosedError, keep_own_fork_server
@@ -49,6 +51,9 @@ log = logging.getLogger("skyward.node.worker.nannies")
 
 _GIB = 1 << 30
 _LIMITS_MS = 100
+_STOPPED_MS = 1000
+_STOPPED_LOOKS = 10
+_STOPPED_REASON = f"it was stopped, as by SIGSTOP, for {_STOPPED_LOOKS} s, and was killed"
 _LIMIT_EXCEEDED = {False: "ran longer than its timeout", True: "added more to its worker's memory than its limit"}
 # Seconds that the supervisor and the zygote may take to end once the supervisor's connection has closed: it closes its
 # connections a moment before it ends, and a zygote that lives ends the node's processes itself (docs/decisions/003).
@@ -77,7 +82,9 @@ def start_worker(**kwargs: Any) -> LaneWorker:
 
 def worker_exit(worker: int, incarnation: str, exit_code: int, memory_limit_bytes: int | None) -> WorkerExit:
     """Return the report on a process that ended; ``memory_limit_bytes`` only if exceeding it was the reason."""
-    if memory_limit_bytes is not None:
+    if exit_code == DEAF:
+        reason = DEAF_REASON
+    elif memory_limit_bytes is not None:
         reason = f"exceeded its memory limit of {memory_limit_bytes / _GIB:.1f} GiB"
     else:
         reason = exit_reason(exit_code)
@@ -102,6 +109,7 @@ class SlotNanny(Nanny):
         self._begun_mark = ""
         self._mark: memoryview | None = None
         self._overrun: Overrun | None = None
+        self._stopped_looks = 0
         self._pid: int | None = None
         self._ended_for = ""
         self._plan = plan
@@ -125,6 +133,7 @@ class SlotNanny(Nanny):
         self._address = f"tls://{config.address}:{plan.nanny_ports[worker]}"  # as told to the scheduler
         self.handlers["worker_stale"] = self._worker_stale
         self.periodic_callbacks["limits"] = PeriodicCallback(self._enforce_limits, _LIMITS_MS)
+        self.periodic_callbacks["stopped"] = PeriodicCallback(self._end_stopped, _STOPPED_MS)
 
     async def start_unsafe(self) -> SlotNanny:
         """Start the first process, even if the scheduler ends meanwhile: the worker finds the next one by itself."""
@@ -164,11 +173,12 @@ class SlotNanny(Nanny):
         self._begun_mark = mark_path(self._plan.ready.blob_dir, self._incarnation)
         self.env["SKYWARD_BEGUN"] = self._begun_mark
         self._overrun = None
+        self._stopped_looks = 0
         make_mark(self._begun_mark)  # before the process: a worker that dies early has begun no call
         self._mark = open_mark(self._begun_mark)
-        limits = self.periodic_callbacks["limits"]
-        if not limits.is_running():  # calls may begin before Dask starts it
-            limits.start()
+        for watch in (self.periodic_callbacks["limits"], self.periodic_callbacks["stopped"]):
+            if not watch.is_running():  # calls may begin before Dask starts them
+                watch.start()
         status = await super().instantiate()
         if self.process is not None and self.process.pid is not None:
             self._pid = self.process.pid
@@ -195,6 +205,14 @@ class SlotNanny(Nanny):
             self._overrun = overrun(mark, lambda: rss_bytes(pid))
             os.kill(pid, signal.SIGCONT if self._overrun is None else signal.SIGKILL)
 
+    def _end_stopped(self) -> None:
+        """Kill a worker that has been stopped for ten looks: it serves nobody, and nothing says that it ever will."""
+        pid = self._process_id
+        self._stopped_looks = self._stopped_looks + 1 if pid is not None and is_stopped(pid) else 0
+        if pid is not None and self._stopped_looks >= _STOPPED_LOOKS:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     @property
     def _process_id(self) -> int | None:
         """Id of the worker's process; None before that accepts calls."""
@@ -220,6 +238,7 @@ class SlotNanny(Nanny):
         self._report(
             replace(
                 ended,
+                reason=_STOPPED_REASON if self._stopped_looks >= _STOPPED_LOOKS else ended.reason,
                 ended_for=_LIMIT_EXCEEDED[over.of_memory] if over is not None else self._ended_for,
                 overran=over.position if over is not None else 0,
                 overran_memory=over is not None and over.of_memory,

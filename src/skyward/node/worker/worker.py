@@ -34,6 +34,7 @@ from skyward.node.worker.begun import enter, open_mark
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.lane_server import LaneServer
+from skyward.node.worker.watchdog import Watchdog, end_process
 from skyward.wire.code.graph_modules import MODULES, take_modules
 from skyward.wire.code.mains import main_of_tasks
 from skyward.wire.dask_parts import BatchedSend, Comm, ThreadPoolExecutor
@@ -78,6 +79,7 @@ class LaneWorker(Worker):
         self.lane_loop = LoopThread()
         self.lane = self.lane_loop.call(_make_lane([Path(each) for each in blob_dirs], worker_log, self._task_name))
         self.lane.output.install()
+        self._watchdog = Watchdog(self.lane_loop, self.lane.trouble, end=end_process)
         self.lane.runner.memory_limit_bytes = int(self.memory_manager.memory_limit or 0)
         self._lane_address = os.environ["SKYWARD_LANE"]
         self.handlers["follow"] = self._follow
@@ -117,8 +119,8 @@ class LaneWorker(Worker):
         try:
             self.lane.runner.work()
         except BaseException:
-            log.critical("the thread that runs calls failed, and this worker ends with it", exc_info=True)
-            os.kill(os.getpid(), signal.SIGKILL)
+            log.critical("the thread that runs calls failed", exc_info=True)
+            end_process("the thread that runs calls failed")
 
     def _serve_lane(self) -> None:
         """Accept the client's connections, and read the captured output."""
@@ -128,6 +130,7 @@ class LaneWorker(Worker):
         listening = socket.create_server((host, int(port)), backlog=BACKLOG)
         self.lane_loop.spawn(keep(lambda: self.lane.serve(listening, tls), what="accepting the lane"))
         self.lane_loop.spawn(keep(self.lane.watch_output, what="reading the captured output"))
+        self._watchdog.start()
 
     async def handle_scheduler(self, comm: Comm) -> None:
         """Handle the scheduler's messages until its connection is lost, then find the next scheduler."""
@@ -188,6 +191,7 @@ class LaneWorker(Worker):
             if _beating.get() is self.batched_stream:
                 self.batched_stream.abort()
             return "OK"
+        self._watchdog.stop()
         self.lane_loop.loop.call_soon_threadsafe(self.lane.close)
         return await super().close(*args, reason=reason, **kwargs)
 
