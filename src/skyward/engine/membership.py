@@ -104,7 +104,9 @@ class Membership:
                 if slot is not None and slot.lane.incarnation == message.incarnation:
                     slot.exit_report = message
                     slot.exited.set()
-                self.exited(WorkerId(node.rank, message.worker), message.incarnation, message.reason)
+                self.exited(
+                    WorkerId(node.rank, message.worker), message.incarnation, message.reason, message.last_words
+                )
             case WorkerRunning():
                 self.started(WorkerId(node.rank, message.worker))
             case WorkerStale():
@@ -193,13 +195,13 @@ class Membership:
         if slot is not None and not slot.linked:
             slot.lane.nudge()
 
-    def exited(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
+    def exited(self, worker_id: WorkerId, incarnation: str, reason: str, last_words: str = "") -> None:
         """Record the end of a worker that its supervisor reports, and lose the worker once its link is down."""
         slot = self.slots.get(worker_id)
         if slot is None:
             return
         if slot.lane.incarnation != incarnation:
-            if (hopeless := slot.start_failed(reason)) is not None:
+            if (hopeless := slot.start_failed(reason, last_words)) is not None:
                 self._give_up(slot, hopeless)
             return
         slot.exit_reason = reason

@@ -174,12 +174,18 @@ class Slot:
             instance_id = self.node.handle.instance.id
             yield LogLine(self.id.node, instance_id, piece.text, piece.timestamp, self.id.worker)
 
-    def start_failed(self, reason: str) -> str | None:
-        """Count a process that ended before it answered; return the final reason after several of them, else None."""
+    def start_failed(self, reason: str, last_words: str = "") -> str | None:
+        """Count a process that ended before it answered; return the final reason after several of them, else None.
+
+        Args:
+            reason: why it ended.
+            last_words: the end of its output.
+        """
         self._failed_starts += 1
         if self._failed_starts < _FAILED_STARTS:
             return None
         why = f"{self} does not start: {reason}; its log on the node: {self.log_path}"
+        why += f"\nthe end of it:\n{last_words.strip()}" if last_words.strip() else ""
         self.give_up(why)
         return why
 

@@ -43,8 +43,15 @@ __all__ = [
 
 log = logging.getLogger("skyward.transport")
 
-LOGIN_COMMAND: Final = "exec /bin/sh -c 'IFS= read -r _sky; eval \"$_sky\"'"
-"""Command line for any login shell. ``read`` takes one line, the script, and not one byte more."""
+LOGIN_COMMAND: Final = (
+    "exec /bin/sh -c 'unset TMOUT BASH_ENV ENV CDPATH PYTHONHOME PYTHONPATH PYTHONSTARTUP; "
+    'IFS= read -r _sky; eval "$_sky"\''
+)
+"""Command line for any login shell. ``read`` takes one line, the script, and not one byte more.
+
+Variables of the login for interactive work are unset: ``TMOUT`` ends a ``read`` of bash after so many seconds, and the
+others have shells and Python read other files.
+"""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIGNAL_BASE = 128

@@ -54,6 +54,16 @@ def test_every_character_arrives(shell: str) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("name", ["TMOUT", "BASH_ENV", "ENV", "CDPATH", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP"])
+def test_what_a_login_sets_for_interactive_work_does_not_count(
+    shell: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")  # https://github.com/tmux/tmux/issues/4459: TMOUT ends each read of the script's own
+    assert run(shell, ["sh", "-c", f"echo ${{{name}-unset}}"]) == (0, b"unset\n", b"")
+    assert run(shell, ["sh", "-c", f"echo ${{{name}-unset}}"], env={name: "2"}) == (0, b"2\n", b"")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("given", [b"", b"\0one\n", b"x" * 300_000], ids=len)
 def test_input_arrives_and_ends(shell: str, given: bytes) -> None:
     assert run(shell, ["cat"], given) == (0, given, b"")

@@ -19,6 +19,7 @@ from skyward._concurrency.descriptors import raise_descriptor_limit
 from skyward.errors import SkywardError
 from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, name_process
 from skyward.node.supervisor.children import Spare
+from skyward.node.supervisor.known_environment import VISIBLE, known_environment, visible_environment
 from skyward.node.supervisor.proc_entry import show_arguments, show_variable
 from skyward.node.supervisor.start_order import (
     PROGRAM,
@@ -45,6 +46,11 @@ def run_program() -> None:
     path = Path(sys.argv[1])
     config = NodeConfig.from_json(path.read_text())
     path.unlink()
+    if sys.flags.isolated:
+        start_with = visible_environment if VISIBLE in sys.argv else known_environment
+        variables = start_with(os.environ)
+        os.environ.clear()
+        os.environ.update(variables)
     here, there = os.pipe()
     if os.fork() == 0:
         os.close(here)

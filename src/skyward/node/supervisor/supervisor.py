@@ -22,6 +22,7 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device
 from skyward.node.processes import (
+    SUPERVISOR_LOG,
     end_all,
     kill_all,
     reap_orphans,
@@ -69,6 +70,8 @@ log = logging.getLogger("skyward.node.supervisor")
 _SCHEDULER = "skyward.node.supervisor.scheduler"
 _NANNIES = "skyward.node.worker.nannies"
 _TICK_S = 0.25
+_FAILED_STARTS = 3
+_LOG_CHARS = 2000
 _POWER_OFF_S = 30.0
 
 
@@ -95,6 +98,10 @@ class Supervisor:
         self._workers: dict[int, WorkerRunning] = {}
         self._stale: dict[int, WorkerStale] = {}
         self._scheduler: SchedulerRunning | None = None
+        self._came_up = False
+        self._failed_starts = 0
+        self._hopeless = ""
+        self._has_client = False
         self._spare = spare
         self._zygote: Zygote | None = None
         self._nannies: Child | None = None
@@ -162,6 +169,8 @@ class Supervisor:
     def joined(self) -> None:
         """See :class:`~skyward.node.supervisor.control_server.ControlHandler`."""
         self._lease.joined(self._clock.monotonic())
+        self._has_client = True
+        self._end_if_hopeless()
 
     def left(self) -> None:
         """See :class:`~skyward.node.supervisor.control_server.ControlHandler`."""
@@ -286,6 +295,7 @@ class Supervisor:
     def _on_report(self, message: Message) -> None:
         match message:
             case WorkerRunning():
+                self._came_up = True
                 self._workers[message.worker] = message
             case WorkerExit():
                 self._workers.pop(message.worker, None)
@@ -301,15 +311,29 @@ class Supervisor:
                 raise TypeError(f"a process of the node reported {unexpected!r}")
         self._server.broadcast(message)
 
+    def _count_failed_start(self, program: str, reason: str) -> None:
+        """End the node if its programs end again and again before its first worker runs: it will not come up."""
+        self._failed_starts += not self._came_up
+        if self._failed_starts >= _FAILED_STARTS:
+            self._hopeless = f"{program} {reason}, {self._failed_starts} times; the end of its log:\n{_end_of_log()}"
+            self._end_if_hopeless()
+
+    def _end_if_hopeless(self) -> None:
+        if self._hopeless and self._has_client:  # who else would learn the reason?
+            self.end(self._hopeless)
+
     def _on_scheduler_exit(self, reason: str) -> None:
+        self._count_failed_start("the scheduler", reason)
         self._scheduler = None
         self._server.broadcast(SchedulerExit(reason=reason))
 
     def _on_zygote_exit(self, reason: str) -> None:
         log.error("the process that the node's others are forked from %s: they end with it", reason)
+        self._count_failed_start("the process that the node's others are forked from", reason)
         kill_all(self._config.instance_id)
 
     def _on_nannies_exit(self, reason: str) -> None:
+        self._count_failed_start("the process of the workers' nannies", reason)
         kill_all(self._config.instance_id, keep=self._own_pids())
         lost, self._workers, self._stale = self._workers, {}, {}
         for worker in lost.values():
@@ -323,6 +347,14 @@ class Supervisor:
                     memory_limit_bytes=None,
                 )
             )
+
+
+def _end_of_log() -> str:
+    """Return the last lines of this program's own log, which is in its working folder."""
+    try:
+        return Path(SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[-_LOG_CHARS:].strip()
+    except OSError as error:
+        return str(error)
 
 
 def _remove_folders(plan: NodePlan) -> None:

@@ -17,13 +17,15 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
 from skyward._concurrency.linux_parts import wait_for_end
 from skyward.node.processes import close_all_but, end_all, name_process
+from skyward.node.supervisor.known_environment import NO_DASK_SETTINGS
 from skyward.node.supervisor.proc_entry import show_arguments
 
 __all__ = ["ForkedZygote", "fork_zygote", "main", "serve_forks", "take_orders"]
@@ -53,10 +55,25 @@ def main(*modules: str) -> None:
     supervisor = os.getppid()
     orders = take_orders()
     gc.disable()
-    for module in modules:
-        importlib.import_module(module)
+    with _no_settings_of_the_host():
+        for module in modules:
+            importlib.import_module(module)
     gc.freeze()  # collecting would write to memory that is shared with every fork
     _serve_node(orders, supervisor)
+
+
+@contextmanager
+def _no_settings_of_the_host() -> Generator[None]:
+    """Hide the home folder, in which Dask looks for settings while it is imported, if no file of the host counts."""
+    home = os.environ.get("HOME")
+    if home is None or not NO_DASK_SETTINGS.items() <= os.environ.items():
+        yield
+        return
+    os.environ["HOME"] = NO_DASK_SETTINGS["DASK_ROOT_CONFIG"]
+    try:
+        yield
+    finally:
+        os.environ["HOME"] = home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,7 @@ _GIB = 1 << 30
 _LIMITS_MS = 100
 _STOPPED_MS = 1000
 _STOPPED_LOOKS = 10
+_LOG_BYTES = 2000
 _STOPPED_REASON = f"it was stopped, as by SIGSTOP, for {_STOPPED_LOOKS} s, and was killed"
 _LIMIT_EXCEEDED = {False: "ran longer than its timeout", True: "added more to its worker's memory than its limit"}
 # Seconds that the supervisor and the zygote may take to end once the supervisor's connection has closed: it closes its
@@ -233,6 +234,8 @@ class SlotNanny(Nanny):
             # A forked child would hold the port that the next incarnation needs: ports are fixed for the node's life.
             kill_session(pid)
         left = take_last_words(Path(self._plan.worker_log(self._slot)), Path(self._plan.worker_mark(self._slot)))
+        # One that never accepted calls has printed nothing of theirs: its own messages say why it did not come up.
+        last_words = left.data if pid is not None else _end_of(self._plan.worker_log(self._slot))
         ended = worker_exit(self._slot, self._incarnation, exitcode, limit)
         over, self._mark = self._overrun, None
         self._report(
@@ -242,13 +245,20 @@ class SlotNanny(Nanny):
                 ended_for=_LIMIT_EXCEEDED[over.of_memory] if over is not None else self._ended_for,
                 overran=over.position if over is not None else 0,
                 overran_memory=over is not None and over.of_memory,
-                last_words=left.data.decode("latin-1"),
+                last_words=last_words.decode("latin-1"),
                 last_words_at=left.at,
                 omitted_bytes=left.omitted,
                 begun=take_mark(self._begun_mark),
             )
         )
         super()._on_worker_exit_sync(exitcode)
+
+
+def _end_of(log_file: str) -> bytes:
+    try:
+        return Path(log_file).read_bytes()[-_LOG_BYTES:]
+    except OSError:
+        return b""
 
 
 class _NannyClosedError(Exception):

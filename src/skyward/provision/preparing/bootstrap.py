@@ -47,6 +47,12 @@ _PRIVATE_PROGRAM = 0o700
 _FAILED = re.compile(r"^@skyward step (\w+) failed (\d+) ?(.*)$", re.MULTILINE)
 _SHELLS_OWN = frozenset(("BASHOPTS", "EUID", "IFS", "PPID", "SHELLOPTS", "UID"))
 """Variables that a shell makes read-only, or that change its reading of the script."""
+_LOGINS_OWN = (
+    *("VIRTUAL_ENV", "CONDA_PREFIX", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV"),
+    *("PIP_CONSTRAINT", "PIP_REQUIREMENT", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_TARGET", "UV_PREFIX", "UV_CONSTRAINT"),
+    *("UV_OVERRIDE", "UV_BUILD_CONSTRAINT", "UV_REQUIRE_HASHES", "UV_PROJECT", "UV_WORKING_DIRECTORY"),
+)
+"""Variables of a login that tell pip and uv where to install or what; those of package sources count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +62,16 @@ class Environment:
     Attributes:
         python: absolute path of the interpreter.
         env: variables for them, besides the machine's own.
+        isolated: whether Python's variables of the machine's login, such as ``PYTHONPATH``, are not its own.
     """
 
     python: str
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    isolated: bool = True
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command that runs the interpreter with these arguments."""
+        return [self.python, *(("-I",) if self.isolated else ()), *arguments]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +214,7 @@ class _Machine:
             wheels=self.wheelhouse.digest,
             places=self.wheelhouse.places,
         )
-        return f"set -a\n{render_env_file(env)}set +a\n{script}".encode()
+        return f"unset {' '.join(_LOGINS_OWN)}\nset -a\n{render_env_file(env)}set +a\n{script}".encode()
 
     def _installers_env(self, survey: _Survey) -> Mapping[str, str]:
         """Return pip's and uv's variables: package sources of image and machine, overridden by the image's ``env``."""

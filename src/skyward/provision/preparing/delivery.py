@@ -149,7 +149,7 @@ async def deliver_volumes(
     """
 
     async def run(order: VolumeOrder, timeout_s: float) -> Completed:
-        argv = [environment.python, "-m", "skyward.node.storage.volume_program"]
+        argv = environment.command("-m", "skyward.node.storage.volume_program")
         env = {**environment.env, "SKYWARD_INSTANCE": order.instance_id}
         return await transport.run(argv, env=env, stdin=order.to_json().encode(), timeout_s=timeout_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -232,7 +233,7 @@ class NodeHandle:
         match self.access:
             case LocalAccess():
                 python = await prepare_environment(image, self.transport, node=self.rank, progress=progress)
-                self._environment = Environment(python=python)
+                self._environment = Environment(python=python, isolated=python != sys.executable)
             case SSHAccess(cache=cache):
                 self._environment = await bootstrap(
                     image, self.transport, cache=cache, node=self.rank, progress=progress
@@ -463,7 +464,7 @@ class NodeHandle:
 
     async def _check(self) -> Completed:
         """Look for the supervisor on the machine."""
-        check = [self._environment.python, "-c", _IS_THERE, str(self.ready.pid), self.instance.id]
+        check = self._environment.command("-c", _IS_THERE, str(self.ready.pid), self.instance.id)
         if self.fresh:  # a container may restart with an empty disk
             check = ["sh", "-c", _UNLESS_WIPED, "sh", *check]
         return await self.transport.run(check, timeout_s=_JUDGE_TIMEOUT_S)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.node.processes import SUPERVISOR_LOG
+from skyward.node.supervisor.known_environment import VISIBLE
 from skyward.node.supervisor.template import fork_supervisor
 from skyward.provision.preparing.bootstrap import Environment
 from skyward.provision.preparing.commands import persist
@@ -37,8 +37,8 @@ async def start_supervisor(
         BootstrapError: the supervisor did not start; holds its output.
     """
     path = f"{config.workdir}/node.json"
-    python, env = environment.python, {**environment.env, "SKYWARD_INSTANCE": config.instance_id}
-    if on_this_machine and python == sys.executable and (added := added_package_folders()):
+    env = {**environment.env, "SKYWARD_INSTANCE": config.instance_id}
+    if on_this_machine and not environment.isolated and (added := added_package_folders()):
         given = env.get("PYTHONPATH") or os.environ.get("PYTHONPATH") or ""
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (given, *added)))
     limit_s = _START_TIMEOUT_S + (MIG_START_S if config.mig else 0.0)
@@ -47,9 +47,9 @@ async def start_supervisor(
     async def start(left_s: float) -> Completed:
         nonlocal tried
         if tried:  # the link dropped: what came up of it has ports that nobody heard of
-            await transport.run([python, "-c", _END_ALL, config.instance_id], timeout_s=left_s)
+            await transport.run(environment.command("-c", _END_ALL, config.instance_id), timeout_s=left_s)
         tried = True
-        if on_this_machine and python == sys.executable:
+        if on_this_machine and not environment.isolated:
             try:
                 async with asyncio.timeout(limit_s):
                     ready = await fork_supervisor(config, env)
@@ -58,9 +58,10 @@ async def start_supervisor(
             if ready:
                 return Completed(exit_code=0, stdout=ready, stderr="")
             if ready is not None:
-                await transport.run([python, "-c", _END_ALL, config.instance_id], timeout_s=left_s)
+                await transport.run(environment.command("-c", _END_ALL, config.instance_id), timeout_s=left_s)
         await transport.put(config.to_json().encode(), path, mode=0o600)
-        return await transport.run([python, "-m", "skyward.node.supervisor", path], env=env, timeout_s=limit_s)
+        argv = environment.command("-m", "skyward.node.supervisor", path)
+        return await transport.run([*argv, *((VISIBLE,) if on_this_machine else ())], env=env, timeout_s=limit_s)
 
     completed = await persist(start, deadline_s=limit_s, node=config.node, step="server")
     try:

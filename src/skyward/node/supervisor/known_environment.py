@@ -1,0 +1,62 @@
+"""Environment in which a node on another machine starts: what its programs need, and nothing else of the host's login.
+
+A login's variables are somebody's settings for something else: another Python's ``PYTHONHOME``, ``LD_PRELOAD``, a
+hardened shell's ``TMOUT``, a laboratory's ``DASK_…``. Users set variables for their calls with ``env=``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["NO_DASK_SETTINGS", "VISIBLE", "known_environment", "visible_environment"]
+
+VISIBLE: Final = "--visible"
+"""Argument of a supervisor on the client's own machine, whose variables are visible in calls."""
+
+NO_DASK_SETTINGS: Final = {"DASK_ROOT_CONFIG": "/dev/null/none"}
+"""Variable by which a node's programs know that no file of the host configures Dask."""
+
+_NAMES: Final = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"),
+    }
+)
+# Of the machine, not of a person: its devices, their drivers and its fast networks.
+_BEGINNINGS: Final = (
+    *("SKYWARD_", "CUDA_", "NVIDIA_", "NCCL_", "UCX_", "FI_"),
+    *("ROCM_", "ROCR_", "HIP_", "HSA_", "NEURON_", "TPU_", "XLA_", "OMPI_"),
+)
+_METADATA: Final = "_METADATA_SERVICE_ENDPOINT"
+"""End of the names of variables that tell where a machine's own service is, which announces its end."""
+_PROXIES: Final = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
+_LANGUAGE: Final = "C.UTF-8"
+_UTF_8: Final = ("utf-8", "utf8")
+
+
+def known_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of a login's ``variables`` that a node starts with.
+
+    The language is kept only where its text is UTF-8: Python would read and write files otherwise in the host's way.
+    """
+    kept = {name: value for name, value in variables.items() if _is_known(name)}
+    language = {
+        name: value for name, value in variables.items() if _is_of_language(name) and value.lower().endswith(_UTF_8)
+    }
+    return {"LANG": _LANGUAGE} | language | kept | NO_DASK_SETTINGS
+
+
+def visible_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the client's ``variables`` without those of its Python, for another Python on its machine."""
+    return {name: value for name, value in variables.items() if not name.startswith("PYTHON")}
+
+
+def _is_known(name: str) -> bool:
+    is_proxy, is_service = name.lower() in _PROXIES, name.endswith(_METADATA)
+    return name in _NAMES or name.startswith(_BEGINNINGS) or is_proxy or is_service
+
+
+def _is_of_language(name: str) -> bool:
+    return name == "LANG" or name.startswith("LC_")
