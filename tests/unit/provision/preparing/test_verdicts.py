@@ -20,6 +20,7 @@ from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.fleet.looks import SharedLooks
 from skyward.provision.fleet.node_setup import MachineStatus
 from skyward.provision.preparing import node_handle as nodes
+from skyward.provision.preparing.bootstrap import Environment
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.testing.provider import FakeProvider
 from skyward.transport.access import Access, SSHAccess, SSHTarget
@@ -71,7 +72,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def unlinked_node(machine: Machine) -> NodeHandle:
     node = NodeHandle(instance=INSTANCE, rank=1, transport=machine, on_message=lambda node, message: None)  # type: ignore[arg-type]
     node._ready = SimpleNamespace(pid=1)  # type: ignore[assignment]
-    node._environment = SimpleNamespace(python="python", env={})  # type: ignore[assignment]
+    node._environment = Environment(python="python")
     node._control = SimpleNamespace(connected=False)  # type: ignore[assignment]
     node._connection_lost()
     return node
