@@ -79,6 +79,10 @@ class Omissions:
         # Without this, a value would be probed again for every other one around it.
         return id(value) in self._picklable
 
+    def is_obstacle(self, value: object) -> bool:
+        """Return True if ``value`` cannot be pickled."""
+        return bool(self._obstacle(value))
+
     def applied(self, value: Definition, reduced: Reduced) -> Reduced:
         """Return cloudpickle's reduction of a definition with stand-ins for the parts that cannot be pickled."""
         match value:

@@ -27,6 +27,7 @@ import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
 from skyward.request.distribution_names import distribution_of_module
+from skyward.wire.code.exceptions import RaisedException, reduced_exception
 from skyward.wire.code.mains import MainNames, receiving_main, with_annotated
 from skyward.wire.code.modules import SourceSet, Way, any_absent, imported_by, source_set, way_of
 from skyward.wire.code.omissions import Omissions
@@ -265,7 +266,9 @@ def unpack_error(packed: PackedError, *, where: str) -> BaseException:
     if packed.pickled:
         try:
             error = pickle.loads(packed.pickled)
-        except (Exception, SystemExit) as unpickling:  # any class may do anything here; the text remains
+        except KeyboardInterrupt:
+            raise
+        except BaseException as unpickling:  # any class may do anything here; the text remains
             where = f"{where}; rebuilding it here failed with {type(unpickling).__name__}: {unpickling}"
     if not isinstance(error, Exception):
         error = RemoteError(
@@ -345,6 +348,8 @@ class _Pickler(cloudpickle.Pickler):
             return _with_file_name(definition, cast("Any", self.dispatch_table)[CodeType](definition))
         if type(definition) is ContextVar:
             return reduced_context_variable(cast("ContextVar[Any]", definition))
+        if issubclass(type(definition), BaseException):
+            return reduced_exception(cast("BaseException", definition), self._is_obstacle)
         if type(definition) is _CachingFunction and not self._is_named(definition):
             caching = cast("Any", definition)
             return _caching, (caching.__wrapped__, caching.cache_parameters())
@@ -357,6 +362,9 @@ class _Pickler(cloudpickle.Pickler):
     def _note(self, module: object) -> None:
         if isinstance(module, str) and way_of(module) is Way.SOURCE:
             self.modules.named.add(module)
+
+    def _is_obstacle(self, value: object) -> bool:
+        return self.omissions is not None and self.omissions.is_obstacle(value)
 
     def _reduce_definition(self, obj: Definition) -> Any:
         if self.is_result and (named := reduced_to_name(obj)) is not None:
@@ -523,12 +531,12 @@ def _pickle_error(error: BaseException) -> bytes:
     if not isinstance(error, Exception):
         return b""
     shown, second_best = _shown(error), b""
-    for candidate in (_AsItSays(error), error, _Rebuilt(error)):
+    for candidate in (RaisedException(error, own_way=True), RaisedException(error, own_way=False)):
         try:
             data, _ = _dumps(candidate, None, is_result=True)
             rebuilt = pickle.loads(data)
         except BaseException:  # a class that calls sys.exit() must not end the worker
-            log.debug("cannot rebuild %s from its %s", type(error), type(candidate), exc_info=True)
+            log.debug("cannot rebuild %s", type(error), exc_info=True)
             continue
         if type(rebuilt) is type(error):
             if _shown(rebuilt) == shown:
@@ -543,35 +551,3 @@ def _shown(error: BaseException) -> tuple[str, str]:
     except BaseException as broken:  # as above
         arguments = type(broken).__name__
     return text_of(error), arguments
-
-
-class _AsItSays:
-    """Pickle of an exception by its class's own ``__reduce_ex__``.
-
-    Workers pickle exceptions as tblib does, which Dask installs. That loses attributes outside of ``args``, and with
-    them the text of a ``UnicodeDecodeError`` or a ``SyntaxError``.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        return self._error.__reduce_ex__(5)
-
-
-class _Rebuilt:
-    """Pickle of an exception that is rebuilt without its ``__init__``."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        error = self._error
-        return _rebuild_error, (type(error), error.args, dict(error.__dict__))
-
-
-def _rebuild_error(cls: type[Exception], args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
-    error = cls.__new__(cls, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
