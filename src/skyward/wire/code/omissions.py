@@ -8,6 +8,7 @@ other functions, are no such part: they are needed, and the error is raised befo
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -16,7 +17,7 @@ from typing import Any, Final, NoReturn, cast
 from skyward.errors import SerializationError
 from skyward.wire.code.origins import Definition, Reduced
 
-__all__ = ["LeftOut", "Omissions", "names_in"]
+__all__ = ["LeftOut", "Omissions", "looking", "names_in"]
 
 
 def names_in(code: CodeType) -> Iterator[str]:
@@ -26,7 +27,7 @@ def names_in(code: CodeType) -> Iterator[str]:
 
 
 class LeftOut:
-    """Stand-in for an object that could not be pickled; using it raises a SerializationError with ``text``."""
+    """Stand-in for an object that could not be pickled: all but ``repr`` raises SerializationError with ``text``."""
 
     __slots__ = ("_text",)
 
@@ -34,26 +35,44 @@ class LeftOut:
         object.__setattr__(self, "_text", text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LeftOut, (self._text,)
+        return LeftOut, (object.__getattribute__(self, "_text"),)
 
     def __repr__(self) -> str:
-        return f"<{self._text}>"
+        return f"<{object.__getattribute__(self, '_text')}>"
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # libraries look for such names on everything
+    def __getattribute__(self, name: str) -> Any:
+        if looking.on or name in _OF_COPIES:
+            return object.__getattribute__(self, name)
+        if name in _ABSENT:
             raise AttributeError(name)
-        raise SerializationError(self._text)
+        raise SerializationError(object.__getattribute__(self, "_text"))
+
+
+_OF_COPIES: Final = frozenset({"__reduce__", "__reduce_ex__"})
+_ABSENT: Final = frozenset({"__copy__", "__deepcopy__", "__isabstractmethod__", "__wrapped__"})
+"""Names that copies of an object with a stand-in, subclasses of a class with one, and signatures look for."""
+
+
+class _Looking(threading.local):
+    """Whether this thread pickles: picklers ask each value for its class and its module."""
+
+    on: bool = False
+
+
+looking: Final = _Looking()
 
 
 def _raise(self: Any, *_: object, **__: object) -> NoReturn:
     raise SerializationError(object.__getattribute__(self, "_text"))
 
 
+_BINARY: Final = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or".split()  # noqa: SIM905
 _OPERATIONS: Final = """
-    call enter exit aenter aexit await iter aiter next anext len bool contains getitem setitem delitem setattr
-    int float index add radd sub rsub mul rmul truediv rtruediv matmul rmatmul and or lt le gt ge
+    eq ne lt le gt ge hash bool str format bytes len length_hint contains getitem setitem delitem iter next reversed
+    call enter exit aenter aexit await aiter anext int float complex index round trunc floor ceil neg pos abs invert
+    get setattr delattr fspath dir instancecheck subclasscheck mro_entries
 """
-for _operation in _OPERATIONS.split():
+for _operation in (*_OPERATIONS.split(), *(f"{side}{each}" for each in _BINARY for side in ("", "r", "i"))):
     setattr(LeftOut, f"__{_operation}__", _raise)
 
 

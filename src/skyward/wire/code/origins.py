@@ -5,17 +5,18 @@ back, an object that came with a call under a name is sent as that name, and is 
 goes back by value, and changes no object of the client: changes of classes in a call stay on its worker.
 
 cloudpickle gives every class an id, and reduces it to ``(make, arguments, state, None, None, set_state)`` with the id
-as the last argument but one. ``make`` of a class that is no enum takes names for the class body as its fourth argument.
-This module alone relies on that.
+as the last argument but one. This module and :mod:`skyward.wire.code.class_parts` alone rely on that.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib
 import sys
 import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import Context, ContextVar
@@ -29,6 +30,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 import cloudpickle.cloudpickle as _cloudpickle
 
 from skyward.errors import SerializationError
+from skyward.wire.code.class_parts import as_said, is_code, stamps_of
 from skyward.wire.code.mains import MainNames, define_in_main
 
 __all__ = [
@@ -36,6 +38,8 @@ __all__ = [
     "by_value",
     "found_under_its_name",
     "goes_by_value",
+    "process_id",
+    "received_as",
     "reduced_compiled",
     "reduced_context_variable",
     "reduced_for_call",
@@ -73,7 +77,11 @@ _HEAP_TYPE = 1 << 9
 _origins: WeakKeyDictionary[Any, _Origin] = WeakKeyDictionary()
 _received: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
 _unfinished: WeakSet[type] = WeakSet()  # classes whose state is still to come
-_attributes: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()  # of received classes, as last received
+# Attributes of received classes as last received, each with its sender's stamp.
+_attributes: WeakKeyDictionary[type, dict[str, tuple[int, Any]]] = WeakKeyDictionary()
+# What calls leave on classes lasts from call to call, though nothing else may refer to them in between.
+_kept: OrderedDict[type, None] = OrderedDict()
+_MOST_KEPT = 256
 
 with_client: Final = threading.local()
 """``receiving`` is set in a thread while it unpickles a part of a call: objects in it may go back as names."""
@@ -140,7 +148,7 @@ _ids_of_variables: dict[ContextVar[Any], str] = {}
 
 def reduced_context_variable(variable: ContextVar[Any]) -> Reduced:
     """Return a reduction by which each process has one variable for it, with its default and without its value."""
-    variable_id = _ids_of_variables.setdefault(variable, f"{_process()}-{len(_ids_of_variables)}")
+    variable_id = _ids_of_variables.setdefault(variable, f"{process_id()}-{len(_ids_of_variables)}")
     _variables[variable_id] = variable
     options: dict[str, Any] = {}
     with suppress(LookupError):  # it has no default
@@ -176,25 +184,34 @@ def reduced_for_call(value: Definition, reduced: Reduced, mains: dict[int, MainN
     module, name = _name_of(value)
     match value:
         case type():
-            make, arguments, state, *_, set_state = _with_slots(value, reduced)
-            maker = _make_called_class, (_process(), module, name, make, *arguments)
-            return (*maker, (_process(), set_state, state), None, None, _update_called_class)
+            make, arguments, state, *_, set_state = as_said(value, reduced)
+            maker = _make_called_class, (process_id(), module, name, make, *arguments)
+            sent = process_id(), set_state, state, stamps_of(value, state[0])
+            return (*maker, sent, None, None, _update_called_class)
         case ModuleType():
-            return _make_module, (_process(), module, value.__name__), reduced[1][1], None, None, _fill_module
+            return _make_module, (process_id(), module, value.__name__), reduced[1][1], None, None, _fill_module
         case _:
             make, (code, names, *others), *rest = reduced
             if names.get("__name__") == "__main__":  # of its globals: a wrapper takes over `__module__`
                 names = mains.setdefault(id(names), MainNames(names))
             if module:
-                return (_make_function, (_process(), module, name, make, code, names, *others), *rest)
+                return (_make_function, (process_id(), module, name, make, code, names, *others), *rest)
             return (make, (code, names, *others), *rest)
+
+
+def received_as(value: FunctionType, reduced: Reduced, *, is_result: bool) -> Reduced:
+    """Return a reduction of a function by any maker, which keeps the identity of the function in a call."""
+    module, name = ("", "") if is_result else _name_of(value)
+    return (
+        (_make_function, (process_id(), module, name, reduced[0], *reduced[1])) if module else reduced[:2]
+    ) + reduced[2:]
 
 
 def reduced_for_result(value: Definition, reduced: Reduced) -> Reduced:
     """Return a reduction that changes no existing object at the receiver of a result."""
     match value:
         case type():
-            make, arguments, state, *_, set_state = _with_slots(value, reduced)
+            make, arguments, state, *_, set_state = as_said(value, reduced)
             return _make_class, (make, *arguments), (set_state, state), None, None, _complete_class
         case ModuleType():
             return _make_module, ("", "", value.__name__), reduced[1][1], None, None, _fill_module
@@ -210,21 +227,9 @@ def reduced_to_name(value: Definition) -> Reduced | None:
     return _at_home, (origin.process, origin.module, origin.name, origin.class_id)
 
 
-def _with_slots(cls: type, reduced: Reduced) -> Reduced:
-    """Return a reduction that makes the class with its own ``__slots__``.
-
-    cloudpickle makes it without them, so that its instances keep a ``__dict__``, which those of the original lack.
-    """
-    slots = vars(cls).get("__slots__")
-    make, arguments, *others = reduced
-    if slots is None or make is not _make_skeleton or issubclass(cls, tuple):  # a NamedTuple refuses them
-        return reduced
-    head, names, tail = arguments[:3], arguments[3], arguments[4:]
-    return (make, (*head, names | {"__slots__": slots}, *tail), *others)
-
-
 @functools.cache
-def _process() -> str:
+def process_id() -> str:
+    """Return the identity of this process, for objects that it sends."""
     return uuid.uuid4().hex
 
 
@@ -258,20 +263,49 @@ def _make_called_class(process: str, module: str, name: str, make: Callable[...,
     elif (origin := _origins.get(cls)) is None or origin.process != process:
         return cls  # this process's own, or another one's
     _remember(cls, process, module, name, arguments[-2])
+    _keep(cls)
     return cls
 
 
-def _update_called_class(cls: type, sent: tuple[str, Callable[[type, Any], object], Any]) -> None:
-    process, set_state, state = sent
+def _keep(cls: type) -> None:
+    _kept[cls] = None
+    _kept.move_to_end(cls)
+    if len(_kept) > _MOST_KEPT:
+        _kept.popitem(last=False)
+
+
+def _update_called_class(
+    cls: type, sent: tuple[str, Callable[[type, Any], object], tuple[dict[str, Any], Any], dict[str, int]]
+) -> None:
+    """Give a class the attributes that have changed where it comes from; others stay as calls left them."""
+    process, set_state, (names, members), stamps = sent
     origin = _origins.get(cls)
-    if origin is None or origin.process != process or (process == _process() and cls not in _unfinished):
+    if origin is None or origin.process != process or (process == process_id() and cls not in _unfinished):
         return
-    names = frozenset(cast("dict[str, Any]", state[0]))
-    for gone in _attributes.get(cls, frozenset[str]()) - names:
+    last = _attributes.setdefault(cls, {})
+    for gone in last.keys() - names.keys():
+        del last[gone]
         with suppress(AttributeError, TypeError):  # deleted in the call, or made by the metaclass
             delattr(cls, gone)
-    set_state(cls, state)
-    _attributes[cls] = names
+    changed = {name: value for name, value in names.items() if _is_due(cls, name, value, stamps[name])}
+    set_state(cls, (changed, {}))
+    last.update((name, (stamps[name], vars(cls).get(name))) for name in changed)
+    _complete_members(cls, members)
+
+
+def _is_due(cls: type, name: str, value: object, stamp: int) -> bool:
+    """Return True if an attribute that has arrived replaces the present one."""
+    known = _attributes[cls].get(name)
+    if known is None or known[0] != stamp or name == "_abc_impl":
+        return True
+    # Functions come with the present values of globals and closures, unless a call has put something in their place.
+    return is_code(value) and vars(cls).get(name) is known[1]
+
+
+def _complete_members(cls: type, attributes: dict[str, dict[str, Any]]) -> None:
+    if cls in _unfinished and issubclass(cls, enum.Enum):
+        for name, own in attributes.items():
+            vars(cls.__members__[name]).update(own)
     _unfinished.discard(cls)
 
 
@@ -320,9 +354,9 @@ def _do_nothing(_: type, **__: object) -> None: ...
 
 def _complete_class(cls: type, sent: tuple[Callable[[type, Any], object], Any]) -> None:
     if cls in _unfinished:
-        set_state, state = sent
-        set_state(cls, state)
-        _unfinished.discard(cls)
+        set_state, (names, members) = sent
+        set_state(cls, (names, {}))
+        _complete_members(cls, members)
 
 
 def _make_function(process: str, module: str, name: str, make: Callable[..., FunctionType], *arguments: Any) -> Any:
@@ -344,7 +378,7 @@ def _fill_module(module: ModuleType, names: dict[str, Any]) -> None:
 
 def _at_home(process: str, module: str, name: str, class_id: str) -> Any:
     found = _class_of(class_id)
-    if found is None and process != _process():
+    if found is None and process != process_id():
         found = _received.get((process, module, name))
     if found is not None:
         return found

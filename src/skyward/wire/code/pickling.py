@@ -30,12 +30,13 @@ from skyward.request.distribution_names import distribution_of_module
 from skyward.wire.code.exceptions import RaisedException, reduced_exception
 from skyward.wire.code.mains import MainNames, receiving_main, with_annotated
 from skyward.wire.code.modules import SourceSet, Way, any_absent, imported_by, source_set, way_of
-from skyward.wire.code.omissions import Omissions
+from skyward.wire.code.omissions import Omissions, looking
 from skyward.wire.code.origins import (
     Definition,
     by_value,
     found_under_its_name,
     goes_by_value,
+    received_as,
     reduced_compiled,
     reduced_context_variable,
     reduced_for_call,
@@ -44,6 +45,7 @@ from skyward.wire.code.origins import (
     with_client,
 )
 from skyward.wire.code.served import with_sources
+from skyward.wire.code.singles import is_single_dispatch, reduced_dispatch, reduced_single
 from skyward.wire.code.tracebacks import add_lines, hide_frames
 
 log = logging.getLogger("skyward.wire")
@@ -335,6 +337,14 @@ class _Pickler(cloudpickle.Pickler):
     is_result = False
     omissions: Omissions | None = None
 
+    def dump_whole(self, obj: object) -> None:
+        """Pickle an object; stand-ins in it may be asked for their class."""
+        before, looking.on = looking.on, True
+        try:
+            self.dump(obj)
+        finally:
+            looking.on = before
+
     def reducer_override(self, obj: Any) -> Any:
         known = _by_name.get(id(obj))
         if known is not None and known[0] is obj and _is_there_still(obj):
@@ -353,6 +363,8 @@ class _Pickler(cloudpickle.Pickler):
         if type(definition) is _CachingFunction and not self._is_named(definition):
             caching = cast("Any", definition)
             return _caching, (caching.__wrapped__, caching.cache_parameters())
+        if (single := reduced_single(definition, travels_by_reference)) is not None:
+            return single
         self._note(getattr(obj, "__module__", None))  # it may go by name, as a NewType does
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
@@ -369,6 +381,8 @@ class _Pickler(cloudpickle.Pickler):
     def _reduce_definition(self, obj: Definition) -> Any:
         if self.is_result and (named := reduced_to_name(obj)) is not None:
             return named
+        if type(obj) is FunctionType and is_single_dispatch(obj) and not self._is_named(obj):
+            return received_as(obj, reduced_dispatch(obj), is_result=self.is_result)
         module = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
         way = way_of(module) if isinstance(module, str) else Way.VALUE  # pyright: ignore[reportUnnecessaryIsInstance]
         reduced = self._reduced(obj, way)
@@ -450,7 +464,7 @@ def _dumps(
         pickler.modules, pickler.mains = _Modules(), {}
         pickler.is_result = is_result
         pickler.omissions = omissions
-        pickler.dump(obj)
+        pickler.dump_whole(obj)
         return file.getvalue(), pickler.modules
 
 
@@ -479,7 +493,7 @@ def _probe(obj: object, omissions: Omissions, *, is_result: bool) -> Sequence[ob
         pickler = _Probe(file, protocol=5, buffer_callback=_leave_out)
         pickler.modules, pickler.mains = _Modules(), {}
         pickler.is_result, pickler.omissions, pickler.parts = is_result, omissions, []
-        pickler.dump(obj)
+        pickler.dump_whole(obj)
         return pickler.parts
 
 

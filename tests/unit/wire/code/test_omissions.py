@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import math
+import operator
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 
 from skyward.errors import SerializationError
@@ -162,17 +168,108 @@ def test_data_of_a_call_is_never_left_out(helpers: Any) -> None:
         pack([model], what="it")
 
 
-def test_a_stand_in_may_be_looked_at_and_sent_on() -> None:
-    stand_in = sent(LeftOut("'X' of module m was left out"))
-    assert repr(stand_in) == "<'X' of module m was left out>"
-    assert not hasattr(stand_in, "__wrapped__")
-    for use in (stand_in, lambda: stand_in.attribute, lambda: stand_in[0], lambda: bool(stand_in)):
-        with pytest.raises(SerializationError, match="left out"):
-            use()
-    with pytest.raises(SerializationError, match="left out"), stand_in:
+def with_statement(stand_in: Any) -> None:
+    with stand_in:
         pass
+
+
+def matched(stand_in: Any) -> bool:
+    match stand_in:
+        case int():
+            return True
+        case _:
+            return False
+
+
+def of_class(stand_in: Any) -> Any:
+    class Owner:
+        part = stand_in
+
+    return Owner
+
+
+USES: dict[str, Callable[[Any], object]] = {
+    "call": lambda it: it(),
+    "attribute": lambda it: it.attribute,
+    "dunder": lambda it: it.__dict__,
+    "class": lambda it: it.__class__,
+    "isinstance": lambda it: isinstance(it, int),
+    "match": matched,
+    "item": lambda it: it[0],
+    "bool": bool,
+    "not": lambda it: not it,
+    "equal": lambda it: it == 4,
+    "equal from the left": lambda it: 4 == it,  # noqa: SIM300
+    "not equal": lambda it: it != 4,
+    "in": lambda it: it in [1, 2],
+    "contains": lambda it: 1 in it,
+    "hash": lambda it: {it: 1},
+    "set": lambda it: {it},
+    "str": str,
+    "format": lambda it: f"{it}",
+    "percent": lambda it: "%s" % it,  # noqa: UP031
+    "formatted width": lambda it: f"{it:>5}",
+    "bytes": bytes,
+    "print": print,
+    "len": len,
+    "iterate": list,
+    "unpack": lambda it: [*it],
+    "sorted": lambda it: sorted([it, it]),
+    "next": next,
+    "add": lambda it: it + 1,
+    "reflected": lambda it: 2**it,
+    "in place": lambda it: operator.iadd(it, 1),
+    "floor division": lambda it: it // 2,
+    "xor": lambda it: it ^ 1,
+    "negate": lambda it: -it,
+    "int": int,
+    "round": round,
+    "floor": math.floor,
+    "path": os.fspath,
+    "array": np.asarray,
+    "set attribute": lambda it: setattr(it, "x", 1),
+    "delete attribute": lambda it: delattr(it, "x"),
+    "set item": lambda it: operator.setitem(it, 0, 1),
+    "with": with_statement,
+    "dir": dir,
+    "subclass": lambda it: types.new_class("Sub", (it,)),
+    "isinstance of it": lambda it: isinstance(3, it),
+    "attribute of a class": lambda it: of_class(it).part,
+    "attribute of an object": lambda it: of_class(it)().part,
+    "hasattr": lambda it: hasattr(it, "shape"),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_every_use_of_a_stand_in_is_an_error(use: Callable[[Any], object]) -> None:
+    stand_in = sent(LeftOut("'X' of module m was left out"))
+    with pytest.raises(SerializationError, match="'X' of module m was left out"):
+        use(stand_in)
+
+
+async def test_awaiting_or_entering_a_stand_in_is_an_error() -> None:
+    stand_in: Any = LeftOut("left out")
     with pytest.raises(SerializationError, match="left out"):
-        stand_in.attribute = 1
+        await stand_in
+    with pytest.raises(SerializationError, match="left out"):
+        async with stand_in:
+            pass
+
+
+def test_a_stand_in_may_be_shown_copied_and_sent_on() -> None:
+    stand_in = sent(LeftOut("'X' of module m was left out"))
+    assert repr(sent([copy.copy(stand_in), copy.deepcopy([stand_in])])[1][0]) == "<'X' of module m was left out>"
+
+    def around() -> Any:
+        return stand_in
+
+    assert repr(sent(around)()) == "<'X' of module m was left out>"
+
+
+def test_an_attribute_of_the_object_takes_the_place_of_a_stand_in_of_its_class() -> None:
+    made = of_class(LeftOut("left out"))()
+    made.part = 3
+    assert made.part == 3
 
 
 def test_large_arrays_beside_a_lock_are_kept_out_of_the_pickle_once(helpers: Any, tmp_path: Path) -> None:
