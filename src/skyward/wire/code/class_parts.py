@@ -30,7 +30,7 @@ _ENUMS_OWN: Final = frozenset({"_member_map_", "_member_names_", "_member_type_"
 _MEMBERS_OWN: Final = frozenset({"__objclass__", "_inverted_", "_name_", "_sort_order_", "_value_"})
 
 
-def as_said(cls: type, reduced: _Reduced) -> _Reduced:
+def as_said(cls: type[Any], reduced: _Reduced) -> _Reduced:
     """Return cloudpickle's reduction of a class with all that the class says itself, in its order."""
     make, arguments, state, listed, items, set_state = reduced
     names = _own_names(cls, state[0])
@@ -43,7 +43,7 @@ def as_said(cls: type, reduced: _Reduced) -> _Reduced:
     return make, arguments, (names, state[1]), listed, items, set_state
 
 
-def _own_names(cls: type, sent: Mapping[str, Any]) -> dict[str, Any]:
+def _own_names(cls: type[Any], sent: Mapping[str, Any]) -> dict[str, Any]:
     bases = [vars(base) for base in cls.__bases__]
     hidden = set(_MADE_ANEW)
     if issubclass(cls, enum.Enum):
@@ -156,8 +156,9 @@ _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 def _state_of(value: Any) -> object:
     """Return what tells one state of an attribute from another: its identity, and its content if that may change."""
-    if type(value) in _PLAIN:
-        return type(value), value
+    kind = cast("type[Any]", type(value))
+    if kind in _PLAIN:
+        return kind, value
     if is_code(value):
         return id(value)
     content = hashlib.blake2b(digest_size=16)

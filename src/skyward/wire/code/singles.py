@@ -41,7 +41,7 @@ def reduced_single(value: object, by_name: Callable[[Any], bool]) -> _Reduced | 
     """
     if (known := _known.get(id(value))) is not None:
         return known[1]
-    kind = type(value)
+    kind = cast("type[Any]", type(value))
     if kind in _DATACLASS_MARKS:
         return getattr, (dataclasses, _DATACLASS_MARKS[kind])
     if issubclass(kind, enum.Enum):
@@ -58,7 +58,10 @@ def reduced_single(value: object, by_name: Callable[[Any], bool]) -> _Reduced | 
 
 
 _TYPING: Final = frozenset({typing.NewType, typing.ParamSpec, typing.TypeVarTuple})
-_DATACLASS_MARKS: Final = {type(dataclasses.MISSING): "MISSING", type(dataclasses.KW_ONLY): "KW_ONLY"}
+_DATACLASS_MARKS: Final[dict[type[Any], str]] = {
+    type(dataclasses.MISSING): "MISSING",
+    type(dataclasses.KW_ONLY): "KW_ONLY",
+}
 
 
 def _named(value: object, module: str, name: str, make: Callable[..., Any], arguments: tuple[Any, ...]) -> _Reduced:
@@ -100,17 +103,16 @@ def _name_in_main(value: object) -> str:
 def _parts_of_typing(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return the maker of an object of :mod:`typing` that pickles by name, and its arguments."""
     module = value.__module__
-    match value:
-        case typing.NewType():
-            return _new_type, (value.__name__, value.__supertype__, module, value.__qualname__)
-        case typing.ParamSpec():
-            options = {name: getattr(value, f"__{name}__") for name in ("bound", "covariant", "contravariant")}
-            return _in_module, (typing.ParamSpec, (value.__name__,), options, module)
-        case typing.TypeVarTuple():
-            return _in_module, (typing.TypeVarTuple, (value.__name__,), {}, module)
-        case _:
-            options = {"type_params": value.__type_params__}
-            return _in_module, (type(value), (value.__name__, value.__value__), options, module)
+    kind = cast("type[Any]", type(value))
+    if kind is typing.NewType:
+        return _new_type, (value.__name__, value.__supertype__, module, value.__qualname__)
+    if kind is typing.ParamSpec:
+        options = {name: getattr(value, f"__{name}__") for name in ("bound", "covariant", "contravariant")}
+        return _in_module, (kind, (value.__name__,), options, module)
+    if kind is typing.TypeVarTuple:
+        return _in_module, (kind, (value.__name__,), {}, module)
+    options = {"type_params": value.__type_params__}
+    return _in_module, (kind, (value.__name__, value.__value__), options, module)
 
 
 def _new_type(name: str, supertype: Any, module: str, qualified: str) -> Any:
@@ -128,7 +130,7 @@ def _in_module(kind: Callable[..., Any], arguments: tuple[Any, ...], options: Ma
 
 def _reduced_member(member: Any) -> _Reduced | None:
     """Return the reduction of an enum's member by its name, or of a composite that has none by its value."""
-    cls = type(member)
+    cls = cast("type[Any]", type(member))
     own = next(vars(each)["__reduce_ex__"] for each in cls.__mro__ if "__reduce_ex__" in vars(each))
     if getattr(own, "__module__", None) not in ("enum", None):
         return None  # its author's way
@@ -143,8 +145,15 @@ def _member(cls: type[enum.Enum], name: str) -> enum.Enum:
 
 
 def _reduced_cached_property(value: Any) -> _Reduced:
-    state = {name: each for name, each in vars(value).items() if name != "lock"}
-    return _cached_property, (type(value),), (state, "lock" in vars(value)), None, None, _fill_cached_property
+    names: dict[str, Any] = vars(value)
+    return (
+        _cached_property,
+        (cast("type[Any]", type(value)),),
+        ({name: each for name, each in names.items() if name != "lock"}, "lock" in names),
+        None,
+        None,
+        _fill_cached_property,
+    )
 
 
 def _cached_property(cls: type[functools.cached_property[Any]]) -> functools.cached_property[Any]:
@@ -158,7 +167,7 @@ def _fill_cached_property(made: functools.cached_property[Any], state: tuple[dic
 
 def _reduced_sentinel(value: Any, by_name: Callable[[Any], bool]) -> _Reduced | None:
     """Return the reduction of an object whose class reduces it to a name; None for any other."""
-    cls = type(value)
+    cls = cast("type[Any]", type(value))
     if cls in cloudpickle.Pickler.dispatch_table:
         return None
     own = cls.__reduce_ex__ if cls.__reduce_ex__ is not object.__reduce_ex__ else cls.__reduce__
@@ -175,8 +184,8 @@ def _state_of(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
 
 
-def _bare(cls: type[Any], state: Mapping[str, Any]) -> Any:
-    made = cls.__new__(cls)
+def _bare(cls: Any, state: Mapping[str, Any]) -> Any:
+    made: Any = cls.__new__(cls)
     for name, each in state.items():
         object.__setattr__(made, name, each)
     return made
@@ -190,7 +199,7 @@ def is_single_dispatch(function: FunctionType) -> bool:
 def reduced_dispatch(function: FunctionType) -> _Reduced:
     """Return the reduction of a function that dispatches by type: its cache and its registry cannot be pickled."""
     parts = vars(function)
-    registry = dict(cast("Any", parts["registry"]))
+    registry = dict(parts["registry"])
     hidden = ("dispatch", "registry", "register", "_clear_cache", "__wrapped__")
     others = {name: value for name, value in parts.items() if name not in hidden}
     return functools.singledispatch, (parts["__wrapped__"],), (registry, others), None, None, _fill_dispatch
