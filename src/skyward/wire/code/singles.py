@@ -144,7 +144,7 @@ def _member(cls: type[enum.Enum], name: str) -> enum.Enum:
     return cls.__members__[name]
 
 
-def _reduced_cached_property(value: Any) -> _Reduced:
+def _reduced_cached_property(value: object) -> _Reduced:
     names: dict[str, Any] = vars(value)
     return (
         _cached_property,
