@@ -11,7 +11,7 @@ from typing import Any
 
 from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
 
-from skyward.errors import ConfigurationError, PoolStateError
+from skyward.errors import ConfigurationError, PoolStateError, RemoteError
 from skyward.events import Progress
 from skyward.submission import ArgumentMemo, CallFuture, Invocation, TaskSubmitter
 from skyward_joblib.on_node import Initializer, NodeBackend, run_batch
@@ -286,9 +286,10 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._just_retrieved.worker_s = out.worker_seconds
         try:
             return out.result()
-        except Exception:
+        except Exception as error:
             if not out.cancelled():
                 self._progress.fail()
+            _refuse_frozen(error)
             raise
 
     def batch_completed(self, batch_size: int, duration: float) -> None:
@@ -365,6 +366,16 @@ def _name_of_first_task(batch: Any) -> str:
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
+
+
+def _refuse_frozen(error: Exception) -> None:
+    """Raise a RemoteError in place of an exception whose class refuses a traceback, as a frozen dataclass does."""
+    # joblib 1.6 removes the traceback by an assignment, in its callback: the error of that would leave it waiting.
+    try:
+        error.__traceback__ = error.__traceback__
+    except Exception:
+        kind = f"{type(error).__module__}.{type(error).__qualname__}"
+        raise RemoteError(f"{kind}: {error}", type_name=kind, remote_traceback=str(error.__cause__ or "")) from error
 
 
 def _ignore(_future: CallFuture[Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from skyward.engine.dispatch import WorkerId
 from skyward.events.works import WorkCount
 from skyward.submission import CallFuture, bearable, named
+from skyward.wire.code.exceptions import add_note
 from skyward.wire.code.pickling import PackedError, unpack, unpack_error
 from skyward.wire.code.tracebacks import hide_frames, is_explained
 
@@ -61,7 +62,7 @@ class RawOutcome:
                 except (KeyboardInterrupt, Exception) as error:  # from the user's own classes, so of any type
                     if isinstance(error, StopIteration | CancelledError):
                         raise UnpicklingError(f"{self._rebuilding} ended with {named(error)}") from error
-                    error.add_note(f"while {self._rebuilding}")
+                    add_note(error, f"while {self._rebuilding}")
                     raise
                 except BaseException as error:
                     raise UnpicklingError(f"{self._rebuilding} ended with {named(error)}") from error

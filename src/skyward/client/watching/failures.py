@@ -10,6 +10,7 @@ from typing import Any, Final
 from skyward.client.display.escapes import harmless
 from skyward.client.pending import PendingCompute
 from skyward.engine.futures import CallBatch
+from skyward.wire.code.exceptions import add_note
 
 __all__ = ["ItemNotes", "kept", "note_call", "outline", "result_of"]
 
@@ -97,7 +98,7 @@ class ItemNotes:
             return
         first, last = index * self._size, min((index + 1) * self._size, self._items) - 1
         with suppress(Exception):
-            error.add_note(f"in {harmless(self._name)}, one of the items with index {first} to {last}")
+            add_note(error, f"in {harmless(self._name)}, one of the items with index {first} to {last}")
 
 
 def note_call(error: BaseException, call: str, index: int, of: int, text: str = "") -> None:
@@ -111,7 +112,7 @@ def note_call(error: BaseException, call: str, index: int, of: int, text: str = 
         text: the call with its arguments; empty if they are unknown.
     """
     with suppress(Exception):  # a class of the user's may forbid notes
-        error.add_note(f"in {harmless(call)}, index {index} of {of} calls" + (f": {text}" if text else ""))
+        add_note(error, f"in {harmless(call)}, index {index} of {of} calls" + (f": {text}" if text else ""))
 
 
 def result_of(batch: CallBatch, index: int, calls: Sequence[PendingCompute[Any]]) -> Any:

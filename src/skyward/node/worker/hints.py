@@ -6,6 +6,7 @@ import os
 import re
 import traceback
 
+from skyward.wire.code.exceptions import add_note
 from skyward.wire.code.tracebacks import related
 
 __all__ = ["add_hints"]
@@ -23,9 +24,9 @@ def add_hints(error: BaseException) -> None:
     """Add notes to an error of a call: about a file that is missing, about a need of the main thread."""
     chain = list(related(error))
     if (note := next((note for each in chain if (note := _folder_hint(each))), "")) and not _is_of_a_program(error):
-        error.add_note(note)
+        add_note(error, note)
     if any(isinstance(each, ValueError | RuntimeError) and _MAIN_THREAD.search(_text(each)) for each in chain):
-        error.add_note(_THREAD_HINT)
+        add_note(error, _THREAD_HINT)
 
 
 def _folder_hint(error: BaseException) -> str:

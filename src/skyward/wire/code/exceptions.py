@@ -13,12 +13,26 @@ from contextlib import suppress
 from types import MemberDescriptorType
 from typing import Any, Final, cast
 
-__all__ = ["RaisedException", "reduced_exception"]
+__all__ = ["RaisedException", "add_note", "reduced_exception", "set_cause"]
 
 _HEAP_TYPE: Final = 1 << 9
 _LEFT_BEHIND: Final = frozenset({"exceptions", "message", "obj"})
 """Fields that a constructor has set for good; and the object of an AttributeError, which may be of any size."""
 _Reduced = tuple[Any, ...]
+
+
+# Past a `__setattr__` of the class: those of frozen dataclasses refuse everything.
+_set: Final = cast("Callable[[BaseException, str, Any], None]", object.__setattr__)
+
+
+def set_cause(error: BaseException, cause: BaseException | None) -> None:
+    """Set the cause of an exception, be its class frozen or not."""
+    _set(error, "__cause__", cause)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, be its class frozen or not."""
+    _set(error, "__notes__", [*getattr(error, "__notes__", ()), note])
 
 
 class RaisedException:
@@ -100,7 +114,7 @@ def _make(
     except (TypeError, ValueError):  # `args` were set by hand
         error = base.__new__(cls)
     if error.args != shown:
-        error.args = shown
+        _set(error, "args", shown)
     return error
 
 
@@ -109,12 +123,14 @@ def _complete(error: BaseException, state: tuple[dict[str, Any], dict[str, Any],
     if type(error).__setstate__ is BaseException.__setstate__:
         for name, value in own.items():
             try:
-                BaseException.__setstate__(error, {name: value})  # fields of builtin classes, too
+                _set(error, name, value)
             except (AttributeError, TypeError):  # a property of that name
                 error.__dict__[name] = value
     else:
         cast("Any", error).__setstate__(own)
     for name, value in slots.items():
         with suppress(AttributeError, TypeError):
-            setattr(error, name, value)
-    error.__cause__, error.__context__, error.__suppress_context__ = cause, context, suppressed
+            _set(error, name, value)
+    set_cause(error, cause)
+    _set(error, "__context__", context)
+    _set(error, "__suppress_context__", suppressed)

@@ -27,7 +27,7 @@ import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
 from skyward.request.distribution_names import distribution_of_module
-from skyward.wire.code.exceptions import RaisedException, reduced_exception
+from skyward.wire.code.exceptions import RaisedException, add_note, reduced_exception, set_cause
 from skyward.wire.code.mains import MainNames, receiving_main, with_annotated
 from skyward.wire.code.modules import SourceSet, Way, any_absent, imported_by, source_set, way_of
 from skyward.wire.code.omissions import Omissions, looking
@@ -278,11 +278,11 @@ def unpack_error(packed: PackedError, *, where: str) -> BaseException:
         )
     # The frames are in the cause's text already; as they came, their lines would be read from this machine's files.
     error = error.with_traceback(None)
-    error.__cause__ = RemoteTraceback(add_lines(packed.traceback))
-    error.add_note(f"raised on {where}")
+    set_cause(error, RemoteTraceback(add_lines(packed.traceback)))
+    add_note(error, f"raised on {where}")
     if isinstance(error, ModuleNotFoundError):
         package = distribution_of_module(error.name or "…")
-        error.add_note(f"if a package has it, name that in the pool's environment: Image(pip=[{package!r}])")
+        add_note(error, f"if a package has it, name that in the pool's environment: Image(pip=[{package!r}])")
     return error
 
 
@@ -378,11 +378,17 @@ class _Pickler(cloudpickle.Pickler):
     def _is_obstacle(self, value: object) -> bool:
         return self.omissions is not None and self.omissions.is_obstacle(value)
 
-    def _reduce_definition(self, obj: Definition) -> Any:
+    def _reduced_early(self, obj: Definition) -> Any:
+        """Return the reduction of what came from the client, and of functions that dispatch by type; else None."""
         if self.is_result and (named := reduced_to_name(obj)) is not None:
             return named
         if type(obj) is FunctionType and is_single_dispatch(obj) and not self._is_named(obj):
             return received_as(obj, reduced_dispatch(obj), is_result=self.is_result)
+        return None
+
+    def _reduce_definition(self, obj: Definition) -> Any:
+        if (early := self._reduced_early(obj)) is not None:
+            return early
         module = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
         way = way_of(module) if isinstance(module, str) else Way.VALUE  # pyright: ignore[reportUnnecessaryIsInstance]
         reduced = self._reduced(obj, way)

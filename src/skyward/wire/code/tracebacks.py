@@ -70,7 +70,7 @@ def hide_frames(error: BaseException) -> None:
     if keeps_frames():
         return
     for each in related(error):
-        each.__traceback__ = _shown(each.__traceback__)
+        each.with_traceback(_shown(each.__traceback__))  # no assignment: frozen classes refuse it
 
 
 def without_frames(function: Callable[P, T]) -> Callable[P, T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import RemoteTraceback
+from skyward.wire.code.exceptions import add_note
 from skyward.wire.code.pickling import pack, pack_error, pack_result, unpack, unpack_error
 
 
@@ -63,6 +65,22 @@ class NewError(Exception):
     def __init__(self, *_: object) -> None: ...
 
 
+class FrozenError(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        object.__setattr__(self, "code", code)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} is frozen")
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenRecordError(Exception):
+    code: int
+    why: str = "no"
+
+
 class OwnWayError(Exception):
     def __init__(self, code: int, extra: Any = None) -> None:
         super().__init__("text")
@@ -98,6 +116,8 @@ MAKE: dict[str, Callable[[], Exception]] = {
     "OSError": lambda: PathError("a.csv", 7),
     "ImportError": lambda: PluginError("x", 7),
     "own new": lambda: NewError(7, 0),
+    "frozen": lambda: FrozenError(7),
+    "frozen dataclass": lambda: FrozenRecordError(7),
     "own reduce": lambda: OwnWayError(7),
     "local class": local,
 }
@@ -139,7 +159,7 @@ WAYS = pytest.mark.parametrize("way", [as_argument, as_result, as_raised, as_a_m
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_an_exception_arrives_with_its_attributes(make: Callable[[], Any], way: Callable[[Any], Any]) -> None:
     error = make()
-    error.add_note("seen")
+    add_note(error, "seen")
     back = way(error)
     assert (type(back).__qualname__, back.code, str(back), back.args) == (
         type(error).__qualname__,
