@@ -34,6 +34,7 @@ __all__ = [
     "open_descriptors",
     "orphan_to_reap",
     "pid_namespace",
+    "process_limits",
     "readable_path",
     "socket_path",
     "start_ticks",
@@ -250,6 +251,11 @@ def ephemeral_ports() -> tuple[int, int]:
     """Return the first and the last port of the system's range for outgoing connections."""
     limits = _text_of(_PROC / "sys/net/ipv4/ip_local_port_range").split()
     return (int(limits[0]), int(limits[1])) if limits else _USUAL_EPHEMERAL
+
+
+def process_limits() -> str:
+    """Return this process's limits of descriptors, memory and the like, as Linux lists them; forks inherit them."""
+    return Path("/proc/self/limits").read_text(encoding="utf-8", errors="replace")
 
 
 def _control_process(option: int, value: int | bytes) -> None:

@@ -70,6 +70,7 @@ from skyward.wire.code.pickling import pack, packing, unpack
 from skyward.wire.code.tracebacks import from_callers_line, hide_frames
 
 __all__ = [
+    "BoundComputeFunction",
     "ComputeFunction",
     "PendingBatch",
     "PendingCompute",

@@ -13,7 +13,7 @@ from typing import IO
 from skyward.errors import ConfigurationError
 from skyward.request.ignored import GitRules, unwanted
 
-__all__ = ["IncludedFile", "LeftOut", "describe_includes", "included_files", "pack_files", "select_files"]
+__all__ = ["ExcludedPath", "IncludedFile", "describe_includes", "included_files", "pack_files", "select_files"]
 
 _COMPRESSION = 1
 _LARGE_BYTES = 100 << 20
@@ -37,7 +37,7 @@ class IncludedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class ExcludedPath:
     """File or folder below an included folder that stays here.
 
     Attributes:
@@ -74,7 +74,7 @@ def describe_includes(includes: Sequence[str]) -> Iterator[str]:
         )
 
 
-def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], tuple[LeftOut, ...]]:
+def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], tuple[ExcludedPath, ...]]:
     """Return all files below the paths in ``includes``, each path under its last name, and what is left out of them.
 
     Left out are repositories' own files, Python environments, caches, compiled Python, and what git ignores; never a
@@ -96,7 +96,7 @@ def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], tup
         if names.setdefault(root.name, root) != root:
             raise ConfigurationError(f"{parameter} is {root}, and {names[root.name]} has that name already")
     files: list[IncludedFile] = []
-    left_out: list[LeftOut] = []
+    left_out: list[ExcludedPath] = []
     for parameter, root in roots:
         count = len(left_out)
         below = list(_below(parameter, root, left_out))
@@ -146,7 +146,7 @@ def _numbered(includes: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield f"includes[{i}] ({path!r})", path
 
 
-def _below(parameter: str, root: Path, left_out: list[LeftOut]) -> Iterator[IncludedFile]:
+def _below(parameter: str, root: Path, left_out: list[ExcludedPath]) -> Iterator[IncludedFile]:
     top = root.resolve()
     yield _entry(parameter, root.name, top, top)
     if not top.is_dir():
@@ -160,7 +160,7 @@ def _below(parameter: str, root: Path, left_out: list[LeftOut]) -> Iterator[Incl
             why = unwanted(path, is_folder=is_folder)
             why = why or (".gitignore" if rules.ignores(path, is_folder=is_folder) else "")
             if why:
-                left_out.append(LeftOut(path=path, why=why))
+                left_out.append(ExcludedPath(path=path, why=why))
             else:
                 kept.append(path)
         folders[:] = sorted({path.name for path in kept}.intersection(folders))
@@ -168,7 +168,7 @@ def _below(parameter: str, root: Path, left_out: list[LeftOut]) -> Iterator[Incl
             yield _entry(parameter, root.name, top, path)
 
 
-def _grouped(left_out: Sequence[LeftOut]) -> Mapping[str, Sequence[Path]]:
+def _grouped(left_out: Sequence[ExcludedPath]) -> Mapping[str, Sequence[Path]]:
     """Return what is left out by what it is called in a message: folders by name, files by the reason."""
     groups: dict[str, list[Path]] = {}
     for each in left_out:

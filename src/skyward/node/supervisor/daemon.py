@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from skyward._concurrency.descriptors import raise_descriptor_limit
+from skyward._concurrency.linux_parts import process_limits
 from skyward.errors import SkywardError
 from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, name_process
 from skyward.node.supervisor.children import Spare
@@ -26,7 +27,6 @@ from skyward.node.supervisor.start_order import (
     TEMPLATE_VARIABLE,
     VOLUMES_REQUEST,
     StartOrder,
-    process_limits,
     read_volumes,
 )
 from skyward.node.supervisor.supervisor import Supervisor

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from skyward.request.volume import GrantedVolume
 from skyward.wire.node_config import NodeConfig
@@ -17,7 +16,6 @@ __all__ = [
     "TEMPLATE_VARIABLE",
     "VOLUMES_REQUEST",
     "StartOrder",
-    "process_limits",
     "read_volumes",
     "start_variables",
     "volumes_line",
@@ -66,11 +64,6 @@ Python or a module that a template imports."""
 def start_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``env`` that count only when a program starts, and so cannot be set in a fork."""
     return {name: value for name, value in env.items() if name.startswith(_START_PREFIXES)}
-
-
-def process_limits() -> str:
-    """Return this process's limits of descriptors, memory and the like, as Linux lists them; forks inherit them."""
-    return Path("/proc/self/limits").read_text(encoding="utf-8", errors="replace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ import psutil
 
 from skyward._concurrency.exits import at_exit
 from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.linux_parts import process_limits
 from skyward.node.supervisor.children import Fork, fork_from
 from skyward.node.supervisor.plan import DASK_ENV, thread_variables
 from skyward.node.supervisor.start_order import (
@@ -28,7 +29,6 @@ from skyward.node.supervisor.start_order import (
     TEMPLATE_VARIABLE,
     VOLUMES_REQUEST,
     StartOrder,
-    process_limits,
     start_variables,
     volumes_line,
 )

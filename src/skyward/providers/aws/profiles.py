@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from skyward.providers._common.machine_catalogue import closest
 
-__all__ = ["Login", "closest_profile", "find_login", "find_login_here", "profiles_here"]
+__all__ = ["LoginAdvice", "closest_profile", "find_login", "find_login_here", "profiles_here"]
 
 _KEY: Final = "AWS_ACCESS_KEY_ID"
 _PLACES: Final = {
@@ -21,7 +21,7 @@ _PLACES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
+class LoginAdvice:
     """How to renew credentials.
 
     Attributes:
@@ -33,7 +33,7 @@ class Login:
     needs_code: bool = False
 
 
-def find_login_here(profile: str | None) -> Login:
+def find_login_here(profile: str | None) -> LoginAdvice:
     """Return how to renew the credentials of a profile of this machine; None means the usual chain."""
     return find_login(profile, _configuration(), os.environ)
 
@@ -55,7 +55,7 @@ def closest_profile(name: str | None) -> str:
     return from_variable + (f"closest: {near}" if near != "none" else f"there are {', '.join(sorted(profiles))}")
 
 
-def find_login(profile: str | None, profiles: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]) -> Login:
+def find_login(profile: str | None, profiles: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]) -> LoginAdvice:
     """Return how to renew the credentials that botocore takes (pure).
 
     A role is not logged in to: its credentials come with those of another profile, a program, or a token.
@@ -68,9 +68,9 @@ def find_login(profile: str | None, profiles: Mapping[str, Mapping[str, Any]], e
     if profile is None and _KEY in env:
         hidden = f"; AWS_PROFILE={env['AWS_PROFILE']} has no effect beside them" if "AWS_PROFILE" in env else ""
         way = "renew them, or unset them and log in with a profile, `aws sso login` for example"
-        return Login(advice=f"The keys are those of {_KEY} in the environment: {way}{hidden}")
+        return LoginAdvice(advice=f"The keys are those of {_KEY} in the environment: {way}{hidden}")
     if profile is None and env.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
-        return Login(advice=_token_advice("AWS_WEB_IDENTITY_TOKEN_FILE", env["AWS_WEB_IDENTITY_TOKEN_FILE"]))
+        return LoginAdvice(advice=_token_advice("AWS_WEB_IDENTITY_TOKEN_FILE", env["AWS_WEB_IDENTITY_TOKEN_FILE"]))
     chain = _chain(profile or env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default", profiles)
     first, last = chain[0], chain[-1]
     role = f"Profile {first} takes a role with the credentials of profile {last}. " if len(chain) > 1 else ""
@@ -81,7 +81,7 @@ def find_login(profile: str | None, profiles: Mapping[str, Mapping[str, Any]], e
         if needs_code
         else ""
     )
-    return Login(advice=f"{role}{_advice(last, profiles.get(last, {}))}{code}", needs_code=needs_code)
+    return LoginAdvice(advice=f"{role}{_advice(last, profiles.get(last, {}))}{code}", needs_code=needs_code)
 
 
 def _chain(name: str, profiles: Mapping[str, Mapping[str, Any]]) -> list[str]:
