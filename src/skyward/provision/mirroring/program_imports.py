@@ -20,6 +20,7 @@ from skyward.wire.code.modules import ModuleSource, Way, imported_by, sources_of
 from skyward.wire.code.omissions import names_in
 from skyward.wire.code.origins import found_under_its_name
 from skyward.wire.code.ownership import OWN_PACKAGES, is_installed_at, is_the_users
+from skyward.wire.code.pickling import travels_by_reference
 
 __all__ = ["LoadedNames", "Needed", "distributions_of", "needs_of", "needs_of_program", "own_modules", "travels"]
 
@@ -223,9 +224,9 @@ def _used_of_modules(function: FunctionType) -> Iterator[object]:
 
 def _goes_by_name(value: Any, module: str) -> bool:
     """Return True if nodes import the module of one of the user's objects to get it."""
-    if way_of(module) is not Way.SOURCE:
+    if way_of(module) is not Way.SOURCE or not isinstance(value, type | FunctionType | ModuleType):
         return False
-    return found_under_its_name(value) if isinstance(value, type | FunctionType) else isinstance(value, ModuleType)
+    return travels_by_reference(value) and (isinstance(value, ModuleType) or found_under_its_name(value))
 
 
 def _imported_with(module: str) -> Iterator[tuple[str, str]]:
