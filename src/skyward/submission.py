@@ -160,7 +160,11 @@ class CallFuture(Future[R]):
         return ""
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the call's exception, None if it returned; see :meth:`concurrent.futures.Future.exception`."""
+        """Return the call's exception, None if it returned; see :meth:`concurrent.futures.Future.exception`.
+
+        Args:
+            timeout: seconds to wait; None waits until the call has ended.
+        """
         return bearable(super().exception(timeout))
 
     def __repr__(self) -> str:
@@ -199,6 +203,9 @@ def bearable(error: BaseException | None) -> BaseException | None:
 
     There a StopIteration would end the coroutine that waits, or, before Python 3.12, leave it waiting for ever; a
     CancelledError that a call has raised would look as if the coroutine were cancelled.
+
+    Args:
+        error: the exception of a call; None if it has none.
     """
     if error is None:
         return None
@@ -211,7 +218,11 @@ def bearable(error: BaseException | None) -> BaseException | None:
 
 
 def named(error: BaseException) -> str:
-    """Return class and text of an exception."""
+    """Return class and text of an exception.
+
+    Args:
+        error: the exception.
+    """
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 

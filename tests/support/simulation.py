@@ -132,6 +132,10 @@ class SimulatedConnection(Connection):
         here._peer, there._peer = there, here
         return here, there
 
+    def fileno(self) -> int:
+        """A descriptor of this process's that stays open: there is no socket."""
+        return 0
+
     def listen(self, callback: Callable[[], object] | None) -> bool:
         """Call back whenever there is something to :meth:`receive`; whether somebody was called back before."""
         before, self._callback = self._callback, callback

@@ -48,7 +48,8 @@ class Image:
     Attributes:
         python: version such as ``"3.11"``; None means the client's minor version, the only one a pool accepts.
         mirrors: parameter ``mirror``: True if nodes also get the distributions that the program imports, in the
-            versions installed here. :meth:`mirror` returns an image with a choice of them instead.
+            versions installed here; :func:`dataclasses.replace` passes it as ``mirrors``. :meth:`mirror` returns an
+            image with a choice of them instead.
         pip: requirements in pip's notation, without Skyward: nodes get the code that runs here. They are added to the
             mirrored distributions as ``pip install`` would here: a version that fits stays, another one is replaced.
         pip_extra_index_url: a further package index.
@@ -91,10 +92,11 @@ class Image:
         pip_index_url: str | None = None,
         find_links: Sequence[str] = (),
         outputs: Sequence[str] = (),
+        mirrors: bool | None = None,
     ) -> None:
         values = {
             "python": _python(python),
-            "mirrors": flag("mirror", mirror),
+            "mirrors": flag("mirror", mirror) if mirrors is None else flag("mirrors", mirrors),
             "pip": _requirements(pip, own_index=bool(pip_index_url or pip_extra_index_url or find_links)),
             "pip_extra_index_url": _index_url("pip_extra_index_url", pip_extra_index_url),
             "apt": _packages(apt),

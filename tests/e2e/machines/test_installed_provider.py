@@ -149,6 +149,7 @@ class TestFolders(ProviderContract):
 
     does_not_apply: Mapping[Promise, str] = {
         "lose_answer": "a create call is a function of this process",
+        "fail_create": "a create call is a function of this process",
         "vendor_calls": "nobody is asked: this process reads its own folders",
         "avoid": "there is one host, this machine",
     }

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -444,9 +445,10 @@ def test_clean_removes_the_cache_and_says_how_much_that_freed(cached: Path, ledg
 
 def test_clean_removes_the_wheels_that_a_mirror_has_built(tmp_path: Path, ledger: Ledger) -> None:
     source = tmp_path / "own-1.0-py3-none-any.whl"
-    source.write_bytes(b"wheel")
+    with zipfile.ZipFile(source, "w") as archive:
+        archive.writestr("own.py", "")
     wheel = local_wheel(Distribution(name="own", version="1.0", origin=Origin.ARCHIVE, place=str(source)), {})
-    assert wheel.read_bytes() == b"wheel"
+    assert wheel.read_bytes() == source.read_bytes()
 
     answer("clean")
 

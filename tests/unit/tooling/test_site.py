@@ -128,7 +128,7 @@ def test_pages_of_the_specification_have_pages_here() -> None:
 
 QUESTIONS = {
     "How do I install it?": "getting-started.md#install",
-    "Do I copy my modules to the machines?": "concepts.md#your-code-travels-by-value",
+    "Do I copy my modules to the machines?": "concepts.md#your-code-goes-along",
     "How do packages get there?": "images.md",
     "How do I use machines that I have?": "machines-of-your-own.md",
     "Which provider, and what is untested?": "providers/index.md#how-to-choose",

@@ -52,7 +52,7 @@ def closest_profile(name: str | None) -> str:
     if not profiles:
         return f"{from_variable}there are none: `aws configure`, or `aws configure sso`"
     near = closest(wanted, profiles)
-    return from_variable + (f"closest: {near}" if near != "none" else f"there are {', '.join(sorted(profiles))}")
+    return from_variable + (near.removeprefix("; ") or f"there are {', '.join(sorted(profiles))}")
 
 
 def find_login(profile: str | None, profiles: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]) -> LoginAdvice:

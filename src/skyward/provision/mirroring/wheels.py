@@ -79,7 +79,10 @@ def _build(distribution: Distribution, folder: Path, environment: Mapping[str, s
         else:
             _run(distribution, _command(distribution, out), {**environment, **_outside_of_sources(Path(made))})
         for wheel in out.glob("*.whl"):
-            _drop_addresses(wheel)
+            try:
+                _drop_addresses(wheel)
+            except zipfile.BadZipFile as error:
+                raise _failure(distribution, f"{distribution.place or wheel.name} is no wheel") from error
         try:
             out.rename(folder)
         except OSError:  # another process has put the same there meanwhile
