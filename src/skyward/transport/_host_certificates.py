@@ -25,6 +25,8 @@ __all__ = ["blob_of", "is_revoked", "load_certificate", "objection", "signer"]
 
 _KRL = b"SSHKRL\n\0"
 _COMMAND_S = 10.0
+_SHA_1 = "ssh-rsa"
+"""Signature that counts only where CASignatureAlgorithms names it, as for OpenSSH since 8.2: SHA-1 is broken."""
 
 
 def signer(certificate: bytes) -> bytes:
@@ -43,7 +45,7 @@ def objection(certificate: bytes, key: bytes, name: str, algorithms: Sequence[st
         certificate: the certificate.
         key: the machine's key.
         name: the machine's name.
-        algorithms: signatures that are accepted (CASignatureAlgorithms); empty for all.
+        algorithms: signatures that are accepted (CASignatureAlgorithms); empty for all without SHA-1.
     """
     loaded = load_certificate(certificate)
     principals = [principal.decode(errors="replace") for principal in loaded.valid_principals]
@@ -58,7 +60,7 @@ def objection(certificate: bytes, key: bytes, name: str, algorithms: Sequence[st
         return "it has expired, or is not valid yet"
     if loaded.critical_options:
         return "it has critical options"
-    if algorithms and signature not in algorithms:
+    if signature not in algorithms if algorithms else signature == _SHA_1:
         return f"CASignatureAlgorithms excludes its signature, {signature}"
     try:
         loaded.verify_cert_signature()

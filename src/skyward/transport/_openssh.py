@@ -94,7 +94,10 @@ def look_up(target: SSHTarget) -> Options:
         try:
             answer.set_result(_ask(question))
         except BaseException as error:
+            with _ANSWERS.lock:  # a failure is no answer: an included file may be corrected at once
+                _ANSWERS.given.pop(question, None)
             answer.set_exception(error)
+            raise
     return answer.result()
 
 

@@ -21,7 +21,8 @@ __all__ = ["Algorithms", "Settings", "expanded", "route", "settings"]
 _PORT = 22
 _DEEPEST = 16
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>.+)@)?(?P<host>\[[^]]+\]|[^:/@]+)(?::(?P<port>\d+))?/?")
-_TOKEN = re.compile(r"%(.?)|\$\{([^}]*)\}")
+_TOKEN = re.compile(r"%(?P<token>.?)")
+_TOKEN_OR_VARIABLE = re.compile(_TOKEN.pattern + r"|\$\{(?P<variable>[^}]*)\}")
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _DEFAULT_RSA_BITS = 1024
 
@@ -153,7 +154,7 @@ def settings(target: SSHTarget) -> Settings:
         rekey=_rekey(options),
         proxy_command=shlex.join(target.proxy)
         if target.proxy
-        else command and expanded(command, tokens, "ProxyCommand"),
+        else command and expanded(command, tokens, "ProxyCommand", for_shell=True),
         proxy_shell="/bin/sh" if target.proxy else os.environ.get("SHELL") or "/bin/sh",
         proxy_passes_socket=command is not None and _is_on(options, "proxyusefdpass"),
         jumps=() if jump == "none" else tuple(expanded(part.strip(), tokens, "ProxyJump") for part in jump.split(",")),
@@ -182,21 +183,28 @@ def route(target: SSHTarget) -> tuple[SSHTarget, ...]:
     raise ConfigurationError(f"the SSH configuration's ProxyJump for {target.host} leads in a circle: correct it")
 
 
-def expanded(text: str, tokens: Mapping[str, str], option: str) -> str:
+def expanded(text: str, tokens: Mapping[str, str], option: str, *, for_shell: bool = False) -> str:
     """Return a text of the configuration with its tokens and variables replaced, and the home folder for ``~``.
+
+    Args:
+        text: the option's value.
+        tokens: values of its tokens.
+        option: its name, for messages.
+        for_shell: True for a command that a shell runs: the shell replaces variables and ``~``, so they stay.
 
     Raises:
         ConfigurationError: there is no such token or variable.
     """
 
-    def value(found: re.Match[str]) -> str:
-        token, variable = found[1], found[2]
-        known = os.environ if variable is not None else tokens
-        if (name := token if variable is None else variable) in known:
+    def value(match: re.Match[str]) -> str:
+        known = os.environ if match.lastgroup == "variable" else tokens
+        if (name := str(match[str(match.lastgroup)])) in known:
             return known[name]
-        raise ConfigurationError(f"the SSH configuration's {option} has {found[0]}, which has no value here: {text!r}")
+        raise ConfigurationError(f"the SSH configuration's {option} has {match[0]}, which has no value here: {text!r}")
 
-    return os.path.expanduser(_TOKEN.sub(value, text))
+    if for_shell:
+        return _TOKEN.sub(value, text)
+    return os.path.expanduser(_TOKEN_OR_VARIABLE.sub(value, text))
 
 
 def _refuse(options: Options, target: SSHTarget) -> None:
@@ -310,8 +318,8 @@ def _agent(options: Options, tokens: Mapping[str, str]) -> str | None:
     agent = options.get("identityagent", ("SSH_AUTH_SOCK",))[0]
     if agent.lower() == "none":
         return None
-    if agent == "SSH_AUTH_SOCK" or agent.startswith("$"):
-        return os.environ.get(agent.strip("${}")) or None
+    if agent == "SSH_AUTH_SOCK" or (agent.startswith("$") and not agent.startswith("${")):
+        return os.environ.get(agent.removeprefix("$")) or None
     return expanded(agent, tokens, "IdentityAgent")
 
 

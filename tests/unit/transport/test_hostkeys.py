@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import AuthenticationError, ConfigurationError, HostKeyError
+from skyward.transport._host_certificates import objection
 from skyward.transport._hostkeys import HostKey, known_keys, unknown, verify
 from skyward.transport._ssh_config import Settings, settings
 from skyward.transport.access import SSHTarget
@@ -158,6 +159,43 @@ def test_given_keys_can_be_revoked(known: Path) -> None:
 
     with pytest.raises(HostKeyError, match=f"is revoked in {known}"):
         verify(shown(ONE), known_keys(own), own)
+
+
+def certified(folder: Path, *signing: str) -> tuple[bytes, bytes]:
+    """Return a host certificate for ``box.example``, and its key; ``ca.pub`` in the folder is the authority."""
+
+    def keygen(*arguments: object) -> None:
+        subprocess.run(["ssh-keygen", "-q", *map(str, arguments)], check=True, capture_output=True)
+
+    keygen("-t", "rsa", "-b", "2048", "-N", "", "-f", folder / "ca")
+    keygen("-t", "ed25519", "-N", "", "-f", folder / "host")
+    keygen(*signing, "-s", folder / "ca", "-I", "box", "-h", folder / "host.pub")
+    blobs = [base64.b64decode((folder / name).read_text().split()[1]) for name in ("host-cert.pub", "host.pub")]
+    return blobs[0], blobs[1]
+
+
+@pytest.mark.parametrize(
+    ("signing", "allowed", "refusal"),
+    [
+        pytest.param(("-n", "box.example"), (), "", id="good"),
+        pytest.param(("-n", "box.example"), ("ssh-ed25519",), "excludes its signature, rsa-sha2-512", id="restricted"),
+        pytest.param(("-n", "box.example", "-t", "ssh-rsa"), (), "excludes its signature, ssh-rsa", id="SHA-1"),
+        pytest.param(("-n", "box.example", "-t", "ssh-rsa"), ("ssh-rsa",), "", id="SHA-1 allowed by name"),
+        pytest.param(("-n", "other.example"), (), "not for box.example", id="another machine's"),
+        pytest.param(("-n", "*.example"), (), "not for box.example", id="a pattern is no name"),
+        pytest.param(("-n", "box.example", "-V", "-2d:-1d"), (), "has expired", id="expired"),
+        pytest.param(("-n", "box.example", "-V", "+1d:+2d"), (), "not valid yet", id="not valid yet"),
+    ],
+)
+def test_certificates_are_refused_as_openssh_does(
+    tmp_path: Path, signing: tuple[str, ...], allowed: tuple[str, ...], refusal: str
+) -> None:
+    certificate, key = certified(tmp_path, *signing)
+
+    found = objection(certificate, key, "box.example", allowed)
+
+    assert refusal in found
+    assert bool(found) == bool(refusal)
 
 
 def test_file_that_was_named_must_exist(known: Path) -> None:

@@ -232,6 +232,19 @@ def test_conditions_run_their_programs_once_an_opening(tmp_path: Path, account: 
     assert settings(target).user == "bob"
 
 
+def test_a_corrected_included_file_counts_at_once(tmp_path: Path, account: str) -> None:
+    config, more = tmp_path / "config", tmp_path / "more"
+    config.write_text(f"Include {more}\n")
+    more.write_text("Nonsense here\n")
+    target = SSHTarget(host="box", config_path=str(config))
+
+    with pytest.raises(ConfigurationError, match=r"(?i)nonsense"):
+        settings(target)
+    more.write_text("User ann\n")
+
+    assert settings(target).user == "ann"
+
+
 def test_host_that_looks_like_an_option_is_none(tmp_path: Path, account: str) -> None:
     (tmp_path / "config").write_text("")
     with pytest.raises(ConfigurationError, match="invalid characters"):

@@ -135,3 +135,34 @@ def test_command_that_carries_the_connection_is_the_whole_way(home: Path) -> Non
 
     assert settings(target).proxy_command == "carry 'two words' 100%"
     assert route(target) == ()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["nc ${GATE:-gate} 22", "nc ${GATE%%.*} 22", "sh -c '${MISSING}'", "~/bin/relay", 'nc "${HOME}" 22'],
+)
+def test_variables_of_a_proxy_command_are_its_shells(home: Path, command: str) -> None:
+    configure(home, f"Host box\n  ProxyCommand {command.replace('%', '%%')} %h\n")
+
+    assert settings(SSHTarget(host="box")).proxy_command == f"{command} box"
+
+
+@pytest.mark.parametrize(
+    ("agent", "socket"),
+    [
+        ("$LAB_SOCK", "/lab.sock"),
+        ("${LAB_SOCK}", "/lab.sock"),
+        ("${LAB}/agent.sock", "/lab/agent.sock"),
+        ("SSH_AUTH_SOCK", "/usual.sock"),
+        ("$MISSING", None),
+        ("none", None),
+    ],
+)
+def test_variables_of_the_agents_socket_are_replaced(
+    home: Path, monkeypatch: pytest.MonkeyPatch, agent: str, socket: str | None
+) -> None:
+    for name, value in {"LAB_SOCK": "/lab.sock", "LAB": "/lab", "SSH_AUTH_SOCK": "/usual.sock"}.items():
+        monkeypatch.setenv(name, value)
+    configure(home, f"IdentityAgent {agent}\n")
+
+    assert settings(SSHTarget(host="box")).agent == socket

@@ -49,7 +49,7 @@ class LostCreates:
         """Return whether the outcome of the call with that ledger key is unknown."""
         return key in self._creates
 
-    def add(self, creates: Mapping[str, CreateCall]) -> None:
+    def add_calls(self, creates: Mapping[str, CreateCall]) -> None:
         """Add calls, by their ledger keys."""
         self._creates |= creates
         if self._creates:

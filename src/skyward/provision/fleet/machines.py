@@ -361,7 +361,10 @@ class Machines:
             name = machine.instance.id
             self._publish(Notice(f"machine {name} of a create call without an answer has appeared: it is ended", name))
         self.all += machines
-        await asyncio.to_thread(self._ledger.record, [machine.instance for machine in machines])
+        try:
+            await asyncio.to_thread(self._ledger.record, [machine.instance for machine in machines])
+        except LedgerError as error:  # they end all the same, and the search for others goes on
+            _logger.warning("machines that appeared late are not recorded, and are ended: %s", error)
         return machines
 
     async def _note_ended(self, machines: Sequence[Machine]) -> None:
@@ -454,7 +457,7 @@ class Machines:
         shortest_s = max(1.0, min(map(lasts_s, offers)))
 
         def unseen(key: str) -> None:
-            self.lost.add({key: creates[key]})
+            self.lost.add_calls({key: creates[key]})
 
         async def renew(key: str, reason: str) -> str:
             if interrupted():
@@ -489,7 +492,7 @@ class Machines:
     def _lose(self, creates: Mapping[str, CreateCall]) -> None:
         """Have machines of a failed order looked for, unless they are known."""
         known = {machine.instance.key for machine in self.all}
-        self.lost.add({key: create for key, create in creates.items() if key not in known})
+        self.lost.add_calls({key: create for key, create in creates.items() if key not in known})
 
     async def _take_over(self, left: Sequence[str], creates: Mapping[str, CreateCall]) -> None:
         """Take over machines of an order that could not be undone: they count, and end with their rank's others."""

@@ -203,7 +203,7 @@ class _FoundVersions:
 
 
 class _UncheckedError(Exception):
-    """Reason for which the sources could not be asked."""
+    """Why the indexes could not be queried."""
 
 
 def _variables(sources: PackageSources) -> Mapping[str, str]:

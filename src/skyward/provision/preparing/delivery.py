@@ -84,7 +84,7 @@ class _Archives:
     def __init__(self) -> None:
         self._packings: WeakValueDictionary[tuple[str, ...], asyncio.Task[mmap.mmap]] = WeakValueDictionary()
 
-    def of(self, includes: Sequence[str]) -> asyncio.Task[mmap.mmap]:
+    def get_packing(self, includes: Sequence[str]) -> asyncio.Task[mmap.mmap]:
         """Return the archive of the includes that a node in preparation uses, else have one packed."""
         key = tuple(includes)
         packing = self._packings.get(key)
@@ -111,7 +111,7 @@ async def deliver_includes(image: Image, transport: Transport, *, folder: str, p
     if not image.includes:
         return
     try:
-        packing = _ARCHIVES.of(image.includes)
+        packing = _ARCHIVES.get_packing(image.includes)
         archive = await asyncio.shield(packing)
     except (ConfigurationError, OSError) as error:
         raise BootstrapError(

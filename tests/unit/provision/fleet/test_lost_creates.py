@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from skyward.errors import AuthenticationError, SkywardError, UnreachableError
+from skyward.errors import AuthenticationError, LedgerError, SkywardError, UnreachableError
 from skyward.events import Notice
-from skyward.providers.base import InstanceState
+from skyward.providers.base import Instance, InstanceState
 from skyward.provision.buying.ledger import Ledger
 from skyward.testing.provider import Fate
 from support.fleets import FleetStage
@@ -155,3 +156,22 @@ def test_an_interruption_during_the_search_creates_no_other_machine(stage: Stage
     simulate(scenario)
     assert stage.provider.calls.count("create") == 1
     assert stage.provider.instances == {}
+
+
+def test_a_ledger_that_cannot_be_written_ends_no_search_for_machines(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.provider.fail("create", NO_ANSWER, done=True)
+    stage.provider.fates.append(Fate(unlisted_s=40.0))
+    record = stage.ledger.record
+
+    def refuse_late_ones(instances: Sequence[Instance]) -> None:
+        if any(each.id == "fake-0" for each in instances):
+            raise LedgerError("the disk is full")
+        record(instances)
+
+    monkeypatch.setattr(stage.ledger, "record", refuse_late_ones)
+    simulate(lambda: stage.live(lasts_s=300))
+
+    assert stage.span_s("fake-0") == pytest.approx(71, abs=31)
+    assert "the disk is full" in caplog.text
