@@ -162,6 +162,8 @@ def test_every_command_and_every_option_is_in_the_docs() -> None:
         ("settings = cast(x'7bff' as text)", "the provider's settings are no JSON"),
         ("created_at = 9e999", "created_at is inf"),
         ("price_per_hour = -9e999", "price_per_hour is -inf"),
+        ("minimum_billed_s = 9e999", "minimum_billed_s is inf"),
+        ("minimum_charge = 9e99", "minimum_charge is 9e+99"),
     ],
 )
 def test_a_damaged_record_is_named_and_kept_and_hides_no_other(

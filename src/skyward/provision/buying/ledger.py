@@ -25,6 +25,15 @@ __all__ = ["Ledger", "LedgerEntry", "Purchase"]
 _WAIT_S = 10.0
 _LARGEST: Final = 1e11
 """Times and prices beyond are none; the years of such times have five digits."""
+_NUMBERS: Final[Mapping[str, float | None]] = {
+    "created_at": 0.0,
+    "closed_at": None,
+    "gone_at": None,
+    "price_per_hour": None,
+    "minimum_billed_s": 0.0,
+    "minimum_charge": 0.0,
+}
+"""Columns with times, prices and charges, and what is read instead of a damaged one."""
 _KEPT_S = 30 * 24 * 3600.0
 """Seconds for which closed entries are kept: 30 days."""
 
@@ -334,12 +343,12 @@ def _settings(text: str) -> tuple[dict[str, Any], str]:
 def _entry(row: sqlite3.Row) -> tuple[LedgerEntry, str]:
     """Return the record as far as it can be read, and what is wrong with it."""
     settings, damage = _settings(row["settings"])
-    times = {name: row[name] for name in ("created_at", "closed_at", "gone_at", "price_per_hour")}
-    for name, number in times.items():
+    numbers = {name: row[name] for name in _NUMBERS}
+    for name, number in numbers.items():
         if number is not None and not abs(number) < _LARGEST:
-            damage, times[name] = f"{name} is {number}", 0.0 if name == "created_at" else None
-    if times["created_at"] != row["created_at"]:
-        times["price_per_hour"] = None  # the cost is not known
+            damage, numbers[name] = f"{name} is {number}", _NUMBERS[name]
+    if numbers["created_at"] != row["created_at"]:
+        numbers["price_per_hour"] = None  # the cost is not known
     owner = None
     if row["owner_pid"] is not None:
         owner = Owner(
@@ -360,15 +369,15 @@ def _entry(row: sqlite3.Row) -> tuple[LedgerEntry, str]:
             region=row["region"],
             machine=row["machine"],
             spot=bool(row["spot"]),
-            price_per_hour=times["price_per_hour"],
+            price_per_hour=numbers["price_per_hour"],
             ends_itself=bool(row["ends_itself"]),
-            minimum_billed_s=row["minimum_billed_s"],
-            minimum_charge=row["minimum_charge"],
+            minimum_billed_s=numbers["minimum_billed_s"],
+            minimum_charge=numbers["minimum_charge"],
         ),
         owner=owner,
         instance_id=row["instance_id"],
-        created_at=times["created_at"],
-        closed_at=times["closed_at"],
-        gone_at=times["gone_at"],
+        created_at=numbers["created_at"],
+        closed_at=numbers["closed_at"],
+        gone_at=numbers["gone_at"],
     )
     return entry, damage
