@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
 import threading
@@ -134,7 +135,7 @@ def _ask(question: _Question) -> Options:
         if not any(text in complaint for text in _TOO_OLD):
             raise ConfigurationError(
                 f"ssh cannot use the SSH configuration {question.path or '~/.ssh/config'} for {question.host}: "
-                f"{complaint}; correct it until `ssh -G {question.host}` works"
+                f"{complaint}; correct it until `ssh -G {shlex.quote(question.host)}` works"
             )
     return read_configuration(question.host, asked_for=first, path=question.path, system=_SYSTEM_CONFIGURATION)
 

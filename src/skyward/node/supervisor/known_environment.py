@@ -20,8 +20,11 @@ NO_DASK_SETTINGS: Final = {"DASK_ROOT_CONFIG": "/dev/null/none"}
 _NAMES: Final = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO", "NIX_SSL_CERT_FILE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
         *("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"),
+        # A host's large disk: models would fill its home folder otherwise.
+        *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"),
+        *("TFDS_DATA_DIR", "NLTK_DATA"),
     }
 )
 # Of the machine, not of a person: its devices, their drivers and its fast networks.
@@ -29,8 +32,8 @@ _BEGINNINGS: Final = (
     *("SKYWARD_", "CUDA_", "NVIDIA_", "NCCL_", "UCX_", "FI_"),
     *("ROCM_", "ROCR_", "HIP_", "HSA_", "NEURON_", "TPU_", "XLA_", "OMPI_"),
 )
-_METADATA: Final = "_METADATA_SERVICE_ENDPOINT"
-"""End of the names of variables that tell where a machine's own service is, which announces its end."""
+_ENDINGS: Final = ("_METADATA_SERVICE_ENDPOINT", "_CA_BUNDLE")
+"""Ends of the names of variables: where a machine's own service is, which announces its end; certificates."""
 _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"})
 _LANGUAGE: Final = "C.UTF-8"
 _UTF_8: Final = ("utf-8", "utf8")
@@ -54,8 +57,7 @@ def visible_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_known(name: str) -> bool:
-    is_proxy, is_service = name.lower() in _PROXIES, name.endswith(_METADATA)
-    return name in _NAMES or name.startswith(_BEGINNINGS) or is_proxy or is_service
+    return name in _NAMES or name.startswith(_BEGINNINGS) or name.endswith(_ENDINGS) or name.lower() in _PROXIES
 
 
 def _is_of_language(name: str) -> bool:

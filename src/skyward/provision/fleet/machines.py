@@ -47,7 +47,7 @@ from skyward.wire.control import Start
 __all__ = ["Machine", "Machines"]
 
 _LOOK_S = 120.0
-"""Seconds after which a look that has not returned is taken for no answer: another one may return."""
+"""Timeout of one describe() call; a later call may still succeed."""
 _END_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _AGAIN_S = 60.0
@@ -196,7 +196,7 @@ class Machines:
         """Return once the machine runs and its address is known.
 
         Raises:
-            UnfitMachineError: it ended instead, did not run in time, or is dearer than ``max_price_per_hour``.
+            UnfitMachineError: it ended instead, did not run in time, or costs more than ``max_price_per_hour``.
         """
         self._check_price(machine)
         if machine.instance.state is InstanceState.RUNNING and machine.instance.access is not None:

@@ -186,7 +186,7 @@ def _is_on_every_node(package: str) -> bool:
 
 
 def travels(name: str) -> bool:
-    """Return True if a module is the user's, and so comes along with calls."""
+    """Return True if a module is the user's, and so is sent with calls."""
     package = name.partition(".")[0]
     if package == "__main__":
         return True

@@ -16,6 +16,12 @@ KEPT = {
     "https_proxy": "http://proxy:3128",
     "NO_PROXY": "localhost",
     "SSL_CERT_FILE": "/etc/ssl/own.pem",
+    "REQUESTS_CA_BUNDLE": "/etc/ssl/own.pem",
+    "AWS_CA_BUNDLE": "/etc/ssl/own.pem",
+    "GIT_SSL_CAINFO": "/etc/ssl/own.pem",
+    "HF_HOME": "/data/models",
+    "TORCH_HOME": "/data/torch",
+    "TRITON_CACHE_DIR": "/data/triton",
     "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1338",
     "SKYWARD_INSTANCE": "i-1",
 }
@@ -32,7 +38,15 @@ def test_variables_of_the_machine_are_kept(name: str) -> None:
         *("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONOPTIMIZE", "PYTHONIOENCODING"),
         *("DASK_CONFIG", "DASK_DISTRIBUTED__WORKER__PRELOAD", "LD_PRELOAD", "LD_AUDIT", "TMOUT", "BASH_ENV", "ENV"),
         *("VIRTUAL_ENV", "CONDA_PREFIX", "PIP_TARGET", "UV_SYSTEM_PYTHON", "SSH_AUTH_SOCK", "OMP_NUM_THREADS"),
-        *("AWS_SECRET_ACCESS_KEY", "MALLOC_PERTURB_", "KMP_AFFINITY", "GIT_DIR", "PROMPT_COMMAND"),
+        *(
+            "AWS_SECRET_ACCESS_KEY",
+            "HF_TOKEN",
+            "HF_HUB_OFFLINE",
+            "MALLOC_PERTURB_",
+            "KMP_AFFINITY",
+            "GIT_DIR",
+            "PROMPT_COMMAND",
+        ),
     ],
 )
 def test_a_persons_settings_are_not(name: str) -> None:
