@@ -41,6 +41,7 @@ __all__ = [
     "usable_cores",
     "use_large_pages",
     "wait_for_end",
+    "waits_for_disk",
 ]
 
 SHARED_MEMORY: Final = Path("/dev/shm")
@@ -189,6 +190,12 @@ def start_ticks(pid: int) -> str | None:
     except FileNotFoundError as error:
         raise ProcessLookupError(f"no process {pid}") from error
     return text.rpartition(")")[2].split()[_START_FIELD]
+
+
+def waits_for_disk(thread: int | None) -> bool:
+    """Return whether a thread of this process waits in the kernel for a disk or a file server; False if unknown."""
+    fields = _text_of(_PROC / "self/task" / str(thread) / "stat").rpartition(")")[2].split()
+    return fields[:1] == ["D"]
 
 
 def is_caught(number: signal.Signals) -> bool:

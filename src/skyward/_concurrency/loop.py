@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from skyward._concurrency.exits import uninterrupted
+from skyward._concurrency.linux_parts import waits_for_disk
 from skyward.errors import PoolStateError
 
 __all__ = ["LoopThread", "acquire_loop"]
@@ -42,6 +43,11 @@ class LoopThread:
     def runs(self) -> bool:
         """False once the loop has ended."""
         return not self._ended
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """True while the loop waits in the kernel for a disk or a file server."""
+        return waits_for_disk(self._thread.native_id)
 
     @property
     def is_current(self) -> bool:

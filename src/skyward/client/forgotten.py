@@ -54,7 +54,7 @@ class Unsent:
         raise NotImplementedError
 
     def mark_used(self) -> None:
-        """Expect no more of it: its end is no reason for a warning."""
+        """Suppress the warning for this call."""
         raise NotImplementedError
 
 

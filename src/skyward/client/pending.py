@@ -185,7 +185,7 @@ class PendingCompute(Unsent, Generic[R]):
         return _name_of(self.fn)
 
     def mark_used(self) -> None:
-        """Expect no more of the call: its end is no reason for a warning."""
+        """Suppress the warning for this call."""
         object.__setattr__(self, "_site", None)
 
     @overload
@@ -271,7 +271,7 @@ class PendingBatch(Unsent, Generic[*Ts]):
         return "gather"
 
     def mark_used(self) -> None:
-        """Expect no more of the calls: see :meth:`PendingCompute.mark_used`."""
+        """Suppress the warning for these calls: see :meth:`PendingCompute.mark_used`."""
         for call in self.calls:
             call.mark_used()
 

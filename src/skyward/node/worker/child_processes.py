@@ -20,7 +20,7 @@ from types import FunctionType
 from typing import Any, NoReturn, cast
 
 from skyward.wire.code.pickling import pack
-from skyward.wire.code.served import came_along, with_sources
+from skyward.wire.code.served import is_received, with_sources
 
 __all__ = ["allow_multiprocessing", "call_in_this_process"]
 
@@ -87,7 +87,7 @@ def _reduce(_: ForkingPickler, obj: object) -> Any:
     if module is None or obj.__module__ == "__main__" or not _is_in(module, obj):
         packed = pack(obj, what=obj.__qualname__)
         return _rebuild, (packed.data, *map(bytearray, packed.buffers))
-    if came_along(module):
+    if is_received(module):
         return _rebuild, (with_sources(pickle.dumps(obj), (), (obj.__module__,)),)
     return NotImplemented
 

@@ -207,7 +207,7 @@ class SlotNanny(Nanny):
             os.kill(pid, signal.SIGCONT if self._overrun is None else signal.SIGKILL)
 
     def _end_stopped(self) -> None:
-        """Kill a worker that has been stopped for ten looks: it serves nobody, and nothing says that it ever will."""
+        """Kill a worker that has been stopped for ten looks: it serves no calls, and may never be continued."""
         pid = self._process_id
         self._stopped_looks = self._stopped_looks + 1 if pid is not None and is_stopped(pid) else 0
         if pid is not None and self._stopped_looks >= _STOPPED_LOOKS:

@@ -3,7 +3,7 @@
 User code shares the process. It may close descriptors that it does not own, end or block the thread of the event loop,
 or leave no descriptor for the next connection; then no answer would ever arrive. A call that holds the interpreter's
 lock does none of that, however long it takes. This thread does not run meanwhile either: it counts its own looks, and
-only those that were in time.
+only those that were in time. A loop that waits for a disk or a file server is not blocked by a call either.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ _SILENT_LOOKS: Final = 10
 class _Loop(Protocol):
     @property
     def runs(self) -> bool: ...
+
+    @property
+    def waits_for_disk(self) -> bool: ...
 
     def call_soon(self, callback: Callable[[], None], /) -> bool: ...
 
@@ -66,6 +69,7 @@ class Watchdog:
 
         Args:
             after_s: seconds since the last look. One that is late does not count: the interpreter's lock was held.
+                Nor does one while the loop waits for a disk.
         """
         if not self._loop.runs:
             self._end("its event loop has ended")
@@ -73,7 +77,7 @@ class Watchdog:
             self._silent = 0
             self._asked = True
             self._loop.call_soon(self._answer)
-        elif after_s < _LATE_S:
+        elif after_s < _LATE_S and not self._loop.waits_for_disk:
             self._silent += 1
         if self._silent >= _SILENT_LOOKS:
             self._end(f"its event loop has not answered for {self._silent * _LOOK_S:g} s, while other threads ran")
@@ -82,8 +86,8 @@ class Watchdog:
         while not self._over.is_set():
             with suppress(BaseException):  # user code may raise in any thread
                 began = time.monotonic()
-                self._over.wait(_LOOK_S)
-                self.look(after_s=time.monotonic() - began)
+                if not self._over.wait(_LOOK_S):
+                    self.look(after_s=time.monotonic() - began)
 
     def _answer(self) -> None:
         self._asked = False

@@ -439,15 +439,15 @@ def _outer(name: str) -> Iterator[str]:
 
 
 def _text(name: str, spec: ModuleSpec) -> str | None:
-    """None where there is no source: an extension, a module made by hand, a file that is gone."""
+    """None where no source can be read: of an extension, a module made by hand, a file that is gone or damaged."""
     if not spec.has_location or spec.origin is None:
         return "" if spec.submodule_search_locations is not None else None
-    if spec.origin.endswith(".py") and os.path.isfile(spec.origin):
-        return importlib.util.decode_source(Path(spec.origin).read_bytes())
     loader: Any = spec.loader
     try:
+        if spec.origin.endswith(".py") and os.path.isfile(spec.origin):
+            return importlib.util.decode_source(Path(spec.origin).read_bytes())
         return loader.get_source(name) if hasattr(loader, "get_source") else None  # in a zip
-    except (ImportError, OSError, SyntaxError):
+    except (ImportError, OSError, SyntaxError, ValueError):
         return None
 
 
@@ -521,15 +521,19 @@ def _folders(spec: ModuleSpec) -> list[str]:
     return list(spec.submodule_search_locations or ())
 
 
-@functools.lru_cache(maxsize=4096)
 def needed_with(source: ModuleSource) -> frozenset[str]:
     """Return the names in a source's import statements, and the package that it is in."""
-    outer = source.name.rpartition(".")[0]
+    return _needed(source.name, source.text, source.origin, source.is_package)
+
+
+@functools.lru_cache(maxsize=4096)  # not by the source, whose files of up to 8 MiB it would keep
+def _needed(name: str, text: str, origin: str, is_package: bool, /) -> frozenset[str]:  # noqa: FBT001
+    outer = name.rpartition(".")[0]
     try:
-        code = _code_here(source.name) or compile(source.text, source.origin, "exec", dont_inherit=True)
+        code = _code_here(name) or compile(text, origin, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):  # its import fails on the worker, as it would here
         return frozenset((outer,)) if outer else frozenset()
-    found = _imports(code, source.name if source.is_package else outer)
+    found = _imports(code, name if is_package else outer)
     return found | {outer} if outer else found
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import itertools
 import sys
 import threading
 import uuid
@@ -144,11 +145,12 @@ def _is_compiled(cls: type) -> bool:
 
 _variables: dict[str, ContextVar[Any]] = {}  # for good, as the interpreter keeps them
 _ids_of_variables: dict[ContextVar[Any], str] = {}
+_numbers: Final = itertools.count()
 
 
 def reduced_context_variable(variable: ContextVar[Any]) -> Reduced:
     """Return a reduction by which each process has one variable for it, with its default and without its value."""
-    variable_id = _ids_of_variables.setdefault(variable, f"{process_id()}-{len(_ids_of_variables)}")
+    variable_id = _ids_of_variables.setdefault(variable, f"{process_id()}-{next(_numbers)}")
     _variables[variable_id] = variable
     options: dict[str, Any] = {}
     with suppress(LookupError):  # it has no default

@@ -11,12 +11,15 @@
 from __future__ import annotations
 
 import functools
+import io
 import linecache
+import logging
 import os
 import pickle
 import sys
 import tempfile
 import threading
+import tokenize
 from collections.abc import Iterable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -29,7 +32,9 @@ from skyward.wire.code.modules import ModuleSource, ServedLoader, found_here, ma
 from skyward.wire.code.ownership import is_installed_at, place_of
 from skyward.wire.code.shadows import Shadows
 
-__all__ = ["SourceFinder", "came_along", "received_source", "take_sources", "with_sources"]
+log = logging.getLogger("skyward.wire")
+
+__all__ = ["SourceFinder", "is_received", "received_source", "take_sources", "with_sources"]
 
 
 def take_sources(sources: Iterable[ModuleSource]) -> None:
@@ -37,7 +42,7 @@ def take_sources(sources: Iterable[ModuleSource]) -> None:
     _finder().add(sources)
 
 
-def came_along(module: ModuleType) -> bool:
+def is_received(module: ModuleType) -> bool:
     """Return True if ``module`` is served from a source that was received."""
     return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), ServedLoader)
 
@@ -84,7 +89,10 @@ class SourceFinder(MetaPathFinder):
                     continue
                 self.sources[source.name] = source
                 taken.add(source.name)
-                _copy(source)
+                try:
+                    _copy(source)
+                except OSError as error:  # its import tries again, and fails in the call that needs it
+                    log.warning("the module %s could not be stored: %s", source.name, error)
                 if old is not None:
                     changed.add(source.name)
                     linecache.cache.pop(old.origin, None)  # it does not check sources of loaders for changes
@@ -104,7 +112,7 @@ class SourceFinder(MetaPathFinder):
         if source is None or getattr(self._shadows.aside, "active", False):
             return None
         parent = sys.modules.get(fullname.rpartition(".")[0])
-        if parent is not None and not came_along(parent) and not _is_namespace(parent.__spec__):
+        if parent is not None and not is_received(parent) and not _is_namespace(parent.__spec__):
             return None  # a submodule of another package than the one sent
         found = self._found(fullname, path)
         if _is_unneeded(source, found) or ("." not in fullname and self._leaves(fullname, found)):
@@ -115,7 +123,7 @@ class SourceFinder(MetaPathFinder):
         """Return what this process would import without the received sources."""
         found = found_here(name, path, besides=self)
         place = place_of(found)
-        return None if place is not None and (folder := _copies()) and place.startswith(folder) else found
+        return None if place is not None and _is_copy(place) else found
 
     def _leaves(self, name: str, found: ModuleSpec | None) -> bool:
         """Return True for a top-level module that the process imports from its own place."""
@@ -127,13 +135,13 @@ class SourceFinder(MetaPathFinder):
     def _is_as_sent(self, package: str, found: ModuleSpec | None) -> bool:
         if found is None or not found.origin:
             return False
-        sent = [source for name, source in self.sources.items() if name.partition(".")[0] == package]
+        sent = [source for name, source in list(self.sources.items()) if name.partition(".")[0] == package]
         return all(_text_here(source, found.origin) == source.text for source in sent)
 
     def _take_over(self, package: str) -> None:
         """Have a package imported from its sources from now on, if it is not here as it was sent."""
         module = sys.modules.get(package)
-        if module is not None and came_along(module):
+        if module is not None and is_received(module):
             return
         spec = module.__spec__ if module is not None else self._found(package, None)
         if spec is None or _is_unneeded(self.sources.get(package), spec):
@@ -144,7 +152,7 @@ class SourceFinder(MetaPathFinder):
             return
         if package in self._left or not _is_installed(spec):
             self._left.discard(package)
-            for name in [each for each in sys.modules if each.partition(".")[0] == package]:
+            for name in [each for each in list(sys.modules) if each.partition(".")[0] == package]:
                 del sys.modules[name]
         else:
             self._shadows.hide(package)
@@ -157,7 +165,7 @@ class SourceFinder(MetaPathFinder):
                 break
             changed |= holders
         for name in changed:
-            if (module := sys.modules.get(name)) is not None and came_along(module):
+            if (module := sys.modules.get(name)) is not None and is_received(module):
                 del sys.modules[name]
                 self._unbind(name, module)
 
@@ -242,7 +250,10 @@ def _file_of(source: ModuleSource) -> str:
     """Return the module's file: at its origin if this machine has the same one there, else its copy."""
     if _copies() is None or _text_at(Path(source.origin)) == source.text:
         return source.origin
-    return str(_copy_of(source))
+    place = _copy_of(source)
+    if _text_at(place) != source.text:  # there was no room when it came
+        _copy(source)
+    return str(place)
 
 
 def _copy(source: ModuleSource) -> None:
@@ -253,7 +264,23 @@ def _copy(source: ModuleSource) -> None:
     for path, data in source.files:
         _write(place.parent / path, data)
     if not source.is_namespace:
-        _write(place, source.text.encode())
+        _write(place, _encoded(source.text))
+
+
+def _encoded(text: str) -> bytes:
+    """Return a source in the encoding that it states."""
+    try:
+        return text.encode(tokenize.detect_encoding(io.BytesIO(text.encode()).readline)[0])
+    except (SyntaxError, UnicodeError):
+        return text.encode()
+
+
+def _is_copy(place: str) -> bool:
+    try:
+        folder = _copies()
+    except OSError:  # there is no room for one
+        return False
+    return folder is not None and place.startswith(folder)
 
 
 def _copy_of(source: ModuleSource) -> Path:

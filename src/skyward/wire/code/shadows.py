@@ -74,7 +74,7 @@ class Shadows:
 
 
 def _taken_out(package: str) -> dict[str, ModuleType]:
-    names = [name for name in sys.modules if name.partition(".")[0] == package]
+    names = [name for name in list(sys.modules) if name.partition(".")[0] == package]
     return {name: sys.modules.pop(name) for name in names}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import sys
 import threading
 import typing
@@ -27,9 +28,12 @@ __all__ = ["is_single_dispatch", "reduced_dispatch", "reduced_single"]
 
 _Reduced = tuple[Any, ...]
 _ABSENT: Final = object()
-# Strongly: many of them allow no weak references, and there are as many as names in the programs of the clients.
-_received: dict[tuple[str, str, str], Any] = {}
+# Strongly: many of them allow no weak references, and there are as many as names in the programs of the clients. Each
+# with its number there, which changes when the name gets another object, as in a cell of a notebook that runs again.
+_sent: dict[tuple[str, str], tuple[Any, int]] = {}
+_received: dict[tuple[str, str, str], tuple[Any, int]] = {}
 _known: dict[int, tuple[Any, _Reduced]] = {}  # of received objects, by id, with their reductions
+_numbers: Final = itertools.count(1)
 
 
 def reduced_single(value: object, by_name: Callable[[Any], bool]) -> _Reduced | None:
@@ -67,21 +71,31 @@ _DATACLASS_MARKS: Final[dict[type[Any], str]] = {
 def _named(value: object, module: str, name: str, make: Callable[..., Any], arguments: tuple[Any, ...]) -> _Reduced:
     if not name and module == "__main__":
         name = _name_in_main(value)
-    return _made, (process_id(), module, name if name and _found(module, name) is value else "", make, arguments)
+    if not name or _found(module, name) is not value:
+        return make, arguments
+    sent = _sent.get((module, name))
+    if sent is None or sent[0] is not value:
+        sent = _sent[module, name] = value, next(_numbers)
+    return _made, (process_id(), module, name, sent[1], make, arguments)
 
 
-def _made(process: str, module: str, name: str, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    if not name:
-        return make(*arguments)
-    key = process, module, name
+def _made(  # noqa: PLR0917 - arguments of a reduction
+    process: str, module: str, name: str, number: int, make: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Any:
     if process == process_id() and (own := _found(module, name)) is not _ABSENT:
         return own
-    if key not in _received:
-        made = _received[key] = make(*arguments)
-        _known[id(made)] = made, (_made, (*key, make, arguments))
+    key = process, module, name
+    received = _received.get(key)
+    if received is None or received[1] != number:
+        if received is not None:
+            _known.pop(id(received[0]), None)
+        received = _received[key] = make(*arguments), number
+        _known[id(received[0])] = received[0], (_made, (*key, number, make, arguments))
+    elif make is _bare:
+        _set_state(received[0], arguments[1])  # it may have changed there
     if module == "__main__":
-        define_in_main(name, _received[key])
-    return _received[key]
+        define_in_main(name, received[0])
+    return received[0]
 
 
 def _found(module: str, name: str) -> Any:
@@ -186,9 +200,13 @@ def _state_of(value: Any) -> dict[str, Any]:
 
 def _bare(cls: Any, state: Mapping[str, Any]) -> Any:
     made: Any = cls.__new__(cls)
+    _set_state(made, state)
+    return made
+
+
+def _set_state(made: Any, state: Mapping[str, Any]) -> None:
     for name, each in state.items():
         object.__setattr__(made, name, each)
-    return made
 
 
 def is_single_dispatch(function: FunctionType) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.runs = True
+        self.waits_for_disk = False
         self.callbacks: list[Callable[[], None]] = []
 
     def call_soon(self, callback: Callable[[], None], /) -> bool:
@@ -60,6 +62,27 @@ def test_looks_that_the_interpreters_lock_held_up_do_not_count() -> None:
     watchdog = Watchdog(Loop(), str, end=end)
     for _ in range(100):
         watchdog.look(after_s=5.0)
+
+
+def test_looks_while_the_loop_waits_for_a_disk_or_a_file_server_do_not_count() -> None:
+    loop = Loop()
+    loop.waits_for_disk = True
+    watchdog = Watchdog(loop, str, end=end)
+    for _ in range(100):
+        watchdog.look(after_s=1.0)
+
+
+def test_a_loop_that_ends_in_order_ends_no_process() -> None:
+    loop = Loop()
+    ends: list[str] = []
+    watchdog = Watchdog(loop, str, end=ends.append)
+    watchdog.start()
+    (thread,) = (each for each in threading.enumerate() if each.name == "skyward-watchdog")
+    loop.runs = False
+    watchdog.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert ends == []
 
 
 def test_a_loop_that_has_ended_ends_its_process_at_once() -> None:

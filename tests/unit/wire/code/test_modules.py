@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import importlib
 import linecache
 import os
@@ -18,9 +19,9 @@ import pytest
 
 from skyward.submission import Invocation
 from skyward.testing.in_process import InProcessSubmitter
-from skyward.wire.code.modules import ModuleSource, SentSources, source_set, sources_of
+from skyward.wire.code.modules import ModuleSource, SentSources, needed_with, source_set, sources_of
 from skyward.wire.code.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
-from skyward.wire.code.served import SourceFinder, came_along
+from skyward.wire.code.served import SourceFinder, is_received
 
 FILES = {
     "sky_helper.py": "import sky_deeper\n\ndef times(x):\n    return sky_deeper.FACTOR * x\n",
@@ -203,7 +204,7 @@ def test_the_module_of_the_process_itself_is_not_shadowed(project: Path) -> None
         assert submitter.submit_calls([call])[0].result(10) == 20
     assert sys.modules["sky_helper"] is module
     del sys.modules["sky_helper"]
-    assert not came_along(importlib.import_module("sky_helper"))
+    assert not is_received(importlib.import_module("sky_helper"))
 
 
 def test_changed_code_is_picked_up_by_the_next_function(project: Path, elsewhere: Callable[[], None]) -> None:
@@ -300,7 +301,7 @@ def test_a_package_installed_just_as_it_was_sent_is_imported_from_its_place_with
     package = importlib.import_module("sky_mirrored")
 
     assert package.__file__ == str(installed / "sky_mirrored/__init__.py")
-    assert not came_along(package.part)
+    assert not is_received(package.part)
 
 
 def test_a_package_that_was_changed_since_it_was_installed_is_imported_from_its_sources(
@@ -394,6 +395,72 @@ def test_a_machine_without_the_folder_has_a_copy_with_the_files_of_a_package(pro
     assert done.returncode == 0, done.stderr.decode()
     data = ["data.txt", "assets/more.txt", "deep/in_a_package.txt"]
     assert done.stdout.decode().splitlines() == [*data, "sky_pkg.unneeded", "True False", "1"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b"VALUE = '\xe9'\n", b"# coding: no-such-encoding\n", b"\xff\xfeV\x00"],
+    ids=["not UTF-8", "unknown encoding", "UTF-16"],
+)
+def test_a_module_that_cannot_be_read_concerns_only_the_calls_that_import_it(project: Path, damaged: bytes) -> None:
+    (project / "sky_damaged.py").write_bytes(damaged)
+
+    def fn() -> int:
+        try:
+            import sky_damaged  # type: ignore[import-not-found] # noqa: F401
+        except (ImportError, SyntaxError, ValueError):
+            return 3
+        return 4
+
+    assert unpack(pack(fn, what="it").data)() == 3
+
+
+STORED = """
+import os, pickle, subprocess, sys
+node = sys.argv[1]
+os.environ["SKYWARD_BLOB_DIRS"] = node
+from skyward.wire.code.served import take_sources
+sources = pickle.load(sys.stdin.buffer)
+take_sources(sources)  # there is no such folder
+try:
+    import sky_stored
+except OSError as error:
+    print(type(error).__name__)
+os.mkdir(node)
+import sky_stored
+print(sky_stored.VALUE, sky_stored.__file__.startswith(node), flush=True)
+child = "import sys; sys.path.append(sys.argv[1]); import sky_stored; print(sky_stored.VALUE)"
+subprocess.run([sys.executable, "-c", child, os.path.dirname(sky_stored.__file__)], check=True)
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "utf-8-sig"])
+def test_a_copy_that_could_not_be_stored_is_made_when_it_is_needed_in_the_encoding_it_states(
+    project: Path, tmp_path: Path, encoding: str
+) -> None:
+    (project / "sky_stored.py").write_bytes(f"# -*- coding: {encoding} -*-\nVALUE = ascii('é')\n".encode(encoding))
+    sent = pickle.dumps(sources_of(["sky_stored"]))
+    (project / "sky_stored.py").unlink()
+
+    done = subprocess.run(
+        [sys.executable, "-c", STORED, tmp_path / "node"], input=sent, capture_output=True, check=False, cwd="/"
+    )
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines() == ["FileNotFoundError", r"'\xe9' True", r"'\xe9'"]
+    assert b"the module sky_stored could not be stored" in done.stderr
+
+
+def test_editions_that_are_over_are_not_kept_with_their_files(project: Path) -> None:
+    (project / "sky_pkg/data.bin").write_bytes(b"first")
+    source = next(each for each in sources_of(["sky_pkg"]) if each.name == "sky_pkg")
+    needed_with(source)
+    (project / "sky_pkg/__init__.py").write_text("EDITION = 2\n")
+    sources_of(["sky_pkg"])
+
+    gc.collect()
+
+    assert [type(each) for each in gc.get_referrers(source)] == []
 
 
 def test_a_loaded_module_goes_as_it_was_until_it_is_reloaded(project: Path) -> None:
