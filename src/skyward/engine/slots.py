@@ -227,8 +227,9 @@ class Slot:
 
     def _bring(self, sources: SourceSet) -> None:
         """Send the sources that this worker process has not had in their present edition."""
-        if missing := self.lane.sources.missing(sources):
-            self.lane.push(StoreSources(missing))
+        # One item for each project, whose files are bounded; those of all may be more than a message can carry.
+        for _, project in groupby(self.lane.sources.missing(sources), lambda source: source.name.partition(".")[0]):
+            self.lane.push(StoreSources([*project]))
 
     def _introduce(self, function: PackedFunction) -> None:
         if self.lane.functions.get(function.id):

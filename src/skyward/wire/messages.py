@@ -7,6 +7,7 @@ once, by :func:`to_worker` or :func:`to_client`, where they leave the link.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -268,13 +269,17 @@ class StoreSources(LaneItem):
 
 
 def _wire_of(source: ModuleSource) -> list[Any]:
-    return [source.name, source.text, source.is_package, source.origin, source.edition_ns, source.files]
+    # Paths as bytes: their names need not be UTF-8.
+    files = [(os.fsencode(path), data) for path, data in source.files]
+    return [source.name, source.text, source.is_package, os.fsencode(source.origin), source.edition_ns, files]
 
 
 def _source(wire: Sequence[Any]) -> ModuleSource:
     name, text, is_package, origin, edition_ns, files = wire
-    whole = tuple((path, data) for path, data in files)
-    return ModuleSource(name=name, text=text, is_package=is_package, origin=origin, edition_ns=edition_ns, files=whole)
+    whole = tuple((os.fsdecode(path), data) for path, data in files)
+    return ModuleSource(
+        name=name, text=text, is_package=is_package, origin=os.fsdecode(origin), edition_ns=edition_ns, files=whole
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,3 +94,11 @@ def test_every_record_is_tried_and_has_a_kind_of_its_own() -> None:
     assert records == {type(item) for item in (*TO_WORKER, *TO_CLIENT)}
     assert {record.KIND for record in records} == set(Kind)
     assert len(records) == len(Kind)
+
+
+def test_sources_keep_their_files_and_names_that_are_not_utf_8() -> None:
+    origin, files = "/caf\udce9/__init__.py", (("caf\udce9.txt", b"\xff"), ("data/a.bin", b""))
+    wire = msgpack.unpackb(msgpack.packb(StoreSources([replace(SOURCE, origin=origin, files=files)]).to_wire()))
+    record = messages.to_worker(wire)
+    assert isinstance(record, StoreSources)
+    assert [(source.origin, source.files) for source in record.sources] == [(origin, files)]

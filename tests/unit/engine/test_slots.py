@@ -1,0 +1,51 @@
+"""What a worker's slot sends ahead of calls."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from skyward.engine.calls import LiveCall
+from skyward.engine.functions import PackedFunction, Recent, Wrapped
+from skyward.engine.packing import Parcel
+from skyward.engine.slots import Slot
+from skyward.wire.code.modules import ModuleSource, SentSources, SourceSet
+from skyward.wire.messages import Payload, StoreSources, ToWorker
+
+MIB = 1 << 20
+
+
+class Lane:
+    """Lane that keeps what is pushed."""
+
+    def __init__(self) -> None:
+        self.worker_id = SimpleNamespace(node=0, worker=0)
+        self.functions: Recent[str, bool] = Recent(64 * MIB)
+        self.sources = SentSources()
+        self.pushed: list[ToWorker] = []
+
+    def push(self, item: ToWorker) -> None:
+        self.pushed.append(item)
+
+    def flush(self) -> None: ...
+
+
+def source(name: str) -> ModuleSource:
+    files = (("data", bytes(8 * MIB)),) if "." not in name else ()
+    return ModuleSource(name=name, text="", is_package=True, origin=f"/{name}", edition_ns=1, files=files)
+
+
+async def test_sources_of_many_projects_are_sent_in_items_that_a_message_can_carry_and_each_once() -> None:
+    observed: Any = None
+    names = [f"project{number}{part}" for number in range(10, 20) for part in ("", ".a", ".b")]
+    sources = SourceSet(sources=tuple(map(source, names)), number=1, observed=observed)
+    function = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")), sources=sources)
+    lane: Any = Lane()
+    slot = Slot(lane, SimpleNamespace())  # type: ignore[arg-type]
+    sink: Any = None
+    for number in (1, 2):
+        parcel = Parcel(label="f", function=function, data=b"x", retries=3)
+        slot.push([LiveCall(id=number, kind="f", parcel=parcel, sink=sink)])
+    items = [item for item in lane.pushed if isinstance(item, StoreSources)]
+    assert [each.name for item in items for each in item.sources] == names
+    assert max(item.nbytes for item in items) < 16 * MIB
