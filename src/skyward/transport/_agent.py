@@ -72,17 +72,18 @@ class Agent:
 
     Args:
         path: its socket.
+        sign_s: time for one signature.
 
     Raises:
         OSError: no agent answers there.
         SSHException: another program than an agent answers.
     """
 
-    def __init__(self, path: str) -> None:
-        self._socket = keep_from_forks(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    def __init__(self, path: str, *, sign_s: float = _SIGN_S) -> None:
+        self._path = path
+        self._sign_s = sign_s
+        self._socket = _connected(path)
         try:
-            self._socket.settimeout(_ANSWER_S)
-            self._socket.connect(path)
             answer = self._ask(bytes([_LIST]), _LISTED)
             self.keys = [self._key(answer) for _ in range(answer.get_int())]
         except BaseException:
@@ -101,8 +102,13 @@ class Agent:
         request.add_string(blob)
         request.add_string(data)
         request.add_int(_RSA_FLAGS.get(algorithm, 0))
-        self._socket.settimeout(_SIGN_S)
-        return bytes(self._ask(request.asbytes(), _SIGNED).get_binary())
+        self._socket.settimeout(self._sign_s)
+        try:
+            return bytes(self._ask(request.asbytes(), _SIGNED).get_binary())
+        except OSError:  # the answer may still come, and must not count for the next key
+            self._socket.close()
+            self._socket = _connected(self._path)
+            raise
 
     def close(self) -> None:
         """End the connection."""
@@ -129,3 +135,14 @@ class Agent:
                 raise SSHException("ssh-agent has closed the connection")
             data += part
         return data
+
+
+def _connected(path: str) -> socket.socket:
+    sock = keep_from_forks(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    try:
+        sock.settimeout(_ANSWER_S)
+        sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
