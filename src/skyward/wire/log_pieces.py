@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from skyward.wire.terminal import COLOURS, CONTROLS, Control, Row, cut_off, parse, row_of
+from skyward.wire.terminal import COLOURS, CONTROLS, WIDEST, Control, Row, cut_off, parse, row_of
 
 __all__ = ["PIECE_CHARS", "LineAssembler", "LogPiece", "Reassembler", "StreamName"]
 
@@ -19,8 +19,6 @@ StreamName = Literal["stdout", "stderr"]
 
 _STATES_INTERVAL_S = 1.0
 _MOST_ROWS = 200  # a block of a screen's height; a movement may name any number
-_WIDEST = 4096
-"""Width of the widest line that is edited, in columns; text that goes on after it is only added."""
 _ADDING = ("text", "colour")
 _IDLE_AT_END = ("down", "erase_below", "blank", "delete", "insert")
 _IDLE_AT_START = ("back", "erase")
@@ -181,10 +179,10 @@ class LineAssembler:
 
     def _overwrite(self, text: str) -> list[LogPiece]:
         row = self._rows[self._at]
-        row.apply(Control("text", text=text[:_WIDEST]))
+        row.apply(Control("text", text=text[:WIDEST]))
         row.was_written = True
-        rest = text[_WIDEST:]
-        if row.width <= _WIDEST:
+        rest = text[WIDEST:]
+        if row.width <= WIDEST:
             return self._overwrite(rest) if rest else []
         if self._at < len(self._rows) - 1:
             return self._end_line() + self._append(rest)
@@ -212,7 +210,7 @@ class LineAssembler:
         self._ended_count += 1
         if not self._rows:
             text, self._split = self._take(), False
-            self._ended.append(text[:_WIDEST])
+            self._ended.append(text[:WIDEST])
             return [self._piece(text)]
         if is_cut and not self._rows[-1].was_written:
             self._rows.pop()

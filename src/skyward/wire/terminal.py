@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
-__all__ = ["COLOURS", "CONTROLS", "Control", "Operation", "Row", "cut_off", "parse", "row_of"]
+__all__ = ["COLOURS", "CONTROLS", "WIDEST", "Control", "Operation", "Row", "cut_off", "parse", "row_of"]
 
 Operation = Literal[
     "text",
@@ -51,6 +51,10 @@ _CUT_OFF: Final = re.compile(
 _LONGEST_SEQUENCE: Final = 4096  # a longer one is no sequence: text must not be held back for its end
 _MOST: Final = 1000
 """Largest number of columns or rows that one sequence moves, inserts or erases."""
+_DIGITS: Final = 9
+"""Digits of a number that count; Python refuses to convert more than 4,300."""
+WIDEST: Final = 4096
+"""Width in columns of the widest line that is edited; a cursor moves forward no further."""
 _TAB: Final = 8
 _RESET: Final = "\x1b[0m"
 _STYLES_KEPT: Final = 8
@@ -129,12 +133,12 @@ def _of_sequence(numbers: str, final: str) -> Iterator[Control]:
         if COLOURS.fullmatch(colour := f"\x1b[{numbers}m"):
             yield Control("colour", text=colour)
         return
-    values = [int(number) if number.isdecimal() else 0 for number in numbers.split(";")]
+    values = [int(number[:_DIGITS]) if number.isdecimal() else 0 for number in numbers.split(";")]
     if numbers and not numbers.replace(";", "").isdecimal():
         return  # private, such as the cursor's visibility
     first = min(values[0], _MOST)
     match final:
-        case "K":
+        case "K" if first in range(3):
             yield Control("erase", first)
         case "J" if first == 0:
             yield Control("erase_below")
@@ -215,7 +219,7 @@ class Row:
             case "back":
                 self.column = max(self.column - count, 0)
             case "forward":
-                self.column += count
+                self.column = max(self.column, min(self.column + count, WIDEST))
             case "erase" | "erase_below" | "blank" | "delete" | "insert":
                 self._edit(operation, count)
             case "newline" | "up" | "down" | "save" | "restore":

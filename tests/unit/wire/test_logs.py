@@ -157,6 +157,16 @@ class TestControlSequences:
     def test_but_colours_are_dropped(self, assembler: LineAssembler, writes: list[Any], lines: list[str]) -> None:
         assert feed_all(assembler, *writes) == lines
 
+    @pytest.mark.parametrize("digits", [10, 4300, 4301, 100_000])
+    @pytest.mark.parametrize("final", ["C", "D", "G", "K", "H", "m", "J", "P", "@", "A"])
+    def test_numbers_of_any_length_in_control_sequences_are_read(self, digits: int, final: str) -> None:
+        pieces = LineAssembler("stdout", lambda: 0.0).feed(f"abc\rd\x1b[{'9' * digits}{final}\n")
+        assert pieces[-1].text.startswith(("d", "\x1b[9"))
+
+    def test_many_movements_forward_make_no_row_of_any_width(self) -> None:
+        pieces = LineAssembler("stdout", lambda: 0.0).feed("a\r" + "\x1b[999C" * 1000 + "x\n")
+        assert len("".join(piece.text for piece in pieces)) < 10_000
+
     @pytest.mark.parametrize("at", range(1, 40))
     def test_may_be_cut_anywhere(self, assembler: LineAssembler, at: int) -> None:
         text = "\x1b[32mgreen\x1b[0m\x1b]0;title\x1b\\\x1b(B text\x1b[K\x1b[7X\r\n"
