@@ -138,6 +138,11 @@ def _no_call(left: Any, operator: str) -> TypeError:
             mark_all_used(cast("Iterable[object]", left))
         case GeneratorType() | map() | filter() | zip():
             pass
+        case Unsent():
+            return TypeError(
+                f"{left.label} ran and its result is NotImplemented, for which Python tries another operator: write "
+                "pool.submit(...).result()"
+            )
         case Future():
             return TypeError(f"the call of this {kind} was sent already: write future.result()")
         case _ if callable(left):

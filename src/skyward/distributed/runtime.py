@@ -6,6 +6,7 @@ state of the worker process only; in other processes the world is one worker.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import operator
@@ -192,8 +193,24 @@ def visible_gpus() -> list[str]:
 
 def refuse_inside_call() -> None:
     """Raise :class:`~skyward.errors.PoolStateError` on a node, where calls cannot submit calls."""
-    if is_on_node():
-        raise PoolStateError("a pool was used inside a call; calls cannot submit calls: return the data instead")
+    if not is_on_node():
+        return
+    if module := _module_in_import():
+        raise PoolStateError(
+            f"the module {module} uses a pool while it is imported, here by a call on a node, and calls cannot submit "
+            'calls: move that into a function that your program calls, or below `if __name__ == "__main__":`'
+        )
+    raise PoolStateError("a pool was used inside a call; calls cannot submit calls: return the data instead")
+
+
+def _module_in_import() -> str:
+    """Return the name of the module whose import runs in this thread, the innermost one; empty if none does."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__":
+            return str(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+    return ""
 
 
 def is_on_node() -> bool:

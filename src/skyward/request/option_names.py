@@ -39,6 +39,14 @@ _OTHER_WORDS = {
 }
 """An option, and its names in other libraries that do not resemble it."""
 
+_ELSEWHERE = {
+    "image=Image({}=...)": "apt find_links includes mirror outputs pip_extra_index_url pip_index_url python",
+    "provider=SSH({}=...)": "hosts key_path known_hosts user",
+    "@compute({}=...), or on a call with f(...).options({}=...)": "retries",
+    "@compute({}=...)": "retry",
+}
+"""Where an option is given, and the options that are easily taken for a pool's."""
+
 
 _NONE = "it takes none: options of a pool belong to ComputePool"
 
@@ -49,8 +57,10 @@ def unknown_option(owner: str, unknown: Iterable[str], allowed: Iterable[str]) -
     if not valid:
         return TypeError(f"{owner} has no option {name!r}; {_NONE}")
     close = [each for each in valid if name in _OTHER_WORDS.get(each, "").split()]
+    place = next((each for each, names in _ELSEWHERE.items() if not close and name in names.split()), "")
     close = close or difflib.get_close_matches(name, valid, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
+    hint = f" (give it as {place.replace('{}', name)})" if place else hint
     return TypeError(f"{owner} has no option {name!r}{hint}; its options are {', '.join(valid)}")
 
 

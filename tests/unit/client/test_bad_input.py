@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -117,6 +118,21 @@ def test_an_unknown_option_is_refused_with_the_meant_one_and_all(make: Any, unkn
     with pytest.raises(TypeError) as caught:
         make(**{unknown: 1})
     assert str(caught.value) == f"{taker.__name__} has no option {unknown!r}{hint}; its options are {known}"
+
+
+@pytest.mark.parametrize(
+    ("unknown", "place"),
+    [
+        ("includes", "image=Image(includes=...)"),
+        ("apt", "image=Image(apt=...)"),
+        ("hosts", "provider=SSH(hosts=...)"),
+        ("retries", "@compute(retries=...), or on a call with f(...).options(retries=...)"),
+        ("retry", "@compute(retry=...)"),
+    ],
+)
+def test_an_option_of_something_else_than_the_pool_is_refused_with_its_place(unknown: str, place: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"no option {unknown!r} (give it as {place}); its options are")):
+        pool_with(**{unknown: 1})
 
 
 @pytest.mark.parametrize("make", [sky.AWS, sky.SSH, sky.Verda, sky.Image, sky.Accelerator, sky.S3Volume])

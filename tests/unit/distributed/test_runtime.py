@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -29,9 +30,10 @@ from skyward.distributed.runtime import (
     enter_call,
     instance_info,
     node_address,
+    refuse_inside_call,
     shard,
 )
-from skyward.errors import ConfigurationError, NotInPoolError
+from skyward.errors import ConfigurationError, NotInPoolError, PoolStateError
 
 WORLDS = (1, 2, 3, 5, 8)
 
@@ -140,6 +142,18 @@ class TestPlace:
         assert (node_address(), bind_address()) == ("127.0.0.1", "127.0.0.1")
         monkeypatch.setenv("SKYWARD_WORKER", replace(place, bind="10.1.2.3").to_json())
         assert (node_address(), bind_address()) == ("127.0.0.1", "10.1.2.3")
+
+    def test_a_pool_used_in_a_call_is_refused_and_one_of_a_module_with_the_place_to_change(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        text = "from skyward.distributed.runtime import refuse_inside_call\ndef use(): refuse_inside_call()\nuse()\n"
+        (tmp_path / "sky_opens_at_import.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        set_place(monkeypatch)
+        with pytest.raises(PoolStateError, match="used inside a call"):
+            refuse_inside_call()
+        with pytest.raises(PoolStateError, match="module sky_opens_at_import uses a pool while it is imported"):
+            importlib.import_module("sky_opens_at_import")
 
     def test_a_program_that_a_call_starts_knows_its_place_but_not_the_call(
         self, monkeypatch: pytest.MonkeyPatch

@@ -50,7 +50,7 @@ _TABLE: Final = RefusalTable(
         ),
         RefusalRow(
             kind=RefusalKind.BAD_REQUEST,
-            codes="InvalidConfigError ConfigParseError",
+            codes="InvalidConfigError InfiniteLoopConfigError ConfigParseError",
             advice="Correct ~/.aws/config (or the file in AWS_CONFIG_FILE): "
             "`aws configure list-profiles` lists the profiles",
         ),
@@ -169,7 +169,7 @@ def meanings() -> Mapping[type[BaseException], RefusalKind]:
     names: Mapping[RefusalKind, str] = {
         RefusalKind.AUTH: """NoCredentialsError NoAuthTokenError TokenRetrievalError UnknownTokenProviderError
             PartialCredentialsError CredentialRetrievalError UnknownCredentialError SSOError LoginError
-            RefreshWithMFAUnsupportedError InfiniteLoopConfigError""",
+            RefreshWithMFAUnsupportedError""",
         RefusalKind.TRANSIENT: """HTTPClientError
             ConnectionError IncompleteReadError ChecksumError FlexibleChecksumError
             AwsChunkedWrapperError MetadataRetrievalError WaiterError""",
@@ -177,7 +177,8 @@ def meanings() -> Mapping[type[BaseException], RefusalKind]:
         RefusalKind.BAD_REQUEST: """DataNotFoundError UnknownRegionError ApiVersionNotFoundError
             InvalidIMDSEndpointError InvalidIMDSEndpointModeError UnknownSignatureVersionError ServiceNotInRegionError
             BaseEndpointResolverError
-            ProfileNotFound ConfigParseError ConfigNotFound MissingParametersError ValidationError ParamValidationError
+            ProfileNotFound ConfigParseError ConfigNotFound InfiniteLoopConfigError MissingParametersError
+            ValidationError ParamValidationError
             UnknownServiceStyle PaginationError OperationNotPageableError UnseekableStreamError InvalidExpressionError
             WaiterConfigError UnknownClientMethodError UnsupportedSignatureVersionError InvalidDNSNameError
             InvalidS3AddressingStyleError UnsupportedS3ArnError UnsupportedS3ControlArnError InvalidHostLabelError

@@ -110,12 +110,19 @@ def _advice(name: str, settings: Mapping[str, Any]) -> str:
         kind = "temporary keys" if "aws_session_token" in settings else "keys"
         return f"Profile {name} has {kind} in ~/.aws: write new ones there, `aws configure {chosen}`"
     if "credential_process" in settings:
-        program = (str(settings["credential_process"]).split() or [""])[0]
+        program = _program_of(str(settings["credential_process"]))
         return (
             f"Profile {name} gets its credentials from the program {program}: log in the way that it asks for, until "
             f"`aws sts get-caller-identity {chosen}` works"
         )
     return f"Log in, `aws sso login {chosen}`, or write keys of profile {name}, `aws configure {chosen}`"
+
+
+def _program_of(command: str) -> str:
+    try:
+        return next(iter(shlex.split(command)), "")
+    except ValueError:  # a quotation mark without its second
+        return command
 
 
 def _token_advice(where: str, path: str) -> str:

@@ -390,7 +390,7 @@ class _Pickler(cloudpickle.Pickler):
         if (early := self._reduced_early(obj)) is not None:
             return early
         module = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
-        way = way_of(module) if isinstance(module, str) else Way.VALUE  # pyright: ignore[reportUnnecessaryIsInstance]
+        way = _way_of(obj, module)
         reduced = self._reduced(obj, way)
         if goes_by_value(obj, reduced):
             if isinstance(obj, type) and (compiled := reduced_compiled(obj)) is not None:
@@ -417,6 +417,13 @@ class _Pickler(cloudpickle.Pickler):
         else:
             reduced = cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
         return reduced if way is not Way.VALUE or goes_by_value(obj, reduced) else by_value(self, obj)
+
+
+def _way_of(obj: Definition, module: object) -> Way:
+    way = way_of(module) if isinstance(module, str) else Way.VALUE
+    if way is Way.SOURCE and isinstance(obj, ModuleType) and sys.modules.get(obj.__name__) is not obj:
+        return Way.VALUE  # loaded from a file by hand, or before another one of its name
+    return way
 
 
 _FILE_NAME = 10

@@ -33,6 +33,12 @@ class Trainer:
         return rows
 
 
+class ReturningPool(ComputePool):
+    def run(self, pending: Any) -> Any:
+        pending.mark_used()
+        return NotImplemented
+
+
 POOL: Any = ComputePool(provider=Local())
 TRAIN: Any = train
 FUTURE: Any = CallFuture[int]()
@@ -48,6 +54,10 @@ TYPE_ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "dict >> pool": (lambda: {"a": train(1)} >> POOL, r"got dict: .* write gather\(\*calls\.values\(\)\) >> pool"),
     "list @ pool": (lambda: [train(1)] @ POOL, r"gather\(\*calls\) >> pool; .* write f\(\.\.\.\) @ pool"),
     "result >> pool": (lambda: plain(3) >> POOL, r"got int: .* @skyward\.compute .* pool\.submit\(f, \.\.\.\)"),
+    "result NotImplemented": (
+        lambda: train(1) >> ReturningPool(provider=Local()),
+        r"train ran and its result is NotImplemented.* pool\.submit\(\.\.\.\)\.result\(\)",
+    ),
     "None >> pool": (lambda: plain(None) >> POOL, "got NoneType: .* ran here"),
     "array >> pool": (lambda: np.arange(3) >> POOL, "got ndarray: .* ran here"),
     "result @ pool": (lambda: plain(2.5) @ POOL, r"got float: .* f\(\.\.\.\) @ pool"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ credential_process = /no/such/program --password s3cr3t
 [profile token]
 {ROLE}
 web_identity_token_file = /no/such/token
+
+[profile spaced]
+credential_process = "/no such/program" --renew
+
+[profile ring]
+{ROLE}
+source_profile = mirror-ring
+
+[profile mirror-ring]
+{ROLE}
+source_profile = ring
 
 [profile lost]
 {ROLE}
@@ -128,6 +140,7 @@ def refused(profile: str | None, kind: type[SkywardError] = AuthenticationError)
         ),
         ("garbled", "Profile garbled gets its credentials from the program /bin/echo"),
         ("nowhere", "Profile nowhere gets its credentials from the program /no/such/program"),
+        ("spaced", "Profile spaced gets its credentials from the program /no such/program: log in"),
         ("token", "profile token names /no/such/token as the token to take the role with: have that written again"),
         ("code", 'eval "$(aws configure export-credentials --profile code --format env)"'),
         ("empty", "AWS(profile=...), one of broken, chained, "),
@@ -163,6 +176,8 @@ def test_an_expired_sso_token_is_renewed_with_the_profile_that_has_it(tmp_path: 
         ("pepole", {}, "closest: people"),
         (None, {"AWS_PROFILE": "trian"}, "AWS_PROFILE is 'trian'; closest: train"),
         ("zzz", {}, "there are broken, chained, code, "),
+        ("ring", {}, "Infinite loop in credential configuration"),
+        ("ring", {}, "Correct ~/.aws/config (or the file in AWS_CONFIG_FILE)"),
         ("lost", {}, 'The source_profile "peple" referenced in the profile "lost" does not exist'),
     ],
 )
@@ -176,6 +191,8 @@ def test_a_profile_that_does_not_exist_is_named_with_the_closest(
 
     assert advice in text
     assert "please report" not in text
+    assert "Log in" not in text
+    assert not re.search(r"; *;|closest: *;", text)
 
 
 def test_without_any_profile_the_ways_to_get_one_are_named(config: Path) -> None:

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,30 @@ def test_a_module_by_value_brings_what_its_functions_import(project: Path, elsew
     packed = pack(importlib.import_module("sky_top").run, what="it")
     elsewhere()
     assert unpack(packed.data)() == 10
+
+
+@pytest.mark.parametrize("is_in_the_table", [True, False], ids=["another of its name", "loaded anew"])
+def test_a_module_that_its_name_does_not_find_goes_as_it_is(
+    project: Path, elsewhere: Callable[[], None], *, is_in_the_table: bool
+) -> None:
+    (project / "second").mkdir()
+    (project / "second/sky_deeper.py").write_text("FACTOR = 77\n\ndef factor():\n    return FACTOR\n")
+    first = importlib.import_module("sky_deeper")
+    if is_in_the_table:
+        spec = spec_from_file_location("sky_deeper", project / "second/sky_deeper.py")
+        assert spec is not None
+        assert spec.loader is not None
+        held = module_from_spec(spec)
+        spec.loader.exec_module(held)
+    else:
+        held = first
+        vars(held).update(FACTOR=77, factor=lambda: 77)
+        del sys.modules["sky_deeper"]
+        importlib.import_module("sky_deeper")
+    packed = pack((held, importlib.import_module("sky_deeper")), what="them")
+    elsewhere()
+    there, found = unpack(packed.data)
+    assert (there.FACTOR, there.factor(), found.FACTOR) == (77, 77, 10)
 
 
 def test_relative_imports_in_a_function_travel(elsewhere: Callable[[], None], project: Path) -> None:
