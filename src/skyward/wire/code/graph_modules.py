@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from skyward.wire.code.assigned import report_assigned
 from skyward.wire.code.modules import ModuleSource, SentSources, loaded_by_the_user, source_set
 from skyward.wire.code.served import take_sources
 
@@ -22,6 +23,7 @@ MODULES = "skyward_modules"
 def missing_modules(sent: SentSources, frames: Iterable[Any]) -> bytes | None:
     """Return the message to send before a graph that is pickled in ``frames``; None if nothing is missing."""
     sources = source_set(named_in(frames))
+    report_assigned(sources)
     missing = sent.missing(sources) if sources is not None else []
     return pickle.dumps(missing, protocol=5) if missing else None
 

@@ -40,6 +40,7 @@ __all__ = [
     "SourceSet",
     "Way",
     "any_absent",
+    "code_here",
     "found_here",
     "imported_by",
     "loaded_by_the_user",
@@ -530,14 +531,14 @@ def needed_with(source: ModuleSource) -> frozenset[str]:
 def _needed(name: str, text: str, origin: str, is_package: bool, /) -> frozenset[str]:  # noqa: FBT001
     outer = name.rpartition(".")[0]
     try:
-        code = _code_here(name) or compile(text, origin, "exec", dont_inherit=True)
+        code = code_here(name) or compile(text, origin, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):  # its import fails on the worker, as it would here
         return frozenset((outer,)) if outer else frozenset()
     found = _imports(code, name if is_package else outer)
     return found | {outer} if outer else found
 
 
-def _code_here(name: str) -> CodeType | None:
+def code_here(name: str) -> CodeType | None:
     """Return the code of a module that was imported here from a file: Python keeps it, and to compile is slow."""
     loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
     try:

@@ -27,6 +27,7 @@ import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
 from skyward.request.distribution_names import distribution_of_module
+from skyward.wire.code.assigned import report_assigned
 from skyward.wire.code.exceptions import RaisedException, add_note, reduced_exception, set_cause
 from skyward.wire.code.mains import MainNames, receiving_main, with_annotated
 from skyward.wire.code.modules import SourceSet, Way, any_absent, imported_by, source_set, way_of
@@ -184,6 +185,7 @@ def _pack(obj: object, what: str, *, is_result: bool, apart: bool) -> Packed:
         return Packed(data=data, buffers=tuple(buffers))
     absent = any_absent(modules.imported) if modules.imported else False
     sources = source_set(modules.all)
+    report_assigned(sources)
     if not apart and sources is not None:
         data, sources = with_sources(data, buffers, modules.all), None
     return Packed(data=data, buffers=tuple(buffers), sources=sources, imports_absent=absent)
