@@ -29,7 +29,11 @@ import skyward as sky
 from steps import describe
 
 if "BESIDE" in os.environ:
-    from steps import alone
+
+    @sky.compute
+    def alone():
+        return 1
+
 
 image = eval(sys.argv[1])
 hosts, key_path, known_hosts = sys.argv[2].split(","), sys.argv[3], sys.argv[4]
@@ -47,11 +51,6 @@ from shared import numbers
 def describe(number):
     import late
     return sky.instance_info().node, numbers.doubled(number), late.greeting(), late.place()
-
-
-@sky.compute
-def alone():
-    return 1
 """,
     "shared/__init__.py": "",
     "shared/numbers.py": """\
