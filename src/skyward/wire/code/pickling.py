@@ -29,7 +29,7 @@ from skyward.errors import RemoteError, RemoteTraceback, SerializationError, Sky
 from skyward.request.distribution_names import distribution_of_module
 from skyward.wire.code.assigned import report_assigned
 from skyward.wire.code.exceptions import RaisedException, add_note, reduced_exception, set_cause
-from skyward.wire.code.mains import MainNames, receiving_main, with_annotated
+from skyward.wire.code.mains import MainNames, receiving, with_annotated
 from skyward.wire.code.modules import SourceSet, Way, any_absent, imported_by, source_set, way_of
 from skyward.wire.code.omissions import Omissions, looking
 from skyward.wire.code.origins import (
@@ -242,11 +242,13 @@ def unpack_call(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
 
 def unpack_call_with_main(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> tuple[Any, ModuleType | None]:
     """Rebuild a part of the client's call; return it with the module of what it has from the client's ``__main__``."""
-    with_client.receiving = True
+    outside = receiving.active, receiving.main
+    with_client.receiving = receiving.active = True
+    receiving.main = None
     try:
-        with receiving_main() as received:
-            return unpack(data, buffers), received.main
+        return pickle.loads(data, buffers=buffers), receiving.main
     finally:
+        receiving.active, receiving.main = outside
         with_client.receiving = False
 
 
