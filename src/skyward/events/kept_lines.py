@@ -129,7 +129,7 @@ class KeptReader:
 
 
 def lines_backwards(path: Path, end: int | None = None) -> Iterator[bytes]:
-    """Yield the lines of a file, the last one first, without their ends; none of a file that is gone.
+    """Yield the lines of a file, last one first, without line ends; nothing if the file no longer exists.
 
     Args:
         path: the file.

@@ -83,7 +83,7 @@ def _reduce(_: ForkingPickler, obj: object) -> Any:
     if not isinstance(obj, type | FunctionType) or obj.__module__ in (None, "builtins"):
         return NotImplemented
     module = sys.modules.get(obj.__module__)
-    # Children have a main module of their own.
+    # Children have their own main module.
     if module is None or obj.__module__ == "__main__" or not _is_in(module, obj):
         packed = pack(obj, what=obj.__qualname__)
         return _rebuild, (packed.data, *map(bytearray, packed.buffers))

@@ -273,7 +273,7 @@ class OutputRouter(io.TextIOBase):
         self._attributes = len(vars(self)) + 1
 
     def drop_patches(self) -> None:
-        """Remove attributes that a call has set, such as a ``write`` of its own."""
+        """Remove attributes that a call has set, such as its own ``write``."""
         attributes = vars(self)
         while len(attributes) > self._attributes:  # they come after this object's own
             attributes.popitem()

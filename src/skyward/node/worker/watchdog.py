@@ -57,7 +57,7 @@ class Watchdog:
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Watch in a thread of its own."""
+        """Start watching, in a separate thread."""
         threading.Thread(target=self._watch, name="skyward-watchdog", daemon=True).start()
 
     def stop(self) -> None:

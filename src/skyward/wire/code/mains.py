@@ -79,7 +79,7 @@ class _Receiving(threading.local):
     """Gathering of the definitions of ``__main__`` that this thread unpickles.
 
     Attributes:
-        active: whether it unpickles a part of a call.
+        active: whether it unpickles a part of a call: what it receives may go back to the client as a name.
         main: their module; None if there are none yet.
     """
 

@@ -15,7 +15,6 @@ import functools
 import importlib
 import itertools
 import sys
-import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Generator
@@ -32,7 +31,7 @@ import cloudpickle.cloudpickle as _cloudpickle
 
 from skyward.errors import SerializationError
 from skyward.wire.code.class_parts import as_said, is_code, stamps_of
-from skyward.wire.code.mains import MainNames, define_in_main
+from skyward.wire.code.mains import MainNames, define_in_main, receiving
 
 __all__ = [
     "Definition",
@@ -46,7 +45,6 @@ __all__ = [
     "reduced_for_call",
     "reduced_for_result",
     "reduced_to_name",
-    "with_client",
 ]
 
 Definition = type[Any] | FunctionType | ModuleType
@@ -83,9 +81,6 @@ _attributes: WeakKeyDictionary[type, dict[str, tuple[int, Any]]] = WeakKeyDictio
 # What calls leave on classes lasts from call to call, though nothing else may refer to them in between.
 _kept: OrderedDict[type, None] = OrderedDict()
 _MOST_KEPT = 256
-
-with_client: Final = threading.local()
-"""``receiving`` is set in a thread while it unpickles a part of a call: objects in it may go back as names."""
 
 
 def found_under_its_name(value: type | BuiltinFunctionType | FunctionType) -> bool:
@@ -247,7 +242,7 @@ def _class_of(class_id: str) -> type | None:
 
 
 def _remember(value: Any, process: str, module: str, name: str, class_id: str = "") -> None:
-    of_client = getattr(with_client, "receiving", False)
+    of_client = receiving.active
     _origins[value] = _Origin(process=process, module=module, name=name, class_id=class_id, of_client=of_client)
     if module:
         _received[process, module, name] = value

@@ -43,7 +43,6 @@ from skyward.wire.code.origins import (
     reduced_for_call,
     reduced_for_result,
     reduced_to_name,
-    with_client,
 )
 from skyward.wire.code.served import with_sources
 from skyward.wire.code.singles import is_single_dispatch, reduced_dispatch, reduced_single
@@ -243,13 +242,11 @@ def unpack_call(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
 def unpack_call_with_main(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> tuple[Any, ModuleType | None]:
     """Rebuild a part of the client's call; return it with the module of what it has from the client's ``__main__``."""
     outside = receiving.active, receiving.main
-    with_client.receiving = receiving.active = True
-    receiving.main = None
+    receiving.active, receiving.main = True, None
     try:
         return pickle.loads(data, buffers=buffers), receiving.main
     finally:
         receiving.active, receiving.main = outside
-        with_client.receiving = False
 
 
 def pack_error(error: BaseException) -> PackedError:
