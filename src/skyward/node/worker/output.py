@@ -142,11 +142,12 @@ class CallOutput:
         if self._routers is None:
             return
         stdout, stderr = self._routers
-        if getattr(sys, "stdout", None) is not stdout:
+        namespace = vars(sys)  # a call may have deleted a name
+        if namespace.get("stdout") is not stdout:
             sys.stdout = stdout
-        if getattr(sys, "stderr", None) is not stderr:
+        if namespace.get("stderr") is not stderr:
             sys.stderr = stderr
-        if getattr(sys, "stdin", None) is not self._stdin:
+        if namespace.get("stdin") is not self._stdin:
             sys.stdin = self._stdin
         stdout.drop_patches()
         stderr.drop_patches()
