@@ -13,8 +13,6 @@ PACKAGES = (
     "skyward.integrations",
     "skyward.providers",
     "skyward.request.spot",
-    "skyward.testing",
-    "skyward.testing.clusters",
     "skyward_dask",
     "skyward_joblib",
 )

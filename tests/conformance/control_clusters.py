@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import pytest
 from distributed import LocalCluster, Nanny
 
-from skyward.testing.clusters import ClusterConformance
+from support.dask_clusters import ClusterConformance
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.testing.clusters import StrictClusterConformance
 from skyward.testing.provider import FakeProvider
 from skyward_dask import SkywardCluster
+from support.dask_clusters import StrictClusterConformance
 
 
 @pytest.mark.full

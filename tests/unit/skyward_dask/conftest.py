@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from skyward.testing.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
+from support.elastic_fleet import FakeElasticFleet
 
 PATIENCE_S = 20.0
 

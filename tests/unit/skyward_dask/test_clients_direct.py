@@ -7,8 +7,8 @@ import pytest
 from distributed import Client
 
 from skyward.errors import ConfigurationError
-from skyward.testing.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
+from support.elastic_fleet import FakeElasticFleet
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from distributed import Client
 
 from skyward.errors import UnreachableError
-from skyward.testing.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
+from support.elastic_fleet import FakeElasticFleet
 
 LINK = "http://127.0.0.1:8787/status?token=secret"
 

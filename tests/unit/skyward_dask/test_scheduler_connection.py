@@ -6,8 +6,8 @@ import pytest
 from distributed import Client
 
 from skyward.errors import ConfigurationError
-from skyward.testing.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
+from support.elastic_fleet import FakeElasticFleet
 
 
 def test_a_new_client_works_on_the_new_scheduler(cluster, fleet):

@@ -14,9 +14,9 @@ from distributed import Client, Security, Status
 import skyward as sky
 from skyward.client.pool import ComputePool
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.testing.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
 from skyward_dask.skyward_cluster import PoolParams
+from support.elastic_fleet import FakeElasticFleet
 
 
 class TestParameters:
@@ -141,7 +141,7 @@ class TestClosing:
     def test_the_end_of_the_process_closes_it(self):
         script = """
 from distributed import Status
-from skyward.testing.elastic_fleet import FakeElasticFleet
+from support.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
 import atexit
 fleet = FakeElasticFleet()

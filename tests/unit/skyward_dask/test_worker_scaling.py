@@ -12,8 +12,8 @@ from distributed import Client
 from distributed.deploy.adaptive import Adaptive
 
 from skyward.errors import CapacityError, ConfigurationError
-from skyward.testing.elastic_fleet import FakeElasticFleet
 from skyward_dask import SkywardCluster
+from support.elastic_fleet import FakeElasticFleet
 
 QUICKLY = {"interval": "50ms", "wait_count": 2, "target_duration": "500ms"}
 

@@ -25,7 +25,6 @@ MODULES = [
     "skyward.integrations",
     "skyward.providers",
     "skyward.submission",
-    "skyward.testing",
     "skyward_dask",
     "skyward_joblib",
     *(
