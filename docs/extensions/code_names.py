@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator
 
-from skyward.client.cli import main
+from skyward.cli import main
 
 PACKAGES = (
     "skyward",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from skyward.client.display.pool_view import PoolView
+from skyward.display.tables import PoolView
 from skyward.events.snapshot import PoolSnapshot
 
 ANSWER = Path(__file__).with_name("top.json")

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skyward import accelerators, distributed, errors, integrations
-    from skyward.client.executor import PoolExecutor
-    from skyward.client.market import offers
-    from skyward.client.multipool import MultiPool
-    from skyward.client.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather
-    from skyward.client.pool import ComputePool
+    from skyward.api.calls import ComputeFunction, PendingBatch, PendingCompute, compute, gather
+    from skyward.api.executor import PoolExecutor
+    from skyward.api.market import offers
+    from skyward.api.multipool import MultiPool
+    from skyward.api.pool import ComputePool
     from skyward.distributed.runtime import DistributedSampler, InstanceInfo, current_accelerator, instance_info, shard
     from skyward.errors import (
         AuthenticationError,
@@ -254,11 +254,11 @@ _HOMES = {
         "use_callback",
     ),
     "skyward.events.snapshot": ("NodeSnapshot", "PoolSnapshot", "WorkerSnapshot"),
-    "skyward.client.executor": ("PoolExecutor",),
-    "skyward.client.market": ("offers",),
-    "skyward.client.multipool": ("MultiPool",),
-    "skyward.client.pending": ("ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"),
-    "skyward.client.pool": ("ComputePool",),
+    "skyward.api.executor": ("PoolExecutor",),
+    "skyward.api.market": ("offers",),
+    "skyward.api.multipool": ("MultiPool",),
+    "skyward.api.calls": ("ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"),
+    "skyward.api.pool": ("ComputePool",),
     "skyward.providers.aws.provider": ("AWS",),
     "skyward.providers.digitalocean.provider": ("DigitalOcean",),
     "skyward.providers.local": ("Local",),

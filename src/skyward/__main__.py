@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyward.client.cli import main
+from skyward.cli import main
 
 if __name__ == "__main__":
     main()

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from distributed import Client, Security, Status
 
-from skyward.client.dask_clients import bring_modules
+from skyward.api.dask_clients import bring_modules
 from skyward.errors import ConfigurationError
 from skyward.wire.dask_parts import (
     Cluster,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, cast
 
-from skyward.client.pool import ComputePool
+from skyward.api.pool import ComputePool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.request.option_names import option_names, refuse_unknown
 from skyward.submission import ElasticFleet

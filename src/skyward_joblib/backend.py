@@ -344,7 +344,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
     def _find_pool(self) -> TaskSubmitter:
         if self._pool is not None:
             return self._pool
-        from skyward.client.pool import current_pool  # the client's side: nodes import this module too
+        from skyward.api.pool import current_pool  # the client's side: nodes import this module too
 
         pool = current_pool()
         if pool is None:

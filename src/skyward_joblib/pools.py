@@ -16,7 +16,7 @@ from skyward.request.option_names import option_names, refuse_unknown
 from skyward.submission import TaskSubmitter
 
 if TYPE_CHECKING:
-    from skyward.client.pool import ComputePool
+    from skyward.api.pool import ComputePool
 
 __all__ = ["JoblibPool", "ScikitLearnPool", "joblib_backend", "sklearn_backend"]
 
@@ -58,7 +58,7 @@ class JoblibPool:
         self._prepare(pool_params, _pinned("joblib", joblib_version))
 
     def _prepare(self, pool_params: dict[str, Any], asked: list[str]) -> None:
-        from skyward.client.pool import ComputePool  # the client's side: nodes import this module too
+        from skyward.api.pool import ComputePool  # the client's side: nodes import this module too
 
         refuse_unknown(type(self).__name__, pool_params, option_names(type(self), ComputePool))
         pip = [*(pool_params.pop("pip", None) or ()), *asked, *_pinned("numpy"), *_pinned("threadpoolctl")]

@@ -14,7 +14,7 @@ import pytest
 from counting import CountingPool, skip_pinned
 
 import skyward as sky
-from skyward.client.executor import PoolExecutor
+from skyward.api.executor import PoolExecutor
 
 WORKERS = 5
 """The tests ask for executors of five workers."""

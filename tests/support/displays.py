@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from skyward.client.display import PoolTag, open_display
+from skyward.display import PoolTag, open_display
 from skyward.events import Callback, SkywardEvent
 from skyward.events.bus import EventBus
 from support.clock import FakeClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_type
 
-from skyward.client.pending import ComputeFunction, PendingBatch, PendingCompute, Runner, compute, gather
+from skyward.api.calls import ComputeFunction, PendingBatch, PendingCompute, Runner, compute, gather
 
 
 @compute

@@ -91,7 +91,7 @@ asyncio.run(main())
 """
 
 DISPLAY = """
-from skyward.client.cli import main
+from skyward.cli import main
 
 main(["offers", "--help"], standalone_mode=False)
 """

@@ -124,7 +124,7 @@ class Elastic:
         )
 
     async def fetch(self, patterns: Sequence[str], to: Path, node: int | None) -> list[Path]:
-        """See :meth:`skyward.client.pool.ComputePool.fetch`."""
+        """See :meth:`skyward.api.pool.ComputePool.fetch`."""
         nodes = [each for each in self._fleet.nodes if self._fleet.states[each.rank] is NodeState.READY]
         if node is not None:
             ranks = ", ".join(str(each.rank) for each in nodes) or "none"

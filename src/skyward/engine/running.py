@@ -254,7 +254,7 @@ class RunningPool:
         return self.elastic.scale(nodes, drop)
 
     def fetch(self, patterns: Sequence[str], to: Path, node: int | None) -> list[Path]:
-        """Fetch files of nodes that run; see :meth:`skyward.client.pool.ComputePool.fetch`."""
+        """Fetch files of nodes that run; see :meth:`skyward.api.pool.ComputePool.fetch`."""
         return self._loop.call(self.elastic.fetch(patterns, to, node))
 
     def scheduler(self) -> SchedulerInfo:

@@ -1,4 +1,4 @@
-"""Terminal control in printed text: the parser of control sequences, and a row of text that they edit."""
+"""Terminal control in printed text: the parser of control sequences, a row that they edit, and cleaned lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
-__all__ = ["COLOURS", "CONTROLS", "WIDEST", "Control", "Operation", "Row", "cut_off", "parse", "row_of"]
+__all__ = [
+    "COLOURS",
+    "CONTROLS",
+    "WIDEST",
+    "Control",
+    "Operation",
+    "Row",
+    "cleaned",
+    "cut_off",
+    "harmless",
+    "parse",
+    "row_of",
+]
 
 Operation = Literal[
     "text",
@@ -300,3 +312,48 @@ def _width(char: str) -> int:
     if unicodedata.category(char) in ("Mn", "Me", "Cf", "Cc"):
         return 0
     return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
+
+
+_KEPT: Final = ("text", "colour", "newline", "save", "restore")
+"""Operations that leave all text of a line as it is."""
+
+_CONTROLS: Final = (*range(9), *range(10, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+_DIRECTIONS: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_VISIBLE: Final = {code: ascii(chr(code))[1:-1] for code in (*_CONTROLS, *_DIRECTIONS)}
+
+
+def harmless(text: str) -> str:
+    """Return the text with control characters, tabs excepted, made visible."""
+    return text if text.isprintable() else text.translate(_VISIBLE)
+
+
+def cleaned(text: str, *, colours: bool) -> str:
+    r"""Return one line as a terminal would show it.
+
+    ``\b``, ``\r`` and movements within the line move the cursor, later text overwrites earlier text, erasures are
+    applied. A movement to another line is a space. Other sequences are dropped; other control characters, tabs
+    excepted, become visible.
+
+    Args:
+        text: the line.
+        colours: whether to keep colours and other attributes (SGR). A line that has any then ends with a reset.
+    """
+    if text.isprintable():
+        return text
+    controls = [*parse(text[: cut_off(text)])]
+    if all(control.operation in _KEPT for control in controls):
+        parts = [_kept(control, colours=colours) for control in controls]
+        return "".join(parts) + (_RESET if any(part.startswith("\x1b") for part in parts) else "")
+    rows = [Row()]
+    for control in controls:
+        if control.operation in ("up", "down"):
+            rows.append(Row())
+            rows[-1].styles = rows[-2].styles
+        rows[-1].apply(Control("text", text="\n") if control.operation == "newline" else control)
+    return " ".join(filter(None, (row.drawn(harmless, colours=colours) for row in rows)))
+
+
+def _kept(control: Control, *, colours: bool) -> str:
+    if control.operation == "colour":
+        return control.text if colours else ""
+    return harmless("\n" if control.operation == "newline" else control.text)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from skyward.client.cli import main
+from skyward.cli import main
 from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
 from support.eventually import eventually
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from joblib import Parallel, delayed
 
 import skyward as sky
-from skyward.client.cli import main as skyward
+from skyward.cli import main as skyward
 from skyward.integrations import JoblibPool
 
 

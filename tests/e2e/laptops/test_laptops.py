@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 PARTS = """
 import os, select, socket, tempfile
 from pathlib import Path
-import skyward, skyward.client.pool, skyward_dask
+import skyward, skyward.api.pool, skyward_dask
 from skyward._concurrency import linux_parts
 from skyward.provision.buying.owner import Owner
 from skyward.wire.frames import client_context

@@ -157,7 +157,7 @@ def test_a_program_that_configures_none_has_none(prelude: str, tmp_path: Path) -
     program = f"""
 import sys
 {prelude}
-from skyward.client.telemetry import open_telemetry
+from skyward.api.telemetry import open_telemetry
 
 print(open_telemetry("p", "local", None, None, None), "opentelemetry.propagate" in sys.modules)
 """

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from skyward.client.cli import main
-from skyward.client.cli._answer import Say
-from skyward.client.cli._doctor import _requirement
+from skyward.cli import main
+from skyward.cli._base import Say
+from skyward.cli._setup import _requirement
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.local import Local
 from skyward.provision.buying.ledger import Ledger, Purchase

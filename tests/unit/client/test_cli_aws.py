@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import skyward as sky
-from skyward.client.cli import main
+from skyward.cli import main
 from skyward.providers._common.answer_file import AnswerFile
 from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import skyward as sky
-from skyward.client.cli import main
+from skyward.cli import main
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.providers.registry import provider_settings
 from skyward.provision.buying.ledger import Ledger, Purchase

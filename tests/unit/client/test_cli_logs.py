@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from skyward.client.cli import main
+from skyward.cli import main
 from skyward.events import LogLine
 from skyward.events.kept_lines import KeptLines
 from skyward.provision.buying import pool_folder

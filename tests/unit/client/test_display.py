@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyward.client.display import DisplayKind, PoolTag, open_display, parse_display
+from skyward.display import DisplayKind, PoolTag, open_display, parse_display
 from skyward.errors import ConfigurationError
 from skyward.events import (
     BootstrapCompleted,
@@ -474,7 +474,7 @@ def test_known_kinds_are_parsed() -> None:
 
 def test_import_loads_neither_rich_nor_anything_heavy() -> None:
     heavy = "('rich', 'numpy', 'tornado')"
-    code = f"import sys, skyward.client.display; sys.exit(any(name in sys.modules for name in {heavy}))"
+    code = f"import sys, skyward.display; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from skyward.client.display import Display, DisplayKind, PoolTag
-from skyward.client.display.notebook import as_data
+from skyward.display import Display, DisplayKind, PoolTag
+from skyward.display.notebook import as_data
 from skyward.events import Error, InfraCreating, LogLine, Notice, PoolStarted, PoolStopping, Progress
 from support.clock import FakeClock
 from support.displays import InlineBus

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skyward.client.executor import PoolExecutor
-from skyward.client.pending import compute
+from skyward.api.calls import compute
+from skyward.api.executor import PoolExecutor
 from skyward.errors import ConfigurationError, PoolStateError, RemoteTraceback, SerializationError
 from skyward.submission import Invocation
 from skyward.testing.in_process import InProcessSubmitter

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import pytest
 
-from skyward.client.multipool import MultiPool
+from skyward.api.multipool import MultiPool
 from skyward.errors import PoolStateError
 
 flavour: ContextVar[str] = ContextVar("flavour", default="plain")

@@ -154,5 +154,5 @@ def test_importing_skyward_takes_no_time() -> None:
 
 
 def test_names_are_the_same_whatever_was_imported_before() -> None:
-    code = "import skyward.client.pending; from skyward import compute; print(type(compute).__name__)"
+    code = "import skyward.api.calls; from skyward import compute; print(type(compute).__name__)"
     assert run(code) == "function"

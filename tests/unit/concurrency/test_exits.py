@@ -403,7 +403,7 @@ atexit.register(main)
 """
 
 
-@pytest.mark.parametrize("loaded", ["import concurrent.futures.thread, skyward.client.pool", "import threading"])
+@pytest.mark.parametrize("loaded", ["import concurrent.futures.thread, skyward.api.pool", "import threading"])
 def test_a_pool_opened_while_the_interpreter_shuts_down_is_refused_with_the_reason(loaded: str) -> None:
     program = OPENED_AT_EXIT.format(loaded=loaded)
 

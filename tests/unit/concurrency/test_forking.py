@@ -13,7 +13,7 @@ import pytest
 
 from skyward._concurrency.forking import keep_from_forks
 from skyward._concurrency.loop import acquire_loop
-from skyward.client.watching.snapshot_server import read_snapshot, serve_snapshots
+from skyward.api.watching import read_snapshot, serve_snapshots
 from skyward.events.snapshot import PoolSnapshot
 from skyward.provision.buying.pool_folder import PoolFolder, is_in_use
 from skyward.transport._socket import dial_command, dial_tcp

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skyward import distributed
-from skyward.client.pending import ComputeFunction, compute
+from skyward.api.calls import ComputeFunction, compute
 from skyward.distributed._gang import Gang, checked_backend, decorator, imported, is_gang, unused_port
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.errors import ConfigurationError

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from click.testing import CliRunner
 
-from skyward.client.cli import main
+from skyward.cli import main
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Provider
 from skyward.providers.local import Local
@@ -228,7 +228,7 @@ def test_secrets_are_refused_on_a_command_line(install: Install) -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("3", 3), ("true", True), ("x", "x")])
 def test_values_have_the_types_of_the_parameters(install: Install, text: str, value: object) -> None:
-    from skyward.client.cli._providers import ProviderOptions
+    from skyward.cli._base import ProviderOptions
 
     install()
 

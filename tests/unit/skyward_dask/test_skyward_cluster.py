@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, Security, Status
 
 import skyward as sky
-from skyward.client.pool import ComputePool
+from skyward.api.pool import ComputePool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward_dask import SkywardCluster
 from skyward_dask.skyward_cluster import PoolParams

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from skyward import ComputePool, Local, UnsentCallWarning, compute, gather
-from skyward.client.pending import PendingBatch, PendingCompute, invocation_of
+from skyward.api.calls import PendingBatch, PendingCompute, invocation_of
 from skyward.engine.functions import FunctionCache
 from skyward.engine.packing import wrap
 from skyward.errors import ConfigurationError

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import wrapt
 
-from skyward.client.pending import ComputeFunction, PendingBatch, PendingCompute, compute, gather, invocation_of
+from skyward.api.calls import ComputeFunction, PendingBatch, PendingCompute, compute, gather, invocation_of
 from skyward.errors import ConfigurationError, SerializationError
 from skyward.testing.in_process import InProcessSubmitter
 from skyward.wire.code.pickling import pack, unpack

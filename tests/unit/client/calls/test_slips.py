@@ -13,7 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward import ComputePool, Local, compute, gather
-from skyward.client.pending import invocation_of
+from skyward.api.calls import invocation_of
 from skyward.errors import ConfigurationError
 from skyward.submission import CallFuture
 

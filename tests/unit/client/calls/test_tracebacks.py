@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyward import CallTimeoutError, ComputePool, Local, PoolStateError, RemoteTraceback, compute
-from skyward.client.pending import PendingCompute
+from skyward.api.calls import PendingCompute
 from skyward.wire.code.pickling import pack_error, unpack_error
 from skyward.wire.code.tracebacks import add_lines, hide_frames
 
@@ -56,8 +56,8 @@ def test_all_frames_are_kept_on_request(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ValueError, match="no quotient") as caught:
         divide(1) >> Pool()  # type: ignore[operator]
 
-    assert any("skyward/client/pending.py" in file for file in files_of(caught.value))
-    assert "skyward/client/pending.py" in str(caught.value.__cause__)
+    assert any("skyward/api/calls.py" in file for file in files_of(caught.value))
+    assert "skyward/api/calls.py" in str(caught.value.__cause__)
 
 
 def test_frames_of_skyward_are_hidden_in_contexts_and_members_of_groups_too() -> None:

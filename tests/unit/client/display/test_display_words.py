@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.client.display.escapes import cleaned
-from skyward.client.display.words import Work, duration, launch_words, money, price, rate, step_name, work_name
+from skyward.display.words import Work, duration, launch_words, money, price, rate, step_name, work_name
 from skyward.events import InstanceLaunching, Progress
+from skyward.wire.terminal import cleaned
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-from skyward.client.display import PoolTag
+from skyward.display import PoolTag
 from skyward.events import CostUpdate, InfraCreating, LogLine, Metrics, NodeUnreachable, PoolStarted, Progress
 from support.displays import Show, Terminal, shown
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skyward.client.executor import PoolExecutor
-from skyward.client.watching.failures import ItemNotes, kept, note_call, outline
+from skyward.api.executor import ItemNotes, PoolExecutor, kept, note_call, outline
 from skyward.testing.in_process import InProcessSubmitter
 
 

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from skyward._concurrency.loop import LoopThread, acquire_loop
-from skyward.client.display.pool_view import PoolView
-from skyward.client.watching.pool_output import PoolOutput
+from skyward.api.watching import PoolOutput
+from skyward.display.tables import PoolView
 from skyward.events import Metrics, Progress
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 

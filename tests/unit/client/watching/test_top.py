@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skyward._concurrency.loop import LoopThread, acquire_loop
-from skyward.client.cli import main
-from skyward.client.watching.snapshot_server import read_snapshot, serve_snapshots
+from skyward.api.watching import read_snapshot, serve_snapshots
+from skyward.cli import main
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.pool_folder import PoolFolder

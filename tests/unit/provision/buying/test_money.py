@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skyward.client.pool import ComputePool
+from skyward.api.pool import ComputePool
 from skyward.errors import ConfigurationError, LedgerError, TerminationError
 from skyward.events import Error
 from skyward.providers.base import Offer, Provider

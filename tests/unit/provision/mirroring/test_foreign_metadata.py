@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyward import ConfigurationError, Image
-from skyward.client.cli import main as command
+from skyward.cli import main as command
 from skyward.provision.mirroring.image_mirror import mirror_environment
 from skyward.provision.mirroring.installed import InstalledDistributions, Origin
 from skyward.request.masking import bare_url

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 import skyward as sky
-from skyward.client.cli import main
-from skyward.client.node_packages import callers_names, with_environment
+from skyward.api.node_packages import callers_names, with_environment
+from skyward.cli import main
 from skyward.provision.mirroring.image_mirror import name_in
 from skyward.provision.mirroring.missing import lack_of
 from skyward.request.request import PoolRequest, parse_request
@@ -107,7 +107,7 @@ import sys
 
 import sky_app
 import skyward as sky
-from skyward.client.node_packages import with_environment
+from skyward.api.node_packages import with_environment
 from skyward.request.request import parse_request
 
 for case in json.loads(sys.argv[1]):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from skyward.client.cli import main
+from skyward.cli import main
 from skyward.providers.registry import BUILT_IN, provider_type
 from skyward.testing.aws import LocalEC2, use_ec2
 from support.clouds.vendors import PROMPT, VENDORS, Vendor, opened

@@ -1,4 +1,4 @@
-"""``skyward doctor``: checks of this installation, with a remedy for each problem."""
+"""``skyward doctor``, ``clean`` and ``env``: this installation's problems, cached environments, and distributions."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from pathlib import Path
 import click
 import platformdirs
 
-from skyward.client.cli._answer import FAILED, Answer, Say, answers
-from skyward.client.cli._clean import size
-from skyward.client.cli._providers import PROVIDER, place_options, rented_providers, settings_of
-from skyward.client.display.words import plural
+from skyward.cli._base import FAILED, PROVIDER, Answer, Say, answers, place_options, rented_providers, settings_of
+from skyward.display.words import plural
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
 from skyward.providers.base import Provider
 from skyward.providers.registry import BUILT_IN, Checkable, Finding, make_provider, provider_names, taken_names
 from skyward.providers.ssh import SSH
+from skyward.provision.buying.cleaning import Cleaned, clean_here, clean_host, used_hosts
 from skyward.provision.buying.ledger import Ledger
+from skyward.provision.mirroring.image_mirror import mirror_environment
 from skyward.provision.preparing.distribution import DISTRIBUTION
 from skyward.provision.preparing.sources import client_uv
 from skyward.request.request import parse_request
+from skyward.transport.access import SSHTarget
 
-__all__ = ["doctor"]
+__all__ = ["clean", "doctor", "env"]
 
 _LITTLE_ROOM_BYTES = 2 << 30
 _logger = logging.getLogger("skyward")
@@ -253,3 +254,88 @@ def _host_fix(error: Exception, name: str) -> str:
 
 
 _LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _programs, _folders, _ledger, _keys, _installed)
+
+_UNIT = 1024
+
+
+@click.command()
+@click.option(
+    "--ssh", "hosts", metavar="HOST", multiple=True, help="Clean this host instead of this machine; may be repeated."
+)
+@click.option(
+    "--hosts", "all_hosts", is_flag=True, help="Clean every host of the last month's pools instead of this machine."
+)
+@click.option("--dry-run", is_flag=True, help="Only report how much would be freed.")
+@answers
+def clean(*, hosts: Sequence[str], all_hosts: bool, dry_run: bool) -> Answer:
+    """Remove cached environments. The next pool builds those that it needs again."""
+    ledger = Ledger.of_user()
+    targets = [SSH(hosts=[host]).target(0) for host in hosts]
+    used, kept = used_hosts(ledger.entries()) if all_hosts else ((), ())
+    if hosts or all_hosts:
+        cleaned = [*asyncio.run(_clean_hosts([*targets, *used], look_only=dry_run))]
+        cleaned += [each for each in kept if each.where not in hosts]
+    else:
+        cleaned = [clean_here(ledger.open_entries(), look_only=dry_run)]
+    freed_bytes = sum(each.freed_bytes for each in cleaned)
+
+    def show(say: Say) -> None:
+        for each in cleaned:
+            outcome = f"KEPT: {each.kept_because}" if each.kept_because else size(each.freed_bytes)
+            say.line(f"{each.where}  {each.path}  {outcome}")
+        say.line(f"{size(freed_bytes)} {'would be freed' if dry_run else 'freed'}")
+
+    document = {"cleaned": [asdict(each) for each in cleaned], "freed_bytes": freed_bytes, "dry_run": dry_run}
+    return Answer(document=document, show=show, exit_code=FAILED if any(each.kept_because for each in cleaned) else 0)
+
+
+def size(count: float) -> str:
+    """Return a number of bytes as text, with a unit."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < _UNIT:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= _UNIT
+    return f"{count:.1f} TiB"
+
+
+async def _clean_hosts(targets: Sequence[SSHTarget], *, look_only: bool) -> Sequence[Cleaned]:
+    return await asyncio.gather(*(_clean_host(target, look_only=look_only) for target in targets))
+
+
+async def _clean_host(target: SSHTarget, *, look_only: bool) -> Cleaned:
+    try:
+        return await clean_host(target, look_only=look_only)
+    except (SkywardError, OSError) as error:
+        return Cleaned(where=str(target), path="", kept_because=str(error))
+
+
+_COLUMNS = ("name", "version", "source")
+
+
+@click.command()
+@click.option("--only", multiple=True, metavar="NAME", help="Take this one and its requirements; may be repeated.")
+@click.option("--exclude", multiple=True, metavar="NAME", help="Leave this distribution out; may be repeated.")
+@answers
+def env(*, only: Sequence[str], exclude: Sequence[str]) -> Answer:
+    """List the distributions of this environment, and where nodes get each from: Image.mirror()."""
+    mirror = mirror_environment(only=only or None, exclude=exclude, report=lambda text: click.echo(text, err=True))
+
+    def show(say: Say) -> None:
+        rows = [(each.name, each.version, each.source or f"left out: {each.left_out}") for each in mirror.packages]
+        say.table(*_COLUMNS, rows=rows)
+        say.line(f"{len(mirror.requirements)} of {len(rows)} distributions; nothing was requested or bought")
+        if mirror.unchecked:
+            say.line(f"The indexes were not asked: {mirror.unchecked}")
+
+    rows = [
+        {
+            "name": each.name,
+            "version": each.version,
+            "source": each.source,
+            "left_out": each.left_out,
+            "requirement": each.requirement,
+            "wheel": None if each.wheel is None else str(each.wheel),
+        }
+        for each in mirror.packages
+    ]
+    return Answer(document={"distributions": rows, "unchecked": mirror.unchecked}, show=show)

@@ -1,25 +1,33 @@
-"""Output of a notebook that shows an open pool and changes in place: ``pool`` as the last line of a cell."""
+"""Views of an open pool: a notebook's output that changes in place, and snapshots for other processes of its user.
+
+``skyward top`` connects to a Unix socket in the pool's folder, which no one else can enter, and reads one line of JSON.
+Nothing is computed while no one connects.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import socket
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.linux_parts import socket_path
 from skyward._concurrency.loop import LoopThread
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
-from skyward.client.display.notebook import running_notebook
-from skyward.client.display.pool_view import PoolView
-from skyward.client.watching.snapshot_server import Take, serve_snapshots
+from skyward.display.notebook import running_notebook
+from skyward.display.tables import PoolView
 from skyward.distributed.runtime import refuse_inside_call
 from skyward.errors import PoolStateError
 from skyward.events.snapshot import PoolSnapshot
 
-__all__ = ["OutputHandle", "PoolOutput", "Watched"]
+__all__ = ["OutputHandle", "PoolOutput", "Watched", "read_snapshot", "serve_snapshots"]
 
 _REDRAW_EVERY_S: Final = 1.0
 
@@ -151,3 +159,76 @@ def _ipython_handle() -> OutputHandle:
 
     handle: Any = DisplayHandle()
     return handle
+
+
+_NAME: Final = "snapshot"
+_ANSWER_S: Final = 5.0
+_LARGEST: Final = 64 << 20
+_logger = logging.getLogger("skyward")
+
+Take = Callable[[], Coroutine[Any, Any, PoolSnapshot]]
+
+
+def serve_snapshots(folder: Path, loop: LoopThread, take: Take, closing: ExitStack) -> None:
+    """Serve the snapshots that ``take`` returns until ``closing``; without a socket, log that and go on."""
+    servers: list[asyncio.Server] = []
+
+    def close() -> None:
+        with suppress(FileNotFoundError):
+            (folder / _NAME).unlink()
+        loop.finish(_close(servers))
+
+    closing.callback(close)  # before there is a server: Ctrl-C may come in the same moment as it
+    try:
+        loop.finish(_serve(folder, take, servers))
+    except OSError as error:
+        _logger.debug("`skyward top` cannot see this pool: %s", error)
+
+
+async def _serve(folder: Path, take: Take, servers: list[asyncio.Server]) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                writer.write(json.dumps((await take()).to_dict()).encode() + b"\n")
+                await writer.drain()
+        except (OSError, TimeoutError) as error:
+            _logger.debug("a snapshot was not read: %s", error)
+            writer.transport.abort()  # else its text stays in memory for as long as a stuck reader lives
+        finally:
+            writer.close()
+
+    listening = keep_from_forks(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    try:
+        with socket_path(folder, _NAME) as address:
+            listening.bind(address)
+        servers.append(await asyncio.start_unix_server(answer, sock=listening))
+    except BaseException:
+        listening.close()
+        raise
+
+
+async def _close(servers: list[asyncio.Server]) -> None:
+    for server in servers:
+        server.close()
+
+
+def read_snapshot(folder: Path) -> PoolSnapshot:
+    """Return the present snapshot of the open pool with this folder.
+
+    Raises:
+        OSError: no process answers there.
+        ValueError: the answer is that of another version of Skyward.
+    """
+    parts: list[bytes] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, socket_path(folder, _NAME) as address:
+        connection.settimeout(_ANSWER_S)
+        connection.connect(address)
+        while sum(map(len, parts)) < _LARGEST and (part := connection.recv(1 << 20)):
+            parts.append(part)
+    answer = b"".join(parts)
+    if not answer.endswith(b"\n"):
+        raise ConnectionResetError("the answer was cut off")
+    try:
+        return PoolSnapshot.from_dict(json.loads(answer))
+    except (TypeError, AttributeError) as error:
+        raise ValueError(str(error)) from error

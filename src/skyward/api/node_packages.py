@@ -8,7 +8,7 @@ from dataclasses import replace
 from inspect import currentframe
 from typing import Any, cast
 
-from skyward.client.pending import ComputeFunction
+from skyward.api.calls import ComputeFunction
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Provider
 from skyward.providers.registry import is_this_machine

@@ -15,16 +15,16 @@ from typing import Any
 import click
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
-from skyward.client.cli._answer import FAILED, Answer, answers
-from skyward.client.cli._pool_commands import known_pool
-from skyward.client.display.escapes import cleaned, harmless
-from skyward.client.display.words import line_text
+from skyward.cli._base import FAILED, Answer, answers
+from skyward.cli._machines import known_pool
+from skyward.display.words import line_text
 from skyward.errors import SkywardError
 from skyward.events import LogLine
 from skyward.events.kept_lines import KeptReader, lines_backwards
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.pool_folder import is_in_use, known_folders
 from skyward.provision.preparing.node_logs import LogFile, NodeLogs, kept_files, open_logs
+from skyward.wire.terminal import cleaned, harmless
 
 __all__ = ["logs"]
 

@@ -11,13 +11,11 @@ from typing import Final, TextIO
 
 from skyward import events as ev
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
-from skyward.client.display.escapes import cleaned, harmless
-from skyward.client.display.lines import Line, PoolTag, Tone
-from skyward.client.display.load import FleetLoad
-from skyward.client.display.notebook import Notebook, NotebookScreen, running_notebook
-from skyward.client.display.screens import Layout, LiveScreen, PlainScreen, Screen
-from skyward.client.display.surface import Surface, join_surface
-from skyward.client.display.words import (
+from skyward.display.notebook import Notebook, NotebookScreen, running_notebook
+from skyward.display.screens import Layout, Line, LiveScreen, PlainScreen, Screen, Tone
+from skyward.display.surface import PoolTag, Surface, join_surface
+from skyward.display.tables import FleetLoad
+from skyward.display.words import (
     Work,
     duration,
     launch_words,
@@ -32,6 +30,7 @@ from skyward.errors import ConfigurationError
 from skyward.events.bus import EventBus
 from skyward.events.records import is_handled
 from skyward.events.works import CALL_CANCELLED
+from skyward.wire.terminal import cleaned, harmless
 
 __all__ = ["Display", "DisplayKind", "PoolTag", "open_display", "parse_display"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import itertools
 import logging
@@ -16,30 +17,29 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast
 
 from skyward._concurrency.descriptors import raised_descriptor_limit
 from skyward._concurrency.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
 from skyward._concurrency.loop import LoopThread, acquire_loop
-from skyward.client.call_options import by_name_only
-from skyward.client.dask_clients import make_client
-from skyward.client.display import PoolTag, open_display, parse_display
-from skyward.client.executor import CallsByFunction, PoolExecutor
-from skyward.client.forgotten import refuses_operands
-from skyward.client.kept_output import keep_output
-from skyward.client.node_packages import callers_names, with_environment
-from skyward.client.opening import Opening
-from skyward.client.pending import PendingBatch, PendingCompute, Ts, checked_call
-from skyward.client.telemetry import PoolTelemetry, open_telemetry
-from skyward.client.watching.failures import result_of
-from skyward.client.watching.pool_output import Watched
+from skyward._concurrency.waiting import to_its_end
+from skyward.api.calls import PendingBatch, PendingCompute, Ts, checked_call
+from skyward.api.dask_clients import make_client
+from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
+from skyward.api.node_packages import callers_names, with_environment
+from skyward.api.slips import by_name_only, refuses_operands
+from skyward.api.telemetry import PoolTelemetry, open_telemetry
+from skyward.api.watching import Watched
+from skyward.display import PoolTag, open_display, parse_display
 from skyward.distributed.runtime import refuse_inside_call
 from skyward.engine.futures import CallBatch, RemoteFuture
 from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, Notice, SkywardEvent, current_callbacks, forward_emitted
 from skyward.events.bus import EventBus
+from skyward.events.kept_lines import KeptLines
 from skyward.providers.base import Provider, checked_provider
+from skyward.provision.buying.pool_folder import PoolFolder
 from skyward.request.accelerators import Accelerator
 from skyward.request.image import Image
 from skyward.request.patterns import checked_patterns
@@ -75,7 +75,7 @@ class _Base(NamedTuple):
 
 
 @refuses_operands
-class ComputePool(Opening, Watched, CallsByFunction):
+class ComputePool(Watched, CallsByFunction):
     """Machines that exist for the duration of a ``with`` block, or from ``open()`` to ``close()``.
 
     Entering creates and prepares them. Leaving, by an exception too, terminates them and confirms it. A pool may be
@@ -209,6 +209,53 @@ class ComputePool(Opening, Watched, CallsByFunction):
                 if self in _open_pools:  # a forked child has an empty list, and nothing to close
                     _open_pools.remove(self)
 
+    def open(self) -> Self:
+        """Open the pool without a ``with`` block, for notebooks and consoles; return it.
+
+        The machines end with :meth:`close`, and as those of a ``with`` block do: at the end of the interpreter or the
+        notebook's kernel, on SIGTERM, and on Ctrl-C while the pool opens.
+
+        Raises:
+            PoolStateError: it is open already.
+        """
+        try:
+            return self.__enter__()
+        except BaseException as error:
+            if is_explained(error):
+                hide_frames(error)
+            raise
+
+    def close(self) -> None:
+        """Terminate the machines and confirm it, as at the end of a ``with`` block. Idempotent."""
+        self.__exit__(None, None, None)
+
+    async def __aenter__(self) -> Self:
+        arm()
+        opening = asyncio.ensure_future(asyncio.to_thread(self.__enter__))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled: let the pool open, then close it at once.
+            await to_its_end(self._close_once_open(opening))
+            raise
+        finally:
+            disarm()
+        self._make_current()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await to_its_end(asyncio.to_thread(self.__exit__, exc_type, exc, traceback))
+        finally:
+            disarm()
+
+    async def _close_once_open(self, opening: asyncio.Future[Self]) -> None:
+        await asyncio.gather(opening, return_exceptions=True)
+        if opening.exception() is None:
+            await asyncio.to_thread(self.close)
+
     def _make_current(self) -> None:
         self._outer = _current.get()
         _current.set(self)
@@ -257,7 +304,7 @@ class ComputePool(Opening, Watched, CallsByFunction):
         stack.callback(loop.release)
         bus = self._bus = EventBus()
         pool_id = f"sky-{uuid.uuid4().hex[:10]}"
-        folder = keep_output(pool_id, bus, loop.loop, stack)
+        folder = _keep_output(pool_id, bus, loop.loop, stack)
         stack.callback(self._forget)
         telemetry = open_telemetry(pool_id, self._provider.name, self._request, bus, stack)
         stack.callback(bus.close)
@@ -528,3 +575,30 @@ def _close_all_now() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_all_to_parent)
 at_exit(_close_all)
+
+
+# A write for each line doubles its cost (7 µs). A killed process loses the lines of this time, except those of calls
+# whose results it has.
+_WRITE_EVERY_S: Final = 0.05
+
+
+def _keep_output(pool_id: str, bus: EventBus, loop: asyncio.AbstractEventLoop, closing: ExitStack) -> Path | None:
+    """Keep the lines on ``bus`` in the pool's folder until ``closing``; return the folder.
+
+    Without room or rights for it, publish a notice and return None: the pool works without.
+    """
+
+    def later(write: Callable[[], object]) -> None:
+        # The event thread writes: the loop must not wait for a disk.
+        loop.call_soon_threadsafe(loop.call_later, _WRITE_EVERY_S, bus.run, write)
+
+    try:
+        folder = PoolFolder(pool_id)
+        closing.callback(folder.close)
+        kept = KeptLines(folder.logs, later)
+    except OSError as error:
+        bus.publish(Notice(f"output of calls is not kept for `skyward logs`: {error}"))
+        return None
+    closing.callback(kept.close)
+    bus.recorder = kept
+    return folder.path

@@ -10,10 +10,19 @@ from typing import Any
 
 import click
 
-from skyward.client.cli._answer import FAILED, Answer, Say, answers
-from skyward.client.cli._providers import PROVIDER, ProviderOptions, place_options, rented_providers, settings_of
-from skyward.client.display.words import duration
-from skyward.client.market import find_offers, priced
+from skyward.api.market import find_offers, priced
+from skyward.cli._base import (
+    FAILED,
+    PROVIDER,
+    Answer,
+    ProviderOptions,
+    Say,
+    answers,
+    place_options,
+    rented_providers,
+    settings_of,
+)
+from skyward.display.words import duration
 from skyward.errors import SkywardError
 from skyward.providers.base import Offer
 from skyward.providers.registry import Zoned

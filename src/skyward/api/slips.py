@@ -1,7 +1,9 @@
-"""Hints for calls whose operator was forgotten: uses of a pending call as if it were its result, or no use at all."""
+"""Errors of misuse that name the right use: forgotten operators, results taken from pending calls, wrong options."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import reprlib
 import sys
 import warnings
@@ -11,10 +13,11 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
 from itertools import chain, islice
 from types import CodeType, GeneratorType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError, UnsentCallWarning
+from skyward.request.option_names import refuse_unknown
 from skyward.submission import OPERATIONS, refuse_operations
 from skyward.wire.code.pickling import PLAIN_TYPES
 from skyward.wire.code.tracebacks import from_callers_line, hide_frames, is_explained
@@ -22,12 +25,14 @@ from skyward.wire.code.tracebacks import from_callers_line, hide_frames, is_expl
 __all__ = [
     "CallSite",
     "Unsent",
+    "by_name_only",
     "checked_pool",
     "leave_to_caller",
     "mark_all_used",
     "misplaced_call",
     "no_attribute",
     "not_pending",
+    "options_by_name",
     "refuse_misplaced",
     "refuses_operands",
     "refuses_uses",
@@ -59,7 +64,8 @@ class Unsent:
 
 
 C = TypeVar("C", bound=type[Any])
-P = TypeVar("P")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _USES = {**OPERATIONS, "__bool__": "no truth value", "__iter__": "nothing to iterate over", "__len__": "no length"}
 _OF_FUTURES = frozenset({"add_done_callback", "cancel", "cancelled", "done", "exception", "get", "result", "wait"})
@@ -217,7 +223,7 @@ def mark_all_used(values: Iterable[object]) -> None:
             value.mark_used()
 
 
-def checked_pool(value: P, operator: str, label: str) -> P:
+def checked_pool(value: T, operator: str, label: str) -> T:
     """Return the right operand of ``>>`` or ``@`` if it is a pool; ``label`` names the left one.
 
     Raises:
@@ -343,3 +349,58 @@ def not_pending(*operands: object) -> TypeError:
         f"& joins pending calls, got {type(operands[-1]).__name__}: >> and @ bind tighter than &, so that side has "
         "already run; write (f() & g()) >> pool"
     )
+
+
+def by_name_only(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
+    """Decorate a constructor of keywords: for others it names the right ones; its errors show the caller's line."""
+    parameters = list(inspect.signature(init).parameters.values())[1:]
+    allowed = [parameter.name for parameter in parameters]
+    required = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
+
+    @functools.wraps(init)
+    def construct(self: T, *args: P.args, **kwargs: P.kwargs) -> None:
+        owner = type(self).__name__
+        try:
+            if args:
+                kind = args[0] if isinstance(args[0], type) else type(args[0])
+                given = f"{kind.__name__}(...)" if hasattr(kind, "offers") else "skyward.Local()"
+                raise TypeError(f"{owner} takes its options by name: write {owner}({required[0]}={given}, ...)")
+            refuse_unknown(owner, kwargs, allowed)
+            if missing := [name for name in required if name not in kwargs]:
+                raise TypeError(f"{owner} needs {', '.join(missing)}, as in {owner}({required[0]}=skyward.Local())")
+            init(self, *args, **kwargs)
+        except (TypeError, ConfigurationError) as error:
+            hide_frames(error)
+            raise
+
+    return construct
+
+
+def options_by_name(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function of one argument and keywords: the errors of wrong ones name the right ones.
+
+    Args:
+        example: the first argument, in messages.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        first, *options = inspect.signature(function).parameters
+        name = function.__name__
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                refuse_unknown(name, kwargs, (first, *options))
+                if len(args) > 1:
+                    raise TypeError(f"{name} takes its options by name: write {name}({example}, {options[0]}=...)")
+                if not args and first not in kwargs:
+                    given = "".join(f", {option}=..." for option in kwargs)
+                    raise TypeError(f"{name} needs a {first}, as in {name}({example}{given})")
+                return function(*args, **kwargs)
+            except (TypeError, ConfigurationError) as error:
+                hide_frames(error)
+                raise
+
+        return called
+
+    return decorate

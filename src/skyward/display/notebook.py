@@ -9,11 +9,10 @@ from html import escape
 from typing import Any, Final, Protocol, TextIO, cast
 
 from skyward._concurrency.waiting import Clock
-from skyward.client.display.escapes import cleaned
-from skyward.client.display.lines import Line, Tone
-from skyward.client.display.load import FleetLoad
-from skyward.client.display.screens import Layout, progress_bar
-from skyward.client.display.words import Work
+from skyward.display.screens import Layout, Line, Tone, progress_bar
+from skyward.display.tables import FleetLoad
+from skyward.display.words import Work
+from skyward.wire.terminal import cleaned
 
 __all__ = ["Notebook", "NotebookScreen", "as_data", "running_notebook"]
 
@@ -64,7 +63,7 @@ class NotebookScreen:
         self._next_s = 0.0
 
     def line(self, line: Line) -> None:
-        """See :meth:`Screen.line <skyward.client.display.screens.Screen.line>`."""
+        """See :meth:`Screen.line <skyward.display.screens.Screen.line>`."""
         now, source, text = self._layout.columns(line)
         whole = f"{now} {source} │ {cleaned(text, colours=line.tone is Tone.OUTPUT)}"
         if line.tone is Tone.STEP:
@@ -75,19 +74,19 @@ class NotebookScreen:
             self._notebook.write(f"{whole}\n", error=line.tone is Tone.ERROR)
 
     def phase(self, line: Line | None) -> None:
-        """See :meth:`Screen.phase <skyward.client.display.screens.Screen.phase>`."""
+        """See :meth:`Screen.phase <skyward.display.screens.Screen.phase>`."""
         self._phase = f"… {line.source}: {line.text}" if line else ""
         self._draw()
 
     def status(self, works: Sequence[Work]) -> None:
-        """See :meth:`Screen.status <skyward.client.display.screens.Screen.status>`."""
+        """See :meth:`Screen.status <skyward.display.screens.Screen.status>`."""
         ended = len(works) < len(self._works)
         self._works = tuple(works)
         if ended or self._clock.monotonic() >= self._next_s:
             self._draw()
 
     def close(self) -> None:
-        """See :meth:`Screen.close <skyward.client.display.screens.Screen.close>`."""
+        """See :meth:`Screen.close <skyward.display.screens.Screen.close>`."""
         self._phase, self._works = "", ()
         self._draw()
 

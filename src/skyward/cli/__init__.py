@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import click
 
-from skyward.client.cli._clean import clean
-from skyward.client.cli._doctor import doctor
-from skyward.client.cli._logs import logs
-from skyward.client.cli._mirror_table import env
-from skyward.client.cli._offers import offers
-from skyward.client.cli._pool_commands import down, ls, sweep
-from skyward.client.cli._top import top
+from skyward.cli._logs import logs
+from skyward.cli._machines import down, ls, sweep, top
+from skyward.cli._offers import offers
+from skyward.cli._setup import clean, doctor, env
 from skyward.provision.preparing.distribution import DISTRIBUTION
 
 __all__ = ["main"]

@@ -1,7 +1,8 @@
-"""Screens of a display: plain lines for files and pipes, colours and drawings that change for terminals."""
+"""Lines of a display, and its screens: plain ones for files and pipes, colours and changing drawings for terminals."""
 
 from __future__ import annotations
 
+import enum
 import io
 import time
 from collections.abc import Callable, Sequence
@@ -9,13 +10,47 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from skyward._concurrency.waiting import Clock
-from skyward.client.display.escapes import cleaned, harmless
-from skyward.client.display.lines import Line, PoolTag, Tone
-from skyward.client.display.load import FleetLoad
-from skyward.client.display.surface import REDRAW_EVERY_S, Surface
-from skyward.client.display.words import Work
+from skyward.display.surface import REDRAW_EVERY_S, PoolTag, Surface
+from skyward.display.tables import FleetLoad
+from skyward.display.words import Work
+from skyward.wire.terminal import cleaned, harmless
 
-__all__ = ["Layout", "LiveScreen", "PlainScreen", "Screen", "progress_bar"]
+__all__ = ["Layout", "Line", "LiveScreen", "PlainScreen", "Screen", "Tone", "progress_bar"]
+
+
+class Tone(enum.Enum):
+    """Kind of a line; the value is its style on a terminal."""
+
+    STEP = "dim"
+    """A step of the pool."""
+    OUTPUT = ""
+    """A line that a call printed, in its own colours."""
+    WARNING = "yellow"
+    """A loss, or an expected loss."""
+    ERROR = "bold red"
+    """A failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line.
+
+    Attributes:
+        source: the node or instance that the line is about, else ``"pool"``.
+        node: the rank of that node, which selects the colour; None for other lines.
+        text: the text without control characters; with colours (SGR) if a call printed it.
+        tone: the kind of the line.
+        origin: worker and stream that printed it; empty for other lines.
+        state: True for a state that the next line of its origin replaces, where the output can change.
+    """
+
+    source: str
+    node: int | None = None
+    text: str
+    tone: Tone
+    origin: tuple[str, str] = ("", "")
+    state: bool = False
+
 
 _PLAIN_PROGRESS_EVERY_S: Final = 10.0
 _BAR_WIDTH: Final = 30

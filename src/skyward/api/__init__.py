@@ -1,0 +1,1 @@
+"""What users hold: pools, lazy calls, operators, executors."""
