@@ -414,7 +414,9 @@ class ComputePool(Watched, CallsByFunction):
         """Fetch files from the working folder of calls, such as ``pool.fetch("*.bin", to="results")``.
 
         Files keep their paths below ``to``; on a pool of several nodes, below ``to/0``, ``to/1`` and so on, unless
-        ``node`` names one. Files that exist are replaced. Large files are streamed.
+        ``node`` names one. Files that exist are replaced. Large files are streamed. Permissions, empty folders, and
+        links to what is fetched come as they are on the node; another link in the folder brings what it leads to.
+        Sockets, devices and links out of the folder are left out, and a :class:`~skyward.Notice` names them.
 
         Args:
             patterns: one pattern or several, relative to that folder: ``"*.bin"``, ``"**/*.csv"``, ``"models/"`` with
@@ -423,11 +425,12 @@ class ComputePool(Watched, CallsByFunction):
             node: rank of the only node to fetch from; None means all.
 
         Returns:
-            The paths of the files here, by node and name.
+            The paths of the files and links here, by node and name.
 
         Raises:
-            ConfigurationError: a pattern, or a link, leads out of the folder, or there is no such node.
-            FetchError: nothing matches, there is no room here, or a file changed twice while it was read.
+            ConfigurationError: a pattern leads out of the folder, or there is no such node.
+            FetchError: nothing matches, there is no room here, a file changed twice while it was read, or two names are
+                one to the disk here.
             PoolStateError: the pool is not open.
         """
         return self._ready.fetch(checked_patterns("patterns", patterns), Path(to).absolute(), node)

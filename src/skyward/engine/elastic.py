@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.engine.cluster import Cluster
 from skyward.errors import ConfigurationError, FetchError, PoolStateError
-from skyward.events import SkywardEvent
+from skyward.events import Notice, SkywardEvent
 from skyward.provision.buying.price import charged_price
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.fleet.lifecycle import NodeState
@@ -52,7 +52,7 @@ class Elastic:
         fleet: the nodes.
         cluster: the calls on them.
         tls: the pool's certificates.
-        publish: receiver of error events; must not block.
+        publish: receiver of errors and notices; must not block.
         nodes: initial number of nodes.
         workers_per_node: workers on each.
     """
@@ -72,6 +72,7 @@ class Elastic:
         self._tls = tls
         self._nodes = nodes
         self._workers_per_node = workers_per_node
+        self._publish = publish
         self._upkeep = Upkeep(fleet, self, publish=publish)
         self._dask_in_use = False
 
@@ -132,6 +133,8 @@ class Elastic:
             if not nodes:
                 raise ConfigurationError(f"node must be the rank of a node that is ready ({ranks}), got {node!r}")
         fetched = await fetch_files(nodes, patterns, to, apart=node is None and self.wanted > 1)
+        if fetched.left_out:
+            self._publish(Notice(f"not fetched: {joined(fetched.left_out)}"))
         if fetched.failures:
             others = f"; {len(fetched.paths)} others are in {to}" if fetched.paths else ""
             raise FetchError(f"{joined(fetched.failures, '; ')}{others}")

@@ -111,7 +111,7 @@ def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], tup
 
 
 def pack_files(files: Iterable[IncludedFile], into: IO[bytes]) -> None:
-    """Write the files as a compressed tar archive without their owners.
+    """Write the files as a compressed tar archive without their owners; calls may write into the folders.
 
     Raises :class:`OSError`, which names the file: it is gone, cannot be read, or became shorter meanwhile.
     """
@@ -120,10 +120,12 @@ def pack_files(files: Iterable[IncludedFile], into: IO[bytes]) -> None:
             member = archive.gettarinfo(str(file.path), file.name)
             member.uid = member.gid = 0
             member.uname = member.gname = ""
+            member.mode &= 0o777
             if file.link:
                 member.type, member.linkname, member.size = tarfile.SYMTYPE, file.link, 0
                 archive.addfile(member)
             elif member.isdir():
+                member.mode |= 0o700  # a pool's folder must be removable
                 archive.addfile(member)
             else:
                 member.type = tarfile.REGTYPE  # hard links are sent as copies

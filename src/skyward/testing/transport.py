@@ -143,6 +143,21 @@ class TransportContract:
         assert _mode(target.parent) == "0o700"
         assert [path.name for path in target.parent.iterdir()] == ["file"]
 
+    @pytest.mark.parametrize(
+        "name", ["x" * 250, "x" * 255, "\u00fc" * 127, "-rf", " a ", "a\nb", "\udcff", "*", "$(date)", "a'\"\\"]
+    )
+    @pytest.mark.parametrize("mode", [0o600, 0o555])
+    async def test_put_writes_a_file_of_any_name(
+        self, transport: Transport, tmp_path: Path, name: str, mode: int
+    ) -> None:
+        """Write names of the longest length and of any bytes, in folders of such names, also over read-only files."""
+        target = tmp_path / name / name
+        for data in (b"first", b"second"):
+            await transport.put(data, str(target), mode=mode)
+        assert target.read_bytes() == b"second"
+        assert _mode(target) == oct(mode)
+        assert len(list(target.parent.iterdir())) == 1
+
     async def test_put_replaces_with_the_mode_asked_for(self, transport: Transport, tmp_path: Path) -> None:
         """Replace a file, which is idempotent."""
         target = tmp_path / "file"

@@ -76,12 +76,12 @@ _END = (
 # LC_ALL=C: the errors of cat and mv are recognised by their English text. wc: a lost connection looks like the end of
 # the input, so the bytes are counted before the rename.
 PUT_COMMAND: Final = (
-    "d=$1; t=$1/.$2.$5; umask 077; LC_ALL=C; export LC_ALL; "
+    "d=$1; t=$1/.$5.part; umask 077; LC_ALL=C; export LC_ALL; "
     '[ -d "$d" ] || mkdir -p -- "$d" || exit; '
     'if [ -d "$d/$2" ]; then echo "$d/$2: Is a directory" >&2; exit 1; fi; '
     "trap '' PIPE; trap 'rm -f -- \"$t\"' EXIT; "
     'cat >"$t" && s=$(wc -c <"$t") && if [ "$s" -ne "$3" ]; then echo "only $s of $3 bytes came" >&2; exit 1; fi && '
-    '{ [ "$4" = 600 ] || chmod "$4" "$t"; } && mv -f -- "$t" "$d/$2" && trap - EXIT'
+    '{ [ "$4" = 600 ] || chmod -- "$4" "$t"; } && mv -f -- "$t" "$d/$2" && trap - EXIT'
 )
 """Script of ``sh -c`` that writes a file whole or not at all; :func:`put_arguments` gives its arguments."""
 

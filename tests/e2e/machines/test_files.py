@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,12 +59,35 @@ def test_files_of_several_nodes_are_kept_apart(pool: sky.ComputePool, home: Path
     assert pool.fetch(["models/"], to=home, node=1) == [home / "models/a.bin"]
 
 
+@sky.compute
+def make_tree() -> None:
+    Path("tree/empty").mkdir(parents=True)
+    Path("tree/run.sh").touch(0o755)
+    Path("tree/run.sh").chmod(0o555)
+    Path("tree/last").symlink_to("run.sh")
+    os.mkfifo("tree/pipe")
+
+
+def test_modes_links_and_empty_folders_come_and_the_rest_is_named(
+    pool: sky.ComputePool, home: Path, notices: list[str]
+) -> None:
+    make_tree() @ pool
+    before = len(notices)
+
+    assert pool.fetch("tree", to="results", node=0) == [home / "results/tree/run.sh", home / "results/tree/last"]
+
+    assert (home / "results/tree/run.sh").stat().st_mode & 0o7777 == 0o555
+    assert (home / "results/tree/last").readlink() == Path("run.sh")
+    assert list((home / "results/tree/empty").iterdir()) == []
+    assert notices[before:] == ["not fetched: tree/pipe on node 0 (a named pipe)"]
+
+
 @pytest.mark.parametrize(
     ("patterns", "node", "message"),
     [
         ("../x", None, "patterns must stay in the working folder"),
         (["a", "/etc/passwd"], None, "patterns must stay in the working folder"),
-        ("*.csv", None, r"no file matches '\*\.csv'.* on node 0 there are b\.bin, models"),
+        ("*.csv", None, r"no file matches '\*\.csv'.* on node 0 there are b\.bin, models, tree"),
         ("*", 7, r"node must be the rank of a node that is ready \(0, 1\), got 7"),
     ],
 )

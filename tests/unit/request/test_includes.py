@@ -50,11 +50,11 @@ def test_a_folder_elsewhere_goes_under_its_last_name(tmp_path: Path) -> None:
 
 
 def test_content_and_the_right_to_run_it_travel_and_owners_do_not(project: Path) -> None:
-    (project / "pkg" / "a.py").chmod(0o755)
+    (project / "pkg" / "a.py").chmod(0o6755)
 
     member = packed("pkg")["pkg/a.py"]
 
-    assert (member.size, member.mode & 0o777, member.uid, member.uname) == (6, 0o755, 0, "")
+    assert (member.size, member.mode, member.uid, member.uname) == (6, 0o755, 0, "")
 
 
 def test_links_within_stay_links_and_hard_links_become_files(project: Path) -> None:

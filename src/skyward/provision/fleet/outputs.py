@@ -11,8 +11,9 @@ from typing import Final
 
 from skyward.errors import ConfigurationError, FetchError, SkywardError, UnreachableError
 from skyward.events import Notice, SkywardEvent
-from skyward.provision.preparing.node_files import NodeFile, NodeListing
+from skyward.provision.preparing.node_files import NodeFile, NodeListing, shown
 from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.provision.preparing.target_folder import TargetFolder
 from skyward.request.request import PoolRequest
 
 __all__ = ["FetchedFiles", "Outputs", "fetch_files", "joined"]
@@ -31,10 +32,12 @@ class FetchedFiles:
     Attributes:
         paths: the files here, by node and name.
         failures: one error for each thing that could not be fetched.
+        left_out: what matches and is not fetched, such as sockets, with the reason.
     """
 
     paths: Sequence[Path]
     failures: Sequence[SkywardError]
+    left_out: Sequence[str]
 
 
 async def fetch_files(nodes: Sequence[NodeHandle], patterns: Sequence[str], to: Path, *, apart: bool) -> FetchedFiles:
@@ -47,39 +50,59 @@ async def fetch_files(nodes: Sequence[NodeHandle], patterns: Sequence[str], to: 
         apart: True if each node's files get a folder of its rank in it.
 
     Raises:
-        ConfigurationError: a matching link leads out of the working folder.
+        ConfigurationError: ``to`` is a file.
         FetchError: nothing matches a pattern, or there is no room here.
     """
     listings = await asyncio.gather(*(node.working_files().matching(patterns) for node in nodes))
     found = list(zip(nodes, listings, strict=True))
-    for error in (*_links_outside(found), *_unmatched(found, patterns)):
+    for error in _unmatched(found, patterns):
         raise error
     nbytes = sum(file.nbytes for listing in listings for file in listing.files)
     await asyncio.to_thread(_refuse_full, nbytes, to)
     folders = {node.rank: to / str(node.rank) if apart else to for node in nodes}
     parts: list[list[Path | FetchError]] = [[] for _ in found]
-    work = [
-        _fetch_from(node, each.files, folders[node.rank], part) for (node, each), part in zip(found, parts, strict=True)
-    ]
+    work = [_fetch_from(node, each, folders[node.rank], part) for (node, each), part in zip(found, parts, strict=True)]
     await asyncio.gather(*work)
     outcomes = [outcome for part in parts for outcome in part]
     return FetchedFiles(
         paths=[each for each in outcomes if isinstance(each, Path)],
         failures=[each for each in outcomes if not isinstance(each, Path)],
+        left_out=list(_left_out(found)),
     )
 
 
-async def _fetch_from(node: NodeHandle, files: Sequence[NodeFile], to: Path, outcomes: list[Path | FetchError]) -> None:
-    """Fetch files one after the other; add the path of each, or its error. Stop when the node cannot be reached."""
+async def _fetch_from(node: NodeHandle, listing: NodeListing, to: Path, outcomes: list[Path | FetchError]) -> None:
+    """Make folders, fetch files one after the other, and make links; add the path of each, or its error."""
+    if not (listing.files or listing.folders or listing.links):
+        return
+    folder = TargetFolder(to)
+    try:
+        outcomes += await asyncio.to_thread(folder.make_folders, listing.folders)
+        await _fetch_content(node, listing.files, folder, outcomes)
+        for name, target in listing.links.items():
+            try:
+                outcomes.append(await asyncio.to_thread(folder.put_link, name, target))
+            except FetchError as error:
+                outcomes.append(error)
+            except OSError as error:
+                outcomes.append(FetchError(f"link {shown(name)} of node {node.rank} was not made: {error}"))
+    finally:
+        await asyncio.shield(asyncio.to_thread(folder.set_modes))
+
+
+async def _fetch_content(
+    node: NodeHandle, files: Sequence[NodeFile], folder: TargetFolder, outcomes: list[Path | FetchError]
+) -> None:
+    """Fetch files one after the other. Stop when the node cannot be reached."""
     reader = node.working_files()
     for number, file in enumerate(files):
-        path = to / file.name
         try:
+            path = folder.claim(file.name)
             await reader.fetch(file, path)
         except FetchError as error:
             outcomes.append(error)
         except (OSError, SkywardError) as error:
-            what = f"{file.name} ({_size(file.nbytes)}) of node {node.rank}"
+            what = f"{shown(file.name)} ({_size(file.nbytes)}) of node {node.rank}"
             outcomes.append(FetchError(f"{what} was not fetched: {error}"))
             # Each further file would take the same 90 s.
             if isinstance(error, UnreachableError):
@@ -87,15 +110,14 @@ async def _fetch_from(node: NodeHandle, files: Sequence[NodeFile], to: Path, out
                     outcomes.append(FetchError(f"nor were {rest} more of node {node.rank}"))
                 return
         else:
+            folder.keep(file.name)
             outcomes.append(path)
 
 
-def _links_outside(found: Sequence[tuple[NodeHandle, NodeListing]]) -> Iterator[ConfigurationError]:
-    if links := [f"{link} on node {node.rank}" for node, listing in found for link in listing.outside]:
-        yield ConfigurationError(
-            f"only files in the working folder are fetched, and links lead out of it: {joined(links)}. "
-            "Have a call copy them into the folder"
-        )
+def _left_out(found: Sequence[tuple[NodeHandle, NodeListing]]) -> Iterator[str]:
+    for node, listing in found:
+        for name, why in listing.left_out.items():
+            yield f"{shown(name)} on node {node.rank} ({shown(why)})"
 
 
 def _unmatched(found: Sequence[tuple[NodeHandle, NodeListing]], patterns: Sequence[str]) -> Iterator[FetchError]:
@@ -103,13 +125,16 @@ def _unmatched(found: Sequence[tuple[NodeHandle, NodeListing]], patterns: Sequen
     for pattern in patterns:
         if all(pattern in listing.unmatched for _, listing in found):
             there = ", ".join(f"on node {node.rank} {_content(listing)}" for node, listing in found[:_NAMED])
-            yield FetchError(f"no file matches {pattern!r} in the working folder of calls; {there}")
+            left_out = list(_left_out(found))
+            but = f". Left out: {joined(left_out)}. Have a call copy what they hold into the folder" if left_out else ""
+            yield FetchError(f"no file matches {pattern!r} in the working folder of calls; {there}{but}")
 
 
 def _content(listing: NodeListing) -> str:
     if not listing.there:
         return "it is empty"
-    return "there are " + ", ".join(listing.there) + (f" and {listing.others} more" if listing.others else "")
+    more = f" and {listing.others} more" if listing.others else ""
+    return f"there are {', '.join(map(shown, listing.there))}{more}"
 
 
 def _refuse_full(nbytes: int, to: Path) -> None:
@@ -175,9 +200,9 @@ class Outputs:
         try:
             async with asyncio.timeout(self._longest_s):
                 rescued.listing = await node.working_files().matching(self._patterns)
-                files = rescued.listing.files
-                await asyncio.to_thread(_refuse_full, sum(file.nbytes for file in files), self._to)
-                await _fetch_from(node, files, self._to / str(node.rank), rescued.outcomes)
+                nbytes = sum(file.nbytes for file in rescued.listing.files)
+                await asyncio.to_thread(_refuse_full, nbytes, self._to)
+                await _fetch_from(node, rescued.listing, self._to / str(node.rank), rescued.outcomes)
         except TimeoutError:
             rescued.problems.append(f"outputs of node {node.rank} are incomplete after {self._longest_s:g} s")
         except Exception as error:
@@ -187,11 +212,12 @@ class Outputs:
     def _summary(self, rescued: Sequence[_Rescued]) -> str:
         found = [(each.node, each.listing) for each in rescued if each.listing is not None]
         paths = [path for each in rescued for path in each.outcomes if isinstance(path, Path)]
-        failures: list[object] = [*_links_outside(found), *(_unmatched(found, self._patterns) if found else ())]
+        failures: list[object] = [*_unmatched(found, self._patterns)] if found else []
         failures += [error for each in rescued for error in each.outcomes if not isinstance(error, Path)]
         failures += [problem for each in rescued for problem in each.problems]
         nbytes = sum(file.nbytes for _, listing in found for file in listing.files)
-        names = joined([path.relative_to(self._to).as_posix() for path in paths])
+        failures += [f"left out: {each}" for each in _left_out(found)]
+        names = joined([shown(path.relative_to(self._to).as_posix()) for path in paths])
         text = f"outputs in {self._to}: {names} ({_size(nbytes)})" if names else "no outputs were fetched"
         return f"{text}; {joined(failures, '; ')}" if failures else text
 

@@ -32,12 +32,17 @@ _MARGIN_S = 900.0
 _FRESH_S = 300.0
 _FILES_TIMEOUT_S = 1800.0
 _FILES_STEP = "skyward"
-# Python before 3.11.4 lacks tarfile's data filter, which this archive does not need: it is the client's own.
+# No filter: the archive is the client's own, and tarfile's filters would make read-only files writable. A former
+# attempt may have left such a file, which a user cannot open for writing.
 _UNPACK = """
-import sys, tarfile
+import os, sys, tarfile
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
-    archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
-    archive.extractall(sys.argv[1])
+    archive.extraction_filter = lambda member, path: member
+    for member in archive:
+        path = os.path.join(sys.argv[1], member.name)
+        if os.path.lexists(path) and not member.isdir():
+            os.unlink(path)
+        archive.extract(member, sys.argv[1])
 """
 
 
@@ -119,7 +124,7 @@ async def deliver_includes(image: Image, transport: Transport, *, folder: str, p
         ) from error
 
     async def unpack(left_s: float) -> Completed:
-        argv = [python, "-I", "-c", _UNPACK, folder]
+        argv = [python, "-I", "-X", "utf8", "-c", _UNPACK, folder]
         return await transport.run(argv, stdin=memoryview(archive), timeout_s=left_s)
 
     done = await persist(unpack, deadline_s=_FILES_TIMEOUT_S, node=node, step=_FILES_STEP)

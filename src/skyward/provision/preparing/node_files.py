@@ -9,7 +9,8 @@ import inspect
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -17,10 +18,11 @@ from typing import Any, Final
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import FetchError, UnreachableError
 from skyward.node.storage import file_reader
+from skyward.provision.preparing.target_folder import set_mode
 from skyward.request.patterns import is_matched
 from skyward.transport.base import Completed, Transport
 
-__all__ = ["NodeFile", "NodeFiles", "NodeListing"]
+__all__ = ["NodeFile", "NodeFiles", "NodeListing", "shown"]
 
 _PIECE_BYTES: Final = 8 << 20
 _AT_ONCE: Final = 3
@@ -40,7 +42,7 @@ class NodeFile:
 
     Attributes:
         name: path in the working folder.
-        facts: size in bytes, time of change and inode.
+        facts: size in bytes, time of change, inode and permissions.
     """
 
     name: str
@@ -51,21 +53,30 @@ class NodeFile:
         """Size in bytes."""
         return self.facts[0]
 
+    @property
+    def mode(self) -> int:
+        """Permissions of owner, group and others."""
+        return self.facts[3] & 0o777
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeListing:
-    """Files of a node that match some patterns.
+    """What patterns match on a node.
 
     Attributes:
         files: the files.
-        outside: matching links that lead out of the folder, with their targets.
-        unmatched: patterns without a file.
+        folders: permissions of folders, by name: all that hold something that matches, and empty ones.
+        links: names that links lead to, by name.
+        left_out: why something that matches cannot be fetched, by name.
+        unmatched: patterns that match nothing else.
         there: the first names in the folder, if a pattern is unmatched.
         others: number of further names in the folder.
     """
 
     files: tuple[NodeFile, ...]
-    outside: tuple[str, ...]
+    folders: Mapping[str, int]
+    links: Mapping[str, str]
+    left_out: Mapping[str, str]
     unmatched: tuple[str, ...]
     there: tuple[str, ...]
     others: int
@@ -88,19 +99,31 @@ class NodeFiles:
         self._node = node
 
     async def matching(self, patterns: Sequence[str]) -> NodeListing:
-        """Return the files that match. Raises :class:`~skyward.errors.UnreachableError` after 90 s."""
+        """Return what matches. Raises :class:`~skyward.errors.UnreachableError` after 90 s."""
         answer = await self._ask(verb="listing", patterns=list(patterns))
-        for name in answer["files"]:  # it becomes a path here, which a node must not choose
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or not is_matched(name, patterns):
-                raise FetchError(f"node {self._node} names a file that was not asked for: {name!r}")
+        self._check_names(answer, patterns)
         return NodeListing(
             files=tuple(NodeFile(name=name, facts=tuple(facts)) for name, facts in answer["files"].items()),
-            outside=tuple(answer["outside"]),
+            folders={name: mode & 0o777 for name, mode in answer["folders"].items()},
+            links=answer["links"],
+            left_out=answer["left_out"],
             unmatched=tuple(answer["unmatched"]),
             there=tuple(answer["there"]),
             others=answer["all"] - len(answer["there"]),
         )
+
+    def _check_names(self, answer: Mapping[str, Any], patterns: Sequence[str]) -> None:
+        """Refuse names that become paths here and that a node must not choose."""
+        names = [name for kind in ("files", "folders", "links") for name in answer[kind]]
+        above = {str(parent) for name in names for parent in PurePosixPath(name).parents}.intersection(
+            answer["folders"]
+        )
+        wrong = [name for name in names if not (_stays(name) and (name in above or is_matched(name, patterns)))]
+        for name in (*wrong, *(name for name, count in Counter(names).items() if count > 1)):
+            raise FetchError(f"node {self._node} names a file that was not asked for: {name!r}")
+        for target in answer["links"].values():
+            if target != "." and not _stays(target):
+                raise FetchError(f"node {self._node} names a link that leads out of its folder, to {target!r}")
 
     async def fetch(self, file: NodeFile, path: Path) -> None:
         """Write the file to ``path``, whole or not at all; a file that changes meanwhile is fetched again, once.
@@ -110,24 +133,23 @@ class NodeFiles:
             OSError: ``path`` cannot be written.
             UnreachableError: the node does not answer for 90 s.
         """
-        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
         try:
             await self._fetch_once(file, path)
         except _ChangedError:
-            (again,) = (await self.matching([_exactly(file.name)])).files or (None,)
-            if again is None:
-                raise FetchError(f"{file.name} on node {self._node} was removed while it was read") from None
+            files = {each.name: each for each in (await self.matching([glob.escape(file.name)])).files}
+            if (again := files.get(file.name)) is None:
+                raise FetchError(f"{shown(file.name)} on node {self._node} was removed while it was read") from None
             try:
                 await self._fetch_once(again, path)
             except _ChangedError:
                 raise FetchError(
-                    f"{file.name} on node {self._node} changed while it was read, twice: fetch it when no call writes "
-                    "to it, or have the call write another name and rename it"
+                    f"{shown(file.name)} on node {self._node} changed while it was read, twice: fetch it when no call "
+                    "writes to it, or have the call write another name and rename it"
                 ) from None
 
     async def _fetch_once(self, file: NodeFile, path: Path) -> None:
         name = path.with_name(f".{secrets.token_hex(8)}.part")  # as short for a name of the longest length
-        name.touch(exist_ok=False)
+        name.touch(0o600, exist_ok=False)
         offsets = iter(range(0, file.nbytes, _PIECE_BYTES))
 
         async def read() -> None:
@@ -137,6 +159,7 @@ class NodeFiles:
         readers = [asyncio.ensure_future(read()) for _ in range(_AT_ONCE)]
         try:
             await asyncio.gather(*readers)
+            set_mode(name, file.mode)
             os.replace(name, path)
         except BaseException:
             os.unlink(name)  # no half file may stay
@@ -153,11 +176,11 @@ class NodeFiles:
             raise _ChangedError
         data = base64.b64decode(answer["data"])
         if len(data) != length:
-            raise FetchError(f"node {self._node} sent {len(data)} bytes of {file.name} where {length} were due")
+            raise FetchError(f"node {self._node} sent {len(data)} bytes of {shown(file.name)} where {length} were due")
         await asyncio.to_thread(_write, path, data, offset)
 
     async def _ask(self, **order: Any) -> dict[str, Any]:
-        argv = [self._python, "-I", "-S", "-c", _source()]
+        argv = [self._python, "-I", "-S", "-X", "utf8", "-c", _source()]  # names are bytes, in any locale
         stdin = json.dumps(order | {"folder": self._folder}).encode()
 
         async def once() -> Completed | NotYet:
@@ -185,5 +208,11 @@ def _source() -> str:
     return inspect.getsource(file_reader)
 
 
-def _exactly(name: str) -> str:
-    return glob.escape(name)
+def _stays(name: str) -> bool:
+    path = PurePosixPath(name)
+    return str(path) == name and bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def shown(name: str) -> str:
+    """Return a name for a message: quoted if it has characters that cannot be printed."""
+    return name if name.isprintable() else repr(name)

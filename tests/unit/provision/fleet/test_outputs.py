@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +22,18 @@ from skyward.request.request import parse_request
 class Files:
     """Files of a node, of which some cannot be read."""
 
+    left_out: Mapping[str, str] = {}
+
     def __init__(self, **sizes: int) -> None:
         self.sizes = sizes
 
     async def matching(self, patterns: list[str]) -> NodeListing:
         """All of them, for any pattern."""
-        files = tuple(NodeFile(name=name, facts=(size, 0, 0)) for name, size in self.sizes.items())
+        files = tuple(NodeFile(name=name, facts=(size, 0, 0, 0o644)) for name, size in self.sizes.items())
         unmatched = () if files else tuple(patterns)
-        return NodeListing(files=files, outside=(), unmatched=unmatched, there=(), others=0)
+        return NodeListing(
+            files=files, folders={}, links={}, left_out=self.left_out, unmatched=unmatched, there=(), others=0
+        )
 
     async def fetch(self, file: NodeFile, path: Path) -> None:
         """Write it, unless its name says that the link breaks."""
@@ -85,6 +89,24 @@ async def test_outputs_are_as_complete_as_possible_and_a_notice_names_the_rest(
             "nor were 1 more of node 0"
         ),
     ]
+
+
+async def test_what_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = Files(a=1)
+    files.left_out = {"run\n1/socket": "a socket"}
+    published: list[Any] = []
+    outputs = Outputs(parse_request(image=Image(outputs=["*"])), "sky-1", published.append)
+    await outputs.rescue([node(0, files)], stop_into([]))
+
+    left_out = r"'run\n1/socket' on node 0 (a socket)"
+    assert [each.message for each in published] == [
+        f"outputs in {tmp_path}/outputs/sky-1: 0/a (1 B); left out: {left_out}"
+    ]
+    assert (await fetch_files([node(0, files)], ["*"], tmp_path, apart=False)).left_out == [left_out]
+    files.sizes = {}
+    with pytest.raises(FetchError, match=r"no file matches 'run\*'.*Left out: .*a socket.*Have a call copy"):
+        await fetch_files([node(0, files)], ["run*"], tmp_path, apart=False)
 
 
 async def test_without_outputs_nothing_is_asked() -> None:

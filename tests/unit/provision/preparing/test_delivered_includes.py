@@ -57,15 +57,42 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project
 
 
-async def test_files_arrive_as_they_were(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode", "arrives"),
+    [
+        ("a.sh", 0o755, 0o755),
+        ("a.sh", 0o640, 0o640),
+        ("a.sh", 0o444, 0o444),
+        ("a.sh", 0o6775, 0o775),
+        ("a.sh", 0o400, 0o400),
+        (".", 0o700, 0o700),
+        (".", 0o3555, 0o755),
+    ],
+)
+async def test_files_arrive_as_they_were_and_folders_can_be_written(
+    name: str, mode: int, arrives: int, tmp_path: Path, project: Path
+) -> None:
     node = Node(tmp_path)
+    (project / "pkg" / name).chmod(mode)
 
     await node.take("pkg")
 
     arrived = node.files / "pkg"
     assert (arrived / "b").read_text() == "echo 1"
     assert (arrived / "b").readlink() == Path("a.sh")
-    assert (arrived / "a.sh").stat().st_mode & 0o700 == 0o700
+    assert (arrived / name).stat().st_mode & 0o7777 == arrives
+
+
+async def test_a_read_only_file_of_a_former_attempt_is_replaced_not_opened(tmp_path: Path, project: Path) -> None:
+    node = Node(tmp_path)
+    (project / "pkg" / "a.sh").chmod(0o444)
+    await node.take("pkg")
+    os.link(node.files / "pkg" / "a.sh", tmp_path / "former")
+    (project / "pkg" / "a.sh").write_text("echo 2")
+
+    await node.take("pkg")
+
+    assert ((node.files / "pkg" / "a.sh").read_text(), (tmp_path / "former").read_text()) == ("echo 2", "echo 1")
 
 
 async def test_files_are_read_anew_each_time(tmp_path: Path, project: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +30,15 @@ class Meddled(LocalTransport):
     meddle: Callable[[], object] = staticmethod(lambda: None)
 
     async def run(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | memoryview = b"",
+        timeout_s: float,
     ) -> Completed:
         """Let it happen, then run the command."""
-        if b'"piece"' in stdin:
+        if b'"piece"' in bytes(stdin):
             self.meddle()
         return await super().run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
 
@@ -58,20 +65,39 @@ async def test_a_large_file_comes_in_pieces_and_whole(files: NodeFiles, there: P
     content = bytes(range(256)) * 10
     (there / "a.bin").write_bytes(content)
     (there / "empty").touch()
+    here = tmp_path / "here/deep"
+    here.mkdir(parents=True)
     for file in (await files.matching(["*"])).files:
-        await files.fetch(file, tmp_path / "here/deep" / file.name)
+        await files.fetch(file, here / file.name)
 
-    assert (tmp_path / "here/deep/a.bin").read_bytes() == content
-    assert sorted(path.name for path in (tmp_path / "here/deep").iterdir()) == ["a.bin", "empty"]
+    assert (here / "a.bin").read_bytes() == content
+    assert sorted(path.name for path in here.iterdir()) == ["a.bin", "empty"]
 
 
-@pytest.mark.parametrize("name", ["x" * 250, "x" * 255, "ü" * 127, ".x", "a b\t'"])
-async def test_a_name_of_any_length_comes(name: str, files: NodeFiles, there: Path, tmp_path: Path) -> None:
-    (there / name).write_bytes(b"content")
-    (file,) = (await files.matching(["*", ".*"])).files
-    await files.fetch(file, tmp_path / "here" / file.name)
+NAMES = [
+    *(b"x" * 250, b"x" * 255, "ü".encode() * 127, b".x", b"a b\t'", b"-rf", b" a ", b"a\nb", b"\xff\xfe", b"a\\b"),
+    *(b"*", b"**", b"a[1]?", b"[!a]", b"~", b"$HOME", "é".encode(), "e\u0301".encode(), b"\x1b[31m", b"a..", b"..."),
+]
 
-    assert [path.name for path in (tmp_path / "here").iterdir()] == [name]
+
+async def test_names_of_any_length_and_bytes_come_with_their_modes(
+    files: NodeFiles, there: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for number, name in enumerate(NAMES):
+        path = there / os.fsdecode(name)
+        path.write_bytes(name)
+        path.chmod(0o7400 | number)  # of all kinds
+    for file in (await files.matching(["*", ".*"])).files:
+        os.utime(there / file.name, (1, 1))  # so that it is listed again, by this name alone
+        await files.fetch(file, here / file.name)
+
+    assert sorted(os.listdir(os.fsencode(here))) == sorted(NAMES)
+    assert all((here / os.fsdecode(name)).read_bytes() == name for name in NAMES)
+    assert [(here / os.fsdecode(name)).stat().st_mode & 0o7777 for name in NAMES] == [
+        0o400 | number for number in range(len(NAMES))
+    ]
 
 
 async def test_a_file_that_changes_once_is_fetched_again(
@@ -95,6 +121,7 @@ async def test_a_file_that_changes_all_the_time_is_an_error_and_leaves_nothing(
     grow()
     (file,) = (await files.matching(["a.log"])).files
     transport.meddle = grow
+    (tmp_path / "here").mkdir()
     with pytest.raises(FetchError, match=r"a\.log on node 3 changed while it was read, twice"):
         await files.fetch(file, tmp_path / "here/a.log")
     assert list((tmp_path / "here").iterdir()) == []
@@ -103,6 +130,21 @@ async def test_a_file_that_changes_all_the_time_is_an_error_and_leaves_nothing(
     (file,) = (await files.matching(["a.log"])).files
     with pytest.raises(FetchError, match="was removed while it was read"):
         await files.fetch(file, tmp_path / "here/a.log")
+
+
+async def test_a_node_in_another_locale_takes_names_as_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asking(LocalTransport):
+        async def run(self, argv: Sequence[str], **options: Any) -> Completed:
+            asked.append(await super().run([*argv[:-1], "import sys; print(sys.flags.utf8_mode)"], timeout_s=60))
+            return await super().run(argv, **options)
+
+    asked: list[Completed] = []
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")  # C would be UTF-8 to Python by itself, and few machines have others
+    reader = NodeFiles(
+        Asking(LocalAccess(address="127.0.0.1", workdir=str(tmp_path))), python=sys.executable, folder=".", node=3
+    )
+    await reader.matching(["*"])
+    assert [done.stdout for done in asked] == ["1\n"]
 
 
 class Lying(LocalTransport):
@@ -115,19 +157,42 @@ class Lying(LocalTransport):
     answers: Mapping[str, object] = {}
 
     async def run(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | memoryview = b"",
+        timeout_s: float,
     ) -> Completed:
         """Answer without running anything."""
-        return Completed(exit_code=0, stdout=json.dumps(self.answers[json.loads(stdin)["verb"]]), stderr="")
+        return Completed(exit_code=0, stdout=json.dumps(self.answers[json.loads(bytes(stdin))["verb"]]), stderr="")
 
 
-@pytest.mark.parametrize("name", ["../a.bin", "/etc/a.bin", "conftest.py", ".a.bin", "deep/a.bin", "a\0.bin", ""])
-async def test_a_node_cannot_choose_the_names_of_files_here(name: str, tmp_path: Path) -> None:
+BIN = {"a.bin": [1, 2, 3, 0o644]}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        *(
+            {"files": {name: [1, 2, 3, 0o644]}}
+            for name in ("../a.bin", "/etc/a.bin", "conftest.py", ".a.bin", "a\0.bin")
+        ),
+        *({"files": {name: [1, 2, 3, 0o644]}} for name in ("", ".", "./a.bin", "deep//a.bin", "deep/a.bin")),
+        *({"files": BIN, "folders": {name: 0o755}} for name in ("..", "/etc", "deep", ".", "a.bin")),
+        {"files": {"x": [1, 2, 3, 0o644], "x/a.bin": [1, 2, 3, 0o644]}},
+        *({"files": BIN, "links": {name: "a.bin"}} for name in ("../b.bin", "b", "a.bin")),
+        *({"files": BIN, "links": {"b.bin": target}} for target in ("..", "/etc/passwd", "../x", "x/../../y", "")),
+    ],
+    ids=repr,
+)
+async def test_a_node_cannot_choose_the_names_of_files_here(lie: Mapping[str, object], tmp_path: Path) -> None:
     liar = Lying(LocalAccess(address="127.0.0.1", workdir=str(tmp_path)))
     files = NodeFiles(liar, python="python", folder="files", node=3)
-    liar.answers = {"listing": {"files": {name: [1, 2, 3]}, "outside": [], "unmatched": [], "there": [], "all": 0}}
+    nothing = {"left_out": {}, "unmatched": [], "there": [], "all": 0}
+    liar.answers = {"listing": {"files": {}, "folders": {}, "links": {}, **nothing, **lie}}
 
-    with pytest.raises(FetchError, match="node 3 names a file that was not asked for"):
+    with pytest.raises(FetchError, match=r"node 3 names a (file that was not asked for|link that leads out)"):
         await files.matching(["*.bin"])
 
 
@@ -135,8 +200,9 @@ async def test_a_node_cannot_choose_the_names_of_files_here(name: str, tmp_path:
 async def test_a_piece_of_another_size_is_an_error_and_leaves_nothing(sent: bytes, tmp_path: Path) -> None:
     liar = Lying(LocalAccess(address="127.0.0.1", workdir=str(tmp_path)))
     files = NodeFiles(liar, python="python", folder="files", node=3)
+    (tmp_path / "here").mkdir()
     liar.answers = {"piece": {"data": base64.b64encode(sent).decode()}}
 
     with pytest.raises(FetchError, match=r"sent . bytes of a\.bin where 3 were due"):
-        await files.fetch(NodeFile(name="a.bin", facts=(3, 0, 0)), tmp_path / "here/a.bin")
+        await files.fetch(NodeFile(name="a.bin", facts=(3, 0, 0, 0o644)), tmp_path / "here/a.bin")
     assert list((tmp_path / "here").iterdir()) == []
