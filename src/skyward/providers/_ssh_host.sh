@@ -151,7 +151,12 @@ end() {
         kill -9 $pids 2>/dev/null
         sleep 0.1
     done
-    rm -rf "$2" "/dev/shm/skyward-$(id -u)-$1"-*
+    rm -rf "/dev/shm/skyward-$(id -u)-$1"-*
+    # A call may have made a folder read-only.
+    if ! rm -rf "$2" 2>/dev/null; then
+        chmod -R u+rwx "$2"
+        rm -rf "$2"
+    fi
     rmdir "$(dirname "$2")" 2>/dev/null || :
 }
 

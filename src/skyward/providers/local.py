@@ -28,7 +28,7 @@ from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE, LocalAccess
 from skyward.wire.dask_parts import is_dask_here, needs_dask
 
-__all__ = ["INSTANCE_VARIABLE", "Local", "remove_blobs"]
+__all__ = ["INSTANCE_VARIABLE", "Local", "remove_blobs", "remove_folder"]
 
 INSTANCE_VARIABLE = "SKYWARD_INSTANCE"
 """Environment variable that every process of a node carries; its value is the instance's id."""
@@ -36,6 +36,7 @@ INSTANCE_VARIABLE = "SKYWARD_INSTANCE"
 _KILL_DEADLINE_S = 15.0
 _KEPT_POOLS = 50
 _GIB = 1 << 30
+_PRIVATE = 0o700
 
 _ADDRESS = "127.0.0.1"
 """Address of every node: the only loopback address that interfaces list. LightGBM, for one, uses no other."""
@@ -313,7 +314,7 @@ def _remove(instance_id: str) -> None:
     tags = folder / TAGS_FILE
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
+            remove_folder(entry)
         elif entry != tags and entry.suffix != ".log":
             entry.unlink()
     # The supervisor removes its blobs itself, unless it had to be killed.
@@ -324,6 +325,19 @@ def _remove(instance_id: str) -> None:
     with suppress(FileNotFoundError):
         if not any(folder.iterdir()):
             folder.rmdir()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with everything in it, also folders that a call has made read-only. Follows no links."""
+    try:
+        shutil.rmtree(folder)
+    except PermissionError:
+        folder.chmod(_PRIVATE)
+        for here, names, _ in os.walk(folder):  # a folder is entered after its name was here
+            for path in (Path(here, name) for name in names):
+                if not path.is_symlink():
+                    path.chmod(_PRIVATE)
+        shutil.rmtree(folder)
 
 
 def remove_blobs(instance_id: str, memory: Path = SHARED_MEMORY) -> None:

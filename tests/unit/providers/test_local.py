@@ -25,6 +25,7 @@ from skyward.request.accelerators import Accelerator, model_name
 from skyward.request.image import Image
 from skyward.request.request import parse_request
 from skyward.transport.access import LocalAccess
+from support.users import as_other_user
 
 
 @pytest.fixture(autouse=True)
@@ -197,3 +198,21 @@ def test_a_node_without_logs_leaves_no_folder(instance: Instance) -> None:
     terminate(instance)
 
     assert not folder_of(instance).exists()
+
+
+def test_folders_that_a_call_made_read_only_are_removed_and_links_are_not_followed(tmp_path: Path) -> None:
+    kept, folder = tmp_path / "kept", tmp_path / "files"
+    kept.mkdir()
+    kept.chmod(0o555)
+    with as_other_user(tmp_path):
+        for name in ("a/b/c", "d"):
+            Path("files", name).mkdir(parents=True)
+        Path("files/a/b/x").touch(0o444)
+        Path("files/a/link").symlink_to(kept)
+        for name, mode in (("a/b/c", 0o000), ("a/b", 0o500), ("a", 0o100), ("d", 0o000), (".", 0o500)):
+            Path("files", name).chmod(mode)
+
+        local.remove_folder(Path("files"))
+
+    assert not folder.exists()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o555

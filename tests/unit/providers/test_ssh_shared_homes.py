@@ -16,6 +16,7 @@ from skyward.providers.base import InstanceState, LaunchOrder
 from skyward.providers.ssh import SSH
 from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
+from support.users import OTHER_USER
 
 SCRIPT = str(files("skyward.providers").joinpath("_ssh_host.sh"))
 LATER = str(1 << 40)
@@ -26,6 +27,20 @@ def verb(*words: str | Path, address: str = "10.0.0.5") -> subprocess.CompletedP
     """Run a verb on this machine, as if it had been reached at that address."""
     env = {**os.environ, "SSH_CONNECTION": f"10.0.0.1 50000 {address} 22"}
     return subprocess.run(["sh", SCRIPT, *map(str, words)], env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_node_whose_calls_made_folders_read_only_leaves_nothing(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        os.chown(tmp_path, OTHER_USER, OTHER_USER)
+    user = OTHER_USER if os.geteuid() == 0 else None  # permissions do not hold for root
+    script = Path(SCRIPT).read_text(encoding="utf-8")
+    make = "mkdir -p $2/a/b/c && touch $2/a/b/x && chmod 000 $2/a/b/c && chmod 500 $2/a/b && chmod 100 $2/a"
+    for command in (("sh", "-c", script, "sh", "prepare"), ("sh", "-c", make, "sh"), ("sh", "-c", script, "sh", "end")):
+        words = ["nodes/n"] if "prepare" in command else ["n", "nodes/n"]
+        done = subprocess.run([*command, *words], cwd=tmp_path, user=user, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    assert list(tmp_path.rglob("n")) == []
 
 
 @pytest.fixture

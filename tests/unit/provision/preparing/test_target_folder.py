@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import unicodedata
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import pytest
 
 from skyward.errors import FetchError
 from skyward.provision.preparing.target_folder import TargetFolder
-
-OTHER_USER = 65534
-
-
-@pytest.fixture
-def plain_user(tmp_path: Path) -> Iterator[None]:
-    """Have the kernel check permissions, which it does not for root: this thread's, as to files only."""
-    if os.geteuid():
-        yield
-        return
-    kernel = ctypes.CDLL(None)
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    os.chown(tmp_path, OTHER_USER, OTHER_USER)
-    kernel.setfsuid(OTHER_USER)
-    yield
-    kernel.setfsuid(0)
+from support.users import as_other_user
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -45,21 +28,21 @@ def receive(folder: TargetFolder, name: str, content: str) -> None:
     folder.keep(name)
 
 
-@pytest.mark.usefixtures("plain_user")
 def test_read_only_folders_are_filled_and_filled_again(tmp_path: Path) -> None:
     there = {"a": 0o555, "a/b": 0o500, "a/b/c": 0o000, "d": 0o711}
+    files = ("a/x", "a/b/x", "d/x")
     for content in ("first", "second"):
-        folder = TargetFolder(tmp_path / "to")
-        assert folder.make_folders(there) == []
-        for name in ("a/x", "a/b/x", "d/x"):
-            receive(folder, name, content)
-        folder.put_link("a/b/link", "d/x")
-        folder.set_modes()
+        with as_other_user(tmp_path):
+            folder = TargetFolder(Path("to"))
+            assert folder.make_folders(there) == []
+            for name in files:
+                receive(folder, name, content)
+            folder.put_link("a/b/link", "d/x")
+            folder.set_modes()
 
         assert (tmp_path / "to/a/b/link").read_text() == content
-        assert modes(tmp_path / "to") == there | dict.fromkeys(("a/x", "a/b/x", "d/x"), 0o444) | {"a/b/link": 0o777}
-    for name in there:
-        (tmp_path / "to" / name).chmod(0o700)
+        assert modes(tmp_path / "to") == there | dict.fromkeys(files, 0o444) | {"a/b/link": 0o777}
+    (tmp_path / "to/a/b/c").chmod(0o700)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +85,7 @@ def test_links_that_are_here_are_replaced_and_never_followed(outside: str, tmp_p
 
 
 @pytest.mark.parametrize("here", ["a file", "a link that cannot be replaced"])
-def test_nothing_is_written_below_a_folder_that_was_not_made(
-    here: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_nothing_is_written_below_a_folder_that_was_not_made(here: str, tmp_path: Path) -> None:
     to, elsewhere = tmp_path / "to", tmp_path / "elsewhere"
     to.mkdir()
     elsewhere.mkdir(0o777)
@@ -113,10 +94,10 @@ def test_nothing_is_written_below_a_folder_that_was_not_made(
     else:
         (to / "a").symlink_to(elsewhere)
         to.chmod(0o555)
-        request.getfixturevalue("plain_user")
 
-    folder = TargetFolder(to)
-    first, second = folder.make_folders({"a": 0o755, "a/b": 0o755})
+    with as_other_user(tmp_path):
+        folder = TargetFolder(Path("to"))
+        first, second = folder.make_folders({"a": 0o755, "a/b": 0o755})
 
     assert str(first).startswith("folder 'a' was not made")
     assert str(second) == "'a/b' was not fetched, as its folder was not made"
