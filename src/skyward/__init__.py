@@ -86,12 +86,12 @@ if TYPE_CHECKING:
     )
     from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
     from skyward.providers.aws.provider import AWS
-    from skyward.providers.digitalocean.provider import DigitalOcean
+    from skyward.providers.digitalocean import DigitalOcean
     from skyward.providers.local import Local
-    from skyward.providers.runpod.provider import RunPod
+    from skyward.providers.runpod import RunPod
     from skyward.providers.ssh import SSH
-    from skyward.providers.vastai.provider import VastAI
-    from skyward.providers.verda.provider import Verda
+    from skyward.providers.vastai import VastAI
+    from skyward.providers.verda import Verda
     from skyward.request.accelerators import NVIDIA, Accelerator, is_nvidia, is_trainium
     from skyward.request.image import Image
     from skyward.request.instance import InstanceSpec, select_instance
@@ -260,12 +260,12 @@ _HOMES = {
     "skyward.api.calls": ("ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"),
     "skyward.api.pool": ("ComputePool",),
     "skyward.providers.aws.provider": ("AWS",),
-    "skyward.providers.digitalocean.provider": ("DigitalOcean",),
+    "skyward.providers.digitalocean": ("DigitalOcean",),
     "skyward.providers.local": ("Local",),
-    "skyward.providers.runpod.provider": ("RunPod",),
+    "skyward.providers.runpod": ("RunPod",),
     "skyward.providers.ssh": ("SSH",),
-    "skyward.providers.vastai.provider": ("VastAI",),
-    "skyward.providers.verda.provider": ("Verda",),
+    "skyward.providers.vastai": ("VastAI",),
+    "skyward.providers.verda": ("Verda",),
     "skyward.distributed.runtime": (
         "DistributedSampler",
         "InstanceInfo",

@@ -13,13 +13,13 @@ import pytest
 
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import UnreachableError
-from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
+from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, Provider
 from skyward.providers.local import Local
 from skyward.providers.registry import BUILT_IN, Entrusts
 from skyward.providers.ssh import SSH
-from skyward.providers.verda.provider import Verda
+from skyward.providers.verda import Verda
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.testing.provider import FakeProvider, Fate

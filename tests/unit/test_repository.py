@@ -204,7 +204,7 @@ LINUX_MODULES = (
     "skyward/node/supervisor/template_program.py",
     "skyward/node/worker/mapped_blobs.py",
     # Text of programs that run on nodes.
-    "skyward/providers/_common/boot/container_boot.py",
+    "skyward/providers/_common/machine_boot.py",
     "skyward/provision/preparing/machine_size.py",
     "skyward/provision/preparing/node_handle.py",
     # Simulated machines of tests.

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skyward.providers._common.boot.first_boot import cloud_config
     from skyward.providers._common.create_once import MachineCalls, create_once
-    from skyward.providers._common.ssh_keys import KeyPair, host_key, user_key
+    from skyward.providers._common.logins import KeyPair, host_key, user_key
+    from skyward.providers._common.machine_boot import cloud_config
     from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
     from skyward.providers.local import INSTANCE_VARIABLE
     from skyward.providers.registry import Admits, Checkable, Finding, Paced, Sweepable, Tidies, Zoned
@@ -57,8 +57,8 @@ STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.storage.s3"}
 # Loaded on first use: nodes import this package for their volumes, and need none of these.
 _HOMES: Mapping[str, tuple[str, ...]] = {
     "skyward.providers._common.create_once": ("MachineCalls", "create_once"),
-    "skyward.providers._common.boot.first_boot": ("cloud_config",),
-    "skyward.providers._common.ssh_keys": ("KeyPair", "host_key", "user_key"),
+    "skyward.providers._common.machine_boot": ("cloud_config",),
+    "skyward.providers._common.logins": ("KeyPair", "host_key", "user_key"),
     "skyward.providers.base": ("REFUSALS", "Instance", "InstanceState", "LaunchOrder", "Offer", "Provider"),
     "skyward.providers.local": ("INSTANCE_VARIABLE",),
     "skyward.providers.registry": ("Admits", "Checkable", "Finding", "Paced", "Sweepable", "Tidies", "Zoned"),

@@ -1,24 +1,24 @@
-"""Providers by name, so that another process can recreate the one that launched a machine; optional capabilities.
-
-Installed packages register more of them by entry points of the group ``skyward.providers``. Skyward's own names cannot
-be taken: their classes are listed here, so that they also work where Skyward itself is not installed as a package.
-"""
+"""Providers by name, so that another process can recreate the one that launched a machine."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
+import logging
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from importlib.metadata import Distribution, EntryPoint
+from typing import Any, Final, Literal, Protocol, cast, runtime_checkable
 
 from skyward.errors import ConfigurationError
-from skyward.providers._entry_points import load_registered, registered
 from skyward.providers.base import Instance, Provider, checked_provider
 
 __all__ = [
     "BUILT_IN",
+    "GROUP",
     "Admits",
     "Checkable",
     "Entrusts",
@@ -32,23 +32,77 @@ __all__ = [
     "is_rented",
     "is_this_machine",
     "listing_s",
+    "load_registered",
     "make_provider",
     "provider_names",
     "provider_parameters",
     "provider_settings",
     "provider_type",
+    "registered",
     "taken_names",
     "unlisted_s",
 ]
 
+GROUP: Final = "skyward.providers"
+"""Group of the entry points: ``name = "module:Class"``."""
+
+_logger = logging.getLogger("skyward")
+
+
+def registered() -> Mapping[str, Sequence[EntryPoint]]:
+    """Return the entry points by name: more than one if several packages claim the name.
+
+    A package whose metadata cannot be read is left out, with a warning in the log.
+    """
+    found: defaultdict[str, dict[str, EntryPoint]] = defaultdict(dict)
+    for distribution in importlib.metadata.distributions():
+        for entry in _entries(distribution):
+            found[entry.name].setdefault(entry.value, entry)  # of two versions of a package, the first on the path
+    return {name: tuple(entries.values()) for name, entries in sorted(found.items())}
+
+
+def load_registered(name: str, entries: Sequence[EntryPoint]) -> Any:
+    """Return the class that entry points register under a name.
+
+    Raises:
+        ConfigurationError: several packages claim the name, or the class cannot be imported.
+    """
+    if len(entries) > 1:
+        claims = " and ".join(_described(entry) for entry in entries)
+        raise ConfigurationError(f"provider {name!r} is registered by {claims}: uninstall all but one of them")
+    (entry,) = entries
+    try:
+        return entry.load()
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(
+            f"provider {name!r} cannot be loaded from {_described(entry)}: {type(error).__name__}: {error}; install a "
+            "working version of that package, or uninstall it"
+        ) from error
+
+
+def _entries(distribution: Distribution) -> Sequence[EntryPoint]:
+    try:
+        return [entry for entry in distribution.entry_points if entry.group == GROUP]
+    except Exception as error:
+        metadata = distribution.read_text("METADATA") or ""
+        name = next((line for line in metadata.splitlines() if line.startswith("Name:")), "an installed package")
+        _logger.warning("cannot read the entry points of %s: %s", name.removeprefix("Name:").strip(), error)
+        return ()
+
+
+def _described(entry: EntryPoint) -> str:
+    package = entry.dist
+    return f"{entry.value!r}" + (f" of {package.name} {package.version}" if package is not None else "")
+
+
 BUILT_IN: Mapping[str, str] = {
     "aws": "skyward.providers.aws.provider:AWS",
-    "digitalocean": "skyward.providers.digitalocean.provider:DigitalOcean",
+    "digitalocean": "skyward.providers.digitalocean:DigitalOcean",
     "local": "skyward.providers.local:Local",
-    "runpod": "skyward.providers.runpod.provider:RunPod",
+    "runpod": "skyward.providers.runpod:RunPod",
     "ssh": "skyward.providers.ssh:SSH",
-    "vastai": "skyward.providers.vastai.provider:VastAI",
-    "verda": "skyward.providers.verda.provider:Verda",
+    "vastai": "skyward.providers.vastai:VastAI",
+    "verda": "skyward.providers.verda:Verda",
 }
 """Class of each of Skyward's own providers, by its name in the ledger. A provider is a dataclass of its settings."""
 

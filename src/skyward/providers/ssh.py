@@ -26,8 +26,7 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
-from skyward.providers._ssh_hosts import Host, checked_hosts, parse_host, reaching, run_on, survey
-from skyward.providers._ssh_networks import Networks, preferred
+from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, reaching, run_on, survey
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding
 from skyward.request.checks import refusal, text

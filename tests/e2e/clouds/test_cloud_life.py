@@ -30,7 +30,7 @@ from skyward.events import (
     Progress,
     SkywardEvent,
 )
-from skyward.providers._common.ssh_keys import user_key
+from skyward.providers._common.logins import user_key
 from skyward.provision.buying.ledger import Ledger
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud

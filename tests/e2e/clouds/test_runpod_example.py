@@ -24,7 +24,7 @@ def test_pods_are_found_where_they_are_in_stock_and_nothing_is_left(
     (vendor,) = [each for each in VENDORS if each.name == "runpod"]
     env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
     with opened(vendor, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env) as cloud:
-        monkeypatch.setattr("skyward.providers.runpod.provider.API_URL", cloud.endpoint_url)
+        monkeypatch.setattr("skyward.providers.runpod.API_URL", cloud.endpoint_url)
         monkeypatch.setattr(sys, "argv", [EXAMPLE, vendor.machine])
         runpy.run_path(str(gallery.EXAMPLES / EXAMPLE), run_name="__main__")
         assert cloud.left() == {}

@@ -24,7 +24,7 @@ def test_machines_are_found_where_they_are_and_nothing_is_left(
     (vendor,) = [each for each in VENDORS if each.name == "verda"]
     env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
     with opened(vendor, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env) as cloud:
-        monkeypatch.setattr("skyward.providers.verda.provider.API_URL", cloud.endpoint_url)
+        monkeypatch.setattr("skyward.providers.verda.API_URL", cloud.endpoint_url)
         monkeypatch.setattr(sys, "argv", [EXAMPLE, vendor.machine])
         runpy.run_path(str(gallery.EXAMPLES / EXAMPLE), run_name="__main__")
         assert cloud.left() == {}

@@ -10,7 +10,7 @@ import pytest
 
 from skyward._concurrency.waiting import wait_until
 from skyward.providers.base import Instance, InstanceState, LaunchOrder
-from skyward.providers.verda.provider import Verda
+from skyward.providers.verda import Verda
 from skyward.request.request import parse_request
 from skyward.testing.hosts import require_sshd
 from skyward.transport.access import SSHAccess

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
+from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE
 from skyward.providers.base import InstanceState, Provider
 from skyward.providers.registry import provider_type
 from skyward.testing.aws import Looks

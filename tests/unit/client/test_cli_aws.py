@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 import skyward as sky
 from skyward.cli import main
-from skyward.providers._common.answer_file import AnswerFile
-from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
+from skyward.providers._common.cached_answers import AnswerFile
+from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.registry import provider_settings

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward.errors import CapacityError, ConfigurationError, UnreachableError
-from skyward.providers._ssh_networks import find_networks, names_of, preferred
+from skyward.providers._ssh_hosts import find_networks, names_of, preferred
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.ssh import SSH
 from skyward.request.request import parse_request

@@ -1,14 +1,17 @@
-"""Machine types of a vendor in one place, and the types that satisfy a request (pure)."""
+"""Machine types of a vendor, the types that satisfy a request, and the order of their offers (pure)."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from skyward.errors import ConfigurationError
+from skyward.providers.base import Offer
 from skyward.request.accelerators import Accelerator, find_variant, fold_name, model_name, models
+from skyward.request.checks import refusal, texts
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest
 
@@ -17,11 +20,14 @@ __all__ = [
     "Catalogue",
     "MachineType",
     "SoldAs",
+    "cheapest_offers",
+    "checked_countries",
     "closest",
     "fewest_accelerators",
     "refuse_unlikely",
     "sold_accelerators",
     "sold_as",
+    "spread",
 ]
 
 X86: Final = "x86_64"
@@ -310,3 +316,68 @@ def _nearest(wanted: Accelerator, names: Iterable[str]) -> Sequence[str]:
         return fold_name(name) not in named, abs(memory_gib - wanted.memory_gib)
 
     return sorted(names, key=distance)[:3]
+
+
+T = TypeVar("T")
+
+_OFFERED: Final = 10
+"""Number of offers on each market."""
+
+
+def cheapest_offers(offers: Iterable[Offer], request: PoolRequest, *, vendor: str) -> Sequence[Offer]:
+    """Return the ten cheapest offers on spot, then the ten cheapest on demand; those of unknown price come last.
+
+    Offers with more accelerators than requested get a note that says so. ``vendor`` is the name for that.
+    """
+    every = sorted(offers, key=_rank)
+    chosen = [each for spot in (True, False) for each in [each for each in every if each.spot is spot][:_OFFERED]]
+    return [replace(each, note="; ".join(filter(None, (_more(each, request, vendor), each.note)))) for each in chosen]
+
+
+def spread(items: Iterable[T], host: Callable[[T], str], used: Mapping[str, int]) -> list[T]:
+    """Return items with those of the hosts used least first, else in their order; ``used`` are uses until now."""
+    uses = Counter(used)
+    turns: list[tuple[int, T]] = []
+    for each in items:
+        turns.append((uses[host(each)], each))
+        uses[host(each)] += 1
+    return [each for _, each in sorted(turns, key=lambda turn: turn[0])]
+
+
+def _rank(offer: Offer) -> tuple[float, float, float]:
+    price = offer.price_per_hour
+    return float("inf") if price is None else price, offer.spec.cpu, offer.spec.memory_gib
+
+
+def _more(offer: Offer, request: PoolRequest, vendor: str) -> str:
+    wanted, spec = request.accelerator, offer.spec
+    if request.machine is not None or wanted is None or spec.accelerator_count <= wanted.count:
+        return ""
+    cost = "price unknown" if offer.price_per_hour is None else f"${offer.price_per_hour:,.2f}/h"
+    number = "single" if wanted.count == 1 else str(wanted.count)
+    return f"no {number} {wanted.name} on {vendor}: {spec.name} has {spec.accelerator_count}, {cost}"
+
+
+_COUNTRIES: Final = """
+AD AE AF AG AI AL AM AO AQ AR AS AT AU AW AX AZ BA BB BD BE BF BG BH BI BJ BL BM BN BO BQ BR BS BT BV BW BY BZ CA CC
+CD CF CG CH CI CK CL CM CN CO CR CU CV CW CX CY CZ DE DJ DK DM DO DZ EC EE EG EH ER ES ET FI FJ FK FM FO FR GA GB GD
+GE GF GG GH GI GL GM GN GP GQ GR GS GT GU GW GY HK HM HN HR HT HU ID IE IL IM IN IO IQ IR IS IT JE JM JO JP KE KG KH
+KI KM KN KP KR KW KY KZ LA LB LC LI LK LR LS LT LU LV LY MA MC MD ME MF MG MH MK ML MM MN MO MP MQ MR MS MT MU MV MW
+MX MY MZ NA NC NE NF NG NI NL NO NP NR NU NZ OM PA PE PF PG PH PK PL PM PN PR PS PT PW PY QA RE RO RS RU RW SA SB SC
+SD SE SG SH SI SJ SK SL SM SN SO SR SS ST SV SX SY SZ TC TD TF TG TH TJ TK TL TM TN TO TR TT TV TW TZ UA UG UM US UY
+UZ VA VC VE VG VI VN VU WF WS XK YE YT ZA ZM ZW
+"""
+
+
+def checked_countries(parameter: str, value: object) -> tuple[str, ...]:
+    """Return ``value`` if it is a list of codes of countries, at least one."""
+    known = _COUNTRIES.split()
+    for each in (found := texts(parameter, value)):
+        if each not in known:
+            near = closest(each.upper(), known).removeprefix("; ")
+            raise refusal(
+                parameter, "two-letter codes of countries such as 'US'" + (f" ({near})" if near else ""), each
+            )
+    if not found:
+        raise refusal(parameter, "at least one country, or None for any", value)
+    return found

@@ -1,27 +1,309 @@
-"""Life of virtual machines that a provider rents out: launched, described, terminated, with what belongs to them."""
+"""Life of machines that a provider rents out: launched, described, terminated, with what belongs to them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, Protocol, cast
 
-from skyward._concurrency.waiting import to_its_end
-from skyward.errors import SkywardError
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
+from skyward.errors import AuthenticationError, ConfigurationError, SkywardError, TerminationError
 from skyward.providers._common.create_once import MachineCalls, create_once
-from skyward.providers._common.launched_machines import LaunchedMachines, check_login, log_in
+from skyward.providers._common.logins import host_key, user_key
+from skyward.providers._common.machine_boot import END_COMMAND, MAY_END_COMMAND
 from skyward.providers._common.refusals import RefusalKind, is_kind
 from skyward.providers._common.rest_client import RestClient
-from skyward.providers._common.until_gone import Asked, EndingCalls, until_gone
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.request.instance import InstanceSpec
+from skyward.transport.access import SSHAccess, SSHTarget
+from skyward.transport.ssh_transport import check_configuration
 
-__all__ = ["MachineApi", "MachineBook", "MachineRecord", "RentedMachines", "label", "labels_of"]
+__all__ = [
+    "Asked",
+    "EndingCalls",
+    "LaunchedMachines",
+    "Logins",
+    "MachineApi",
+    "MachineBook",
+    "MachineRecord",
+    "RentedContainers",
+    "RentedMachines",
+    "check_login",
+    "label",
+    "labels_of",
+    "log_in",
+    "until_gone",
+]
+
+_AGAIN_S: Final = 15.0
+"""Time after which an accepted request is repeated, for a machine that does not show it."""
+_STRIKES: Final = 3
+"""Number of consecutive refusals for lack of permission, or as invalid, before the error is raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Answers to requests for the end of some machines. A machine in neither field has accepted its own.
+
+    Attributes:
+        refused: the error, by machine id.
+        unknown: ids of which the vendor has no machine: gone, or not listed yet.
+    """
+
+    refused: Mapping[str, SkywardError] = field(default_factory=dict[str, SkywardError])
+    unknown: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndingCalls:
+    """Calls of a provider's API that concern the end of machines.
+
+    Attributes:
+        look: returns the states of the machines with these ids, by id; without those that are not listed. Idempotent.
+        ask: requests the end of the machines with these ids. Idempotent.
+        age_s: returns the seconds since this process launched a machine; infinity if it did not.
+    """
+
+    look: Callable[[Sequence[str]], Awaitable[Mapping[str, InstanceState]]]
+    ask: Callable[[Sequence[str]], Awaitable[Asked]]
+    age_s: Callable[[str], float]
+
+
+async def until_gone(
+    where: str,
+    calls: EndingCalls,
+    instance_ids: Sequence[str],
+    *,
+    deadline_s: float,
+    unlisted_s: float,
+    lists_gone: bool = False,
+    look_s: float = 2.0,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Terminate machines, and wait until they are gone.
+
+    A machine that is not listed may be gone, or too new for the list. The answer to the request for its end decides; a
+    machine unknown there counts as gone ``unlisted_s`` after its launch.
+
+    Args:
+        where: provider and place, for messages.
+        calls: the provider's API.
+        instance_ids: the machines.
+        deadline_s: limit for all of them.
+        unlisted_s: longest time that a new machine is missing from the provider's lists.
+        lists_gone: True if the provider goes on listing machines that are gone, as gone. One that has accepted its end
+            and is not listed may then be too new for the list; else it is gone.
+        look_s: first pause between two looks; pauses grow to ten times that.
+        clock: the time.
+
+    Raises:
+        TerminationError: some are not gone at the deadline, or termination is refused three times in a row; names
+            them and the reason.
+    """
+    if not instance_ids:
+        return
+    ending = _Ending(calls, instance_ids, unlisted_s=unlisted_s, lists_gone=lists_gone, clock=clock)
+    try:
+        await wait_until(
+            ending.ended, deadline_s=deadline_s, interval_s=look_s, what="machines to be gone", clock=clock
+        )
+    except (SkywardError, OSError) as error:
+        why = "; ".join(dict.fromkeys(map(str, ending.refused.values()))) or str(error)
+        raise TerminationError(
+            f"{where} does not confirm that these machines are gone: {', '.join(ending.left)}: {why}",
+            instance_ids=ending.left,
+        ) from error
+
+
+class _Ending:
+    """Machines under termination.
+
+    Attributes:
+        left: ids of those that are not gone.
+        refused: errors of refused terminations, by machine id.
+    """
+
+    def __init__(
+        self, calls: EndingCalls, instance_ids: Sequence[str], *, unlisted_s: float, lists_gone: bool, clock: Clock
+    ) -> None:
+        self.left = list(instance_ids)
+        self.refused: Mapping[str, SkywardError] = {}
+        self._calls = calls
+        self._unlisted_s = unlisted_s
+        self._lists_gone = lists_gone
+        self._clock = clock
+        self._unknown: set[str] = set()
+        self._accepted_at: dict[str, float] = {}
+        self._strikes = 0
+
+    async def ended(self) -> bool | NotYet:
+        """Look once, request termination of machines not yet terminating, and return True when all are gone."""
+        try:
+            found = await self._calls.look(self.left)
+            self.left = [each for each in self.left if self._may_live(each, found.get(each))]
+            doomed = [each for each in self.left if self._is_due(each, found.get(each))]
+            self._note(doomed, await self._calls.ask(doomed) if doomed else Asked())
+        except SkywardError as error:
+            return self._struck(error)
+        for error in self.refused.values():
+            return self._struck(error)
+        self._strikes = 0
+        return NotYet(f"{len(self.left)} are not gone") if self.left else True
+
+    def _may_live(self, instance_id: str, state: InstanceState | None) -> bool:
+        """Return whether the machine may exist."""
+        if state is not None:
+            return state is not InstanceState.GONE
+        if instance_id in self._accepted_at:
+            if not self._lists_gone:
+                return False
+            accepted_s = self._clock.monotonic() - self._accepted_at[instance_id]
+            return min(accepted_s, self._calls.age_s(instance_id)) < self._unlisted_s
+        return instance_id not in self._unknown or self._calls.age_s(instance_id) < self._unlisted_s
+
+    def _is_due(self, instance_id: str, state: InstanceState | None) -> bool:
+        """Return whether the machine's end is to be requested now."""
+        if state is InstanceState.STOPPING:
+            return False
+        accepted_at = self._accepted_at.get(instance_id)
+        return accepted_at is None or (state is not None and self._clock.monotonic() - accepted_at >= _AGAIN_S)
+
+    def _note(self, instance_ids: Sequence[str], answer: Asked) -> None:
+        self.refused = answer.refused
+        self._unknown.update(answer.unknown)
+        now = self._clock.monotonic()
+        self._accepted_at |= {each: now for each in instance_ids if each not in {*answer.refused, *answer.unknown}}
+
+    def _struck(self, error: SkywardError) -> NotYet:
+        final = isinstance(error, AuthenticationError | ConfigurationError)
+        self._strikes = self._strikes + 1 if final else 0
+        if self._strikes >= _STRIKES:
+            raise error
+        return NotYet(str(error))
+
+
+_PATIENCE_S: Final = 60.0
+_ANY_ADDRESS: Final = "192.0.2.1"
+"""Address for documentation (RFC 5737): for the SSH configuration a machine like any other."""
+_NOTHING: Final = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
+
+
+class Logins(Protocol):
+    """Provider that logs in to its machines in one way."""
+
+    user: ClassVar[str | None]
+    """User name to log in with; None leaves it to the SSH configuration."""
+    home: ClassVar[str]
+    """Home folder of that user."""
+    port: ClassVar[int | None]
+    """Port of sshd; None leaves it to the SSH configuration."""
+    boot_s: ClassVar[float]
+    """Time for which a new machine may refuse the login."""
+    other_key_s: ClassVar[float]
+    """Time for which it may show another host key."""
+
+
+def log_in(
+    logins: Logins, machine: str, ledger_key: str, *, host: str, address: str, port: int = 0, bind: str = ""
+) -> SSHAccess:
+    """Return the access to a machine whose host key is derived from its ledger key.
+
+    Args:
+        logins: the provider.
+        machine: the machine's id.
+        ledger_key: its ledger key.
+        host: address at which this machine reaches it.
+        address: see :class:`~skyward.transport.access.SSHAccess`.
+        port: port of its sshd there; 0 for the provider's.
+        bind: see there.
+    """
+    path, _ = user_key()
+    target = SSHTarget(
+        host=host,
+        port=port or logins.port,
+        user=logins.user,
+        key_path=str(path),
+        host_keys=(host_key(ledger_key).public,),
+        patience_s=_PATIENCE_S,
+    )
+    cache = f"{logins.home}/.cache/skyward"
+    return SSHAccess(
+        target=target,
+        address=address,
+        workdir=f"{cache}/nodes/{machine}",
+        cache=cache,
+        boot_s=logins.boot_s,
+        other_key_s=logins.other_key_s,
+        bind=bind,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launched:
+    instance: Instance
+    at: float
+
+
+async def check_login(logins: Logins) -> None:
+    """Check, before a machine is paid for, that the SSH configuration lets Skyward log in to a new one.
+
+    Raises:
+        ConfigurationError: it cannot be read, or demands what Skyward cannot do.
+    """
+    target = SSHTarget(host=_ANY_ADDRESS, port=logins.port, user=logins.user)
+    await asyncio.to_thread(check_configuration, target)
+
+
+class LaunchedMachines:
+    """Machines that this process has launched, by id.
+
+    Args:
+        clock: the time.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._launched: dict[str, _Launched] = {}
+
+    def add(self, instance: Instance) -> Instance:
+        """Record a machine that was launched just now, and return it; again, it does nothing."""
+        self._launched.setdefault(instance.id, _Launched(instance=instance, at=self._clock.monotonic()))
+        return instance
+
+    def drop(self, machine: str) -> None:
+        """Forget a machine, which is gone."""
+        self._launched.pop(machine, None)
+
+    def age_s(self, machine: str) -> float:
+        """Return the seconds since the launch of a machine; infinity if this process did not launch it."""
+        found = self._launched.get(machine)
+        return math.inf if found is None else self._clock.monotonic() - found.at
+
+    def as_bought(self, instance: Instance) -> Instance:
+        """Return the record of a listed machine with the offer that it was bought as."""
+        found = self._launched.get(instance.id)
+        return instance if found is None else replace(instance, offer=found.instance.offer)
+
+    def unlisted(self, machine: str, *, listing_s: float) -> Instance:
+        """Return the record of a machine that its provider does not list: not yet, or not any more.
+
+        It is pending until ``listing_s`` seconds after its launch, then gone; a spot machine was preempted.
+        """
+        found = self._launched.get(machine)
+        if found is None:
+            return Instance(id=machine, key="", state=InstanceState.GONE, offer=_NOTHING)
+        if self.age_s(machine) < listing_s:
+            return replace(found.instance, state=InstanceState.PENDING, access=None)
+        state, spot = InstanceState.GONE, found.instance.offer.spot
+        return replace(found.instance, state=state, access=None, preempted=spot, reason="it is not listed any more")
+
 
 _LABEL: Final = re.compile(r"skyward\.([\w-]+)\.([\w-]+)")
 _logger = logging.getLogger("skyward")
@@ -348,3 +630,28 @@ class RentedMachines:
             price_per_hour=record.offer.price_per_hour,
         )
         return self.book.launched.as_bought(listed)
+
+
+class RentedContainers(RentedMachines):
+    """Base of providers of containers; see :class:`~skyward.providers._common.rented_machines.RentedMachines`.
+
+    :class:`~skyward.providers._common.machine_boot.ContainerBoot` starts them. They are islands, on hosts that
+    run those of strangers, too.
+    """
+
+    bind: ClassVar[str] = "127.0.0.1"
+    boot_s: ClassVar[float] = 60.0
+    """Time for which a container may refuse the first login: its sshd starts with the list of keys in place."""
+
+    @property
+    def ends_itself(self) -> bool:
+        """True, as far as a container's own check confirms it."""
+        return True
+
+    def end_command(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - it is the same in every container
+        """Return the command by which a container ends itself."""
+        return END_COMMAND
+
+    def end_check(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - it is the same in every container
+        """Return the command that reports whether a container's key was accepted."""
+        return MAY_END_COMMAND

@@ -1,21 +1,733 @@
-"""Facts about an account and region, each requested once and cached in memory or on disk."""
+"""One account in one region: its machine types, images, network and records of machines, in EC2's JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+import base64
+import hashlib
+import json
+import logging
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, cast
 
-from skyward.providers._common.answer_file import AnswerFile
-from skyward.providers._common.machine_catalogue import MachineType
+from skyward.errors import ConfigurationError, SkywardError, UnreachableError
+from skyward.providers._common.cached_answers import AnswerFile
+from skyward.providers._common.logins import KeyPair, host_key
+from skyward.providers._common.machine_boot import cloud_config
+from skyward.providers._common.machine_catalogue import X86, Catalogue, MachineType, sold_as
+from skyward.providers._common.refusals import RefusalKind
 from skyward.providers._common.rented_machines import MachineBook
 from skyward.providers.aws.api import Api, Json
-from skyward.providers.aws.boot import MachineImage, find_image, image_path
-from skyward.providers.aws.machine_types import FIELDS, parse_types
-from skyward.providers.aws.network import find_subnets
-from skyward.providers.aws.payloads import Record, Subnet, filters, parse_record
+from skyward.providers.base import Instance, InstanceState, Offer
+from skyward.request.accelerators import Vendor, find_model
+from skyward.request.instance import InstanceSpec
+from skyward.request.metadata import PreemptionWatch
+from skyward.request.request import PoolRequest
+from skyward.transport.access import SSHAccess
 
-__all__ = ["Account", "in_parts"]
+__all__ = [
+    "FAMILIES",
+    "FIELDS",
+    "KEY_TAG",
+    "LARGEST_BYTES",
+    "LIVE_STATES",
+    "MINIMUM_BILLED_S",
+    "POOL_TAG",
+    "SPOT_WATCH",
+    "Account",
+    "Candidate",
+    "MachineImage",
+    "MachineOrder",
+    "Record",
+    "Subnet",
+    "Terms",
+    "admit_client",
+    "candidates",
+    "ensure_group",
+    "filters",
+    "find_image",
+    "find_subnets",
+    "fleet_call",
+    "groups",
+    "image_path",
+    "in_parts",
+    "machine_call",
+    "new_instance",
+    "parse_record",
+    "parse_types",
+    "pool_tags",
+    "tag_specification",
+    "template_call",
+    "user_data",
+]
+
+_MIB_PER_GIB: Final = 1024
+_GENERAL: Final = "cmrxz"
+"""First letters of the families for general computing; others are for storage, bursts, or dedicated hardware."""
+
+FIELDS: Final = """InstanceType VCpuInfo MemoryInfo ProcessorInfo SupportedUsageClasses CurrentGeneration BareMetal
+    BurstablePerformanceSupported GpuInfo FpgaInfo NeuronInfo InferenceAcceleratorInfo MediaAcceleratorInfo"""
+"""Members of a type that are read here: a fifth of the three megabytes."""
+
+FAMILIES: Final[Mapping[str, str]] = {
+    "T4": "g4dn",
+    "T4g": "g5g",
+    "A10G": "g5",
+    "L4": "g6",
+    "L40S": "g6e",
+    "RTX-PRO-6000": "g7e",
+    "V100-32GB": "p3dn",
+    "A100-40GB": "p4d",
+    "A100-80GB": "p4de",
+    "H100-SXM": "p5",
+    "H200": "p5e, p5en",
+    "B200": "p6-b200",
+    "B300": "p6-b300",
+    "GB200-192GB": "p6e-gb200",
+    "Trainium1": "trn1",
+    "Trainium2": "trn2",
+    "Inferentia1": "inf1",
+    "Inferentia2": "inf2",
+    "Radeon-Pro-V520": "g4ad",
+}
+"""Accelerators that EC2 offers in any region, and the families that have them."""
+
+_NAMES: Final[Mapping[str, str]] = {
+    "RTX PRO Server 6000": "RTX-PRO-6000",
+    "Trainium": "Trainium1",
+    "Inferentia": "Inferentia1",
+    "H100": "H100-SXM",
+}
+"""EC2's names of accelerators that differ from the usual ones."""
+
+
+def parse_types(rows: Iterable[Mapping[str, Any]]) -> tuple[MachineType, ...]:
+    """Parse the members of ``DescribeInstanceTypes``; malformed ones are left out."""
+    return tuple(parsed for row in rows if (parsed := _parse(row)) is not None)
+
+
+def candidates(types: Sequence[MachineType], request: PoolRequest, *, region: str) -> tuple[MachineType, ...]:
+    """Return the types that satisfy a request, the smallest first.
+
+    Raises:
+        ConfigurationError: there is none; names the nearest.
+    """
+    return Catalogue(vendor="EC2", types=types, place=region, accelerators=FAMILIES).candidates(request)
+
+
+def _parse(row: Mapping[str, Any]) -> MachineType | None:
+    try:
+        usage = cast("Sequence[str]", row.get("SupportedUsageClasses", ("on-demand",)))
+        architectures = cast("Sequence[str]", row["ProcessorInfo"]["SupportedArchitectures"])
+        spec = InstanceSpec(
+            name=str(row["InstanceType"]),
+            cpu=int(row["VCpuInfo"]["DefaultVCpus"]),
+            memory_gib=float(row["MemoryInfo"]["SizeInMiB"]) / _MIB_PER_GIB,
+        )
+        spec, whole = _with_accelerators(spec, row)
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+    steady = not row.get("BareMetal") and not row.get("BurstablePerformanceSupported")
+    priced_in = "FpgaInfo" in row or "MediaAcceleratorInfo" in row
+    return MachineType(
+        spec=spec,
+        architecture=X86 if X86 in architectures else architectures[0] if architectures else "",
+        spot="spot" in usage,
+        on_demand="on-demand" in usage,
+        current=bool(row.get("CurrentGeneration", True)),
+        whole=whole and steady,
+        general=spec.name[0] in _GENERAL and not priced_in,
+    )
+
+
+def _with_accelerators(spec: InstanceSpec, row: Mapping[str, Any]) -> tuple[InstanceSpec, bool]:
+    """Return the type with its accelerators as sold, and True if they are whole.
+
+    EC2 lists the devices of inf1 and inf2 in two members; the first one counts. The memory that it states for those is
+    not the nominal one.
+    """
+    gpus = row.get("GpuInfo", {}).get("Gpus", ())
+    neuron = row.get("NeuronInfo", {}).get("NeuronDevices", ())
+    inference = row.get("InferenceAcceleratorInfo", {}).get("Accelerators", ())
+    device = next((group[0] for group in (gpus, neuron, inference) if group), None)
+    if device is None:
+        return spec, True
+    reported_gib = float(device.get("MemoryInfo", {}).get("SizeInMiB", 0)) / _MIB_PER_GIB if gpus else 0.0
+    name = str(device["Name"])
+    sold = sold_as(_NAMES.get(name, name), f"{device.get('Manufacturer', '')} {name}", reported_gib=reported_gib)
+    count = int(device.get("Count", 1))
+    number = count or int(device.get("LogicalGpuCount", 1))
+    sized = replace(spec, accelerator=sold.name, accelerator_count=number, accelerator_memory_gib=sold.memory_gib)
+    return sized, count > 0
+
+
+_DEEP_LEARNING: Final = "/aws/service/deeplearning/ami/{0}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+_UBUNTU: Final = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{0}/hvm/ebs-gp3/ami-id"
+_NEURON: Final = "/aws/service/neuron/dlami"
+_NEURON_CHOICE: Final = ("/base/ubuntu-24.04/", "/multi-framework/ubuntu-24.04/", "/ubuntu-24.04/", "/ubuntu-22.04/")
+_GPU_DISK_GB: Final = 100
+_DISK_GB: Final = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineImage:
+    """Operating system image of a machine.
+
+    Attributes:
+        id: ``"ami-…"``.
+        root_device: device name of its disk.
+        disk_gb: size of the disk to request.
+    """
+
+    id: str
+    root_device: str
+    disk_gb: int
+
+
+def image_path(machine: MachineType) -> str:
+    """Return the public parameter that names a machine type's image; for AWS's own accelerators, a folder."""
+    name = machine.spec.accelerator
+    model = find_model(name or "")
+    vendor = model.vendor if model else Vendor.NVIDIA if name else None
+    match vendor:
+        case Vendor.NVIDIA:
+            return _DEEP_LEARNING.format(machine.architecture)
+        case Vendor.AWS:
+            return _NEURON
+        case _:
+            return _UBUNTU.format("amd64" if machine.architecture == X86 else "arm64")
+
+
+async def find_image(api: Api, path: str) -> MachineImage:
+    """Return the image of a public parameter.
+
+    Raises:
+        ConfigurationError: the region has none.
+    """
+    image_id = await (_neuron_image(api) if path == _NEURON else _parameter(api, path))
+    rows = (await api.call("ec2", "DescribeImages", ImageIds=[image_id]))["Images"]
+    if not rows:
+        raise ConfigurationError(f"the image {image_id} of {path} does not exist in {api.credentials.region}")
+    least = _DISK_GB if path.startswith("/aws/service/canonical") else _GPU_DISK_GB
+    root = str(rows[0].get("RootDeviceName") or "/dev/sda1")
+    return MachineImage(id=image_id, root_device=root, disk_gb=max(least, _snapshot_gb(rows[0], root)))
+
+
+def _snapshot_gb(row: dict[str, Any], root: str) -> int:
+    disks = (disk for disk in row.get("BlockDeviceMappings", ()) if disk.get("DeviceName") == root)
+    return max((int(disk.get("Ebs", {}).get("VolumeSize", 0)) for disk in disks), default=0)
+
+
+async def _parameter(api: Api, path: str) -> str:
+    found = await api.call("ssm", "GetParameter", Name=path, done=[RefusalKind.MISSING])
+    if not found:
+        raise _none(path, api)
+    return str(found["Parameter"]["Value"])
+
+
+async def _neuron_image(api: Api) -> str:
+    """Return the newest image for Neuron devices; the list is searched, since paths change with framework versions."""
+    found = await api.pages("ssm", "GetParametersByPath", "Parameters", Path=_NEURON, Recursive=True)
+    latest = {row["Name"]: row["Value"] for row in found if row["Name"].endswith("/latest/image_id")}
+    for part in _NEURON_CHOICE:
+        if names := [name for name in latest if part in name]:
+            return str(latest[max(names, key=_by_version)])
+    raise _none(_NEURON, api)
+
+
+def _by_version(path: str) -> list[list[str | int]]:
+    """Return a sort key by which ``pytorch-2.10`` and ``pytorch-2.9.1`` are newer than ``pytorch-2.9``."""
+    parts = [re.split(r"(\d+)", name) for name in path.split("/")]
+    return [[int(part) if part.isdecimal() else part for part in name] for name in parts]
+
+
+def _none(path: str, api: Api) -> ConfigurationError:
+    return ConfigurationError(
+        f"aws {api.credentials.region} has no image for this kind of machine ({path}): try another region"
+    )
+
+
+LARGEST_BYTES = 16 * 1024
+"""Limit of EC2 for user data, before encoding."""
+
+
+def user_data(*, host_key: KeyPair, user_key: str, time_to_live_s: float) -> str:
+    """Return one machine's :func:`cloud-config <skyward.providers._common.machine_boot.cloud_config>`.
+
+    Raises:
+        ConfigurationError: it is longer than EC2 admits.
+    """
+    text = cloud_config(host_key=host_key, user_key=user_key, time_to_live_s=time_to_live_s)
+    if len(text.encode()) > LARGEST_BYTES:
+        raise ConfigurationError(f"a machine's user data may have {LARGEST_BYTES} bytes, not {len(text.encode())}")
+    return text
+
+
+POOL_TAG: Final = "skyward:pool"
+"""Tag of everything created for a pool: the pool's id."""
+KEY_TAG: Final = "skyward:key"
+"""Tag of a machine: its ledger key."""
+LIVE_STATES: Final = ("pending", "running", "stopping", "stopped", "shutting-down")
+"""EC2's states of machines that are not gone."""
+
+
+_MOMENT: Final = re.compile(r"\((\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}) GMT\)")
+
+
+def pool_tags(pool_id: str) -> dict[str, str]:
+    """Return the tags of everything created for a pool."""
+    return {POOL_TAG: pool_id, "Name": f"skyward-{pool_id}"}
+
+
+def tag_specification(kind: str, tags: Mapping[str, str]) -> dict[str, Any]:
+    """Return ``tags`` as a ``TagSpecification`` for a new resource of that kind."""
+    return {"ResourceType": kind, "Tags": [{"Key": name, "Value": value} for name, value in tags.items()]}
+
+
+def filters(wanted: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """Return ``Filters`` of a listing: each name must have one of its values."""
+    return [{"Name": name, "Values": list(values)} for name, values in wanted.items()]
+
+
+MINIMUM_BILLED_S: Final = 60.0
+"""Machines are billed by the second, at least for a minute."""
+
+SPOT_WATCH: Final = PreemptionWatch(
+    endpoint="http://169.254.169.254",
+    endpoint_env="AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    token_path="/latest/api/token",  # noqa: S106 - a path
+    token_request_headers={"X-aws-ec2-metadata-token-ttl-seconds": "21600"},
+    token_header="X-aws-ec2-metadata-token",  # noqa: S106 - a header's name
+    notice_path="/latest/meta-data/spot/instance-action",
+    notice_time_field="time",
+    hint_path="/latest/meta-data/events/recommendations/rebalance",
+    interval_s=5.0,
+)
+"""Metadata endpoint that announces preemption of a spot machine, two minutes ahead."""
+
+_STATES: Final[Mapping[str, InstanceState]] = {
+    "pending": InstanceState.PENDING,
+    "running": InstanceState.RUNNING,
+    "shutting-down": InstanceState.STOPPING,
+    "stopping": InstanceState.STOPPING,
+    "stopped": InstanceState.FAILED,
+    "terminated": InstanceState.GONE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """EC2's record of a machine.
+
+    Attributes:
+        id: ``"i-…"``.
+        key: its ledger key; empty if it is not tagged.
+        pool_id: its pool; empty if it is not tagged.
+        state: EC2's name of its state.
+        reason: EC2's reason for that state; empty for none.
+        offer: type, place and market.
+        public_address: None if it has none, or none yet.
+        private_address: None if it has none yet.
+        group: id of its security group, which admits all traffic among a pool's machines; empty for none.
+        ended_at: Unix time at which it was last stopped or terminated; None if EC2 does not state it.
+    """
+
+    id: str
+    key: str
+    pool_id: str
+    state: str
+    reason: str
+    offer: Offer
+    public_address: str | None
+    private_address: str | None
+    group: str
+    ended_at: float | None = None
+
+    def instance(self, access: Callable[[Record], SSHAccess | None]) -> Instance:
+        """Return Skyward's record."""
+        return replace(
+            new_instance(self.id, self.key, self.offer),
+            state=_STATES.get(self.state, InstanceState.PENDING),
+            access=access(self) if self.state == "running" else None,
+            reason=self.reason,
+            network=self.group,
+            ended_at=self.ended_at if self.state == "terminated" else None,
+        )
+
+
+def new_instance(instance_id: str, key: str, offer: Offer) -> Instance:
+    """Return the record of a machine that was launched just now. EC2 terminates it when it shuts down."""
+    watch = SPOT_WATCH if offer.spot else None
+    return Instance(id=instance_id, key=key, state=InstanceState.PENDING, offer=offer, watch=watch, ends_itself=True)
+
+
+def parse_record(row: Mapping[str, Any], region: str) -> Record:
+    """Parse one of the instances in an answer to ``DescribeInstances`` or ``RunInstances``."""
+    tags = {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
+    reason: Mapping[str, Any] = row.get("StateReason") or {}
+    options: Mapping[str, Any] = row.get("CpuOptions") or {}
+    cores = int(options.get("CoreCount", 0)) * int(options.get("ThreadsPerCore", 1))
+    groups = [group for interface in row.get("NetworkInterfaces") or () for group in interface.get("Groups") or ()]
+    return Record(
+        id=str(row["InstanceId"]),
+        key=tags.get(KEY_TAG, ""),
+        pool_id=tags.get(POOL_TAG, ""),
+        state=str(row.get("State", {}).get("Name", "pending")),
+        reason=": ".join(str(reason[part]) for part in ("Code", "Message") if reason.get(part)),
+        offer=Offer(
+            spec=InstanceSpec(name=str(row.get("InstanceType", "")), cpu=cores, memory_gib=0.0),
+            region=region,
+            zone=str(row.get("Placement", {}).get("AvailabilityZone", "")),
+            spot=row.get("InstanceLifecycle") == "spot",
+            minimum_billed_s=MINIMUM_BILLED_S,
+        ),
+        public_address=row.get("PublicIpAddress") or None,
+        private_address=row.get("PrivateIpAddress") or None,
+        group=str(groups[0]["GroupId"]) if groups else "",
+        ended_at=_moment_in(str(row.get("StateTransitionReason") or "")),
+    )
+
+
+def _moment_in(reason: str) -> float | None:
+    """Return the Unix time in a reason such as ``"User initiated (2026-11-23 07:00:00 GMT)"``; None without one."""
+    found = _MOMENT.search(reason)
+    return None if found is None else datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp()
+
+
+_TAGGED: Final = ("instance", "volume", "network-interface")
+"""Resources tagged by ``RunInstances``. A fleet tags the first two, its template the rest."""
+_TAGGED_BY_TEMPLATE: Final = ("network-interface", "spot-instances-request")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subnet:
+    """Part of the network, in one zone.
+
+    Attributes:
+        id: ``"subnet-…"``.
+        zone: ``"us-east-1a"``.
+        vpc: the network's id.
+    """
+
+    id: str
+    zone: str
+    vpc: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to launch a machine.
+
+    Attributes:
+        offer: machine type, market and price.
+        subnet: its subnet.
+        image: its image.
+        lasts_s: hard cap on its life, at its price.
+    """
+
+    offer: Offer
+    subnet: Subnet
+    image: MachineImage
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Parameters common to every machine of an order.
+
+    Attributes:
+        user_key: the public key that they admit.
+        ssh_from: the client's addresses; None opens no port, and leaves public addresses to the subnet's setting.
+        instance_profile: name or ARN of their role; None for none.
+        deadline_s: limit for undoing a partial launch.
+        listing_s: longest time that a new machine is missing from EC2's lists.
+        zone_prices: known USD an hour on spot, by type, then by zone.
+    """
+
+    user_key: str
+    ssh_from: str | None
+    instance_profile: str | None
+    deadline_s: float
+    listing_s: float
+    zone_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOrder:
+    """One machine of an order, before its type and zone are chosen.
+
+    Attributes:
+        pool_id: its pool.
+        key: its ledger key.
+        terms: parameters common to the order's machines.
+        group: its security group.
+        time_to_live_s: hard cap on its life.
+        attempt: random text of this launch; a retried call has the same.
+    """
+
+    pool_id: str
+    key: str
+    terms: Terms
+    group: str
+    time_to_live_s: float
+    attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of the machine, its disk and its network interface."""
+        return {**pool_tags(self.pool_id), KEY_TAG: self.key}
+
+    @property
+    def user_data(self) -> str:
+        """Cloud-config for its first boot."""
+        own, user = host_key(self.key), self.terms.user_key
+        return user_data(host_key=own, user_key=user, time_to_live_s=self.time_to_live_s)
+
+    def token(self, *what: str) -> str:
+        """Return the client token of a call: equal for retries of the same call, different for any other call."""
+        text = json.dumps([self.key, self.attempt, *what])
+        return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+def machine_call(order: MachineOrder, candidate: Candidate) -> dict[str, Any]:
+    """Return the parameters of ``RunInstances`` for one machine of one type in one subnet."""
+    offer = candidate.offer
+    kinds = (*_TAGGED, "spot-instances-request") if offer.spot else _TAGGED
+    call = {
+        **_machine(order, candidate.image),
+        "TagSpecifications": [tag_specification(kind, order.tags) for kind in kinds],
+        "InstanceType": offer.spec.name,
+        "NetworkInterfaces": [{**_interface(order), "SubnetId": candidate.subnet.id}],
+        "MinCount": 1,
+        "MaxCount": 1,
+        "UserData": order.user_data,
+        "ClientToken": order.token(offer.spec.name, candidate.subnet.id, str(offer.spot)),
+    }
+    if offer.spot:
+        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        call["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+    return call
+
+
+def template_call(order: MachineOrder, candidate: Candidate) -> dict[str, Any]:
+    """Return the parameters of ``CreateLaunchTemplate``: everything about a fleet's machine except type and subnet."""
+    kinds = _TAGGED_BY_TEMPLATE if candidate.offer.spot else _TAGGED_BY_TEMPLATE[:1]
+    return {
+        "LaunchTemplateName": f"skyward-{order.pool_id}-{order.token()[:12]}",
+        "ClientToken": order.token("template"),
+        "TagSpecifications": [tag_specification("launch-template", pool_tags(order.pool_id))],
+        "LaunchTemplateData": {
+            **_machine(order, candidate.image),
+            "TagSpecifications": [tag_specification(kind, order.tags) for kind in kinds],
+            "InstanceType": candidate.offer.spec.name,
+            "NetworkInterfaces": [_interface(order)],
+            "UserData": base64.b64encode(order.user_data.encode()).decode(),
+        },
+    }
+
+
+def fleet_call(
+    order: MachineOrder, candidates: Sequence[Candidate], template_id: str, *, turn: int = 0
+) -> dict[str, Any]:
+    """Return the parameters of ``CreateFleet`` for one machine, as any of the candidates, all of the same market.
+
+    Args:
+        order: the machine.
+        candidates: the acceptable types and subnets.
+        template_id: launch template with the other parameters.
+        turn: number of fleets that were empty so far. It changes the client token: with the same token EC2 would
+            return the same empty answer.
+    """
+    spot = candidates[0].offer.spot
+    ranks = {name: rank for rank, name in enumerate(dict.fromkeys(each.offer.spec.name for each in candidates))}
+    overrides: list[Mapping[str, Any]] = [
+        {
+            "InstanceType": each.offer.spec.name,
+            "SubnetId": each.subnet.id,
+            "ImageId": each.image.id,
+            "Priority": float(ranks[each.offer.spec.name]),
+        }
+        for each in candidates
+    ]
+    options = (
+        {"SpotOptions": {"AllocationStrategy": "price-capacity-optimized", "InstanceInterruptionBehavior": "terminate"}}
+        if spot
+        else {"OnDemandOptions": {"AllocationStrategy": "prioritized"}}
+    )
+    template = {"LaunchTemplateId": template_id, "Version": "$Latest"}
+    return {
+        "Type": "instant",
+        "ClientToken": order.token(template_id, str(turn)),
+        "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": template, "Overrides": overrides}],
+        "TargetCapacitySpecification": {
+            "TotalTargetCapacity": 1,
+            "DefaultTargetCapacityType": "spot" if spot else "on-demand",
+        },
+        "TagSpecifications": [
+            *(tag_specification(kind, order.tags) for kind in _TAGGED[:2]),
+            tag_specification("fleet", pool_tags(order.pool_id)),
+        ],
+        **options,
+    }
+
+
+def _machine(order: MachineOrder, image: MachineImage) -> dict[str, Any]:
+    disk = {"VolumeSize": image.disk_gb, "VolumeType": "gp3", "DeleteOnTermination": True}
+    machine: dict[str, Any] = {
+        "ImageId": image.id,
+        "BlockDeviceMappings": [{"DeviceName": image.root_device, "Ebs": disk}],
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+            "InstanceMetadataTags": "enabled",
+        },
+    }
+    if (role := order.terms.instance_profile) is not None:
+        machine["IamInstanceProfile"] = {"Arn" if role.startswith("arn:") else "Name": role}
+    return machine
+
+
+def _interface(order: MachineOrder) -> dict[str, Any]:
+    interface = {"DeviceIndex": 0, "Groups": [order.group], "DeleteOnTermination": True}
+    return {**interface, "AssociatePublicIpAddress": True} if order.terms.ssh_from else interface
+
+
+_SSH_PORT: Final = 22
+_FROM_CLIENT: Final = "SSH from the client"
+_logger = logging.getLogger("skyward")
+
+
+async def find_subnets(api: Api, subnet: str | None) -> tuple[Subnet, ...]:
+    """Return the given subnet, or those of the default VPC, one for each zone.
+
+    Raises:
+        ConfigurationError: there is none; explains how to create one.
+    """
+    region = api.credentials.region
+    if subnet is not None:
+        wanted = {"subnet-id": [subnet]}
+        missing = (
+            f"subnet={subnet!r} does not exist in {region}, or in another account: "
+            f"`aws ec2 describe-subnets --region {region}` lists those that do"
+        )
+    else:
+        vpcs = await api.pages("ec2", "DescribeVpcs", "Vpcs", Filters=filters({"is-default": ["true"]}))
+        if not vpcs:
+            raise ConfigurationError(
+                f"the account has no default VPC in {region}: name a subnet, AWS(subnet='subnet-...'), "
+                f"or create one: `aws ec2 create-default-vpc --region {region}`"
+            )
+        wanted = {"vpc-id": [vpcs[0]["VpcId"]], "default-for-az": ["true"]}
+        missing = (
+            f"the default VPC of {region} has no default subnet: name one, AWS(subnet='subnet-...'), or create one: "
+            f"`aws ec2 create-default-subnet --region {region} --availability-zone {region}a`"
+        )
+    rows = await api.pages("ec2", "DescribeSubnets", "Subnets", Filters=filters(wanted))
+    if not rows:
+        raise ConfigurationError(missing)
+    subnets = (Subnet(id=row["SubnetId"], zone=row["AvailabilityZone"], vpc=row["VpcId"]) for row in rows)
+    return tuple(sorted(subnets, key=lambda subnet: subnet.zone))
+
+
+async def ensure_group(api: Api, *, pool_id: str, vpc: str, ssh_from: str | None) -> str:
+    """Create the pool's security group: it admits all traffic among its machines, and SSH from the client. Idempotent.
+
+    Args:
+        api: the account.
+        pool_id: the pool.
+        vpc: network of the group.
+        ssh_from: the client's addresses; None opens no port.
+
+    Returns:
+        The group's id.
+    """
+    group = await _find_group(api, pool_id) or await _make_group(api, pool_id, vpc) or await _find_group(api, pool_id)
+    if not group:
+        raise UnreachableError(f"the security group of pool {pool_id} was created, but EC2 does not list it: try again")
+    await _authorize(api, group, {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]})
+    if ssh_from is not None:
+        await _authorize(api, group, _ssh_rule(ssh_from))
+    return group
+
+
+async def admit_client(api: Api, pool_id: str, ssh_from: str) -> bool:
+    """Admit the client over SSH from its present addresses, and from none of its former ones. Idempotent.
+
+    A former address that cannot be removed is logged, and no error.
+
+    Args:
+        api: the account.
+        pool_id: the pool.
+        ssh_from: the client's present addresses.
+
+    Returns:
+        True if they were not admitted before.
+    """
+    changed = False
+    for group in await groups(api, pool_id):
+        admitted = _admitted(group)
+        if ssh_from not in admitted:
+            await _authorize(api, group["GroupId"], _ssh_rule(ssh_from))
+            changed = True
+        former = [_ssh_rule(each) for each in admitted if each != ssh_from]
+        try:
+            if former:
+                await api.call("ec2", "RevokeSecurityGroupIngress", GroupId=group["GroupId"], IpPermissions=former)
+        except SkywardError as error:
+            _logger.warning("aws %s: a former address stays admitted: %s", api.credentials.region, error)
+    return changed
+
+
+async def groups(api: Api, pool_id: str) -> Sequence[Mapping[str, Any]]:
+    """Return the pool's security groups."""
+    wanted = filters({f"tag:{POOL_TAG}": [pool_id]})
+    return await api.pages("ec2", "DescribeSecurityGroups", "SecurityGroups", Filters=wanted)
+
+
+async def _authorize(api: Api, group: str, rule: Mapping[str, Any]) -> None:
+    admit, done = "AuthorizeSecurityGroupIngress", [RefusalKind.EXISTS]
+    await api.call("ec2", admit, GroupId=group, IpPermissions=[rule], done=done)
+
+
+def _ssh_rule(ssh_from: str) -> dict[str, Any]:
+    """Return the rule that admits SSH; its description distinguishes it from rules that the user has added."""
+    ranges = (
+        {"Ipv6Ranges": [{"CidrIpv6": ssh_from, "Description": _FROM_CLIENT}]}
+        if ":" in ssh_from
+        else {"IpRanges": [{"CidrIp": ssh_from, "Description": _FROM_CLIENT}]}
+    )
+    return {"IpProtocol": "tcp", "FromPort": _SSH_PORT, "ToPort": _SSH_PORT, **ranges}
+
+
+def _admitted(group: Mapping[str, Any]) -> Sequence[str]:
+    """Return the client's addresses that a group admits."""
+    ranges = [each for rule in group["IpPermissions"] for each in (*rule["IpRanges"], *rule["Ipv6Ranges"])]
+    ours = [each for each in ranges if each.get("Description") == _FROM_CLIENT]
+    return [str(each.get("CidrIp") or each.get("CidrIpv6")) for each in ours]
+
+
+async def _find_group(api: Api, pool_id: str) -> str:
+    return next((str(group["GroupId"]) for group in await groups(api, pool_id)), "")
+
+
+async def _make_group(api: Api, pool_id: str, vpc: str) -> str:
+    """Create the pool's security group and return its id; empty if an interrupted call has created it."""
+    made = await api.call(
+        "ec2",
+        "CreateSecurityGroup",
+        GroupName=f"skyward-{pool_id}",
+        Description=f"Skyward pool {pool_id}",
+        VpcId=vpc,
+        TagSpecifications=[tag_specification("security-group", pool_tags(pool_id))],
+        done=[RefusalKind.EXISTS],
+    )
+    return str(made.get("GroupId", ""))
+
 
 _WEEK_S: Final = 7 * 24 * 3600.0
 _MOST_VALUES: Final = 200

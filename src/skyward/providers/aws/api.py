@@ -1,14 +1,15 @@
-"""Calls of AWS's APIs: in threads, retried where that is safe, with Skyward's errors."""
+"""Calls of AWS's APIs: in threads, retried where that is safe; errors and credentials in Skyward's words."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 
@@ -23,21 +24,409 @@ from tenacity import (
 
 from skyward._concurrency.waiting import to_its_end
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.providers._common.refusals import Refusal, RefusalKind, is_kind
-from skyward.providers.aws.errors import Where, explain, explained, is_lost, is_stale, judge, refusal
-from skyward.providers.aws.profiles import find_login_here
+from skyward.providers._common.machine_catalogue import closest
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, is_kind
 
 __all__ = [
+    "CODES",
     "Api",
     "Credentials",
     "Json",
+    "LoginAdvice",
+    "Where",
     "chosen_profile",
+    "closest_profile",
     "convert_errors",
+    "explain",
+    "explained",
+    "find_login",
+    "find_login_here",
+    "is_lost",
+    "is_stale",
+    "judge",
     "load_keys",
+    "meanings",
     "new_session",
     "patiently",
+    "profiles_here",
+    "refusal",
     "refused_by_fleet",
 ]
+
+_KEY: Final = "AWS_ACCESS_KEY_ID"
+_PLACES: Final = {
+    "Environment": "the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "Ec2InstanceMetadata": "the role of the EC2 machine that this runs on",
+    "EcsContainer": "the role of the container that this runs in",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginAdvice:
+    """How to renew credentials.
+
+    Attributes:
+        advice: the next step, as a sentence without a full stop.
+        needs_code: True if a role asks for the code of a device, which must be typed in.
+    """
+
+    advice: str
+    needs_code: bool = False
+
+
+def find_login_here(profile: str | None) -> LoginAdvice:
+    """Return how to renew the credentials of a profile of this machine; None means the usual chain."""
+    return find_login(profile, _configuration(), os.environ)
+
+
+def profiles_here() -> str:
+    """Return the profiles of this machine as a clause for a message; empty if there are none."""
+    names = sorted(_configuration())
+    return f", one of {', '.join(names)}" if names else ""
+
+
+def closest_profile(name: str | None) -> str:
+    """Return the configured profiles whose names resemble that of a missing one, as a clause for a message."""
+    profiles = _configuration()
+    wanted = name or os.environ.get("AWS_PROFILE") or ""
+    from_variable = "" if name or not wanted else f"AWS_PROFILE is {wanted!r}; "
+    if not profiles:
+        return f"{from_variable}there are none: `aws configure`, or `aws configure sso`"
+    near = closest(wanted, profiles)
+    return from_variable + (near.removeprefix("; ") or f"there are {', '.join(sorted(profiles))}")
+
+
+def find_login(profile: str | None, profiles: Mapping[str, Mapping[str, Any]], env: Mapping[str, str]) -> LoginAdvice:
+    """Return how to renew the credentials that botocore takes (pure).
+
+    A role is not logged in to: its credentials come with those of another profile, a program, or a token.
+
+    Args:
+        profile: the profile that the user has chosen; None means the usual chain.
+        profiles: the shared configuration by profile.
+        env: the environment.
+    """
+    if profile is None and _KEY in env:
+        hidden = f"; AWS_PROFILE={env['AWS_PROFILE']} has no effect beside them" if "AWS_PROFILE" in env else ""
+        way = "renew them, or unset them and log in with a profile, `aws sso login` for example"
+        return LoginAdvice(advice=f"The keys are those of {_KEY} in the environment: {way}{hidden}")
+    if profile is None and env.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
+        return LoginAdvice(advice=_token_advice("AWS_WEB_IDENTITY_TOKEN_FILE", env["AWS_WEB_IDENTITY_TOKEN_FILE"]))
+    chain = _chain(profile or env.get("AWS_PROFILE") or env.get("AWS_DEFAULT_PROFILE") or "default", profiles)
+    first, last = chain[0], chain[-1]
+    role = f"Profile {first} takes a role with the credentials of profile {last}. " if len(chain) > 1 else ""
+    needs_code = any("mfa_serial" in profiles.get(name, {}) for name in chain)
+    code = (
+        f"; its role asks for an MFA code: run this in a terminal, or get the credentials before: "
+        f'eval "$(aws configure export-credentials --profile {shlex.quote(first)} --format env)"'
+        if needs_code
+        else ""
+    )
+    return LoginAdvice(advice=f"{role}{_advice(last, profiles.get(last, {}))}{code}", needs_code=needs_code)
+
+
+def _chain(name: str, profiles: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a profile and those that its roles are taken with, up to the one with credentials."""
+    chain = [name]
+    while True:
+        settings = profiles.get(chain[-1], {})
+        source = settings.get("source_profile")
+        if "role_arn" not in settings or "web_identity_token_file" in settings or not source or source in chain:
+            return chain
+        chain.append(str(source))
+
+
+def _advice(name: str, settings: Mapping[str, Any]) -> str:
+    chosen = f"--profile {shlex.quote(name)}"
+    if "web_identity_token_file" in settings:
+        return _token_advice(f"profile {name}", str(settings["web_identity_token_file"]))
+    if "role_arn" in settings and "credential_source" in settings:
+        source = str(settings["credential_source"])
+        return f"Profile {name} takes its role with {_PLACES.get(source, source)}: check those"
+    if "sso_session" in settings or "sso_start_url" in settings:
+        return f"Log in: `aws sso login {chosen}`"
+    if "login_session" in settings:
+        return f"Log in: `aws login {chosen}`"
+    if "aws_access_key_id" in settings:
+        kind = "temporary keys" if "aws_session_token" in settings else "keys"
+        return f"Profile {name} has {kind} in ~/.aws: write new ones there, `aws configure {chosen}`"
+    if "credential_process" in settings:
+        program = _program_of(str(settings["credential_process"]))
+        return (
+            f"Profile {name} gets its credentials from the program {program}: log in the way that it asks for, until "
+            f"`aws sts get-caller-identity {chosen}` works"
+        )
+    return f"Log in, `aws sso login {chosen}`, or write keys of profile {name}, `aws configure {chosen}`"
+
+
+def _program_of(command: str) -> str:
+    try:
+        return next(iter(shlex.split(command)), "")
+    except ValueError:  # a quotation mark without its second
+        return command
+
+
+def _token_advice(where: str, path: str) -> str:
+    return f"{where} names {path} as the token to take the role with: have that written again"
+
+
+def _configuration() -> Mapping[str, Mapping[str, Any]]:
+    """Return the shared configuration by profile; nothing if it cannot be read, which botocore says better."""
+    import botocore.session
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        full = cast("Mapping[str, Any]", botocore.session.Session().full_config)
+    except BotoCoreError:
+        return {}
+    return cast("Mapping[str, Mapping[str, Any]]", full.get("profiles", {}))
+
+
+_LOG_IN = "{login}"
+_FORBIDDEN: Final = "UnauthorizedOperation AccessDenied AccessDeniedException NotAuthorized"
+_AUTH: Final[Mapping[str, str]] = {
+    _FORBIDDEN: 'An administrator of the account must allow the action "{action}" for this identity '
+    "(docs/providers/aws.md)",
+    "ExpiredToken ExpiredTokenException TokenRetrievalError CredentialRetrievalError": _LOG_IN,
+    "SSOTokenLoadError UnauthorizedSSOTokenError": _LOG_IN,
+    "RequestExpired": "The credentials have expired, or this machine's clock is wrong. " + _LOG_IN,
+    "LoginRefreshRequired LoginTokenLoadError RefreshWithMFAUnsupportedError": _LOG_IN,
+    "NoCredentialsError": "Provide credentials: `aws configure`, `aws sso login`, AWS(profile=...){profiles}, "
+    "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
+    "PartialCredentialsError": "Set both parts of the key, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. {login}",
+    "AuthFailure": "The key is wrong or disabled, or this region is not enabled for the account "
+    "(`aws account enable-region --region-name {region}`), or this machine's clock is wrong",
+    "InvalidClientTokenId UnrecognizedClientException": "The access key is wrong or deleted, or the region {region} is "
+    "not enabled for the account. {login}",
+    "SignatureDoesNotMatch": "The secret key does not belong to the access key, or this machine's clock is wrong. "
+    "{login}",
+    "OptInRequired": "The account is not subscribed to this service or image: open it once in the console of {region}, "
+    "or enable the region (`aws account enable-region --region-name {region}`)",
+    "Blocked IncompleteSignature MissingAuthenticationToken MissingAuthenticationTokenException": "",
+    "InvalidSignatureException SubscriptionRequiredException": "",
+}
+"""Codes of refused credentials, with the advice; without one that of the class."""
+
+_TABLE: Final = RefusalTable(
+    rows=(
+        *(RefusalRow(kind=RefusalKind.AUTH, codes=codes, advice=advice) for codes, advice in _AUTH.items()),
+        RefusalRow(
+            kind=RefusalKind.BAD_REQUEST,
+            codes="ProfileNotFound",
+            advice="AWS(profile=...) must be one of the profiles here, which `aws configure list-profiles` lists; "
+            "{closest}",
+        ),
+        RefusalRow(
+            kind=RefusalKind.BAD_REQUEST,
+            codes="InvalidConfigError InfiniteLoopConfigError ConfigParseError",
+            advice="Correct ~/.aws/config (or the file in AWS_CONFIG_FILE): "
+            "`aws configure list-profiles` lists the profiles",
+        ),
+        RefusalRow(
+            kind=RefusalKind.QUOTA,
+            codes="PendingVerification",
+            advice="AWS is still checking the account for this region: try again in some hours, or in another region",
+        ),
+        RefusalRow(
+            kind=RefusalKind.QUOTA,
+            codes="""VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded VolumeLimitExceeded
+                AddressLimitExceeded SecurityGroupLimitExceeded RulesPerSecurityGroupLimitExceeded
+                MaxSpotFleetRequestCountExceeded InstanceCreditSpecification.NotSupported
+                LaunchTemplateLimitExceeded""",
+        ),
+        RefusalRow(
+            kind=RefusalKind.CAPACITY,
+            codes="""InsufficientInstanceCapacity InsufficientCapacity UnfulfillableCapacity InsufficientHostCapacity
+                InsufficientReservedInstanceCapacity InsufficientFleetCapacity SpotMaxPriceTooLow Unsupported
+                InsufficientFreeAddressesInSubnet InsufficientVolumeCapacity Server.InsufficientInstanceCapacity""",
+        ),
+        RefusalRow(
+            kind=RefusalKind.RATE,
+            codes="""Throttl* RequestLimit* EC2ThrottledException TooManyRequestsException RequestThrottled
+                RequestThrottledException SlowDown BandwidthLimitExceeded PriorRequestNotComplete
+                LimitExceededException""",
+        ),
+        RefusalRow(
+            kind=RefusalKind.TRANSIENT,
+            codes="""InternalError InternalFailure InternalServerError ServiceUnavailable Unavailable RequestTimeout
+                RequestTimeoutException ServerInternal TransactionInProgressException ExpiredNextTokenException""",
+        ),
+        RefusalRow(
+            kind=RefusalKind.MISSING,
+            codes="TargetNotConnected",
+            advice="Its agent has not registered: the machine's role needs the policy AmazonSSMManagedInstanceCore, "
+            "and the machine a way to the internet or to Systems Manager's endpoints",
+        ),
+        RefusalRow(
+            kind=RefusalKind.MISSING,
+            codes="""InvalidInstanceID.* InvalidGroup.NotFound InvalidGroupId.Malformed InvalidKeyPair.NotFound
+                InvalidLaunchTemplateId.* InvalidLaunchTemplateName.NotFoundException InvalidSubnetID.*
+                InvalidVpcID.NotFound InvalidAMIID.* ParameterNotFound NoSuchResourceException
+                InvalidSpotInstanceRequestID.NotFound InvalidSecurityGroupID.NotFound""",
+        ),
+        RefusalRow(kind=RefusalKind.MISSING, codes="InvalidParameterValue", words="Invalid IAM Instance Profile"),
+        RefusalRow(
+            kind=RefusalKind.EXISTS,
+            codes="*.Duplicate InvalidLaunchTemplateName.AlreadyExistsException",
+        ),
+        RefusalRow(
+            kind=RefusalKind.IN_USE,
+            codes="DependencyViolation ResourceInUse IncorrectInstanceState IncorrectState InvalidGroup.InUse",
+        ),
+    ),
+    advice={
+        RefusalKind.AUTH: "Check the credentials: `aws sts get-caller-identity{profile}` shows whose they are. {login}",
+        RefusalKind.QUOTA: "See the account's limits, and request higher ones: "
+        "https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas",
+        RefusalKind.CAPACITY: "Another machine type, zone, region or spot strategy may have some",
+        RefusalKind.TRANSIENT: "Check this machine's network, then https://health.aws.amazon.com for the region",
+    },
+)
+"""Errors of EC2, Pricing, Service Quotas, Systems Manager and botocore."""
+
+CODES: Final = _TABLE.codes
+"""Class of each error code."""
+
+judge: Final = _TABLE.judge
+
+_VALID: Final = (*_FORBIDDEN.split(), "OptInRequired", "Blocked", "SubscriptionRequiredException")
+"""Codes for valid credentials without the permission."""
+
+_OF_CREDENTIALS: Final = {
+    "AssumeRole": "The role must trust the identity that takes it, which needs the action sts:AssumeRole; a required "
+    "MFA code (mfa_serial) or external_id belongs into the profile. {login}",
+    "AssumeRoleWithWebIdentity": "The role must trust the token's issuer, and the token must not have expired. {login}",
+    "GetRoleCredentials": "The user who logged in has no such role in that account: check sso_account_id and "
+    "sso_role_name of the profile. {login}",
+}
+"""Calls by which botocore gets credentials for others, with the advice if they are refused."""
+
+_UNSENT: Final = ("EndpointConnectionError", "ConnectTimeoutError")
+"""Errors of calls that were never sent, for lack of a connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Call that was attempted, for messages.
+
+    Attributes:
+        region: region of the call.
+        service: such as ``"ec2"``.
+        operation: such as ``"RunInstances"``.
+        profile: profile of the credentials; None means the usual ones.
+    """
+
+    region: str
+    service: str
+    operation: str
+    profile: str | None = None
+
+    def __str__(self) -> str:
+        return f"aws {self.region}: {self.service} {self.operation}"
+
+
+@cache
+def meanings() -> Mapping[type[BaseException], RefusalKind]:
+    """Return the class of each of botocore's own exceptions; the nearest base class counts.
+
+    Raises:
+        ConfigurationError: boto3 is not installed.
+    """
+    from botocore import exceptions
+
+    names: Mapping[RefusalKind, str] = {
+        RefusalKind.AUTH: """NoCredentialsError NoAuthTokenError TokenRetrievalError UnknownTokenProviderError
+            PartialCredentialsError CredentialRetrievalError UnknownCredentialError SSOError LoginError
+            RefreshWithMFAUnsupportedError""",
+        RefusalKind.TRANSIENT: """HTTPClientError
+            ConnectionError IncompleteReadError ChecksumError FlexibleChecksumError
+            AwsChunkedWrapperError MetadataRetrievalError WaiterError""",
+        RefusalKind.CAPACITY: "CapacityNotAvailableError",
+        RefusalKind.BAD_REQUEST: """DataNotFoundError UnknownRegionError ApiVersionNotFoundError
+            InvalidIMDSEndpointError InvalidIMDSEndpointModeError UnknownSignatureVersionError ServiceNotInRegionError
+            BaseEndpointResolverError
+            ProfileNotFound ConfigParseError ConfigNotFound InfiniteLoopConfigError MissingParametersError
+            ValidationError ParamValidationError
+            UnknownServiceStyle PaginationError OperationNotPageableError UnseekableStreamError InvalidExpressionError
+            WaiterConfigError UnknownClientMethodError UnsupportedSignatureVersionError InvalidDNSNameError
+            InvalidS3AddressingStyleError UnsupportedS3ArnError UnsupportedS3ControlArnError InvalidHostLabelError
+            UnsupportedOutpostResourceError UnsupportedS3ConfigurationError UnsupportedS3AccesspointConfigurationError
+            InvalidEndpointDiscoveryConfigurationError UnsupportedS3ControlConfigurationError
+            InvalidRetryConfigurationError InvalidS3UsEast1RegionalEndpointConfigError
+            InvalidSTSRegionalEndpointsConfigError StubResponseError InvalidConfigError MD5UnavailableError
+            MissingDependencyException InvalidProxiesConfigError InvalidDefaultsMode InvalidEndpointConfigurationError
+            EndpointProviderError InvalidChecksumConfigError UnsupportedServiceProtocolsError""",
+    }
+    # Older releases of botocore lack some of these exceptions.
+    found = {name: kind for kind, listed in names.items() for name in listed.split() if hasattr(exceptions, name)}
+    return {getattr(exceptions, name): kind for name, kind in found.items()}
+
+
+def refusal(error: BaseException) -> Refusal | None:
+    """Classify ``error``, or return the refusal that caused it; None if it is neither AWS's nor botocore's."""
+    from botocore.exceptions import ClientError
+    from botocore.parsers import ResponseParserError
+
+    if isinstance(error, SkywardError):
+        return error.__cause__.refusal if isinstance(error.__cause__, RefusedCall) else None
+    if isinstance(error, ClientError):
+        response = cast("Mapping[str, Any]", error.response)
+        code, message = (str(response.get("Error", {}).get(name, "")) for name in ("Code", "Message"))
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        return _of_credentials(judge(code, message, status=status), str(cast("Any", error).operation_name))
+    # ResponseParserError is an answer of a proxy or gateway instead of AWS: the call may have taken effect.
+    known = {**meanings(), ResponseParserError: RefusalKind.TRANSIENT}
+    kind = next((known[base] for base in type(error).__mro__ if base in known), None)
+    return None if kind is None else replace(judge(type(error).__name__, str(error).strip()), kind=kind)
+
+
+def _of_credentials(found: Refusal, operation: str) -> Refusal:
+    """Return the refusal of a call, which may be one that botocore made to get credentials for it."""
+    if operation not in _OF_CREDENTIALS or found.kind in (RefusalKind.RATE, RefusalKind.TRANSIENT):
+        return found
+    advice = found.advice if found.code.startswith("Expired") else _OF_CREDENTIALS[operation]
+    return replace(found, kind=RefusalKind.AUTH, advice=advice)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether the failed call may have taken effect: it may have arrived, but its answer was lost.
+
+    The error of a retried call has the error of the unanswered attempt as its cause, if there was one.
+    """
+    found = refusal(error)
+    return found is None or (found.kind is RefusalKind.TRANSIENT and found.code not in _UNSENT)
+
+
+def is_stale(error: BaseException) -> bool:
+    """Return whether ``error`` is a refusal of invalid or expired credentials, which newer ones may replace."""
+    found = refusal(error)
+    return found is not None and found.kind is RefusalKind.AUTH and found.code not in _VALID
+
+
+def explained(error: BaseException, where: Where) -> SkywardError | None:
+    """Return the error for the caller, with call, region, cause and advice; None if it is not AWS's."""
+    found = refusal(error)
+    return None if found is None else explain(found, where)
+
+
+def explain(found: Refusal, where: Where) -> SkywardError:
+    """Return the error for a refusal, which is its cause."""
+    words = {
+        "region": where.region,
+        "profile": f" --profile {shlex.quote(where.profile)}" if where.profile else "",
+        "action": f"{where.service}:{where.operation}",
+        "login": "",
+        "closest": "",
+        "profiles": "",
+    }
+    if found.kind is RefusalKind.AUTH:
+        words |= {"login": find_login_here(where.profile).advice, "profiles": profiles_here()}
+    if found.code == "ProfileNotFound":
+        words |= {"closest": closest_profile(where.profile)}
+    error = _TABLE.explain(found, str(where), **words)
+    error.__cause__ = RefusedCall(found)
+    return error
+
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -108,7 +497,7 @@ class Api:
         changes something completes even if the caller is cancelled, so that its result is never overlooked. A refusal
         of the kinds ``done`` shows that there is nothing left to do: the answer is empty.
 
-        :func:`~skyward.providers.aws.errors.is_lost` is true of an error after which the call may have taken effect: an
+        :func:`~skyward.providers.aws.api.is_lost` is true of an error after which the call may have taken effect: an
         answer was lost, and the answers to later attempts, such as throttling, do not settle the question.
         """
         try:

@@ -10,19 +10,14 @@ from functools import cache
 from typing import ClassVar
 
 from skyward.errors import ConfigurationError
-from skyward.providers._common.client_address import ADDRESS_URL, client_cidr
-from skyward.providers._common.launched_machines import check_login, log_in
+from skyward.providers._common.logins import ADDRESS_URL, client_cidr, user_key
 from skyward.providers._common.machine_catalogue import closest
-from skyward.providers._common.ssh_keys import user_key
-from skyward.providers.aws.account import Account
+from skyward.providers._common.rented_machines import check_login, log_in
+from skyward.providers.aws.account import LIVE_STATES, POOL_TAG, Account, Record, Terms, admit_client
 from skyward.providers.aws.api import Api, Credentials, new_session
-from skyward.providers.aws.launching import Launching
-from skyward.providers.aws.network import admit_client
-from skyward.providers.aws.offering import Prices, find_offers
-from skyward.providers.aws.payloads import LIVE_STATES, POOL_TAG, Record, Terms
-from skyward.providers.aws.quotas import check_account
+from skyward.providers.aws.launching import UNSEEN_S, Launching, end, remove_by_products
+from skyward.providers.aws.offering import Prices, check_account, find_offers
 from skyward.providers.aws.ssm import require_plugin, session_command
-from skyward.providers.aws.teardown import UNSEEN_S, end, remove_by_products
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.registry import Finding
 from skyward.providers.storage.s3 import grant_with

@@ -13,8 +13,7 @@ from typing import Any, BinaryIO, Final, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
-from skyward.providers.aws.api import chosen_profile, convert_errors, load_keys, new_session
-from skyward.providers.aws.errors import Where, refusal
+from skyward.providers.aws.api import Where, chosen_profile, convert_errors, load_keys, new_session, refusal
 from skyward.providers.storage import MountWay, StoredObject
 from skyward.request.volume import GrantedVolume, StorageKey, Volume, VolumeAccess
 

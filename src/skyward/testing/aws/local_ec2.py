@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.providers._common.answer_file import forget
+from skyward.providers._common.cached_answers import forget
 from skyward.providers.aws.provider import AWS
 from skyward.provision.preparing import machine_size
 from skyward.testing.aws.api_messages import AwsCall

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
+from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE
 from skyward.providers._common.machine_catalogue import MachineType
-from skyward.providers.aws.machine_types import parse_types
+from skyward.providers.aws.account import parse_types
 from skyward.testing.aws import LocalEC2, Looks, use_ec2
 from support.clouds.aws_clients import remember_classes
 

@@ -20,9 +20,8 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
-from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
-from skyward.providers._common.ssh_keys import host_key, user_key
-from skyward.providers.aws.payloads import SPOT_WATCH
+from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE, host_key, user_key
+from skyward.providers.aws.account import SPOT_WATCH
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import make_provider, provider_settings

@@ -19,8 +19,7 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.providers._common.refusals import ERRORS, RefusalKind
-from skyward.providers.aws.api import convert_errors
-from skyward.providers.aws.errors import CODES, Where, explained, meanings, refusal
+from skyward.providers.aws.api import CODES, Where, convert_errors, explained, meanings, refusal
 
 WHERE = Where(region="eu-west-1", service="ec2", operation="RunInstances")
 OWN = {kind for kind in vars(exceptions).values() if inspect.isclass(kind) and issubclass(kind, BotoCoreError)}

@@ -10,12 +10,10 @@ from typing import Any, cast
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.providers._common.ssh_keys import KeyPair
+from skyward.providers._common.logins import KeyPair
+from skyward.providers.aws.account import LARGEST_BYTES, find_image, parse_record, user_data
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.boot import LARGEST_BYTES, find_image, user_data
-from skyward.providers.aws.offering import parse_product, parse_spot_prices
-from skyward.providers.aws.payloads import parse_record
-from skyward.providers.aws.quotas import quota_of
+from skyward.providers.aws.offering import parse_product, parse_spot_prices, quota_of
 from skyward.providers.base import InstanceState
 
 

@@ -13,7 +13,7 @@ import pytest
 from skyward import NVIDIA, Accelerator
 from skyward.errors import ConfigurationError
 from skyward.providers._common.machine_catalogue import MachineType, fewest_accelerators
-from skyward.providers.aws.machine_types import FAMILIES, candidates, parse_types
+from skyward.providers.aws.account import FAMILIES, candidates, parse_types
 from skyward.providers.aws.offering import PriceTable, make_offers
 from skyward.request.accelerators import find_variant
 from skyward.request.request import parse_request

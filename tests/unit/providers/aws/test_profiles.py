@@ -13,9 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
-from skyward.providers.aws.api import Api, Credentials
-from skyward.providers.aws.errors import Where, explained
-from skyward.providers.aws.profiles import find_login
+from skyward.providers.aws.api import Api, Credentials, Where, explained, find_login
 
 ROLE = "role_arn = arn:aws:iam::123456789012:role/train"
 CONFIG = f"""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.providers._common.answer_file import AnswerFile, forget
+from skyward.providers._common.cached_answers import AnswerFile, forget
 
 
 @pytest.fixture

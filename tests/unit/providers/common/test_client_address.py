@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE, client_cidr
+from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE, client_cidr
 
 
 @pytest.mark.parametrize(

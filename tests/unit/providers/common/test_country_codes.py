@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.providers._common.country_codes import checked_countries
+from skyward.providers._common.machine_catalogue import checked_countries
 
 
 def test_countries_are_known_by_two_letters() -> None:

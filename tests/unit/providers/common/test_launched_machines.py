@@ -9,8 +9,8 @@ from typing import ClassVar
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.providers._common.launched_machines import LaunchedMachines, check_login, log_in
-from skyward.providers._common.ssh_keys import host_key, user_key
+from skyward.providers._common.logins import host_key, user_key
+from skyward.providers._common.rented_machines import LaunchedMachines, check_login, log_in
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.instance import InstanceSpec
 from support.clock import FakeClock

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import AuthenticationError, RateLimitError, SkywardError, UnreachableError
-from skyward.providers._common.oauth_client import BearerTokens, ClientCredentials, read_credentials
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
-from skyward.providers._common.rest_client import ApiAnswer, RestClient
+from skyward.providers._common.rest_client import (
+    ApiAnswer,
+    BearerTokens,
+    ClientCredentials,
+    RestClient,
+    read_credentials,
+)
 from support.clock import FakeClock
 from support.clouds.rest_service import RestAnswer, RestCall, RestFault, RestService
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyward.providers._common.offer_list import cheapest_offers
+from skyward.providers._common.machine_catalogue import cheapest_offers
 from skyward.providers.base import Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.errors import ConfigurationError
+from skyward.providers import digitalocean, runpod, vastai, verda
 from skyward.providers._common.refusals import (
     ERRORS,
     RefusalKind,
@@ -13,10 +14,6 @@ from skyward.providers._common.refusals import (
     RefusedCall,
     is_kind,
 )
-from skyward.providers.digitalocean import droplet_api as digitalocean
-from skyward.providers.runpod import pod_account as runpod
-from skyward.providers.vastai import vast_account as vastai
-from skyward.providers.verda import verda_account as verda
 
 TABLE = RefusalTable(
     rows=(

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from skyward.errors import QuotaError
-from skyward.providers._common.shared_answers import SharedAnswers
+from skyward.providers._common.cached_answers import SharedAnswers
 
 
 async def test_an_answer_is_kept_for_its_time_under_its_name() -> None:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from skyward.errors import AuthenticationError
-from skyward.providers._common.ssh_keys import host_key, make_key_pair, user_key
+from skyward.providers._common.logins import host_key, make_key_pair, user_key
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_private_keys_are_not_shown() -> None:
 
 
 def test_a_host_key_is_the_same_in_every_process_and_another_for_every_machine(data_home: Path) -> None:
-    program = "from skyward.providers._common.ssh_keys import host_key; print(host_key('pool-0').public)"
+    program = "from skyward.providers._common.logins import host_key; print(host_key('pool-0').public)"
     elsewhere = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
 
     assert elsewhere.stdout.strip() == host_key("pool-0").public

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from skyward.errors import AuthenticationError, SkywardError, TerminationError, UnreachableError
-from skyward.providers._common.until_gone import Asked, EndingCalls, until_gone
+from skyward.providers._common.rented_machines import Asked, EndingCalls, until_gone
 from skyward.providers.base import InstanceState
 from support.clock import FakeClock
 

@@ -19,13 +19,18 @@ from skyward.errors import (
     SkywardError,
     UnreachableError,
 )
-from skyward.providers._common.client_address import CLIENT_CIDR_VARIABLE
-from skyward.providers._common.ssh_keys import host_key, user_key
+from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE, host_key, user_key
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.providers.digitalocean.droplet_api import REFUSED, find_token
-from skyward.providers.digitalocean.droplet_sizes import find_offers, image_of, parse_sizes, parse_spec
-from skyward.providers.digitalocean.droplets import parse_droplet
-from skyward.providers.digitalocean.provider import DigitalOcean
+from skyward.providers.digitalocean import (
+    REFUSED,
+    DigitalOcean,
+    find_offers,
+    find_token,
+    image_of,
+    parse_droplet,
+    parse_sizes,
+    parse_spec,
+)
 from skyward.providers.registry import provider_settings
 from skyward.request.request import parse_request
 from skyward.testing.aws import Looks

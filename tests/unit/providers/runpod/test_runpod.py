@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, SkywardError
+from skyward.providers import runpod
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Checkable, Entrusts, Paced, Sweepable, make_provider, provider_settings
-from skyward.providers.runpod import pod_account
-from skyward.providers.runpod.pod_account import STATES, find_key
-from skyward.providers.runpod.pod_catalogue import parse_cpus
-from skyward.providers.runpod.provider import RunPod
+from skyward.providers.runpod import STATES, RunPod, find_key, parse_cpus
 from skyward.request.accelerators import Accelerator
 from skyward.request.request import parse_request
 from skyward.transport.access import SSHAccess
@@ -329,7 +327,7 @@ async def test_pods_of_others_and_of_clusters_are_left_alone(account: RunPodApi)
         other = account.deploy({**body, "name": "my-pod"})
         member = account.deploy(body, cluster="c1")
         assert [each.id for each in await provider.tagged()] == [made.id]
-        assert pod_account._parse_pod(account._row(account.pods[member])) is None, "even where it is listed"
+        assert runpod._parse_pod(account._row(account.pods[member])) is None, "even where it is listed"
         await provider.terminate([made.id])
     assert list(account.alive) == [other, member]
 

@@ -25,9 +25,7 @@ from skyward.errors import (
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Checkable, Paced, Sweepable, provider_settings
-from skyward.providers.vastai.ask_market import AskMarket, AskOffer
-from skyward.providers.vastai.ask_terms import AskTerms
-from skyward.providers.vastai.provider import VastAI
+from skyward.providers.vastai import AskMarket, AskOffer, AskTerms, VastAI
 from skyward.request.request import parse_request
 from skyward.testing.aws import Looks
 from skyward.transport.access import SSHAccess
@@ -380,7 +378,7 @@ async def test_machines_whose_asks_are_stale_are_found_by_one_search_and_each_ge
 async def test_a_rented_ask_that_is_listed_all_the_same_is_rented_again_only_once_its_machine_is_gone(
     vast: VastApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyward.providers.vastai.ask_market._KEPT_S", -1.0)
+    monkeypatch.setattr("skyward.providers.vastai._KEPT_S", -1.0)
     async with opened(vast, regions=["DE"]) as provider:
         offers = of_market(await offered(provider, machine=GPU), spot=False)
         order = LaunchOrder(pool_id=POOL, keys=("a",), timeout_s=600.0)

@@ -22,8 +22,7 @@ from skyward.errors import (
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Checkable, Entrusts, Paced, Sweepable, Tidies, make_provider, provider_settings
-from skyward.providers.verda import self_destruct
-from skyward.providers.verda.provider import Verda
+from skyward.providers.verda import Verda, self_destruct
 from skyward.request.request import parse_request
 from skyward.testing.aws import Looks
 from skyward.transport.access import SSHAccess

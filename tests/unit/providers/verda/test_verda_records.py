@@ -8,8 +8,7 @@ import pytest
 
 from skyward.providers._common.refusals import RefusalKind
 from skyward.providers.base import InstanceState
-from skyward.providers.verda.machine_records import STATES, choose_image, parse_record, parse_types
-from skyward.providers.verda.verda_account import TABLE
+from skyward.providers.verda import STATES, TABLE, choose_image, parse_record, parse_types
 from support.clouds.rest_service import SPECS, load_json
 from support.clouds.verda_api import machine_type
 

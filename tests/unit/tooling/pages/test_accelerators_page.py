@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyward import Accelerator
-from skyward.providers.aws.machine_types import FAMILIES, parse_types
+from skyward.providers.aws.account import FAMILIES, parse_types
 from skyward.request.accelerators import MigProfile, Model, Vendor, models, parse_accelerator
 
 Table = Sequence[dict[str, str]]

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from skyward.providers import registry
-from skyward.providers._common.boot.rented_containers import RentedContainers
-from skyward.providers._common.rented_machines import RentedMachines
-from skyward.providers.aws.machine_types import FAMILIES
-from skyward.providers.aws.payloads import MINIMUM_BILLED_S
+from skyward.providers._common.rented_machines import RentedContainers, RentedMachines
+from skyward.providers.aws.account import FAMILIES, MINIMUM_BILLED_S
 from skyward.providers.base import Offer
 from skyward.providers.registry import BUILT_IN, is_rented, provider_type
 from skyward.request.request import parse_request

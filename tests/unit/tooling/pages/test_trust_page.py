@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from skyward.providers._common.client_address import ADDRESS_URL
+from skyward.providers._common.logins import ADDRESS_URL
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs/trust.md").read_text(encoding="utf-8")

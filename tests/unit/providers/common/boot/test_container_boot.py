@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from skyward.providers._common.boot.container_boot import MAY_END_COMMAND, ContainerBoot, EndProbe, HttpCall
-from skyward.providers._common.ssh_keys import make_key_pair
+from skyward.providers._common.logins import make_key_pair
+from skyward.providers._common.machine_boot import MAY_END_COMMAND, ContainerBoot, EndProbe, HttpCall
 from skyward.testing import hosts
 from skyward.testing.hosts import find_openssh, require_sshd
 

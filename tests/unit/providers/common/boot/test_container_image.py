@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.providers._common.boot.container_image import CPU_IMAGE, GPU_IMAGE, checked_image, cuda_of
+from skyward.providers._common.machine_boot import CPU_IMAGE, GPU_IMAGE, checked_image, cuda_of
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from skyward.providers._common.boot.dead_man import DeadMan, first_delivery
-from skyward.providers._common.boot.first_boot import boot_script
-from skyward.providers._common.ssh_keys import make_key_pair
+from skyward.providers._common.logins import make_key_pair
+from skyward.providers._common.machine_boot import DeadMan, boot_script, first_delivery
 
 PROGRAM = """\
 import json, pathlib, sys

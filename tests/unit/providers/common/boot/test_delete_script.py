@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.providers._common.boot.delete_script import DeleteScript
+from skyward.providers._common.machine_boot import DeleteScript
 
 TOKEN, URL = 'tok"en$HOME', "https://api.cloud.example/v2/things/12?a=b c"
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from skyward.providers._common.boot.first_boot import cloud_config, time_to_live, time_to_live_unit
-from skyward.providers._common.ssh_keys import KeyPair
+from skyward.providers._common.logins import KeyPair
+from skyward.providers._common.machine_boot import cloud_config, time_to_live, time_to_live_unit
 
 FIRST_BOOT = 1_800_000_000
 LIFE_S = 3720

@@ -1,0 +1,591 @@
+"""Provider of DigitalOcean's droplets in one region, with and without GPUs, billed by the second."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import platformdirs
+
+from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
+from skyward.providers._common.findings import failed
+from skyward.providers._common.logins import ADDRESS_URL, client_cidr, host_key, user_key
+from skyward.providers._common.machine_boot import POWER_OFF, DeleteScript, cloud_config
+from skyward.providers._common.machine_catalogue import (
+    Catalogue,
+    MachineType,
+    cheapest_offers,
+    fewest_accelerators,
+    sold_accelerators,
+    sold_as,
+)
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
+from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
+from skyward.providers._common.rest_client import ApiAnswer, RestClient
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.providers.registry import Finding, MachineSecret
+from skyward.request.accelerators import Vendor, find_model
+from skyward.request.checks import refusal, secret, text, web_address
+from skyward.request.instance import InstanceSpec
+from skyward.request.option_names import explain_options
+from skyward.request.request import PoolRequest
+
+__all__ = [
+    "API_URL",
+    "MINIMUM_BILLED_S",
+    "MINIMUM_CHARGE",
+    "REFUSED",
+    "SPOT_SUFFIX",
+    "DigitalOcean",
+    "DropletSize",
+    "Droplets",
+    "check_account",
+    "droplet_order",
+    "find_offers",
+    "find_token",
+    "fingerprint_of",
+    "image_of",
+    "open_api",
+    "parse_droplet",
+    "parse_sizes",
+    "parse_spec",
+    "read_sizes",
+]
+
+MINIMUM_BILLED_S: Final = 60.0
+MINIMUM_CHARGE: Final = 0.01
+SPOT_SUFFIX: Final = "-spot"
+_MIB_PER_GIB: Final = 1024
+_NOT_SOLD: Final = ("-contracted", "-devcloud")
+"""Endings of sizes that are listed, and ordered by contract only."""
+_SHARED: Final = "s-"
+"""Beginning of the sizes whose processors are shared with other customers."""
+_NAMES: Final[Mapping[str, str]] = {"h100": "H100-SXM"}
+"""Accelerators that are sold in one form only, and not named by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropletSize:
+    """Size of droplets.
+
+    Attributes:
+        type: its machine type.
+        price_per_hour: USD.
+        regions: regions that have it; empty for none.
+    """
+
+    type: MachineType
+    price_per_hour: float
+    regions: tuple[str, ...]
+
+
+def parse_sizes(rows: Iterable[Mapping[str, Any]]) -> Sequence[DropletSize]:
+    """Parse the sizes that can be ordered."""
+    return [
+        DropletSize(
+            type=MachineType(spec=parse_spec(row)),
+            price_per_hour=float(row["price_hourly"]),
+            regions=tuple(map(str, row["regions"])) if row["available"] else (),
+        )
+        for row in rows
+        if not str(row["slug"]).endswith(_NOT_SOLD)
+    ]
+
+
+def find_offers(sizes: Sequence[DropletSize], request: PoolRequest, region: str) -> Sequence[Offer]:
+    """Return the offers of a region for a request.
+
+    Raises:
+        ConfigurationError: the region does not exist, or has no such droplets; names those that have.
+    """
+    known = sorted({each for size in sizes for each in size.regions})
+    if region not in known:
+        raise ConfigurationError(f"region={region!r}: digitalocean has no such region; it has {', '.join(known)}")
+    here = {size.type.name: size for size in sizes if region in size.regions}
+    places = {size.type: size.regions for size in sizes}
+    catalogue = Catalogue(
+        vendor="digitalocean",
+        types=[each.type for each in here.values()],
+        place=region,
+        accelerators=sold_accelerators(places),
+        places={each.name: regions for each, regions in places.items()},
+        remedy="try DigitalOcean(region={place!r})",
+    )
+    prices = {size.type.name: size.price_per_hour for size in sizes}
+    chosen = [here[each.name] for each in fewest_accelerators(catalogue.candidates(request))]
+    return cheapest_offers(
+        [_offer(each, region, prices, chosen=bool(request.machine)) for each in chosen], request, vendor="digitalocean"
+    )
+
+
+def _offer(size: DropletSize, region: str, prices: Mapping[str, float], *, chosen: bool) -> Offer:
+    name, spot = size.type.name, size.type.name.endswith(SPOT_SUFFIX)
+    return Offer(
+        spec=size.type.spec,
+        region=region,
+        spot=spot,
+        price_per_hour=size.price_per_hour,
+        on_demand_price_per_hour=prices.get(name.removesuffix(SPOT_SUFFIX)) if spot else size.price_per_hour,
+        minimum_billed_s=MINIMUM_BILLED_S,
+        minimum_charge=MINIMUM_CHARGE,
+        note=f"{name} shares its processors with other customers" if name.startswith(_SHARED) and not chosen else "",
+    )
+
+
+def parse_spec(row: Mapping[str, Any]) -> InstanceSpec:
+    """Parse a size; the API's ``vram`` is the sum of all GPUs of a droplet."""
+    gpus: Mapping[str, Any] = row.get("gpu_info") or {}
+    count = int(gpus.get("count") or 0)
+    model = str(gpus.get("model") or "")
+    _, _, name = model.partition("_")
+    vram: Mapping[str, Any] = gpus.get("vram") or {}
+    total_gib = float(vram.get("amount") or 0)
+    sold = sold_as(_NAMES.get(name, name) or model, reported_gib=total_gib / count) if count else None
+    return InstanceSpec(
+        name=str(row["slug"]),
+        cpu=int(row["vcpus"]),
+        memory_gib=float(row["memory"]) / _MIB_PER_GIB,
+        accelerator=sold.name if sold else None,
+        accelerator_count=count,
+        accelerator_memory_gib=sold.memory_gib if sold else None,
+    )
+
+
+def image_of(spec: InstanceSpec) -> str:
+    """Return the slug of the image for a size."""
+    if spec.accelerator is None:
+        return "ubuntu-24-04-x64"
+    model = find_model(spec.accelerator)
+    if model is not None and model.vendor is Vendor.AMD:
+        return "gpu-amd-base"
+    # Eight connected GPUs need NVIDIA's fabric manager, which is in the second image only.
+    return "gpu-h100x1-base" if spec.accelerator_count == 1 else "gpu-h100x8-base"
+
+
+API_URL: Final = "https://api.digitalocean.com"
+_VARIABLES: Final = ("DIGITALOCEAN_TOKEN", "DIGITALOCEAN_ACCESS_TOKEN")
+_TOKENS_URL: Final = "https://cloud.digitalocean.com/account/api/tokens"
+
+_SCOPES: Final[Mapping[str, str]] = {"keys": "ssh_key", "regions": "regions", "sizes": "sizes"}
+"""Names of scopes that are not the singular of the path's last word."""
+_VERBS: Final[Mapping[str, str]] = {"GET": "read", "POST": "create", "PUT": "update", "DELETE": "delete"}
+_READ: Final = ("/v2/droplets", "/v2/firewalls", "/v2/account/keys")
+REFUSED: Final = RefusalTable(
+    rows=(
+        RefusalRow(
+            kind=RefusalKind.AUTH,
+            status=403,
+            advice=f"The token lacks the scope {{scope}}, or its account is locked: {_TOKENS_URL}",
+        ),
+        RefusalRow(kind=RefusalKind.QUOTA, status=422, words=r"droplet limit|limit exceeded|exceed your"),
+        RefusalRow(
+            kind=RefusalKind.QUOTA,
+            status=422,
+            words=r"invalid size",
+            advice="Sizes with GPUs need an approval for the account: https://cloud.digitalocean.com/gpus",
+        ),
+        RefusalRow(kind=RefusalKind.MISSING, status=422, words=r"invalid key identifiers"),
+        RefusalRow(kind=RefusalKind.IN_USE, status=422, words=r"pending event|is locked|currently being|in progress"),
+        RefusalRow(kind=RefusalKind.EXISTS, words=r"already (?:in use|exists|been taken)|duplicate"),
+        RefusalRow(kind=RefusalKind.CAPACITY, status=422, words=r"unavailable|not available|capacity|sold out"),
+    ),
+    advice={
+        RefusalKind.AUTH: f"Set {_VARIABLES[0]} to a token of {_TOKENS_URL}, or `doctl auth init`",
+        RefusalKind.QUOTA: "Request a higher limit, or settle the bill: https://cloud.digitalocean.com/account/team",
+        RefusalKind.CAPACITY: "Another size or region may have some: see `skyward offers --provider digitalocean`",
+        RefusalKind.TRANSIENT: "Check this machine's network, then https://status.digitalocean.com",
+    },
+)
+"""Refusals. The API's codes repeat the HTTP status, so the words of a message have to do."""
+
+
+def open_api(region: str, token: str | None, endpoint_url: str | None, *, patience_s: float) -> RestClient:
+    """Return a client of the API; the token is looked up at each call, so that a newer one counts."""
+
+    async def authorize(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - a stale token is read once more
+        return {"Authorization": f"Bearer {token or find_token()}"}
+
+    def explain(found: Refusal, call: str) -> SkywardError:
+        return REFUSED.explain(found, f"digitalocean {region}: {call}", scope=_scope(call))
+
+    return RestClient(
+        vendor="digitalocean",
+        base_url=endpoint_url or API_URL,
+        authorize=authorize,
+        judge=_judge,
+        explain=explain,
+        reset_header="ratelimit-reset",
+        patience_s=patience_s,
+    )
+
+
+async def read_sizes(rest: RestClient) -> Sequence[DropletSize]:
+    """Return the sizes that can be ordered, at their present prices."""
+    return parse_sizes(await rest.pages("/v2/sizes", "sizes", {"per_page": "200"}))
+
+
+def find_token() -> str:
+    """Return the token of the environment, else that of doctl's present context.
+
+    Raises:
+        AuthenticationError: there is none; names the places.
+    """
+    for name in _VARIABLES:
+        if found := os.environ.get(name, "").strip():
+            return found
+    path = platformdirs.user_config_path("doctl") / "config.yaml"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    context = _setting(text, "context")
+    name = "access-token" if context in ("", "default") else rf"[ \t]+{re.escape(context)}"
+    if found := _setting(text, name):
+        return found
+    raise AuthenticationError(
+        f"digitalocean: no token: set {_VARIABLES[0]} (or {_VARIABLES[1]}) to one of {_TOKENS_URL}, log in with "
+        f"`doctl auth init` ({path}), or pass DigitalOcean(token=...)"
+    )
+
+
+def _setting(text: str, name: str) -> str:
+    found = re.search(rf"^{name}:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _judge(answer: ApiAnswer) -> Refusal:
+    row: Mapping[str, Any] = answer.row()
+    code, message = str(row.get("id") or answer.status), str(row.get("message") or answer.body or "no reason given")
+    return REFUSED.judge(code, message, status=answer.status)
+
+
+def _scope(call: str) -> str:
+    """Return the token's scope that a call such as ``"GET /v2/sizes"`` requires."""
+    method, _, path = call.partition(" ")
+    word = path.removeprefix("/v2/").removeprefix("account/").partition("/")[0]
+    return f"{_SCOPES.get(word, word.removesuffix('s'))}:{_VERBS.get(method, 'read')}"
+
+
+async def check_account(rest: RestClient, region: str) -> Sequence[Finding]:
+    """See :meth:`skyward.providers.registry.Checkable.check`. Scopes for changes cannot be tested without a change."""
+    try:
+        account: Mapping[str, Any] = (await rest.read("/v2/account"))["account"]
+        findings = [Finding(what="digitalocean token", state="ok", found=str(account["email"])), _state(account)]
+        for path in _READ:
+            await rest.read(path, {"per_page": "1"})
+            findings.append(Finding(what=f"digitalocean may {_scope(f'GET {path}')}", state="ok", found="yes"))
+        return [*findings, _region(await read_sizes(rest), region)]
+    except SkywardError as error:
+        return [failed("digitalocean token", error)]
+
+
+def _state(account: Mapping[str, Any]) -> Finding:
+    what, status, limit = "digitalocean account", str(account["status"]), account.get("droplet_limit")
+    if status == "active":
+        return Finding(what=what, state="ok", found=f"active, {limit} droplets at a time")
+    state = "fail" if status == "locked" else "warn"
+    found = f"{status} {account['status_message']}".strip()
+    return Finding(what=what, state=state, found=found, fix="see https://cloud.digitalocean.com, or open a ticket")
+
+
+def _region(sizes: Sequence[DropletSize], region: str) -> Finding:
+    what, known = "digitalocean region", sorted({each for size in sizes for each in size.regions})
+    if region not in known:
+        return Finding(what=what, state="fail", found=f"no region {region}", fix=f"one of {', '.join(known)}")
+    where = sorted({each for size in sizes if size.type.spec.accelerator for each in size.regions})
+    gpus = "with GPUs" if region in where else f"without GPUs; {', '.join(where)} have some"
+    return Finding(what=what, state="ok", found=f"{region}, {gpus}")
+
+
+_NAME: Final = "skyward-"
+_POOL_TAG: Final = "skyward:pool:"
+_DROPLETS, _KEYS, _FIREWALLS = "/v2/droplets", "/v2/account/keys", "/v2/firewalls"
+_PAGE: Final = {"per_page": "200"}
+_FRESH_S: Final = 60.0
+"""Time after its creation for which a key may not be accepted."""
+_STATES: Final[Mapping[Any, InstanceState]] = {
+    "new": InstanceState.PENDING,
+    "active": InstanceState.RUNNING,
+    "off": InstanceState.FAILED,
+    "archive": InstanceState.FAILED,
+}
+"""States; an unknown one counts as pending. A droplet that is off bills as before, and must be ended."""
+_PROTOCOLS: Final = ("tcp", "udp", "icmp")
+_EVERYWHERE: Final = ("0.0.0.0/0", "::/0")
+
+
+class Droplets:
+    """Calls of the API that concern droplets and what belongs to them.
+
+    Args:
+        rest: the API.
+        region: region of the droplets.
+    """
+
+    def __init__(self, rest: RestClient, region: str) -> None:
+        self.rest = rest
+        self._region = region
+
+    async def ensure_key(self, public: str) -> None:
+        """Register the user's public key with the account, unless it is there."""
+        fingerprint = fingerprint_of(public)
+        if await self.rest.optional(f"{_KEYS}/{fingerprint}") is None:
+            body = {"name": f"skyward {fingerprint[:8]}", "public_key": public}
+            # Repeated even if the answer was lost: the same key is not added twice.
+            await self.rest.change("POST", _KEYS, body, done=(RefusalKind.EXISTS,))
+
+    async def create(self, order: Mapping[str, Any]) -> MachineRecord:
+        """Create a droplet, with one call that is accepted."""
+        answer = await self.rest.create(_DROPLETS, order, unseen_s=_FRESH_S)
+        record = parse_droplet(answer["droplet"])
+        assert record is not None, "the answer to a creation is of another droplet"
+        return record
+
+    async def find(self, key: str) -> MachineRecord | None:
+        """Return the droplet with that ledger key; None if none is listed."""
+        found = await self._list({"name": _NAME + key})
+        return next((each for each in found if each.key == key), None)
+
+    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
+        """Return Skyward's droplets in the region, or at least those of that pool."""
+        return await self._list({"tag_name": _POOL_TAG + pool_id} if pool_id else {})
+
+    async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
+        """Return droplets, those with these ids among them: from two lists, and a call for each that they miss."""
+        found = {each.id: each for each in await self.listed(pool_id)}
+        missing = [each for each in instance_ids if each not in found and each.isdecimal()]
+        answers = await asyncio.gather(*(self.rest.optional(f"{_DROPLETS}/{each}") for each in missing))
+        rows = (parse_droplet(answer["droplet"]) for answer in answers if answer is not None)
+        return [*found.values(), *(each for each in rows if each is not None)]
+
+    async def request_end(self, machine: str) -> None:
+        """Request the end of a droplet."""
+        if machine.isdecimal():
+            await self.rest.change("DELETE", f"{_DROPLETS}/{machine}")
+
+    async def ensure_firewall(self, pool_id: str, client: str) -> None:
+        """Create the pool's firewall: it admits all traffic among its droplets, and SSH from ``client``. Idempotent."""
+        if await self._firewall(pool_id) is None:
+            await self.rest.change("POST", "/v2/tags", {"name": _POOL_TAG + pool_id}, done=(RefusalKind.EXISTS,))
+            # As for the key: a name is not taken twice.
+            await self.rest.change("POST", _FIREWALLS, _rules(pool_id, client), done=(RefusalKind.EXISTS,))
+        else:
+            await self.admit(pool_id, client)
+
+    async def admit(self, pool_id: str, client: str) -> bool:
+        """Admit the client over SSH from its present address only; return True if it was not admitted before."""
+        found = await self._firewall(pool_id)
+        if found is None or _admitted(found) == [client]:
+            return False
+        await self.rest.change("PUT", f"{_FIREWALLS}/{found['id']}", _rules(pool_id, client))
+        return True
+
+    async def remove(self, pool_id: str) -> None:
+        """Remove the pool's firewall and tag. Idempotent."""
+        if (found := await self._firewall(pool_id)) is not None:
+            await self.rest.change("DELETE", f"{_FIREWALLS}/{found['id']}", done=(RefusalKind.MISSING,))
+        await self.rest.change("DELETE", f"/v2/tags/{_POOL_TAG}{pool_id}", done=(RefusalKind.MISSING,))
+
+    async def _firewall(self, pool_id: str) -> Mapping[str, Any] | None:
+        rows = await self.rest.pages(_FIREWALLS, "firewalls", _PAGE)
+        return next((row for row in rows if row["name"] == _NAME + pool_id), None)
+
+    async def _list(self, query: Mapping[str, str]) -> Sequence[MachineRecord]:
+        """Return Skyward's droplets of a list without GPUs, and of one with GPUs only: no list has both."""
+        with_gpus = {name: value for name, value in query.items() if name != "tag_name"} | {"type": "gpus"}
+        answers = await asyncio.gather(
+            *(self.rest.pages(_DROPLETS, "droplets", {**_PAGE, **each}) for each in (query, with_gpus))
+        )
+        found = (parse_droplet(row) for rows in answers for row in rows)
+        return [*{each.id: each for each in found if each is not None and each.offer.region == self._region}.values()]
+
+
+def fingerprint_of(public: str) -> str:
+    """Return the name of a public key in the API."""
+    return hashlib.md5(base64.b64decode(public.split()[1]), usedforsecurity=False).digest().hex(":")
+
+
+def parse_droplet(row: Mapping[str, Any]) -> MachineRecord | None:
+    """Parse a droplet of an answer; None if it is not one of Skyward's."""
+    name = str(row["name"])
+    pools = [str(tag) for tag in row.get("tags") or () if str(tag).startswith(_POOL_TAG)]
+    if not pools or not name.startswith(_NAME):
+        return None
+    networks: Mapping[str, Any] = row.get("networks") or {}
+    addresses = {str(each["type"]): str(each["ip_address"]) for each in networks.get("v4") or ()}
+    size: Mapping[str, Any] = row.get("size") or {}
+    slug, state = str(row["size_slug"]), _STATES.get(row["status"], InstanceState.PENDING)
+    return MachineRecord(
+        id=str(row["id"]),
+        key=name.removeprefix(_NAME),
+        pool_id=pools[0].removeprefix(_POOL_TAG),
+        state=state,
+        offer=Offer(
+            spec=parse_spec({**row, **size, "slug": slug}),
+            region=str(row["region"]["slug"]),
+            spot=slug.endswith(SPOT_SUFFIX),
+            price_per_hour=None if (price := size.get("price_hourly")) is None else float(price),
+            minimum_billed_s=MINIMUM_BILLED_S,
+            minimum_charge=MINIMUM_CHARGE,
+        ),
+        public_address=addresses.get("public", ""),
+        private_address=addresses.get("private", ""),
+        network=str(row.get("vpc_uuid") or ""),
+        reason=f"its status is {row['status']!r}, and it bills" if state is InstanceState.FAILED else "",
+    )
+
+
+def droplet_order(offer: Offer, key: str, pool_id: str, *, ssh_key: str, user_data: str) -> Mapping[str, Any]:
+    """Return the body of the call that creates a droplet.
+
+    Without an account key (``ssh_key``, a fingerprint) DigitalOcean would mail a password for root, who must change it
+    at the first login.
+    """
+    return {
+        "name": _NAME + key,
+        "region": offer.region,
+        "size": offer.spec.name,
+        "image": image_of(offer.spec),
+        "ssh_keys": [ssh_key],
+        "tags": [_POOL_TAG + pool_id],
+        "user_data": user_data,
+        "with_droplet_agent": False,
+    }
+
+
+def _admitted(firewall: Mapping[str, Any]) -> Sequence[str]:
+    ssh = [rule for rule in firewall.get("inbound_rules") or () if rule["ports"] == "22"]
+    return [str(each) for rule in ssh for each in rule["sources"].get("addresses") or ()]
+
+
+def _rules(pool_id: str, client: str) -> Mapping[str, Any]:
+    tag = _POOL_TAG + pool_id
+    among = [{"protocol": each, "ports": "0", "sources": {"tags": [tag]}} for each in _PROTOCOLS]
+    ssh = {"protocol": "tcp", "ports": "22", "sources": {"addresses": [client]}}
+    out = [{"protocol": each, "ports": "0", "destinations": {"addresses": [*_EVERYWHERE]}} for each in _PROTOCOLS]
+    return {"name": _NAME + pool_id, "tags": [tag], "inbound_rules": [ssh, *among], "outbound_rules": out}
+
+
+_REGION = re.compile(r"[a-z]{3}\d{1,2}", re.ASCII)
+
+
+@explain_options
+@dataclass(frozen=True, kw_only=True)
+class DigitalOcean(RentedMachines):
+    """Droplets of DigitalOcean, with and without GPUs, reached over SSH as root, billed by the second.
+
+    The token is that of the environment, ``DIGITALOCEAN_TOKEN`` or ``DIGITALOCEAN_ACCESS_TOKEN``, else doctl's. A
+    pool's droplets are in the default VPC of the region, behind a firewall that admits SSH from this machine only. A
+    droplet that is switched off bills as before: without ``reaper_token``, droplets whose client died cost money until
+    they are swept.
+
+    Args:
+        region: region, e.g. ``"nyc1"``; few of them have GPUs.
+        token: the API's token, in place of the environment's. It is not recorded: ``skyward sweep`` needs it in the
+            environment.
+        reaper_token: token with the scope ``droplet:delete`` and no other, by which droplets delete themselves when
+            their client is dead or their time is over. It is sent over SSH. Calls run as root and can read it; it can
+            delete every droplet of its account.
+        endpoint_url: URL of the API used instead of DigitalOcean's; for tests and private gateways.
+
+    Raises:
+        ConfigurationError: a value is wrong.
+    """
+
+    region: str = "nyc1"
+    token: str | None = field(default=None, repr=False)
+    reaper_token: str | None = field(default=None, repr=False)
+    endpoint_url: str | None = None
+
+    patience_s: ClassVar[float] = 60.0
+    """Time for which throttled and interrupted calls are retried."""
+    look_interval_s: ClassVar[float] = 2.5
+    """Least number of seconds between two looks, of two lists each: 250 calls a minute, 5,000 an hour are allowed."""
+    address_url: ClassVar[str] = ADDRESS_URL
+    """Web page that answers with the client's public address."""
+    _rest: RestClient = field(init=False, repr=False, compare=False)
+    _droplets: Droplets = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, checked in (("token", secret), ("reaper_token", secret), ("endpoint_url", web_address)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, checked(name, value))
+        if not _REGION.fullmatch(text("region", self.region)):
+            raise refusal("region", "a region's slug such as 'nyc1'", self.region)
+        rest = open_api(self.region, self.token, self.endpoint_url, patience_s=self.patience_s)
+        object.__setattr__(self, "_rest", rest)
+        object.__setattr__(self, "_droplets", Droplets(rest, self.region))
+
+    @property
+    def name(self) -> str:
+        """``"digitalocean"``."""
+        return "digitalocean"
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """Return the cheapest few sizes of the region that satisfy the request, at their present prices.
+
+        Raises:
+            ConfigurationError: the region does not exist, or has no such droplets; names those that have.
+            AuthenticationError: there is no token, or it lacks a scope.
+        """
+        return find_offers(await read_sizes(self._rest), request, self.region)
+
+    async def admit(self, pool_id: str) -> str:
+        """Admit this machine's present address over SSH, in the pool's firewall, and no other."""
+        client = await client_cidr(self.address_url)
+        async with self.book.locks[pool_id]:
+            return client if await self._droplets.admit(pool_id, client) else ""
+
+    async def secret(self, instance: Instance) -> MachineSecret | None:
+        """Return the script by which a droplet deletes itself, with the reaper token; None without that."""
+        if self.reaper_token is None:
+            return None
+        url = f"{self.endpoint_url or API_URL}/v2/droplets/{instance.id}"
+        return self._script(instance.key).secret(url, self.reaper_token)
+
+    async def check(self) -> Sequence[Finding]:
+        """Check the token and its scopes, the account's state and limit, and the region; creates nothing."""
+        return await check_account(self._rest, self.region)
+
+    async def close(self) -> None:
+        """Close the connections to the API."""
+        await self._rest.close()
+
+    @property
+    def api(self) -> Droplets:
+        """The API's calls that concern droplets."""
+        return self._droplets
+
+    @property
+    def ends_itself(self) -> bool:
+        """True with a reaper token: powering off does not stop the bill."""
+        return self.reaper_token is not None
+
+    async def prepare(self, order: LaunchOrder) -> None:
+        """Create the pool's firewall, and register the user's key."""
+        _, key = await asyncio.to_thread(user_key)
+        await self._droplets.ensure_firewall(order.pool_id, await client_cidr(self.address_url))
+        await self._droplets.ensure_key(key.public)
+
+    async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
+        """Create a droplet with a host key of its own, which powers itself off after the pool's ``timeout``."""
+        _, user = await asyncio.to_thread(user_key)
+        boot = cloud_config(
+            host_key=await asyncio.to_thread(host_key, key),
+            user_key=user.public,
+            time_to_live_s=order.lasts_s(offer),
+            root=True,
+            end=self._script(key).end if self.ends_itself else POWER_OFF,
+        )
+        ssh_key = fingerprint_of(user.public)
+        return await self._droplets.create(droplet_order(offer, key, order.pool_id, ssh_key=ssh_key, user_data=boot))
+
+    def end_command(self, key: str) -> tuple[str, ...]:
+        """Return the command by which a droplet deletes itself."""
+        return self._script(key).command if self.ends_itself else ()
+
+    def _script(self, key: str) -> DeleteScript:
+        return DeleteScript(path=f"{self.home}/.skyward/end-{key}")

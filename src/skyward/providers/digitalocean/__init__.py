@@ -1,1 +1,0 @@
-"""Provider of DigitalOcean's droplets."""

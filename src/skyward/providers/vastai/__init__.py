@@ -1,1 +1,0 @@
-"""VastAI: containers on a marketplace of hosts, on demand or by bids, billed from prepaid credit."""
