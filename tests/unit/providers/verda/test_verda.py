@@ -20,9 +20,10 @@ from skyward.errors import (
     SkywardError,
     TerminationError,
 )
+from skyward.providers import _verda_self_destruct as self_destruct
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Checkable, Entrusts, Paced, Sweepable, Tidies, make_provider, provider_settings
-from skyward.providers.verda import Verda, self_destruct
+from skyward.providers.verda import Verda
 from skyward.request.request import parse_request
 from skyward.testing.aws import Looks
 from skyward.transport.access import SSHAccess
