@@ -97,7 +97,7 @@ def test_credentials_and_extras_are_those_of_the_code(rows: dict[str, dict[str, 
     for name, kind in KINDS.items():
         extra = rows[name]["Extra"].strip("`")
         assert extra in extras or extra == "none"
-        source = "".join(path.read_text(encoding="utf-8") for path in providers.rglob(f"{name.lower()}*/*.py"))
+        source = "".join(path.read_text(encoding="utf-8") for path in providers.glob(f"{name.lower()}.py"))
         for word in CODE.findall(rows[name]["Credentials, the first that is there"]):
             if word.endswith("="):
                 assert word[:-1] in registry.provider_parameters(kind)
