@@ -28,7 +28,7 @@ import skyward as sky
 from process_state import kept_state
 from skyward.node.supervisor import template
 from skyward.provision.preparing.sources import pip_settings
-from skyward.wire.code.served import SourceFinder
+from skyward.shipping.received import SourceFinder
 from support.clouds.aws_clients import remember_classes
 from support.clouds.compiled_packages import keep_compiled
 from support.eventually import eventually

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from skyward.errors import ConfigurationError, RemoteTraceback
 from skyward.events import SkywardEvent
-from skyward.wire.code.tracebacks import from_callers_line
+from skyward.tracebacks import from_callers_line
 
 if TYPE_CHECKING:
     from distributed import Security

@@ -19,8 +19,8 @@ from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward.engine.certificates import issue
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.node.supervisor.scheduler import pass_modules_on
+from skyward.shipping.graph_modules import MODULES, take_modules
 from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
-from skyward.wire.code.graph_modules import MODULES, take_modules
 from skyward.wire.security import PoolSecurity
 
 __all__ = ["FakeElasticFleet"]

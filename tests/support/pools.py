@@ -21,10 +21,8 @@ from skyward.engine.calls import LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.elastic import Elastic
-from skyward.engine.functions import PackedFunction, Wrapped
 from skyward.engine.futures import RemoteFuture
 from skyward.engine.intake import Intake
-from skyward.engine.packing import Parcel
 from skyward.events import SkywardEvent
 from skyward.providers.base import LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
@@ -33,6 +31,7 @@ from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
 from skyward.request.spot import SpotLike
+from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
 from skyward.wire.control import Message
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.messages import Payload

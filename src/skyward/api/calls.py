@@ -57,9 +57,9 @@ from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError
 from skyward.request.checks import gibibytes, positive_number, refusal, whole_number
 from skyward.request.option_names import refuse_unknown
+from skyward.shipping.pickling import pack, packing, unpack
 from skyward.submission import CallLimits, Invocation
-from skyward.wire.code.pickling import pack, packing, unpack
-from skyward.wire.code.tracebacks import from_callers_line, hide_frames
+from skyward.tracebacks import from_callers_line, hide_frames
 
 __all__ = [
     "OPTIONS",

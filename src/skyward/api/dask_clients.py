@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from skyward.errors import ConfigurationError
+from skyward.shipping.graph_modules import MODULES, missing_modules
+from skyward.shipping.sources import SentSources
 from skyward.submission import SchedulerInfo
-from skyward.wire.code.graph_modules import MODULES, missing_modules
-from skyward.wire.code.modules import SentSources
 
 if TYPE_CHECKING:
     from distributed import Client

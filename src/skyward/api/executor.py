@@ -18,9 +18,9 @@ from weakref import WeakSet
 from skyward.api.calls import ComputeFunction, PendingCompute, invocation_of
 from skyward.engine.futures import CallBatch
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.shipping.pickling import add_note
 from skyward.submission import CallFuture, Invocation, TaskSubmitter
-from skyward.wire.code.exceptions import add_note
-from skyward.wire.code.tracebacks import hide_frames, is_explained
+from skyward.tracebacks import hide_frames, is_explained
 from skyward.wire.terminal import harmless
 
 __all__ = ["CallsByFunction", "ItemNotes", "PoolExecutor", "kept", "note_call", "outline", "result_of"]

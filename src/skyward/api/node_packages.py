@@ -15,7 +15,7 @@ from skyward.providers.registry import is_this_machine
 from skyward.request.image import Image
 from skyward.request.includes import describe_includes
 from skyward.request.request import PoolRequest
-from skyward.wire.code.ownership import OWN_PACKAGES
+from skyward.shipping.sources import OWN_PACKAGES
 
 __all__ = ["MIRROR_VARIABLE", "callers_names", "with_environment"]
 

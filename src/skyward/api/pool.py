@@ -47,7 +47,7 @@ from skyward.request.request import checked_nodes, checked_ranks, parse_request
 from skyward.request.spot import SpotLike
 from skyward.request.volume import Volume
 from skyward.submission import ArgumentMemo, CallFuture, FleetStatus, Invocation, SchedulerInfo
-from skyward.wire.code.tracebacks import hide_frames, is_explained, without_frames
+from skyward.tracebacks import hide_frames, is_explained, without_frames
 
 if TYPE_CHECKING:
     from distributed import Client

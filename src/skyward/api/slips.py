@@ -18,9 +18,9 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError, UnsentCallWarning
 from skyward.request.option_names import refuse_unknown
+from skyward.shipping.pickling import PLAIN_TYPES
 from skyward.submission import OPERATIONS, refuse_operations
-from skyward.wire.code.pickling import PLAIN_TYPES
-from skyward.wire.code.tracebacks import from_callers_line, hide_frames, is_explained
+from skyward.tracebacks import from_callers_line, hide_frames, is_explained
 
 __all__ = [
     "CallSite",

@@ -36,8 +36,7 @@ from skyward.events import (
 )
 from skyward.events.bus import EventBus
 from skyward.request.request import PoolRequest
-from skyward.wire.code.pickling import PackedError
-from skyward.wire.messages import CallHeader
+from skyward.wire.messages import CallHeader, PackedError
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

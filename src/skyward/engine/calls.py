@@ -11,17 +11,24 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from skyward._concurrency.linux_parts import use_large_pages
-from skyward.engine.blobs import Stored
 from skyward.engine.dispatch import CallState, WorkerId
 from skyward.engine.futures import OutcomeSink, RawOutcome, call_name, short_label
-from skyward.engine.packing import Parcel
 from skyward.errors import PoolStateError
 from skyward.events import Callback, Error, LogLine, SkywardEvent
 from skyward.events.records import record_line
 from skyward.events.works import WorkCount, WorkCounts
-from skyward.wire.code.pickling import PackedError
+from skyward.shipping.blobs import Stored
+from skyward.shipping.parcels import Parcel
 from skyward.wire.log_pieces import Reassembler
-from skyward.wire.messages import CallHeader, EmittedEvent, LoggedRecord, Outcome, PrintedLines, ResultChunk
+from skyward.wire.messages import (
+    CallHeader,
+    EmittedEvent,
+    LoggedRecord,
+    Outcome,
+    PackedError,
+    PrintedLines,
+    ResultChunk,
+)
 
 __all__ = ["CallGang", "CallNumbers", "CallObserver", "CallTable", "CallTrace", "Incoming", "LiveCall"]
 

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from skyward.engine.dispatch import WorkerId
 from skyward.events.works import WorkCount
+from skyward.shipping.pickling import add_note, unpack, unpack_error
 from skyward.submission import CallFuture, bearable, named
-from skyward.wire.code.exceptions import add_note
-from skyward.wire.code.pickling import PackedError, unpack, unpack_error
-from skyward.wire.code.tracebacks import hide_frames, is_explained
+from skyward.tracebacks import hide_frames, is_explained
+from skyward.wire.messages import PackedError
 
 __all__ = ["CallBatch", "OutcomeSink", "RawOutcome", "RemoteFuture", "call_name", "short_label"]
 

@@ -18,11 +18,11 @@ from skyward.engine.calls import CallGang, CallNumbers, CallObserver, LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.futures import CallBatch, OutcomeSink, RemoteFuture
-from skyward.engine.packing import Parcel
 from skyward.engine.slots import out_of_reach
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events import Callback, current_callbacks
 from skyward.events.courier import Courier
+from skyward.shipping.parcels import Parcel
 from skyward.submission import CallLimits
 from skyward.wire.messages import CallHeader
 

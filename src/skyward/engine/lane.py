@@ -17,8 +17,8 @@ from skyward._concurrency.forking import keep_from_forks
 from skyward._concurrency.recurring import keep
 from skyward._concurrency.waiting import SystemClock, wait_until
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.functions import Recent
-from skyward.wire.code.modules import SentSources
+from skyward.shipping.parcels import Recent
+from skyward.shipping.sources import SentSources
 from skyward.wire.connection import Connection
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Link

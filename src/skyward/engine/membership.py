@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
-from skyward.engine.blobs import Exchange
 from skyward.engine.calls import CallTable, LiveCall
 from skyward.engine.crashes import ShownCrashes
 from skyward.engine.dispatch import Dispatch, GiveUp, WorkerId
@@ -24,6 +23,7 @@ from skyward.events import Error, WorkerLost, WorkerReplaced
 from skyward.events.bus import EventBus
 from skyward.provision.fleet.topology import separation
 from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
+from skyward.shipping.blobs import Exchange
 from skyward.wire.control import Message, WorkerExit, WorkerRunning, WorkerStale
 
 __all__ = ["Membership"]

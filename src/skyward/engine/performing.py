@@ -14,8 +14,7 @@ from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Se
 from skyward.engine.futures import RawOutcome
 from skyward.engine.slots import Slot, given_up, used_up
 from skyward.events.works import CALL_CANCELLED
-from skyward.wire.code.pickling import PackedError
-from skyward.wire.messages import CancelCalls, RevokeCalls
+from skyward.wire.messages import CancelCalls, PackedError, RevokeCalls
 
 __all__ = ["Performer"]
 

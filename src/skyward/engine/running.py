@@ -20,10 +20,8 @@ from skyward.engine.certificates import issue
 from skyward.engine.cluster import Cluster
 from skyward.engine.dask_works import DaskWorks
 from skyward.engine.elastic import Elastic
-from skyward.engine.functions import FunctionCache
 from skyward.engine.futures import CallBatch, RemoteFuture
 from skyward.engine.intake import Intake
-from skyward.engine.packing import wrap
 from skyward.errors import BudgetError, PoolStateError, TerminationError
 from skyward.events import (
     Callback,
@@ -50,6 +48,7 @@ from skyward.provision.buying.opening_sweep import OpeningSweep
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle, open_node
 from skyward.request.request import PoolRequest
+from skyward.shipping.parcels import FunctionCache, wrap
 from skyward.submission import ArgumentMemo, FleetStatus, Invocation, NodeStatus, SchedulerInfo
 from skyward.wire.control import (
     Message,
@@ -307,7 +306,7 @@ class RunningPool:
                 self._reported[event.label] = event
         self._bus.publish(event)
 
-    def _complete(self, error: ModuleNotFoundError, function: Callable[..., Any]) -> ModuleNotFoundError:
+    def _complete(self, function: Callable[..., Any], error: ModuleNotFoundError) -> ModuleNotFoundError:
         """Return a node's error with all packages that the function needs and the image lacks."""
         # Here, as it reads metadata: nothing else of an open pool does.
         from skyward.provision.mirroring.missing import with_all_missing

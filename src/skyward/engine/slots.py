@@ -13,19 +13,19 @@ from itertools import groupby
 from signal import SIGTERM
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
-from skyward.engine.blobs import Exchange, NodeBlobs, Stored
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import GiveUp, WorkerId
-from skyward.engine.functions import PackedFunction
 from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.errors import BootstrapError, CallTimeoutError, ConfigurationError, UnreachableError, WorkerLostError
 from skyward.events import LogLine, WorkerLost, WorkerRestarting
 from skyward.events.records import DEFAULT_LEVELS, ConfiguredLevels
 from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
+from skyward.shipping.parcels import PackedFunction
+from skyward.shipping.sources import SourceSet
 from skyward.submission import CallLimits
 from skyward.transport.access import LocalAccess
-from skyward.wire.code.modules import SourceSet
 from skyward.wire.control import WorkerExit
 from skyward.wire.log_pieces import LineAssembler
 from skyward.wire.messages import (

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import SkywardEvent
+from skyward.shipping.pickling import Packed, pack, pack_error, pack_result, unpack, unpack_call, unpack_error
 from skyward.submission import ArgumentMemo, CallFuture, Invocation
-from skyward.wire.code.pickling import Packed, pack, pack_error, pack_result, unpack, unpack_call, unpack_error
 
 __all__ = ["InProcessSubmitter"]
 

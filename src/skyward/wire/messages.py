@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from skyward.wire.code.modules import ModuleSource
-from skyward.wire.code.pickling import PackedError
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.session import Item
 
@@ -29,7 +27,9 @@ __all__ = [
     "LaneItem",
     "LoggedRecord",
     "MissingBlobs",
+    "ModuleSource",
     "Outcome",
+    "PackedError",
     "Payload",
     "PrintedLines",
     "ResultChunk",
@@ -94,6 +94,49 @@ class Kind(enum.IntEnum):
     """To the client: :class:`SpentProcess`."""
     RECORD = 20
     """To the client: :class:`LoggedRecord`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSource:
+    """Source of a module.
+
+    Attributes:
+        name: full name.
+        text: source text; empty for a package without ``__init__.py``.
+        is_package: True if it has submodules.
+        origin: path at its origin, for tracebacks; empty if it has none.
+        edition_ns: time at which this text was first seen there, in ns since the epoch; the latest edition counts.
+        files: other files in the folder of a project's first package, by their path in it.
+    """
+
+    name: str
+    text: str
+    is_package: bool
+    origin: str
+    edition_ns: int
+    files: tuple[tuple[str, bytes], ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def is_namespace(self) -> bool:
+        """Whether it is a package without ``__init__.py``."""
+        return self.is_package and not self.text and not self.origin.endswith(".py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedError:
+    """Pickled exception of a worker.
+
+    Attributes:
+        type_name: qualified name of its class.
+        message: its text.
+        traceback: text of the worker's traceback.
+        pickled: the exception itself; empty if it cannot be rebuilt elsewhere.
+    """
+
+    type_name: str
+    message: str
+    traceback: str
+    pickled: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

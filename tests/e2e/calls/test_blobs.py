@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from skyward.engine.blobs import Blob, Exchange, NodeBlobs, identify
 from skyward.engine.certificates import issue
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
+from skyward.shipping.blobs import Blob, Exchange, NodeBlobs, identify
 from skyward.submission import ArgumentMemo
 from skyward.transport.access import LocalAccess
 from skyward.transport.base import Completed

@@ -9,14 +9,13 @@ import pytest
 
 from skyward.engine.calls import CallGang, CallNumbers, Incoming, LiveCall
 from skyward.engine.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
-from skyward.engine.functions import PackedFunction, Wrapped
 from skyward.engine.futures import CallBatch, RawOutcome
-from skyward.engine.packing import Parcel
 from skyward.errors import RemoteError
 from skyward.events import Error, LogLine
-from skyward.wire.code.pickling import PackedError, pack, unpack_error
+from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
+from skyward.shipping.pickling import pack, unpack_error
 from skyward.wire.log_pieces import LogPiece
-from skyward.wire.messages import EmittedEvent, Outcome, Payload, PrintedLines, ResultChunk
+from skyward.wire.messages import EmittedEvent, Outcome, PackedError, Payload, PrintedLines, ResultChunk
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
 

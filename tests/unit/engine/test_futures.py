@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from skyward.engine.futures import CallBatch, RawOutcome, RemoteFuture
-from skyward.wire.code.pickling import pack_error
+from skyward.shipping.pickling import pack_error
 
 FAILED = RawOutcome(error=ValueError("no"))
 DONE = RawOutcome(data=b"")

@@ -13,16 +13,16 @@ import pytest
 from blake3 import blake3
 
 import skyward.engine.membership
-from skyward.engine.blobs import Blob
 from skyward.engine.calls import CallGang, LiveCall
 from skyward.engine.cluster import Cluster
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.functions import Recent
 from skyward.engine.futures import RawOutcome
 from skyward.engine.intake import Intake
 from skyward.engine.slots import out_of_reach
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
+from skyward.shipping.blobs import Blob
+from skyward.shipping.parcels import Recent
 from skyward.transport.access import LocalAccess
 from skyward.wire.control import WorkerExit
 from skyward.wire.log_pieces import LogPiece

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from skyward.engine.calls import LiveCall
-from skyward.engine.functions import PackedFunction, Recent, Wrapped
-from skyward.engine.packing import Parcel
 from skyward.engine.slots import Slot
-from skyward.wire.code.modules import ModuleSource, SentSources, SourceSet
-from skyward.wire.messages import Payload, StoreSources, ToWorker
+from skyward.shipping.parcels import PackedFunction, Parcel, Recent, Wrapped
+from skyward.shipping.sources import SentSources, SourceSet
+from skyward.wire.messages import ModuleSource, Payload, StoreSources, ToWorker
 
 MIB = 1 << 20
 
@@ -36,9 +35,8 @@ def source(name: str) -> ModuleSource:
 
 
 async def test_sources_of_many_projects_are_sent_in_items_that_a_message_can_carry_and_each_once() -> None:
-    observed: Any = None
     names = [f"project{number}{part}" for number in range(10, 20) for part in ("", ".a", ".b")]
-    sources = SourceSet(sources=tuple(map(source, names)), number=1, observed=observed)
+    sources = SourceSet(sources=tuple(map(source, names)), number=1)
     function = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")), sources=sources)
     lane: Any = Lane()
     slot = Slot(lane, SimpleNamespace())  # type: ignore[arg-type]

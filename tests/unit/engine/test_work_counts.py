@@ -8,12 +8,11 @@ from typing import Any, cast
 
 from skyward.engine.calls import CallTable, LiveCall
 from skyward.engine.dispatch import Action, Dispatch, GiveUp, WorkerId
-from skyward.engine.functions import PackedFunction, Wrapped
 from skyward.engine.futures import CallBatch, RawOutcome, RemoteFuture
-from skyward.engine.packing import Parcel
 from skyward.errors import PoolStateError
 from skyward.events import Progress, SkywardEvent
 from skyward.events.works import WorkCount
+from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
 from skyward.wire.messages import Payload
 
 FIRST, SECOND = WorkerId(0, 0), WorkerId(0, 1)

@@ -9,8 +9,6 @@ import msgpack
 import pytest
 
 from skyward.wire import messages
-from skyward.wire.code.modules import ModuleSource
-from skyward.wire.code.pickling import PackedError
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
     CallHeader,
@@ -23,7 +21,9 @@ from skyward.wire.messages import (
     Kind,
     LoggedRecord,
     MissingBlobs,
+    ModuleSource,
     Outcome,
+    PackedError,
     Payload,
     PrintedLines,
     ResultChunk,

@@ -12,7 +12,7 @@ from skyward.node.program import Program, read_plan, run_program
 from skyward.node.supervisor.dashboard import Dashboard
 from skyward.node.supervisor.unrunnable import fail_unrunnable
 from skyward.node.task_counts import report_tasks
-from skyward.wire.code.graph_modules import MODULES, KeptModules
+from skyward.shipping.graph_modules import MODULES, KeptModules
 from skyward.wire.control import SchedulerRunning
 from skyward.wire.security import PoolSecurity
 

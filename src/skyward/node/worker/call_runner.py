@@ -28,25 +28,18 @@ from skyward.node.worker.hints import add_hints
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.trace_context import trace_context
-from skyward.wire.code.mains import enter_main
-from skyward.wire.code.modules import ModuleSource
-from skyward.wire.code.pickling import (
-    LARGE_BYTES,
-    Packed,
-    PackedError,
-    pack_error,
-    pack_result,
-    text_of,
-    unpack_call_with_main,
-)
-from skyward.wire.code.served import take_sources
+from skyward.shipping.definitions import enter_main
+from skyward.shipping.pickling import LARGE_BYTES, Packed, pack_error, pack_result, text_of, unpack_call_with_main
+from skyward.shipping.received import take_sources
 from skyward.wire.messages import (
     CallHeader,
     CallResult,
     EmittedEvent,
     GangAddress,
     MissingBlobs,
+    ModuleSource,
     Outcome,
+    PackedError,
     Payload,
     ResultChunk,
     SmallResults,

@@ -19,8 +19,8 @@ from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
-from skyward.wire.code.pickling import pack
-from skyward.wire.code.served import is_received, with_sources
+from skyward.shipping.pickling import pack
+from skyward.shipping.received import is_received, with_sources
 
 __all__ = ["allow_multiprocessing", "call_in_this_process"]
 

@@ -6,8 +6,8 @@ import os
 import re
 import traceback
 
-from skyward.wire.code.exceptions import add_note
-from skyward.wire.code.tracebacks import related
+from skyward.shipping.pickling import add_note
+from skyward.tracebacks import related
 
 __all__ = ["add_hints"]
 

@@ -35,8 +35,8 @@ from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.lane_server import LaneServer
 from skyward.node.worker.watchdog import Watchdog, end_process
-from skyward.wire.code.graph_modules import MODULES, take_modules
-from skyward.wire.code.mains import main_of_tasks
+from skyward.shipping.definitions import main_of_tasks
+from skyward.shipping.graph_modules import MODULES, take_modules
 from skyward.wire.dask_parts import BatchedSend, Comm, ThreadPoolExecutor
 from skyward.wire.listening import BACKLOG
 

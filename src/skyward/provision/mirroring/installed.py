@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from skyward.request.masking import bare_url
-from skyward.wire.code.ownership import search_path_state
+from skyward.shipping.sources import search_path_state
 
 __all__ = ["Distribution", "InstalledDistributions", "Origin", "installed_distributions", "marker_environment"]
 

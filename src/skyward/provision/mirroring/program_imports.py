@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import importlib.util
 import inspect
 import linecache
@@ -11,16 +9,23 @@ import sys
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from skyward.provision.mirroring.installed import InstalledDistributions, Origin
-from skyward.request.imports import imports_in
-from skyward.wire.code.modules import ModuleSource, Way, imported_by, sources_of, way_of
-from skyward.wire.code.omissions import names_in
-from skyward.wire.code.origins import found_under_its_name
-from skyward.wire.code.ownership import OWN_PACKAGES, is_installed_at, is_the_users
-from skyward.wire.code.pickling import travels_by_reference
+from skyward.shipping.definitions import found_under_its_name
+from skyward.shipping.pickling import travels_by_reference
+from skyward.shipping.references import function_parts, global_values, imports_in, imports_of, names_in
+from skyward.shipping.sources import (
+    OWN_PACKAGES,
+    Way,
+    is_installed_at,
+    is_the_users,
+    packages_around,
+    sources_of,
+    way_of,
+)
+from skyward.wire.messages import ModuleSource
 
 __all__ = ["LoadedNames", "Needed", "distributions_of", "needs_of", "needs_of_program", "own_modules", "travels"]
 
@@ -205,7 +210,7 @@ def _imports_of_module(module: ModuleType) -> Iterator[str]:
         if name is not None and name != module.__name__:
             yield name
         if isinstance(function := _function_of(value), FunctionType) and function.__module__ == module.__name__:
-            yield from imported_by(function)
+            yield from imports_of(function)
 
 
 def _imports_of_source(source: ModuleSource) -> frozenset[str]:
@@ -216,8 +221,7 @@ def _imports_of_source(source: ModuleSource) -> frozenset[str]:
 def _used_of_modules(function: FunctionType) -> Iterator[object]:
     """Yield the attributes of the user's modules that a function's code names."""
     attributes = frozenset(names_in(function.__code__))
-    for name in _names(function.__code__):
-        module = function.__globals__.get(name)
+    for module in global_values(function):
         if isinstance(module, ModuleType) and travels(module.__name__):
             yield from (value for key, value in list(vars(module).items()) if key in attributes)
 
@@ -232,21 +236,16 @@ def _goes_by_name(value: Any, module: str) -> bool:
 def _imported_with(module: str) -> Iterator[tuple[str, str]]:
     """Yield the modules that are imported with one of the user's, directly or through others of theirs."""
     sources = {source.name: source for source in sources_of([module])}
-    waiting, seen = {module, *_packages_of(module)} & sources.keys(), set[str]()
+    waiting, seen = {module, *packages_around(module)} & sources.keys(), set[str]()
     while waiting:
         source = sources[waiting.pop()]
         seen.add(source.name)
         package = source.name if source.is_package else source.name.rpartition(".")[0]
         for name in imports_in(source.text, package).first:
-            own = {name, *_packages_of(name)} & sources.keys()
+            own = {name, *packages_around(name)} & sources.keys()
             waiting |= own - seen
             if not own:
                 yield name, source.name
-
-
-def _packages_of(name: str) -> Iterator[str]:
-    while name := name.rpartition(".")[0]:
-        yield name
 
 
 def _imported_while_running(value: FunctionType, *, conditional: bool) -> Iterator[tuple[str, str]]:
@@ -254,7 +253,7 @@ def _imported_while_running(value: FunctionType, *, conditional: bool) -> Iterat
     # Its lines as tracebacks show them: those of a notebook's cell are in no file.
     text = "".join(linecache.getlines(value.__code__.co_filename))
     here = imports_in(text, value.__globals__.get("__package__") or "")
-    names = imported_by(value) - here.optional - (frozenset() if conditional else here.conditional)
+    names = imports_of(value) - here.optional - (frozenset() if conditional else here.conditional)
     yield from ((name, _name_of(value)) for name in names)
     for source in sources_of(names):
         package = source.name if source.is_package else source.name.rpartition(".")[0]
@@ -292,7 +291,7 @@ def _referred(value: object, module: str) -> Iterator[object]:
         case ModuleType() if _goes_by_name(value, module):
             return
         case FunctionType():
-            yield from _parts_of(value)
+            yield from (*global_values(value), *function_parts(value))
         case ModuleType():
             yield from list(vars(value).values())
         case type():
@@ -306,26 +305,6 @@ def _referred(value: object, module: str) -> Iterator[object]:
             yield from (each for each in (value.fget, value.fset, value.fdel) if each is not None)
         case _:
             yield type(value)
-
-
-def _parts_of(function: FunctionType) -> Iterator[object]:
-    module = function.__globals__
-    yield from (module[name] for name in _names(function.__code__) if name in module)
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-
-
-@functools.lru_cache(maxsize=1024)
-def _names(code: CodeType) -> Collection[str]:
-    """Return the globals that a function's code, and that of the functions within it, reads."""
-    names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return names.union(*inner)
 
 
 def _name_of(function: object) -> str:

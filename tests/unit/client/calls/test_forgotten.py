@@ -18,9 +18,8 @@ import pytest
 
 from skyward import ComputePool, Local, UnsentCallWarning, compute, gather
 from skyward.api.calls import PendingBatch, PendingCompute, invocation_of
-from skyward.engine.functions import FunctionCache
-from skyward.engine.packing import wrap
 from skyward.errors import ConfigurationError
+from skyward.shipping.parcels import FunctionCache, wrap
 from skyward.submission import ArgumentMemo, Invocation
 
 

@@ -21,8 +21,8 @@ import wrapt
 
 from skyward.api.calls import ComputeFunction, PendingBatch, PendingCompute, compute, gather, invocation_of
 from skyward.errors import ConfigurationError, SerializationError
+from skyward.shipping.pickling import pack, unpack
 from skyward.testing.in_process import InProcessSubmitter
-from skyward.wire.code.pickling import pack, unpack
 
 
 class FakePool:

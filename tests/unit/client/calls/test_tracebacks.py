@@ -10,8 +10,8 @@ import pytest
 
 from skyward import CallTimeoutError, ComputePool, Local, PoolStateError, RemoteTraceback, compute
 from skyward.api.calls import PendingCompute
-from skyward.wire.code.pickling import pack_error, unpack_error
-from skyward.wire.code.tracebacks import add_lines, hide_frames
+from skyward.shipping.pickling import pack_error, unpack_error
+from skyward.tracebacks import add_lines, hide_frames
 
 
 @compute

@@ -11,7 +11,7 @@ import pytest
 
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFunction
 from skyward.node.worker.output import CallOutput
-from skyward.wire.code.pickling import LARGE_BYTES, pack
+from skyward.shipping.pickling import LARGE_BYTES, pack
 from skyward.wire.messages import CallResult, Payload, ResultChunk, SmallResults, ToClient
 
 NO_ARGUMENTS = pack(((), {}), what="no arguments").data

@@ -9,8 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from skyward.wire.code.graph_modules import KeptModules, missing_modules, named_in
-from skyward.wire.code.modules import ModuleSource, SentSources
+from skyward.shipping.graph_modules import KeptModules, missing_modules, named_in
+from skyward.shipping.sources import SentSources
+from skyward.wire.messages import ModuleSource
 
 
 @pytest.fixture

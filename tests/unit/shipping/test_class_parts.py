@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from skyward.wire.code.class_parts import stamps_of
-from skyward.wire.code.pickling import pack, unpack
+from skyward.shipping.definitions import stamps_of
+from skyward.shipping.pickling import pack, unpack
 
 WORKER = """
 import gc, pickle, sys
-from skyward.wire.code.pickling import pack_result, unpack_call
+from skyward.shipping.pickling import pack_result, unpack_call
 answers = []
 for function, arguments in pickle.load(sys.stdin.buffer):
     try:

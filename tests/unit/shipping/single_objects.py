@@ -22,7 +22,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, ParamS
 
 from typing_extensions import TypeAliasType, TypeVarTuple
 
-from skyward.wire.code.pickling import pack, unpack
+from skyward.shipping.pickling import pack, unpack
 
 UserId = NewType("UserId", int)
 AdminId = NewType("AdminId", UserId)
@@ -365,7 +365,7 @@ IDENTICAL: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 }
 OTHER_PROCESS = """
 import pickle, sys
-from skyward.wire.code.pickling import pack_result, unpack_call
+from skyward.shipping.pickling import pack_result, unpack_call
 answers = []
 for function, arguments in pickle.load(sys.stdin.buffer):
     try:

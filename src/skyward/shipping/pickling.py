@@ -1,13 +1,14 @@
 """Pickling of calls and results, at both ends of a lane.
 
 Functions and classes travel by name, those of the user's own modules next to the sources of these
-(:mod:`skyward.wire.code.modules`), so that a local ``helpers.py`` needs no packaging. By value travels what has no name
-to be found by: what scripts and notebooks define, closures, modules made by hand. Buffers of 1 MiB and more stay out of
-band (pickle protocol 5), so that large arrays are never copied into a pickle.
+(:mod:`skyward.shipping.sources`), so that a local ``helpers.py`` needs no packaging. By value travels what has no name
+to be found by (:mod:`skyward.shipping.definitions`). Buffers of 1 MiB and more stay out of band (pickle protocol 5), so
+that large arrays are never copied into a pickle.
 """
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import importlib
 import inspect
@@ -18,49 +19,55 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Final, cast
+from contextlib import suppress
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Final, NoReturn, cast
 
 import cloudpickle
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
 from skyward.request.distribution_names import distribution_of_module
-from skyward.wire.code.assigned import report_assigned
-from skyward.wire.code.exceptions import RaisedException, add_note, reduced_exception, set_cause
-from skyward.wire.code.mains import MainNames, receiving, with_annotated
-from skyward.wire.code.modules import SourceSet, Way, any_absent, imported_by, source_set, way_of
-from skyward.wire.code.omissions import Omissions, looking
-from skyward.wire.code.origins import (
+from skyward.shipping.definitions import (
     Definition,
+    MainNames,
+    Reduced,
     by_value,
     found_under_its_name,
     goes_by_value,
+    is_single_dispatch,
     received_as,
+    receiving,
     reduced_compiled,
-    reduced_context_variable,
+    reduced_dispatch,
     reduced_for_call,
     reduced_for_result,
+    reduced_single,
     reduced_to_name,
+    with_annotated,
 )
-from skyward.wire.code.served import with_sources
-from skyward.wire.code.singles import is_single_dispatch, reduced_dispatch, reduced_single
-from skyward.wire.code.tracebacks import add_lines, hide_frames
-
-log = logging.getLogger("skyward.wire")
+from skyward.shipping.received import with_sources
+from skyward.shipping.references import function_parts, global_values, imports_of
+from skyward.shipping.sources import SourceSet, Way, any_absent, packages_around, report_assigned, source_set, way_of
+from skyward.tracebacks import add_lines, hide_frames
+from skyward.wire.messages import PackedError
 
 __all__ = [
     "LARGE_BYTES",
     "PLAIN_TYPES",
+    "LeftOut",
+    "Omissions",
     "Packed",
-    "PackedError",
+    "RaisedException",
+    "add_note",
     "naming_state",
     "pack",
     "pack_arguments",
     "pack_error",
     "pack_result",
     "packing",
+    "reduced_exception",
+    "set_cause",
     "text_of",
     "travels_by_reference",
     "unpack",
@@ -68,6 +75,8 @@ __all__ = [
     "unpack_call_with_main",
     "unpack_error",
 ]
+
+log = logging.getLogger("skyward.wire")
 
 
 class _Packing(threading.local):
@@ -105,23 +114,6 @@ class Packed:
     buffers: tuple[memoryview, ...] = ()
     sources: SourceSet | None = None
     imports_absent: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedError:
-    """Pickled exception of a worker.
-
-    Attributes:
-        type_name: qualified name of its class.
-        message: its text.
-        traceback: text of the worker's traceback.
-        pickled: the exception itself; empty if it cannot be rebuilt elsewhere.
-    """
-
-    type_name: str
-    message: str
-    traceback: str
-    pickled: bytes
 
 
 def pack(obj: object, *, what: str, apart: bool = False) -> Packed:
@@ -165,28 +157,27 @@ def _pack(obj: object, what: str, *, is_result: bool, apart: bool) -> Packed:
         buffers.append(view)
         return False
 
-    def probe(part: object, omissions: Omissions) -> Sequence[object]:
-        return _probe(part, omissions, is_result=is_result)
-
+    probe = functools.partial(_probe, is_result=is_result)
     try:
         try:
-            data, modules = _dumps(obj, keep_out, is_result=is_result)
+            data, pickler = _dumps(obj, keep_out, is_result=is_result)
         except Exception:  # again, without the dispensable parts of modules and classes
             buffers.clear()
-            data, modules = _dumps(obj, keep_out, is_result=is_result, omissions=Omissions(obj, probe))
+            data, pickler = _dumps(obj, keep_out, is_result=is_result, omissions=Omissions(obj, probe))
     except SkywardError:
         raise
     except Exception as error:
         path, part, cause = _blame(obj, what, error, probe)
         message = f"{path} cannot be pickled: {cause} (its type is {type(part).__module__}.{type(part).__qualname__})"
         raise SerializationError(message) from error
-    if is_result or not modules.all:
+    needed = pickler.named | pickler.imported
+    if is_result or not needed:
         return Packed(data=data, buffers=tuple(buffers))
-    absent = any_absent(modules.imported) if modules.imported else False
-    sources = source_set(modules.all)
+    absent = any_absent(pickler.imported)
+    sources = source_set(needed)
     report_assigned(sources)
     if not apart and sources is not None:
-        data, sources = with_sources(data, buffers, modules.all), None
+        data, sources = with_sources(data, buffers, needed), None
     return Packed(data=data, buffers=tuple(buffers), sources=sources, imports_absent=absent)
 
 
@@ -211,12 +202,7 @@ def travels_by_reference(value: type | ModuleType | Callable[..., Any]) -> bool:
     if "<locals>" in getattr(value, "__qualname__", "") or way_of(name) is Way.VALUE:
         return False
     registered = _registered()
-    return not registered or registered.isdisjoint((name, *_packages_of(name)))
-
-
-def _packages_of(name: str) -> Iterator[str]:
-    while name := name.rpartition(".")[0]:
-        yield name
+    return not registered or registered.isdisjoint((name, *packages_around(name)))
 
 
 def _registered() -> set[str]:
@@ -305,38 +291,34 @@ def _is_there_still(obj: Any) -> bool:
     return vars(sys.modules.get(obj.__module__, pickle)).get(obj.__name__) is obj
 
 
-@dataclass(slots=True)
-class _Modules:
-    """Modules of the user's that a pickle needs.
-
-    Attributes:
-        named: those of definitions that go by name.
-        imported: all modules that functions sent by value import while they run.
-    """
-
-    named: set[str] = field(default_factory=set[str])
-    imported: set[str] = field(default_factory=set[str])
-
-    @property
-    def all(self) -> set[str]:
-        """Names of all of them."""
-        return self.named | self.imported if self.imported else self.named
-
-
 class _Pickler(cloudpickle.Pickler):
     """Cloudpickle's pickler, which decides by the owner of a module what goes by value.
 
-    Attributes:
-        modules: the modules that the pickle needs.
+    Args:
+        file: receiver of the pickle.
+        buffer_callback: see :class:`pickle.Pickler`.
         is_result: True for a pickle from a worker to the client.
         omissions: chooses the parts of definitions to leave out; None leaves out nothing.
-        mains: see :func:`~skyward.wire.code.origins.reduced_for_call`.
+
+    Attributes:
+        named: the user's modules with definitions that go by name.
+        imported: all modules that functions sent by value import while they run.
     """
 
-    modules: _Modules
-    mains: dict[int, MainNames]
-    is_result = False
-    omissions: Omissions | None = None
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffer_callback: Callable[[pickle.PickleBuffer], bool] | None,
+        *,
+        is_result: bool,
+        omissions: Omissions | None = None,
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.named: set[str] = set()
+        self.imported: set[str] = set()
+        self._is_result = is_result
+        self._mains: dict[int, MainNames] = {}
+        self.omissions = omissions
 
     def dump_whole(self, obj: object) -> None:
         """Pickle an object; stand-ins in it may be asked for their class."""
@@ -350,15 +332,13 @@ class _Pickler(cloudpickle.Pickler):
         known = _by_name.get(id(obj))
         if known is not None and known[0] is obj and _is_there_still(obj):
             if known[1]:
-                self.modules.named.add(known[1])
+                self.named.add(known[1])
             return NotImplemented
         definition = cast("object", obj)
         if isinstance(definition, type) or type(definition) in (FunctionType, ModuleType):
             return self._reduce_definition(cast("Definition", definition))
         if isinstance(definition, CodeType):
             return _with_file_name(definition, cast("Any", self.dispatch_table)[CodeType](definition))
-        if type(definition) is ContextVar:
-            return reduced_context_variable(cast("ContextVar[Any]", definition))
         if issubclass(type(definition), BaseException):
             return reduced_exception(cast("BaseException", definition), self._is_obstacle)
         if type(definition) is _CachingFunction and not self._is_named(definition):
@@ -374,17 +354,17 @@ class _Pickler(cloudpickle.Pickler):
 
     def _note(self, module: object) -> None:
         if isinstance(module, str) and way_of(module) is Way.SOURCE:
-            self.modules.named.add(module)
+            self.named.add(module)
 
     def _is_obstacle(self, value: object) -> bool:
         return self.omissions is not None and self.omissions.is_obstacle(value)
 
     def _reduced_early(self, obj: Definition) -> Any:
         """Return the reduction of what came from the client, and of functions that dispatch by type; else None."""
-        if self.is_result and (named := reduced_to_name(obj)) is not None:
+        if self._is_result and (named := reduced_to_name(obj)) is not None:
             return named
         if type(obj) is FunctionType and is_single_dispatch(obj) and not self._is_named(obj):
-            return received_as(obj, reduced_dispatch(obj), is_result=self.is_result)
+            return received_as(obj, reduced_dispatch(obj), is_result=self._is_result)
         return None
 
     def _reduce_definition(self, obj: Definition) -> Any:
@@ -399,13 +379,13 @@ class _Pickler(cloudpickle.Pickler):
             if self.omissions is not None:
                 reduced = self.omissions.applied(obj, reduced)
             if isinstance(obj, FunctionType):
-                self.modules.imported |= imported_by(obj)
-            if self.is_result:
+                self.imported |= imports_of(obj)
+            if self._is_result:
                 return reduced_for_result(obj, reduced)
-            reduced = reduced_for_call(obj, reduced, self.mains)
+            reduced = reduced_for_call(obj, reduced, self._mains)
             return reduced if isinstance(obj, ModuleType) or module != "__main__" else with_annotated(obj, reduced)
         if way is Way.SOURCE:
-            self.modules.named.add(module)
+            self.named.add(module)
         if reduced is NotImplemented:
             if isinstance(obj, type) and way is Way.INSTALLED and issubclass(obj, Warning) and module != "builtins":
                 return _warning, (module, obj.__qualname__)
@@ -466,20 +446,15 @@ def _dumps(
     *,
     is_result: bool,
     omissions: Omissions | None = None,
-) -> tuple[bytes, _Modules]:
-    if type(obj) in PLAIN_TYPES:
-        return pickle.dumps(obj, protocol=5), _Modules()
+) -> tuple[bytes, _Pickler]:
     if (registered := _registered()) != _by_value:
         _by_name.clear()
         _by_value.clear()
         _by_value.update(registered)
     with io.BytesIO() as file:
-        pickler = _Pickler(file, protocol=5, buffer_callback=buffer_callback)
-        pickler.modules, pickler.mains = _Modules(), {}
-        pickler.is_result = is_result
-        pickler.omissions = omissions
+        pickler = _Pickler(file, buffer_callback, is_result=is_result, omissions=omissions)
         pickler.dump_whole(obj)
-        return file.getvalue(), pickler.modules
+        return file.getvalue(), pickler
 
 
 class _Probe(_Pickler):
@@ -498,15 +473,10 @@ class _Probe(_Pickler):
         return super().reducer_override(obj)
 
 
-def _leave_out(_: pickle.PickleBuffer) -> bool:
-    return False
-
-
 def _probe(obj: object, omissions: Omissions, *, is_result: bool) -> Sequence[object]:
     with io.BytesIO() as file:
-        pickler = _Probe(file, protocol=5, buffer_callback=_leave_out)
-        pickler.modules, pickler.mains = _Modules(), {}
-        pickler.is_result, pickler.omissions, pickler.parts = is_result, omissions, []
+        pickler = _Probe(file, lambda _: False, is_result=is_result, omissions=omissions)
+        pickler.parts = []
         pickler.dump_whole(obj)
         return pickler.parts
 
@@ -540,6 +510,294 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
                     yield f" → its variable {name!r}", value
         case _:
             yield from ((f".{name}", value) for name, value in getattr(obj, "__dict__", {}).items())
+
+
+# --- what is left out --------------------------------------------------------------------------------------------
+# A module or a class takes everything along that is in it, a lock or a connection included, which the call may never
+# use. A stand-in that raises on its first use replaces it. References of the call's own function, directly or through
+# other functions, are no such part: they are needed, and the error is raised before anything is sent.
+
+
+class LeftOut:
+    """Stand-in for an object that could not be pickled: all but ``repr`` raises SerializationError with ``text``."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        object.__setattr__(self, "_text", text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LeftOut, (object.__getattribute__(self, "_text"),)
+
+    def __repr__(self) -> str:
+        return f"<{object.__getattribute__(self, '_text')}>"
+
+    def __getattribute__(self, name: str) -> Any:
+        if looking.on or name in _OF_COPIES:
+            return object.__getattribute__(self, name)
+        if name in _ABSENT:
+            raise AttributeError(name)
+        raise SerializationError(object.__getattribute__(self, "_text"))
+
+
+_OF_COPIES: Final = frozenset({"__reduce__", "__reduce_ex__"})
+_ABSENT: Final = frozenset({"__copy__", "__deepcopy__", "__isabstractmethod__", "__wrapped__"})
+"""Names that copies of an object with a stand-in, subclasses of a class with one, and signatures look for."""
+
+
+class _Looking(threading.local):
+    """Whether this thread pickles: picklers ask each value for its class and its module."""
+
+    on: bool = False
+
+
+looking: Final = _Looking()
+
+
+def _raise(self: Any, *_: object, **__: object) -> NoReturn:
+    raise SerializationError(object.__getattribute__(self, "_text"))
+
+
+_BINARY: Final = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or".split()  # noqa: SIM905
+_OPERATIONS: Final = """
+    eq ne lt le gt ge hash bool str format bytes len length_hint contains getitem setitem delitem iter next reversed
+    call enter exit aenter aexit await aiter anext int float complex index round trunc floor ceil neg pos abs invert
+    get setattr delattr fspath dir instancecheck subclasscheck mro_entries
+"""
+for _operation in (*_OPERATIONS.split(), *(f"{side}{each}" for each in _BINARY for side in ("", "r", "i"))):
+    setattr(LeftOut, f"__{_operation}__", _raise)
+
+
+class Omissions:
+    """Choice of the parts that are left out of one pickle.
+
+    Args:
+        root: the object that is pickled.
+        probe: pickles a value and discards the result, without the parts that this object lists as left out or as
+            picklable; returns the parts that it has pickled.
+    """
+
+    def __init__(self, root: object, probe: Callable[[object, Omissions], Sequence[object]]) -> None:
+        self._probe = probe
+        # By id, as values need not be hashable, and may define equality in any way.
+        self._picklable: set[int] = set()
+        self._obstacles: dict[int, str] = {}
+        self._kept_alive: list[object] = []  # ids are compared
+        self._needed = {id(function) for function in _functions_of(root)}
+
+    def is_picklable(self, value: object) -> bool:
+        """Return True if a probe has pickled ``value``."""
+        # Without this, a value would be probed again for every other one around it.
+        return id(value) in self._picklable
+
+    def is_obstacle(self, value: object) -> bool:
+        """Return True if ``value`` cannot be pickled."""
+        return bool(self._obstacle(value))
+
+    def applied(self, value: Definition, reduced: Reduced) -> Reduced:
+        """Return cloudpickle's reduction of a definition with stand-ins for the parts that cannot be pickled."""
+        match value:
+            case ModuleType():
+                make, (name, names) = reduced
+                return make, (name, self._without(names, f"module {name}"))
+            case type():
+                names, slots = reduced[2]
+                state = self._without(names, f"class {value.__qualname__}"), slots
+            case _ if id(value) in self._needed:
+                return reduced
+            case _:
+                own, slots = reduced[2]
+                names = self._without(slots["__globals__"], f"module {value.__module__}")
+                state = own, slots | {"__globals__": names}
+        return (*reduced[:2], state, *reduced[3:])
+
+    def _without(self, names: Mapping[str, Any], where: str) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for name, value in names.items():
+            if not (why := self._obstacle(value)):
+                kept[name] = value
+            elif not name.startswith("__"):  # such as __spec__
+                kept[name] = LeftOut(
+                    f"{name!r} of {where} was left out when it was sent to this process: it cannot be pickled ({why}). "
+                    "Create it inside the function that uses it, or install the module on the nodes as a package: "
+                    "Image(pip=[…])"
+                )
+        return kept
+
+    def _obstacle(self, value: object) -> str:
+        """Return why ``value`` cannot be pickled; empty if it can."""
+        if id(value) in self._obstacles:
+            return self._obstacles[id(value)]
+        if self.is_picklable(value):
+            return ""
+        self._kept_alive.append(value)
+        self._obstacles[id(value)] = ""  # it may refer to itself
+        if isinstance(value, FunctionType):
+            why = next((why for part in function_parts(value) if (why := self._obstacle(part))), "")
+        elif isinstance(value, type | ModuleType):
+            why = ""  # parts of these are left out in their turn
+        else:
+            why = self._failure(value)
+        self._obstacles[id(value)] = why
+        return why
+
+    def _failure(self, value: object) -> str:
+        try:
+            parts = self._probe(value, self)
+        except Exception as error:  # any class may do anything here
+            return str(error) or type(error).__name__
+        self._kept_alive += parts
+        self._picklable.update(map(id, parts))
+        return ""
+
+
+def _functions_of(root: object) -> Iterator[FunctionType]:
+    """Yield the functions that ``root`` is, holds, or refers to through functions alone."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        value: Any = waiting.pop()
+        if id(value) in seen:
+            continue
+        match value:
+            case FunctionType():
+                yield value
+                waiting += function_parts(value)
+                waiting += global_values(value)
+            case MethodType():
+                waiting.append(value.__func__)
+            case functools.partial():
+                waiting += [value.func, value.args, value.keywords]
+            case tuple() | list():
+                waiting += cast("Sequence[object]", value)
+            case dict():
+                waiting += cast("dict[object, object]", value).values()
+            case _:
+                continue
+        seen.add(id(cast("object", value)))
+
+
+# --- exceptions as values ----------------------------------------------------------------------------------------
+# By default a pickle calls the class with `args`, which an own `__init__` may not take, and drops what is neither in
+# `args` nor in `__dict__`. Here an exception is made by the constructor of its nearest builtin class, without its own
+# `__init__`, and gets its attributes, slots, notes, cause and context.
+
+_HEAP_TYPE: Final = 1 << 9
+_LEFT_BEHIND: Final = frozenset({"exceptions", "message", "obj"})
+"""Fields that a constructor has set for good; and the object of an AttributeError, which may be of any size."""
+# Past a `__setattr__` of the class: those of frozen dataclasses refuse everything.
+_set: Final = cast("Callable[[BaseException, str, Any], None]", object.__setattr__)
+
+
+def set_cause(error: BaseException, cause: BaseException | None) -> None:
+    """Set the cause of an exception, be its class frozen or not."""
+    _set(error, "__cause__", cause)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, be its class frozen or not."""
+    _set(error, "__notes__", [*getattr(error, "__notes__", ()), note])
+
+
+class RaisedException:
+    """Pickle of an exception that a call raised, without its cause: that will be the traceback on the worker.
+
+    Args:
+        error: the exception.
+        own_way: whether its class's own ``__reduce__`` is used if it has one.
+    """
+
+    def __init__(self, error: BaseException, *, own_way: bool) -> None:
+        self._error = error
+        self._own_way = own_way
+
+    def __reduce__(self) -> str | Reduced:
+        own = _own_reduction(self._error) if self._own_way else None
+        return own or _reduced_error(self._error, None, None)
+
+
+def reduced_exception(error: BaseException, is_obstacle: Callable[[object], object]) -> str | Reduced:
+    """Return the reduction of an exception.
+
+    Args:
+        error: the exception.
+        is_obstacle: returns a true value for an object that cannot be pickled; such a cause or context is left out.
+    """
+    if (own := _own_reduction(error)) is not None:
+        return own
+    cause, context = error.__cause__, error.__context__
+    return _reduced_error(error, None if is_obstacle(cause) else cause, None if is_obstacle(context) else context)
+
+
+def _own_reduction(error: BaseException) -> str | Reduced | None:
+    """Return the reduction that the author of the class has written; None if there is none."""
+    cls = type(error)
+    registered = cast("dict[type, Any]", copyreg.dispatch_table).get(cls)
+    # tblib, which Dask installs, registers all classes: it calls them with `args`, and loses other attributes.
+    if registered is not None and not registered.__module__.startswith("tblib"):
+        return registered(error)
+    own = cls.__mro__[: cls.__mro__.index(_builtin_base(cls))]
+    if any({"__reduce__", "__reduce_ex__"} & vars(each).keys() for each in own):
+        return error.__reduce_ex__(5)
+    return None
+
+
+def _reduced_error(error: BaseException, cause: BaseException | None, context: BaseException | None) -> Reduced:
+    cls = type(error)
+    base = _builtin_base(cls)
+    _, args, *rest = cast("Reduced", base.__reduce__(error))
+    if isinstance(error, BaseExceptionGroup):  # an own `__new__` may take more than its base's
+        args = (error.message, cast("Any", error).exceptions)
+    state = cast("dict[str, Any]", rest[0] if rest else None) or {}
+    chain = cause, context, error.__suppress_context__
+    slots = _slots_of(cast("BaseException", error))
+    return _make_error, (cls, base, args, error.args), (state, slots, chain), None, None, _complete_error
+
+
+def _builtin_base(cls: type[BaseException]) -> type[BaseException]:
+    return next(each for each in cls.__mro__ if not each.__flags__ & _HEAP_TYPE)
+
+
+def _slots_of(error: BaseException) -> dict[str, Any]:
+    """Return the values of slots, and of the fields of builtin classes, such as ``name`` of an AttributeError."""
+    names = [
+        name
+        for each in type(error).__mro__
+        for name, value in vars(each).items()
+        if isinstance(value, MemberDescriptorType) and not name.startswith("__") and name not in _LEFT_BEHIND
+    ]
+    return {name: value for name in names if (value := getattr(error, name, None)) is not None}
+
+
+def _make_error(
+    cls: type[BaseException], base: type[BaseException], args: tuple[Any, ...], shown: tuple[Any, ...]
+) -> BaseException:
+    try:
+        error = base.__new__(cls, *args)
+        base.__init__(error, *args)
+    except (TypeError, ValueError):  # `args` were set by hand
+        error = base.__new__(cls)
+    if error.args != shown:
+        _set(error, "args", shown)
+    return error
+
+
+def _complete_error(error: BaseException, state: tuple[dict[str, Any], dict[str, Any], tuple[Any, Any, bool]]) -> None:
+    own, slots, (cause, context, suppressed) = state
+    if type(error).__setstate__ is BaseException.__setstate__:
+        for name, value in own.items():
+            try:
+                _set(error, name, value)
+            except (AttributeError, TypeError):  # a property of that name
+                error.__dict__[name] = value
+    else:
+        cast("Any", error).__setstate__(own)
+    for name, value in slots.items():
+        with suppress(AttributeError, TypeError):
+            _set(error, name, value)
+    set_cause(error, cause)
+    _set(error, "__context__", context)
+    _set(error, "__suppress_context__", suppressed)
 
 
 def _traceback_of(error: BaseException) -> str:

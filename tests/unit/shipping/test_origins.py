@@ -22,11 +22,11 @@ import cloudpickle
 import pytest
 
 from skyward.errors import SerializationError
-from skyward.wire.code.pickling import pack, unpack, unpack_error
+from skyward.shipping.pickling import pack, unpack, unpack_error
 
 WORKER = """
 import pickle, sys
-from skyward.wire.code.pickling import pack_error, pack_result, unpack_call
+from skyward.shipping.pickling import pack_error, pack_result, unpack_call
 calls, results = sys.stdin.buffer, sys.stdout.buffer
 while True:
     fn, args = unpack_call(pickle.load(calls))

@@ -10,9 +10,9 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from skyward.wire.code.assigned import report_assigned
-from skyward.wire.code.modules import ModuleSource, SentSources, loaded_by_the_user, source_set
-from skyward.wire.code.served import take_sources
+from skyward.shipping.received import take_sources
+from skyward.shipping.sources import SentSources, loaded_by_the_user, report_assigned, source_set
+from skyward.wire.messages import ModuleSource
 
 __all__ = ["MODULES", "KeptModules", "missing_modules", "named_in", "take_modules"]
 

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skyward.shipping.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
+from skyward.shipping.received import SourceFinder, is_received
+from skyward.shipping.sources import SentSources, needed_with, source_set, sources_of
 from skyward.submission import Invocation
 from skyward.testing.in_process import InProcessSubmitter
-from skyward.wire.code.modules import ModuleSource, SentSources, needed_with, source_set, sources_of
-from skyward.wire.code.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
-from skyward.wire.code.served import SourceFinder, is_received
+from skyward.wire.messages import ModuleSource
 
 FILES = {
     "sky_helper.py": "import sky_deeper\n\ndef times(x):\n    return sky_deeper.FACTOR * x\n",
@@ -203,7 +204,7 @@ def test_a_function_without_modules_of_the_users_is_pickled_as_ever() -> None:
 
         return json, np
 
-    assert b"skyward.wire.code.modules" not in pack(fn, what="it").data
+    assert b"skyward.shipping.sources" not in pack(fn, what="it").data
 
 
 def test_large_arrays_of_such_a_function_stay_out_of_the_pickle(elsewhere: Callable[[], None]) -> None:
@@ -389,7 +390,7 @@ def test_a_source_with_a_mistake_is_reported_where_it_is_imported(project: Path,
 NODE = """
 import os, pickle, sys
 os.environ["SKYWARD_BLOB_DIRS"] = "/nowhere:" + sys.argv[1]
-from skyward.wire.code.served import take_sources
+from skyward.shipping.received import take_sources
 take_sources(pickle.load(sys.stdin.buffer))
 import importlib, importlib.resources, pkgutil
 import sky_pkg.deep.leaf
@@ -444,7 +445,7 @@ STORED = """
 import os, pickle, subprocess, sys
 node = sys.argv[1]
 os.environ["SKYWARD_BLOB_DIRS"] = node
-from skyward.wire.code.served import take_sources
+from skyward.shipping.received import take_sources
 sources = pickle.load(sys.stdin.buffer)
 take_sources(sources)  # there is no such folder
 try:
@@ -528,7 +529,7 @@ def test_a_changed_module_leaves_those_alone_that_do_not_import_it(finder: Sourc
 
 SHADOWS = """
 import pickle, sys, queue, statistics
-from skyward.wire.code.served import take_sources
+from skyward.shipping.received import take_sources
 take_sources(pickle.load(sys.stdin.buffer))
 user = {"__name__": "__main__"}
 def by(text, names):

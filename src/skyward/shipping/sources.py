@@ -1,12 +1,14 @@
-"""The user's own modules on their way: which they are, their sources, and when these have changed.
+"""The user's own modules: which they are, their sources, and when these have changed.
 
-A module that a distribution owns goes by name (:mod:`skyward.wire.code.ownership`). One of the user's goes by name too,
-with its source: workers import it from that (:mod:`skyward.wire.code.served`), so that everything that looks up a
-class by its name works. The imports of a source are followed, those inside functions included; so are those of
-functions that go by value.
+The metadata of distributions decides who owns a module, not the name of a folder: ``pip install --target``,
+``uv run --with``, a layer or a zip put packages anywhere on ``sys.path``. A module that a distribution owns goes by
+name. One of the user's goes by name too, with its source: workers import it from that
+(:mod:`skyward.shipping.received`), so that everything that looks up a class by its name works. The imports
+of a source are followed, those inside functions included; so are those of functions that go by value.
 
 * A module that this process has imported goes as it was when it was first needed, and again after
-  :func:`importlib.reload`. One that it has not is read again whenever its file changes.
+  :func:`importlib.reload`. One that it has not is read again whenever its file changes. Values that the program
+  assigned to it from outside stay here, which a warning says.
 * With the first package of a project go the other files in its folder, up to a bound: data, compiled modules, and
   modules that no import statement names.
 """
@@ -15,73 +17,226 @@ from __future__ import annotations
 
 import dis
 import functools
+import importlib.metadata
 import importlib.util
+import logging
 import os
+import site
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from itertools import count
+from itertools import count, pairwise
 from operator import attrgetter, is_
-from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from pathlib import Path, PurePath
+from types import CodeType, ModuleType
 from typing import Any, Final
 
-from skyward.wire.code.ownership import OWN_PACKAGES, is_installed_at, is_the_users, place_of
+from skyward.shipping.references import code_imports, inner_code
+from skyward.wire.messages import ModuleSource
 
 __all__ = [
-    "ModuleSource",
+    "OWN_PACKAGES",
     "SentSources",
     "ServedLoader",
     "SourceSet",
     "Way",
+    "added_package_folders",
     "any_absent",
+    "assigned_from_outside",
     "code_here",
     "found_here",
-    "imported_by",
+    "is_installed_at",
+    "is_the_users",
     "loaded_by_the_user",
     "made_here",
     "needed_with",
+    "packages_around",
+    "place_of",
+    "report_assigned",
+    "search_path_state",
     "source_set",
     "sources_of",
     "way_of",
 ]
+
+log = logging.getLogger("skyward.wire")
+
+OWN_PACKAGES = frozenset({"skyward", "skyward_dask", "skyward_joblib"})
+"""Packages of Skyward, which every node has, from wherever they are imported here."""
+
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+
+
+def is_the_users(module: ModuleType) -> bool:
+    """Return True if an imported module comes from a file of the user's own."""
+    place = place_of(getattr(module, "__spec__", None)) or _stated_place(module)
+    return place is not None and not is_installed_at(module.__name__, place)
+
+
+def place_of(spec: ModuleSpec | None) -> str | None:
+    """Return the path of a module's file, or of its folder; None if it has neither, as built-in modules."""
+    if spec is None:
+        return None
+    if spec.has_location and spec.origin:
+        return spec.origin
+    return next(iter(spec.submodule_search_locations or ()), None)
+
+
+def _stated_place(module: ModuleType) -> str | None:
+    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return place if isinstance(place, str) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def is_installed_at(name: str, place: str) -> bool:
+    """Return True if the module of this full name, at this path, belongs to Python or to a distribution.
+
+    Reads metadata only where the path does not tell, of the folder that the module was found in, and once.
+    """
+    package = name.partition(".")[0]
+    if package in OWN_PACKAGES:
+        return True
+    if "." in name and (outer := _place_of_package(package)) is not None and Path(outer).parent in Path(place).parents:
+        return is_installed_at(package, outer)
+    given, resolved = Path(os.path.abspath(place)), Path(place).resolve()
+    if any(resolved.is_relative_to(folder) for folder in _folders_of_python()) or _is_in_package_folder(resolved):
+        return True
+    return any(_is_recorded(name, path) for path in dict.fromkeys((given, resolved)))
+
+
+def _place_of_package(package: str) -> str | None:
+    """Return the file of an imported package, by which the modules in its folder are judged; None for a namespace."""
+    place = place_of(getattr(sys.modules.get(package), "__spec__", None))
+    return place if place is not None and PurePath(place).stem == "__init__" else None
+
+
+def search_path_state() -> tuple[object, ...]:
+    """Return a value that changes when a top-level module appears in a folder of ``sys.path`` or goes from one."""
+    return tuple((folder, _mtime_ns(folder)) for folder in sys.path)
+
+
+def added_package_folders() -> list[str]:
+    """Return the folders and archives with packages that this program itself has put onto ``sys.path``.
+
+    Another program of this interpreter does not find what is in them, as in a PEX or after a bootstrap of a layer.
+    """
+    known = {str(folder) for folder in _folders_of_python()}
+    known |= {str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each}
+    known |= {line for folder in map(Path, [*known]) for file in folder.glob("*.pth") for line in _lines(file)}
+    entries = [str(Path(entry).resolve()) for entry in sys.path if entry]
+    return [entry for entry in dict.fromkeys(entries) if entry not in known and _has_packages(Path(entry))]
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _has_packages(entry: Path) -> bool:
+    if any((entry / package / "__init__.py").is_file() for package in OWN_PACKAGES):
+        return True
+    return any(True for _ in importlib.metadata.distributions(path=[str(entry)]))
+
+
+def _mtime_ns(path: str) -> int:
+    try:
+        return os.stat(path or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
+@functools.cache
+def _folders_of_python() -> tuple[Path, ...]:
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
+    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    folders += [entry for entry in sys.path if PurePath(entry).name == zipped]
+    return tuple(Path(folder).resolve() for folder in folders)
+
+
+def _is_in_package_folder(place: Path) -> bool:
+    # The metadata of an egg is inside it, and that of a wheel which is imported as it is, too.
+    return any(part in _PACKAGE_FOLDERS or part.endswith((".egg", ".whl")) for part in place.parts[:-1])
+
+
+def _is_recorded(name: str, place: Path) -> bool:
+    """Return True if a distribution in a folder that the module may have been found in lists its file."""
+    package = name.partition(".")[0]
+    for root in _roots(name, place):
+        path = place.relative_to(root).as_posix()
+        likely = importlib.metadata.distributions(name=package, path=[str(root)])
+        if any(_lists(_listing(found), package, path) for found in likely):
+            return True
+        if any(_lists(each, package, path) for each in _listings(str(root), _mtime_ns(str(root)))):
+            return True
+    return False
+
+
+def _roots(name: str, place: Path) -> Iterator[Path]:
+    """Yield the folders from which this path may have been imported: by the module's name, and those on the path."""
+    above = place.parent if place.name.startswith("__init__.") else place
+    named = [*above.parents][name.count(".") :][:1]
+    searched = [Path(os.path.abspath(entry)) for entry in sys.path]
+    yield from dict.fromkeys(root for root in (*named, *searched) if root in place.parents)
+
+
+@functools.lru_cache(maxsize=64)
+def _listings(root: str, _: int) -> tuple[tuple[str, str], ...]:
+    """Return the listings of all distributions in a folder or zip, as it was at a time."""
+    return tuple(_listing(found) for found in importlib.metadata.distributions(path=[root]))
+
+
+def _listing(found: importlib.metadata.Distribution) -> tuple[str, str]:
+    """Return how a distribution's metadata lists its files, and the list; empty for one in a folder of sources."""
+    if (record := _metadata(found, "RECORD")) is not None:
+        return "files", f"\n{record}"
+    if (record := _metadata(found, "installed-files.txt")) is not None:
+        return "files", f"\n{record}".replace("\n../", "\n").replace("\n", ",\n")
+    if _metadata(found, "SOURCES.txt") is not None:  # the by-product of an editable installation, or of a build
+        return "nothing", ""
+    names = (_metadata(found, "top_level.txt") or "").split() or [_name(found).replace("-", "_")]
+    return "packages", "\n".join(["", *names, ""])
+
+
+def _metadata(found: importlib.metadata.Distribution, name: str) -> str | None:
+    try:
+        return found.read_text(name)
+    except (OSError, UnicodeError):  # damaged, or in another encoding: as if it were not there
+        return None
+
+
+def _name(found: importlib.metadata.Distribution) -> str:
+    try:
+        return str(found.metadata["Name"])
+    except (OSError, UnicodeError, KeyError, TypeError):
+        return ""
+
+
+def _lists(listing: tuple[str, str], package: str, path: str) -> bool:
+    how, listed = listing
+    match how:
+        case "files":
+            return f"\n{path}," in listed or f"\n{path}/" in listed
+        case "packages":
+            return f"\n{package}\n" in listed
+        case _:
+            return False
+
 
 _FILE_BYTES = 1 << 20
 _FILES_BYTES = 8 << 20
 _ENTRIES = 2000
 _SETTLED_NS = 2_000_000_000
 """A file that was changed less than this before it was read may change again within one tick of its times."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleSource:
-    """Source of a module.
-
-    Attributes:
-        name: full name.
-        text: source text; empty for a package without ``__init__.py``.
-        is_package: True if it has submodules.
-        origin: path at its origin, for tracebacks; empty if it has none.
-        edition_ns: time at which this text was first seen there, in ns since the epoch; the latest edition counts.
-        files: other files in the folder of a project's first package, by their path in it.
-    """
-
-    name: str
-    text: str
-    is_package: bool
-    origin: str
-    edition_ns: int
-    files: tuple[tuple[str, bytes], ...] = field(default=(), compare=False, repr=False)
-
-    @property
-    def is_namespace(self) -> bool:
-        """Whether it is a package without ``__init__.py``."""
-        return self.is_package and not self.text and not self.origin.endswith(".py")
 
 
 class ServedLoader(SourceFileLoader):
@@ -126,53 +281,40 @@ class Way(Enum):
     """By value: nodes cannot get the module."""
 
 
+_SPEC_OF_MODULE = attrgetter("__spec__")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Observed:
-    """Modules of the user's, as they were when their sources were taken.
+class SourceSet:
+    """Sources of some modules and of everything that they import, and what shows that they are still the ones to send.
 
     Attributes:
-        names: names of the modules that are imported here.
+        sources: the sources, by name.
+        number: number of this set in this process; an unchanged set keeps it.
+        loaded: names of the modules that are imported here.
         modules: these modules.
         specs: their specs, which a reload replaces.
         unloaded: names of the others, their files and the stamps of these.
         search_path: ``sys.path``.
     """
 
-    names: tuple[str, ...]
-    modules: tuple[ModuleType, ...]
-    specs: tuple[ModuleSpec, ...]
-    unloaded: tuple[tuple[str, str, tuple[int, ...]], ...]
-    search_path: tuple[str, ...]
+    sources: tuple[ModuleSource, ...]
+    number: int
+    loaded: tuple[str, ...] = ()
+    modules: tuple[ModuleType, ...] = ()
+    specs: tuple[ModuleSpec, ...] = ()
+    unloaded: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    search_path: tuple[str, ...] = ()
 
-    def are_unchanged(self) -> bool:
+    def is_current(self) -> bool:
+        """Return True if all sources are still the ones to send. Looks at the files of modules not imported here."""
         # It is asked for each call: 2 µs for 30 modules.
         return (
-            all(map(is_, map(sys.modules.get, self.names), self.modules))
+            all(map(is_, map(sys.modules.get, self.loaded), self.modules))
             and all(map(is_, map(_SPEC_OF_MODULE, self.modules), self.specs))
             and tuple(sys.path) == self.search_path
             and all(stamp and name not in sys.modules and _stamp(file) == stamp for name, file, stamp in self.unloaded)
         )
-
-
-_SPEC_OF_MODULE = attrgetter("__spec__")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SourceSet:
-    """Sources of some modules and of everything that they import.
-
-    Attributes:
-        sources: the sources, by name.
-        number: number of this set in this process; an unchanged set keeps it.
-    """
-
-    sources: tuple[ModuleSource, ...]
-    number: int
-    observed: _Observed
-
-    def is_current(self) -> bool:
-        """Return True if all sources are still the ones to send. Looks at the files of modules not imported here."""
-        return self.observed.are_unchanged()
 
     @property
     def editions(self) -> tuple[tuple[str, int], ...]:
@@ -230,13 +372,6 @@ def _way(name: str) -> Way:
     if not is_the_users(module):
         return Way.INSTALLED
     return Way.SOURCE if _shelf().source(name) is not None else Way.VALUE
-
-
-def imported_by(function: FunctionType) -> frozenset[str]:
-    """Return names of modules outside the standard library that import statements in ``function`` may refer to."""
-    module = function.__globals__
-    package = module.get("__package__") or ""
-    return _imports(function.__code__, package)
 
 
 def sources_of(names: Iterable[str]) -> tuple[ModuleSource, ...]:
@@ -305,9 +440,9 @@ class _Shelf:
             if source is not None:
                 found[name] = source
                 waiting |= needed_with(source)
-        observed = _observed(found.values())
+        taken = [*found.values()]
         for name in [*found]:
-            for outer in _outer(name):
+            for outer in packages_around(name):
                 if outer not in found and ((spec := _spec_of(outer)) is None or spec.origin is None):
                     found[outer] = self._edition(outer, "", is_package=True, origin="")
         if not found:
@@ -315,7 +450,17 @@ class _Shelf:
         sources = tuple(found[name] for name in sorted(found))
         editions = tuple((each.name, each.edition_ns) for each in sources)
         number = self._numbers.setdefault(editions, next(self._counter))
-        return SourceSet(sources=sources, number=number, observed=observed)
+        loaded = {each.name: module for each in taken if (module := sys.modules.get(each.name)) is not None}
+        others = [each for each in taken if each.name not in loaded]
+        return SourceSet(
+            sources=sources,
+            number=number,
+            loaded=tuple(loaded),
+            modules=tuple(loaded.values()),
+            specs=tuple(map(_SPEC_OF_MODULE, loaded.values())),
+            unloaded=tuple((each.name, each.origin, _settled(_stamp(each.origin))) for each in others),
+            search_path=tuple(sys.path),
+        )
 
     def source(self, name: str) -> ModuleSource | None:
         """Return the source to send for this module now; None if it is not the user's, or has none."""
@@ -355,7 +500,7 @@ class _Shelf:
 
     def _is_inside_a_package(self, name: str) -> bool:
         """Return True if the files in a package's folder go with a package that it is in."""
-        return any((spec := _spec_of(outer)) is not None and spec.has_location for outer in _outer(name))
+        return any((spec := _spec_of(outer)) is not None and spec.has_location for outer in packages_around(name))
 
     def _edition(
         self, name: str, text: str, *, is_package: bool, origin: str, files: tuple[tuple[str, bytes], ...] = ()
@@ -404,18 +549,6 @@ class _Shelf:
         return package in self._installed
 
 
-def _observed(sources: Iterable[ModuleSource]) -> _Observed:
-    loaded = {each.name: module for each in sources if (module := sys.modules.get(each.name)) is not None}
-    others = [each for each in sources if each.name not in loaded]
-    return _Observed(
-        names=tuple(loaded),
-        modules=tuple(loaded.values()),
-        specs=tuple(map(_SPEC_OF_MODULE, loaded.values())),
-        unloaded=tuple((each.name, each.origin, _settled(_stamp(each.origin))) for each in others),
-        search_path=tuple(sys.path),
-    )
-
-
 @functools.cache
 def _shelf() -> _Shelf:
     return _Shelf()
@@ -433,8 +566,8 @@ def _settled(stamp: tuple[int, ...]) -> tuple[int, ...]:
     return stamp if stamp and time.time_ns() - stamp[-1] > _SETTLED_NS else ()
 
 
-def _outer(name: str) -> Iterator[str]:
-    """Yield the packages that a module is in."""
+def packages_around(name: str) -> Iterator[str]:
+    """Yield the names of the packages that a module is in, innermost first."""
     while name := name.rpartition(".")[0]:
         yield name
 
@@ -534,7 +667,7 @@ def _needed(name: str, text: str, origin: str, is_package: bool, /) -> frozenset
         code = code_here(name) or compile(text, origin, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):  # its import fails on the worker, as it would here
         return frozenset((outer,)) if outer else frozenset()
-    found = _imports(code, name if is_package else outer)
+    found = code_imports(code, name if is_package else outer)
     return found | {outer} if outer else found
 
 
@@ -547,32 +680,57 @@ def code_here(name: str) -> CodeType | None:
         return None
 
 
-_IMPORT_NAME: Final = dis.opmap["IMPORT_NAME"]
+_PLAIN_TYPES: Final = (bool, int, float, str, type(None))
+_STORES: Final = ("STORE_NAME", "STORE_GLOBAL", "DELETE_NAME")
+_STORE_GLOBAL: Final = dis.opmap["STORE_GLOBAL"]
+_reported: set[tuple[str, str]] = set()
+_examined: set[int] = set()
 
 
-@functools.lru_cache(maxsize=4096)
-def _imports(code: CodeType, package: str) -> frozenset[str]:
-    return frozenset(_imported(code, package))
+def report_assigned(sources: SourceSet | None) -> None:
+    """Log a warning, once for each, for values in loaded modules of ``sources`` that calls will not see."""
+    if sources is None or sources.number in _examined:
+        return
+    _examined.add(sources.number)
+    for source in sources.sources:
+        module, code = sys.modules.get(source.name), code_here(source.name)
+        if module is None or code is None:
+            continue
+        for name, before, now in assigned_from_outside(module, code):
+            if (source.name, name) not in _reported:
+                _reported.add((source.name, name))
+                log.warning(
+                    "%s.%s is %r here, and %r in calls: they import %s themselves, from its source. Pass the value as "
+                    "an argument, or assign it in the call",
+                    *(source.name, name, now, before, source.name),
+                )
 
 
-def _imported(code: CodeType, package: str) -> Iterator[str]:
-    before: list[Any] = [None, None]  # IMPORT_NAME follows two loads: the level and the imported members
-    for step in dis.get_instructions(code) if _IMPORT_NAME in code.co_code[::2] else ():
-        if step.opname == "IMPORT_NAME":
-            yield from _meant(step.argval, level=before[0], members=before[1] or (), package=package)
-        if step.opname != "EXTENDED_ARG":
-            before = [before[1], step.argval]
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _imported(constant, package)
+def assigned_from_outside(module: ModuleType, code: CodeType) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, former and present value of numbers, texts and the like that were assigned from another module.
+
+    Those that the module's own code sets once, to a constant, and no function of it sets anew.
+    """
+    for name, before in _constants(code).items():
+        now = vars(module).get(name, before)
+        if isinstance(now, _PLAIN_TYPES) and repr(now) != repr(before):  # 1 is True, and NaN is not NaN
+            yield name, before, now
 
 
-def _meant(name: str, *, level: int, members: Sequence[str], package: str) -> Iterator[str]:
-    if level:
-        outer = package.rsplit(".", level - 1)
-        if not package or len(outer) < level:
-            return  # it fails where it runs, as it would here
-        name = f"{outer[0]}.{name}" if name else outer[0]
-    yield name
-    # A member may be a submodule; `sources_of` passes over the others.
-    yield from (f"{name}.{member}" for member in members if member != "*")
+def _constants(code: CodeType) -> Mapping[str, Any]:
+    """Return the names that a module's code sets to a plain constant, and that nothing in it sets again."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    stores = [(step.argval, before) for before, step in pairwise(steps) if step.opname in _STORES]
+    times = Counter([*(name for name, _ in stores), *_set_by_functions(code)])
+    return {name: before.argval for name, before in stores if times[name] == 1 and _is_plain_constant(before)}
+
+
+def _is_plain_constant(step: dis.Instruction) -> bool:
+    return step.opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT")) and isinstance(step.argval, _PLAIN_TYPES)
+
+
+def _set_by_functions(code: CodeType) -> Iterator[str]:
+    for inner in inner_code(code):
+        if _STORE_GLOBAL in inner.co_code[::2]:
+            yield from (step.argval for step in dis.get_instructions(inner) if step.opname == "STORE_GLOBAL")
+        yield from _set_by_functions(inner)

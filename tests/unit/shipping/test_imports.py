@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.request.imports import SourceImports, imports_in
+from skyward.shipping.references import SourceImports, imports_in
 
 
 @pytest.mark.parametrize(

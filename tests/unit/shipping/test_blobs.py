@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from skyward.engine.blobs import Blob, NodeBlobs, identify
 from skyward.errors import SkywardError
+from skyward.shipping.blobs import Blob, NodeBlobs, identify
 from skyward.submission import ArgumentMemo
 from skyward.transport.base import Completed
 

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.engine.functions import FunctionCache, PackedFunction, Wrapped
-from skyward.engine.packing import wrap
+from skyward.shipping.parcels import FunctionCache, PackedFunction, Wrapped, wrap
+from skyward.shipping.pickling import unpack
 from skyward.submission import ArgumentMemo, Invocation
-from skyward.wire.code.pickling import unpack
 from skyward.wire.messages import Payload
 
 SOURCE = """

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import RemoteTraceback
-from skyward.wire.code.exceptions import add_note
-from skyward.wire.code.pickling import pack, pack_error, pack_result, unpack, unpack_error
+from skyward.shipping.pickling import add_note, pack, pack_error, pack_result, unpack, unpack_error
 
 
 class TwoError(Exception):

@@ -1,13 +1,101 @@
-"""Imports that a module's source shows, read without running it."""
+"""What code refers to: names, values and imports, read without running it.
+
+Imports are read from source text (:func:`imports_in`), which shows the conditions that they are under, or from compiled
+code (:func:`imports_of`), which exists for functions without a source, too.
+"""
 
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from types import CodeType, FunctionType
+from typing import Any, Final
 
-__all__ = ["SourceImports", "imports_in"]
+__all__ = [
+    "SourceImports",
+    "code_imports",
+    "function_parts",
+    "global_values",
+    "imports_in",
+    "imports_of",
+    "inner_code",
+    "names_in",
+]
+
+
+def names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in ``code`` and in the functions inside it."""
+    return chain(code.co_names, *map(names_in, inner_code(code)))
+
+
+def global_values(function: FunctionType) -> list[Any]:
+    """Return the values of the globals that a function, or one inside it, refers to, as far as they exist."""
+    module = function.__globals__
+    return [module[name] for name in _global_names(function.__code__) if name in module]
+
+
+def function_parts(function: FunctionType) -> list[Any]:
+    """Return the values that a function holds besides globals: defaults, attributes, and its closure."""
+    parts = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *function.__dict__.values()]
+    for cell in function.__closure__ or ():
+        try:
+            parts.append(cell.cell_contents)
+        except ValueError:  # not filled yet, as in a function that refers to itself while it is defined
+            continue
+    return parts
+
+
+def imports_of(function: FunctionType) -> frozenset[str]:
+    """Return the names that import statements in a function may refer to; for ``from a import b`` also ``a.b``."""
+    return code_imports(function.__code__, function.__globals__.get("__package__") or "")
+
+
+@functools.lru_cache(maxsize=4096)
+def code_imports(code: CodeType, package: str) -> frozenset[str]:
+    """Return the names that import statements in ``code`` may refer to, as :func:`imports_of` does."""
+    return frozenset(_imported(code, package))
+
+
+_GLOBAL_STEPS: Final = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
+_IMPORT_NAME: Final = dis.opmap["IMPORT_NAME"]
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: CodeType) -> frozenset[str]:
+    own = (step.argval for step in dis.get_instructions(code) if step.opname in _GLOBAL_STEPS)
+    return frozenset(chain(own, *map(_global_names, inner_code(code))))
+
+
+def inner_code(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of the functions and classes directly inside ``code``."""
+    return (constant for constant in code.co_consts if isinstance(constant, CodeType))
+
+
+def _imported(code: CodeType, package: str) -> Iterator[str]:
+    before: list[Any] = [None, None]  # IMPORT_NAME follows two loads: the level and the imported members
+    for step in dis.get_instructions(code) if _IMPORT_NAME in code.co_code[::2] else ():
+        if step.opname == "IMPORT_NAME":
+            yield from _meant(step.argval, before[0], before[1] or (), package)
+        if step.opname != "EXTENDED_ARG":
+            before = [before[1], step.argval]
+    for inner in inner_code(code):
+        yield from _imported(inner, package)
+
+
+def _meant(name: str, level: int, members: Sequence[str], package: str) -> Iterator[str]:
+    """Yield the full names of modules that an import statement may mean: a member may be a submodule."""
+    if level:
+        outer = package.rsplit(".", level - 1)
+        if not package or len(outer) < level:
+            return  # it fails where it runs, as it would here
+        name = f"{outer[0]}.{name}" if name else outer[0]
+    yield name
+    yield from (f"{name}.{member}" for member in members if member != "*")
+
 
 _CAUGHT = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
@@ -70,7 +158,8 @@ class _Reader(ast.NodeVisitor):
         self._found.update(alias.name for alias in node.names)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self._found.update(_from(node, self._package))
+        members = [alias.name for alias in node.names]
+        self._found.update(_meant(node.module or "", node.level, members, self._package))
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for outside in (*node.decorator_list, node.args):
@@ -104,17 +193,6 @@ class _Reader(ast.NodeVisitor):
         for node in nodes:
             self.visit(node)
         self._found = outside
-
-
-def _from(node: ast.ImportFrom, package: str) -> Iterator[str]:
-    name = node.module or ""
-    if node.level:
-        outer = package.rsplit(".", node.level - 1)
-        if not package or len(outer) < node.level:
-            return  # it fails where it runs
-        name = f"{outer[0]}.{name}" if name else outer[0]
-    yield name
-    yield from (f"{name}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
 def _is_for_type_checkers(test: ast.expr) -> bool:

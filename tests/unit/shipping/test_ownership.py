@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import skyward
-from skyward.wire.code.ownership import is_installed_at, is_the_users
+from skyward.shipping.sources import is_installed_at, is_the_users
 
 INIT = "own/__init__.py"
 

@@ -15,10 +15,10 @@ import pytest
 from blake3 import blake3
 
 from skyward._concurrency.waiting import wait_until
-from skyward.engine.blobs import Blob, Exchange, NodeBlobs
 from skyward.engine.slots import AttachedNode
 from skyward.errors import UnreachableError
 from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.shipping.blobs import Blob, Exchange, NodeBlobs
 from skyward.transport.access import Access, LocalAccess, SSHAccess, SSHTarget
 from skyward.transport.base import Completed
 from skyward.wire.control import Fetch, Fetched

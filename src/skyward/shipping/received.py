@@ -1,8 +1,10 @@
 """Modules that were received: this process imports them from their sources, under their names.
 
 * A received module wins over one of that name which is installed here: where it comes from, the user's was found first.
-  Code of the process itself keeps the other one. The exception is a package that is here just as it was sent, such as a
-  mirrored one, or on the machine that sent it: that one is complete.
+  Code of the process itself (Skyward, Dask, the standard library) keeps the other one, also where it imports it
+  later.
+  The exception is a package that is here just as it was sent, such as a mirrored one, or on the machine that sent it:
+  that one is complete.
 * When a source changes, it and the modules that import it are imported again.
 * ``__file__`` names the module's place on the machine that it comes from, if this one has it there, too; else a copy.
   Programs that calls start, such as loky's, find the copies on their path.
@@ -10,6 +12,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import io
 import linecache
@@ -20,21 +23,96 @@ import sys
 import tempfile
 import threading
 import tokenize
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import cache_from_source, decode_source
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
-from skyward.wire.code.modules import ModuleSource, ServedLoader, found_here, made_here, needed_with, sources_of
-from skyward.wire.code.ownership import is_installed_at, place_of
-from skyward.wire.code.shadows import Shadows
+from skyward.shipping.sources import (
+    OWN_PACKAGES,
+    ServedLoader,
+    found_here,
+    is_installed_at,
+    made_here,
+    needed_with,
+    place_of,
+    sources_of,
+)
+from skyward.wire.messages import ModuleSource
+
+__all__ = ["SourceFinder", "is_received", "received_source", "take_sources", "with_sources"]
 
 log = logging.getLogger("skyward.wire")
 
-__all__ = ["SourceFinder", "is_received", "received_source", "take_sources", "with_sources"]
+_IMPORTERS: Final = OWN_PACKAGES | {"dask", "distributed", "tornado"} | (sys.stdlib_module_names - {"pickle"})
+
+
+class _Shadows:
+    """Hidden modules, by their top-level package; while there are any, this process's import statements pass here.
+
+    Attributes:
+        aside: set in a thread while it imports a hidden module: the received ones stand aside.
+    """
+
+    def __init__(self) -> None:
+        self.aside = threading.local()
+        self._hidden: dict[str, dict[str, ModuleType]] = {}
+        self._lock = threading.RLock()
+        self._import: Callable[..., Any] = builtins.__import__
+
+    def hide(self, package: str) -> None:
+        """Hide a package, whether it is imported by now or not."""
+        with self._lock:
+            self._hidden.setdefault(package, {}).update(_taken_out(package))
+            if builtins.__import__ != self._dispatch:
+                self._import, builtins.__import__ = builtins.__import__, self._dispatch
+
+    def _dispatch(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002 - as Python calls it
+        locals: Mapping[str, Any] | None = None,  # noqa: A002 - as above
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        package = ((globals or {}).get("__package__") or "" if level else name).partition(".")[0]
+        hidden = self._hidden.get(package)
+        # A list comes from C: it is an unpickler that looks a name up.
+        if hidden is None or isinstance(fromlist, list) or not _gets_the_hidden(globals, package):
+            return self._import(name, globals, locals, fromlist, level)
+        if level == 0 and name in hidden and all(hasattr(hidden[name], each) for each in fromlist or ()):
+            return hidden[name] if fromlist else hidden[package]
+        with self._swapped(package, hidden):
+            return self._import(name, globals, locals, fromlist, level)
+
+    @contextmanager
+    def _swapped(self, package: str, hidden: dict[str, ModuleType]) -> Generator[None]:
+        with self._lock:
+            received = _taken_out(package)
+            sys.modules.update(hidden)
+            self.aside.active = True
+            try:
+                yield
+            finally:
+                self.aside.active = False
+                hidden.update(_taken_out(package))
+                sys.modules.update(received)
+
+
+def _taken_out(package: str) -> dict[str, ModuleType]:
+    names = [name for name in list(sys.modules) if name.partition(".")[0] == package]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _gets_the_hidden(importer: Mapping[str, Any] | None, package: str) -> bool:
+    if importer is None or isinstance(getattr(importer.get("__spec__"), "loader", None), ServedLoader):
+        return False
+    top = str(importer.get("__name__")).partition(".")[0]
+    return importer.get("__spec__") is not None and (top in _IMPORTERS or top == package)
 
 
 def take_sources(sources: Iterable[ModuleSource]) -> None:
@@ -76,7 +154,7 @@ class SourceFinder(MetaPathFinder):
     def __init__(self) -> None:
         self.sources: dict[str, ModuleSource] = {}
         self._left: set[str] = set()  # packages that are here just as they were sent
-        self._shadows = Shadows()
+        self._shadows = _Shadows()
         self._lock = threading.Lock()
 
     def add(self, sources: Iterable[ModuleSource]) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from skyward.engine.blobs import Blob, NodeBlobs
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.functions import PackedFunction, Recent, Wrapped
-from skyward.engine.packing import Parcel
 from skyward.engine.slots import Slot
 from skyward.node.worker.call_runner import SentFunction
+from skyward.shipping.blobs import Blob, NodeBlobs
+from skyward.shipping.parcels import PackedFunction, Parcel, Recent, Wrapped
 from skyward.wire.messages import ForgetFunctions, Payload, RunCalls, SetLevels, StoreFunction, ToWorker
 
 MIB = 1 << 20

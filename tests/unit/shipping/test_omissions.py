@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 
 from skyward.errors import SerializationError
-from skyward.wire.code.omissions import LeftOut
-from skyward.wire.code.pickling import pack, unpack
+from skyward.shipping.pickling import LeftOut, pack, unpack
 
 SOURCE = """
 import functools
@@ -120,7 +119,7 @@ def test_a_caching_function_of_such_a_module_travels_and_caches_there(helpers: A
 OTHER_PROCESS = """
 import sys
 from skyward.errors import SerializationError
-from skyward.wire.code.pickling import unpack
+from skyward.shipping.pickling import unpack
 make = unpack(sys.stdin.buffer.read())
 print(make().value())
 for use in (lambda: make().locked(), lambda: make().selected().fetchone(), lambda: make().lock.acquire()):

@@ -15,7 +15,7 @@ import pytest
 import tblib.pickling_support
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError
-from skyward.wire.code.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
+from skyward.shipping.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
 
 
 class FinickyError(Exception):
@@ -217,7 +217,7 @@ def test_objects_of_the_users_classes_keep_their_class_on_the_way_back() -> None
 WITHOUT_IT = """
 import sys, warnings
 sys.modules["urllib3"] = None
-from skyward.wire.code.pickling import unpack
+from skyward.shipping.pickling import unpack
 (entry,) = unpack(sys.stdin.buffer.read())
 warnings.simplefilter(entry[0], entry[2])
 print(entry[2].__qualname__, issubclass(entry[2], Warning))

@@ -17,7 +17,7 @@ def test_objects_of_a_script_that_pickle_by_name_or_not_at_all_arrive_and_come_b
 
 CHANGES = """
 import pickle, subprocess, sys, typing
-from skyward.wire.code.pickling import pack
+from skyward.shipping.pickling import pack
 
 class Setting:
     def __init__(self, value): self.value = value
@@ -46,7 +46,7 @@ SETTING, SLOTTED, Kind, MARK = Setting(3), Slotted(3), typing.NewType("Kind", st
 send()
 there = '''
 import pickle, sys
-from skyward.wire.code.pickling import unpack_call
+from skyward.shipping.pickling import unpack_call
 for function, is_mark, mark in pickle.load(sys.stdin.buffer):
     print(*unpack_call(function)(), unpack_call(is_mark)(unpack_call(mark)))
 '''

@@ -1,0 +1,1 @@
+"""What travels to workers and back: pickles, sources of modules, large buffers."""

@@ -1,0 +1,348 @@
+"""Pickling of invocations, in the caller's thread: each function once, large buffers named by content.
+
+A function sent by value takes along the values of its globals and closure, which may differ at the next call. Pickling
+it each time costs more than the rest of a small call. So its references are compared instead, by identity, and only
+where nothing in it can be changed in place.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import is_
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any, Final, Generic, TypeVar, cast
+
+from blake3 import blake3
+
+from skyward.errors import SerializationError
+from skyward.shipping.blobs import Blob, identify
+from skyward.shipping.definitions import found_under_its_name
+from skyward.shipping.pickling import (
+    LARGE_BYTES,
+    PLAIN_TYPES,
+    Packed,
+    naming_state,
+    pack,
+    pack_arguments,
+    travels_by_reference,
+)
+from skyward.shipping.references import function_parts, global_values
+from skyward.shipping.sources import SourceSet, search_path_state
+from skyward.submission import ArgumentMemo, CallLimits, Invocation
+from skyward.wire.messages import Payload
+
+__all__ = ["CompleteError", "FunctionCache", "PackedFunction", "Parcel", "Recent", "Wrapped", "wrap"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+# Approximate size of a loaded function besides its pickle: code, globals, names. Without it the bound on the bytes of
+# functions would admit hundreds of thousands of tiny ones.
+_OVERHEAD_BYTES = 16 << 10
+
+
+class Recent(Generic[K, V]):
+    """Mapping that evicts the least recently used entries when their bytes exceed a bound; the newest always stays.
+
+    Args:
+        bound_bytes: sum of the bytes of all entries, at most.
+    """
+
+    def __init__(self, bound_bytes: int) -> None:
+        self._bound_bytes = bound_bytes
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """Return the entry and count that as a use; None if there is none."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: K, value: V, nbytes: int) -> list[K]:
+        """Add or replace an entry; return the keys of evicted entries."""
+        if (old := self._entries.pop(key, None)) is not None:
+            self._bytes -= old[1]
+        self._entries[key] = value, nbytes
+        self._bytes += nbytes
+        gone: list[K] = []
+        while self._bytes > self._bound_bytes and len(self._entries) > 1:
+            oldest, (_, freed) = self._entries.popitem(last=False)
+            self._bytes -= freed
+            gone.append(oldest)
+        return gone
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        self._entries.clear()
+        self._bytes = 0
+
+
+CompleteError = Callable[[Callable[..., Any], ModuleNotFoundError], ModuleNotFoundError]
+
+_CONSTANT: Final = PLAIN_TYPES | {CodeType}
+# Functions made in a loop are all different; each keeps alive all that it refers to.
+_KEPT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapped:
+    """Pickle ready to be sent.
+
+    Attributes:
+        payload: the part for the lane.
+        blobs: the blobs that must lie on the node before.
+    """
+
+    payload: Payload
+    blobs: tuple[Blob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFunction:
+    """Pickled function.
+
+    Attributes:
+        id: BLAKE3 of the pickle, its blobs and the editions of its sources, in hex.
+        label: name for messages.
+        wrapped: the pickle.
+        lasting: True if the pickle stays valid as long as everything the function refers to is unchanged.
+        sources: the sources that workers need before they load it; None if there are none.
+        imports_absent: True if the function imports modules that are not found on this machine, or not yet.
+        complete: returns a node's error with all packages that the function needs and nodes lack; None if nothing can.
+    """
+
+    id: str
+    label: str
+    wrapped: Wrapped
+    lasting: bool = True
+    sources: SourceSet | None = None
+    imports_absent: bool = False
+    complete: Callable[[ModuleNotFoundError], ModuleNotFoundError] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate bytes that the function takes where it is kept, pickled or loaded."""
+        return _OVERHEAD_BYTES + len(self.wrapped.payload.data) + sum(blob.view.nbytes for blob in self.wrapped.blobs)
+
+
+class FunctionCache:
+    """Pickles of the functions that a pool has sent. Thread-safe.
+
+    Args:
+        complete: returns a node's error about a module with all packages that a function needs and nodes lack.
+    """
+
+    def __init__(self, complete: CompleteError | None = None) -> None:
+        self.complete = complete
+        self._lock = threading.Lock()
+        self._known: Recent[FunctionType, _Known] = Recent(_KEPT_BYTES)
+
+    def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction]) -> PackedFunction:
+        """Return the last pickle of ``fn`` if it is still valid, otherwise the one that ``pack`` makes now."""
+        if type(fn) is not FunctionType:  # a callable object may change in place, which identity cannot show
+            return pack()
+        with self._lock:
+            known = self._known.get(fn)
+        if known is not None and known.is_unchanged():
+            return known.packed
+        seen = _look(fn)  # before it is pickled: a change in between makes the entry invalid, not the pickle stale
+        packed = pack()
+        if seen is not None and packed.lasting:
+            with self._lock:
+                self._known.put(fn, _Known(seen, packed), packed.nbytes)
+        return packed
+
+
+class _Known:
+    """Pickle of a function, with everything that it depends on: functions, their names, and what they refer to."""
+
+    __slots__ = ("_naming", "_search_path", "_seen", "packed")
+
+    def __init__(
+        self, seen: list[tuple[FunctionType, tuple[object, ...], list[object]]], packed: PackedFunction
+    ) -> None:
+        self._seen = seen
+        self.packed = packed
+        self._naming = naming_state()
+        self._search_path = search_path_state() if packed.imports_absent else None
+
+    def is_unchanged(self) -> bool:
+        for fn, names, references in self._seen:
+            now = _references(fn)
+            if len(now) != len(references) or not all(map(is_, now, references)) or names != _names(fn):
+                return False
+        if self._search_path is not None and self._search_path != search_path_state():
+            return False
+        sources = self.packed.sources
+        return self._naming == naming_state() and (sources is None or sources.is_current())
+
+
+def _references(fn: FunctionType) -> list[object]:
+    return [fn.__code__, *function_parts(fn), *global_values(fn)]
+
+
+def _names(fn: FunctionType) -> tuple[object, ...]:
+    parameters = len(fn.__defaults__ or ()), (*(fn.__kwdefaults__ or ()),)  # a default may become a keyword's
+    return (
+        fn.__name__,
+        fn.__qualname__,
+        fn.__module__,
+        fn.__doc__,
+        dict(fn.__annotations__),
+        (*fn.__dict__,),
+        parameters,
+    )
+
+
+def _look(fn: FunctionType) -> list[tuple[FunctionType, tuple[object, ...], list[object]]] | None:
+    """Return every function that goes into the pickle; None if something in it may be changed in place."""
+    found: list[tuple[FunctionType, tuple[object, ...], list[object]]] = []
+    known: set[int] = set()
+    waiting: list[object] = [fn]
+    while waiting:
+        value = waiting.pop()
+        if type(value) in _CONSTANT or id(value) in known or _is_fixed(value):
+            continue
+        if type(value) is tuple:
+            waiting += cast("tuple[object, ...]", value)
+        elif type(value) is FunctionType:
+            known.add(id(value))
+            found.append((value, _names(value), _references(value)))
+            waiting += found[-1][2]
+        else:
+            return None
+    return found
+
+
+def _is_fixed(value: object) -> bool:
+    """Return True for a value whose pickle is a name under which the node finds the same object."""
+    if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type | None):
+        return False  # a method of an object that may change
+    if not isinstance(value, type | ModuleType | BuiltinFunctionType | FunctionType) or not travels_by_reference(value):
+        return False
+    return value.__name__ in sys.modules if isinstance(value, ModuleType) else found_under_its_name(value)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Parcel:
+    """Pickled invocation.
+
+    Attributes:
+        label: name for errors and progress.
+        function: the function.
+        data: the pickle of ``(args, kwargs)``, if it is small and needs no blobs.
+        arguments: the payload of ``(args, kwargs)`` otherwise.
+        sources: the sources that a worker needs before it unpickles the arguments; None if there are none.
+        retries: number of lost workers that the call survives.
+        gang: True if all workers run the call together.
+        blobs: the blobs that must lie on the node before.
+        work: see :class:`~skyward.submission.Invocation`.
+        tasks: see :class:`~skyward.submission.Invocation`.
+        limits: see :class:`~skyward.submission.Invocation`.
+    """
+
+    # Not frozen, as that doubles the price of an instance, and it is paid for every call.
+
+    label: str
+    function: PackedFunction
+    data: bytes = b""
+    arguments: Payload | None = None
+    sources: SourceSet | None = None
+    retries: int
+    gang: bool = False
+    blobs: tuple[Blob, ...] = field(default=(), repr=False)
+    work: str = ""
+    tasks: int = 1
+    limits: CallLimits | None = None
+
+
+def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionCache) -> list[Parcel]:
+    """Pickle calls; a function or an array that several of them share is pickled or hashed once.
+
+    Raises:
+        SerializationError: a function or an argument cannot be pickled; names it, and the part of it.
+    """
+    functions: dict[int, PackedFunction] = {}
+    parcels: list[Parcel] = []
+    for call in calls:
+        function = functions.get(id(call.fn))
+        if function is None:
+            function = known.packed(call.fn, partial(_wrap_function, call.fn, memo, known))
+            functions[id(call.fn)] = function
+        parcels.append(_wrap_one(call, function, memo))
+    return parcels
+
+
+def _wrap_one(call: Invocation, function: PackedFunction, memo: ArgumentMemo) -> Parcel:
+    label = call.label or function.label
+    packed = _pack_arguments(call, label)
+    blobs = function.wrapped.blobs
+    parcel = Parcel(
+        label=label,
+        function=function,
+        data=packed.data,
+        sources=packed.sources,
+        retries=call.retries,
+        gang=call.gang,
+        blobs=blobs,
+        work=call.work,
+        tasks=call.tasks,
+        limits=call.limits,
+    )
+    if len(packed.data) >= LARGE_BYTES or packed.buffers:
+        wrapped = _seal(packed, memo)
+        parcel.data, parcel.arguments, parcel.blobs = b"", wrapped.payload, blobs + wrapped.blobs
+    return parcel
+
+
+def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo, known: FunctionCache) -> PackedFunction:
+    # Its own name, not that of the call: many calls share the pickle, each with a label of its own.
+    label = str(getattr(fn, "__qualname__", type(fn).__name__)).removesuffix(".__wrapped__")
+    packed = pack(fn, what=f"the function {label}", apart=True)
+    sealed = _seal(packed, memo)
+    wrapped = replace(sealed, blobs=tuple(replace(blob, of_function=True) for blob in sealed.blobs))
+    # The blobs count too: functions with equal code around different arrays would otherwise share one name.
+    digest = blake3(packed.data)
+    for blob in wrapped.blobs:
+        digest.update(blob.id.encode())
+    if packed.sources is not None:  # a worker that kept the function of an older edition would go on using that
+        digest.update(repr(packed.sources.editions).encode())
+    # A function with blobs is not cached: an array in its closure may be changed in place, which identity cannot show.
+    lasting = not wrapped.blobs
+    return PackedFunction(
+        id=digest.hexdigest(length=16),
+        label=label,
+        wrapped=wrapped,
+        lasting=lasting,
+        sources=packed.sources,
+        imports_absent=packed.imports_absent,
+        complete=partial(known.complete, fn) if known.complete is not None else None,
+    )
+
+
+def _pack_arguments(call: Invocation, label: str) -> Packed:
+    try:
+        return pack_arguments(call.args, call.kwargs, label)
+    except SerializationError:  # once more, one by one, to name the argument: costs nothing where all is well
+        for name, value in (*enumerate(call.args), *call.kwargs.items()):
+            pack(value, what=f"argument {name!r} of {label}")
+        raise
+
+
+def _seal(packed: Packed, memo: ArgumentMemo) -> Wrapped:
+    buffers = identify(packed.buffers, memo)
+    names = tuple(blob.id for blob in buffers)
+    if len(packed.data) < LARGE_BYTES:
+        return Wrapped(payload=Payload(data=packed.data, buffer_blobs=names), blobs=buffers)
+    (data,) = identify([memoryview(packed.data)], memo)
+    return Wrapped(payload=Payload(data_blob=data.id, buffer_blobs=names), blobs=(data, *buffers))
