@@ -279,7 +279,7 @@ def _threads() -> Iterator[str]:
     threads = threading.enumerate()
     loop_runs = any(thread.name == "skyward-loop" for thread in threads)  # a fixture's pool; its helpers end with it
     kept = (*KEPT_THREADS, "asyncio_") if loop_runs else KEPT_THREADS
-    # By name and number: a thread may hand its work over to another one of its name (skyward.events.courier).
+    # By name and number: a thread may hand its work over to another one of its name (skyward.events.bus).
     for name, number in Counter(thread.name for thread in threads if not thread.name.startswith(kept)).items():
         yield from (
             f"thread {name}" if each == 1 else f"thread {name}, {each} of them" for each in range(1, number + 1)

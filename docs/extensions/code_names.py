@@ -12,7 +12,7 @@ PACKAGES = (
     "skyward.events",
     "skyward.integrations",
     "skyward.providers",
-    "skyward.request.spot",
+    "skyward.request.request",
     "skyward_dask",
     "skyward_joblib",
 )

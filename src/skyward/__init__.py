@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from skyward.request.accelerators import NVIDIA, Accelerator, is_nvidia, is_trainium
     from skyward.request.image import Image
     from skyward.request.instance import InstanceSpec, select_instance
-    from skyward.request.spot import Spot, SpotLike
+    from skyward.request.request import Spot, SpotLike
     from skyward.request.volume import S3Volume
     from skyward.submission import CallFuture
 
@@ -276,7 +276,7 @@ _HOMES = {
     "skyward.request.accelerators": ("Accelerator", "NVIDIA", "is_nvidia", "is_trainium"),
     "skyward.request.image": ("Image",),
     "skyward.request.instance": ("InstanceSpec", "select_instance"),
-    "skyward.request.spot": ("Spot", "SpotLike"),
+    "skyward.request.request": ("Spot", "SpotLike"),
     "skyward.request.volume": ("S3Volume",),
     "skyward.submission": ("CallFuture",),
 }

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from skyward.api.pool import ComputePool
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.request.option_names import option_names, refuse_unknown
+from skyward.request.checks import option_names, refuse_unknown
 from skyward.submission import ElasticFleet
 
 __all__ = ["BorrowedPool", "OwnablePool", "OwnedPool", "PoolHandle", "PoolLike", "make_pool_handle"]

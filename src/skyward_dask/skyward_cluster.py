@@ -17,7 +17,7 @@ from skyward.errors import ConfigurationError
 from skyward.events import Callback
 from skyward.request.accelerators import Accelerator
 from skyward.request.image import Image
-from skyward.request.spot import SpotLike
+from skyward.request.request import SpotLike
 from skyward.request.volume import Volume
 from skyward.submission import FleetStatus
 from skyward.wire.dask_parts import add_client_extension

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from joblib import parallel_config
 
-from skyward.request.option_names import option_names, refuse_unknown
+from skyward.request.checks import option_names, refuse_unknown
 from skyward.submission import TaskSubmitter
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
 from skyward.request.instance import InstanceSpec
-from skyward.request.request import parse_request
-from skyward.request.spot import SpotLike
+from skyward.request.request import SpotLike, parse_request
 from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
 from skyward.wire.control import Message
 from skyward.wire.frames import TlsIdentity

@@ -74,7 +74,7 @@ asyncio.run(main())
 """
 
 LOOPS = """
-from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import keep
 
 async def main():
     tries = []

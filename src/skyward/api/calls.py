@@ -55,8 +55,7 @@ from skyward.api.slips import (
 from skyward.distributed._gang import is_gang
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError
-from skyward.request.checks import gibibytes, positive_number, refusal, whole_number
-from skyward.request.option_names import refuse_unknown
+from skyward.request.checks import gibibytes, positive_number, refusal, refuse_unknown, whole_number
 from skyward.shipping.pickling import pack, packing, unpack
 from skyward.submission import CallLimits, Invocation
 from skyward.tracebacks import from_callers_line, hide_frames

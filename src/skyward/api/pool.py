@@ -37,14 +37,13 @@ from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, Notice, SkywardEvent, current_callbacks, forward_emitted
 from skyward.events.bus import EventBus
-from skyward.events.kept_lines import KeptLines
+from skyward.events.lines import KeptLines
 from skyward.providers.base import Provider, checked_provider
 from skyward.provision.buying.pool_folder import PoolFolder
 from skyward.request.accelerators import Accelerator
+from skyward.request.checks import checked_patterns
 from skyward.request.image import Image
-from skyward.request.patterns import checked_patterns
-from skyward.request.request import checked_nodes, checked_ranks, parse_request
-from skyward.request.spot import SpotLike
+from skyward.request.request import SpotLike, checked_nodes, checked_ranks, parse_request
 from skyward.request.volume import Volume
 from skyward.submission import ArgumentMemo, CallFuture, FleetStatus, Invocation, SchedulerInfo
 from skyward.tracebacks import hide_frames, is_explained, without_frames

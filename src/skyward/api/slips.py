@@ -17,7 +17,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError, UnsentCallWarning
-from skyward.request.option_names import refuse_unknown
+from skyward.request.checks import refuse_unknown
 from skyward.shipping.pickling import PLAIN_TYPES
 from skyward.submission import OPERATIONS, refuse_operations
 from skyward.tracebacks import from_callers_line, hide_frames, is_explained

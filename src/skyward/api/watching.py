@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.descriptors import keep_from_forks
 from skyward._concurrency.linux_parts import socket_path
 from skyward._concurrency.loop import LoopThread
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock

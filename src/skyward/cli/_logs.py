@@ -20,7 +20,7 @@ from skyward.cli._machines import known_pool
 from skyward.display.words import line_text
 from skyward.errors import SkywardError
 from skyward.events import LogLine
-from skyward.events.kept_lines import KeptReader, lines_backwards
+from skyward.events.lines import KeptReader, lines_backwards
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.pool_folder import is_in_use, known_folders
 from skyward.provision.preparing.node_logs import LogFile, NodeLogs, kept_files, open_logs

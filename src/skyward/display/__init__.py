@@ -28,7 +28,7 @@ from skyward.display.words import (
 )
 from skyward.errors import ConfigurationError
 from skyward.events.bus import EventBus
-from skyward.events.records import is_handled
+from skyward.events.lines import is_handled
 from skyward.events.works import CALL_CANCELLED
 from skyward.wire.terminal import cleaned, harmless
 

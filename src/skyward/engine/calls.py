@@ -15,7 +15,7 @@ from skyward.engine.dispatch import CallState, WorkerId
 from skyward.engine.futures import OutcomeSink, RawOutcome, call_name, short_label
 from skyward.errors import PoolStateError
 from skyward.events import Callback, Error, LogLine, SkywardEvent
-from skyward.events.records import record_line
+from skyward.events.lines import record_line
 from skyward.events.works import WorkCount, WorkCounts
 from skyward.shipping.blobs import Stored
 from skyward.shipping.parcels import Parcel

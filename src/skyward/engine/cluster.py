@@ -21,7 +21,7 @@ from skyward.engine.slots import Slot, out_of_reach
 from skyward.errors import PoolStateError, SkywardError
 from skyward.events import Error, LogLine, Progress
 from skyward.events.bus import EventBus
-from skyward.events.records import handle_record
+from skyward.events.lines import handle_record
 from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
 from skyward.events.works import WorkCount
 from skyward.provision.preparing.node_handle import NodeHandle

@@ -21,7 +21,7 @@ from skyward.engine.futures import CallBatch, OutcomeSink, RemoteFuture
 from skyward.engine.slots import out_of_reach
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events import Callback, current_callbacks
-from skyward.events.courier import Courier
+from skyward.events.bus import Courier
 from skyward.shipping.parcels import Parcel
 from skyward.submission import CallLimits
 from skyward.wire.messages import CallHeader

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from skyward._concurrency.forking import keep_from_forks
-from skyward._concurrency.recurring import keep
-from skyward._concurrency.waiting import SystemClock, wait_until
+from skyward._concurrency.descriptors import keep_from_forks
+from skyward._concurrency.waiting import SystemClock, keep, wait_until
 from skyward.engine.dispatch import WorkerId
 from skyward.shipping.parcels import Recent
 from skyward.shipping.sources import SentSources

@@ -19,7 +19,7 @@ from skyward.engine.futures import RawOutcome
 from skyward.engine.lane import Lane
 from skyward.errors import BootstrapError, CallTimeoutError, ConfigurationError, UnreachableError, WorkerLostError
 from skyward.events import LogLine, WorkerLost, WorkerRestarting
-from skyward.events.records import DEFAULT_LEVELS, ConfiguredLevels
+from skyward.events.lines import DEFAULT_LEVELS, ConfiguredLevels
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
 from skyward.shipping.parcels import PackedFunction

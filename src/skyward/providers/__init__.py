@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from skyward.providers.local import INSTANCE_VARIABLE
     from skyward.providers.registry import Admits, Checkable, Finding, Paced, Sweepable, Tidies, Zoned
     from skyward.request.instance import InstanceSpec
-    from skyward.request.metadata import PreemptionWatch
     from skyward.request.request import PoolRequest
     from skyward.transport.access import Access, LocalAccess, SSHAccess, SSHTarget
+    from skyward.wire.node_config import PreemptionWatch
 
 __all__ = [
     "INSTANCE_VARIABLE",
@@ -63,7 +63,7 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
     "skyward.providers.local": ("INSTANCE_VARIABLE",),
     "skyward.providers.registry": ("Admits", "Checkable", "Finding", "Paced", "Sweepable", "Tidies", "Zoned"),
     "skyward.request.instance": ("InstanceSpec",),
-    "skyward.request.metadata": ("PreemptionWatch",),
+    "skyward.wire.node_config": ("PreemptionWatch",),
     "skyward.request.request": ("PoolRequest",),
     "skyward.transport.access": ("Access", "LocalAccess", "SSHAccess", "SSHTarget"),
 }

@@ -9,9 +9,9 @@ from typing import Any, Final, Protocol, cast
 
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError
 from skyward.request.instance import InstanceSpec
-from skyward.request.metadata import PreemptionWatch
 from skyward.request.request import PoolRequest
 from skyward.transport.access import Access
+from skyward.wire.node_config import PreemptionWatch
 
 __all__ = ["REFUSALS", "Instance", "InstanceState", "LaunchOrder", "Offer", "Provider", "checked_provider"]
 

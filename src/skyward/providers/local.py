@@ -22,8 +22,8 @@ from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, TerminationError, UnreachableError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.accelerators import model_name
+from skyward.request.checks import explain_options
 from skyward.request.instance import InstanceSpec
-from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE, LocalAccess
 from skyward.wire.dask_parts import is_dask_here, needs_dask

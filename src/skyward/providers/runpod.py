@@ -42,9 +42,8 @@ from skyward.providers._common.rest_client import ApiAnswer, RestClient
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding, MachineSecret
 from skyward.request.accelerators import model_name
-from skyward.request.checks import refusal, secret, text, texts, web_address, whole_number
+from skyward.request.checks import explain_options, refusal, secret, text, texts, web_address, whole_number
 from skyward.request.instance import InstanceSpec
-from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 
 __all__ = [

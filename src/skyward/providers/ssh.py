@@ -29,9 +29,8 @@ from skyward.errors import (
 from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, reaching, run_on, survey
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding
-from skyward.request.checks import refusal, text
+from skyward.request.checks import explain_options, refusal, text
 from skyward.request.instance import InstanceSpec
-from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE, SSHAccess, SSHTarget
 from skyward.transport.base import Transport

@@ -41,9 +41,17 @@ from skyward.providers._common.rest_client import ApiAnswer, RestClient
 from skyward.providers.base import REFUSALS, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding
 from skyward.request.accelerators import Accelerator, Vendor, model_name
-from skyward.request.checks import flag, positive_number, refusal, secret, text, web_address, whole_number
+from skyward.request.checks import (
+    explain_options,
+    flag,
+    positive_number,
+    refusal,
+    secret,
+    text,
+    web_address,
+    whole_number,
+)
 from skyward.request.instance import InstanceSpec, InstanceWish
-from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 
 __all__ = [

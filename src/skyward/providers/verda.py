@@ -35,9 +35,8 @@ from skyward.providers._common.rest_client import (
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import Finding, MachineSecret
 from skyward.request.accelerators import model_name
-from skyward.request.checks import flag, refusal, text, web_address
+from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.instance import InstanceSpec
-from skyward.request.option_names import explain_options
 from skyward.request.request import PoolRequest
 
 __all__ = [

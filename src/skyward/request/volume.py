@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, TypeAlias
 
-from skyward.request.checks import flag, refusal, text
-from skyward.request.option_names import explain_options
+from skyward.request.checks import explain_options, flag, refusal, text
 
 __all__ = ["GrantedVolume", "S3Volume", "StorageKey", "Volume", "VolumeAccess"]
 

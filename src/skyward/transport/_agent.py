@@ -9,7 +9,7 @@ from typing import Final
 from paramiko import Message, PKey, SSHException
 from paramiko.pkey import PublicBlob
 
-from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.descriptors import keep_from_forks
 
 __all__ = ["Agent", "AgentKey"]
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import psutil
 
-from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.descriptors import keep_from_forks
 from skyward._concurrency.linux_parts import NOTSENT_LOWAT
 
 __all__ = ["Dialled", "LiveSocket", "dial_command", "dial_tcp", "resolve"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.descriptors import keep_from_forks
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.transport._paramiko import Client, StaleConnectionError, open_channel
 from skyward.transport._pump import Pump, Step, Tunnel

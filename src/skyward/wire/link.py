@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from skyward._concurrency.descriptors import Descriptors
 from skyward._concurrency.linux_parts import MutableEvents, mutable_events
-from skyward._concurrency.own_descriptors import Descriptors
 from skyward._concurrency.waiting import EAGER_S
 from skyward.wire.connection import Connection
 from skyward.wire.messages import Kind

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from skyward._concurrency.forking import keep_from_forks
-from skyward._concurrency.recurring import keep
-from skyward._concurrency.waiting import NotYet, wait_until
+from skyward._concurrency.descriptors import keep_from_forks
+from skyward._concurrency.waiting import NotYet, keep, wait_until
 from skyward.wire.limits import HANDSHAKE_S
 
 __all__ = ["BACKLOG", "STRANGERS", "Listener", "StreamPort", "Streams", "dial"]

@@ -11,7 +11,7 @@ from threading import Event
 
 import pytest
 
-from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.descriptors import keep_from_forks
 from skyward._concurrency.loop import acquire_loop
 from skyward.api.watching import read_snapshot, serve_snapshots
 from skyward.events.snapshot import PoolSnapshot

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from skyward._concurrency.own_descriptors import Descriptors
+from skyward._concurrency.descriptors import Descriptors
 
 
 def close(descriptor: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import keep
 from support.clock import FakeClock
 
 FAILURES = [

@@ -23,8 +23,7 @@ from skyward.provision.buying.choose import Batch
 from skyward.provision.buying.cost import CostReport, Usage
 from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
-from skyward.request.request import PoolRequest
-from skyward.request.spot import Spot
+from skyward.request.request import PoolRequest, Spot
 from skyward.testing.provider import FakeProvider
 from support.clock import FakeClock
 from support.fleets import FleetStage

@@ -11,7 +11,7 @@ from time import monotonic
 
 import pytest
 
-from skyward.events.courier import Courier
+from skyward.events.bus import Courier
 
 
 @contextmanager

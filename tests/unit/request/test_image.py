@@ -8,8 +8,7 @@ import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.provision.preparing.distribution import ENGINE_PACKAGES, engine_pins
-from skyward.request.env import EnvVars
-from skyward.request.image import Image
+from skyward.request.image import EnvVars, Image
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 

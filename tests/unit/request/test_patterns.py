@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.request.patterns import checked_patterns, is_matched
+from skyward.request.checks import checked_patterns, is_matched
 
 
 @pytest.mark.parametrize(

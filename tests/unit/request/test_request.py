@@ -11,8 +11,7 @@ from skyward.errors import ConfigurationError
 from skyward.request.accelerators import Accelerator
 from skyward.request.image import Image
 from skyward.request.instance import InstanceWish
-from skyward.request.request import PoolRequest, parse_request
-from skyward.request.spot import Spot
+from skyward.request.request import PoolRequest, Spot, parse_request
 from skyward.request.volume import S3Volume
 
 OTHER_PYTHON = f"3.{sys.version_info.minor + 1}"

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.request.spot import Spot, SpotLike, SpotStrategy, parse_spot
+from skyward.request.request import Spot, SpotLike, SpotStrategy, parse_spot
 
 
 @pytest.mark.parametrize(

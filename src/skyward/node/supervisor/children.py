@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, wait_random
 
-from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.descriptors import keep_from_forks
 from skyward.node.processes import exit_reason
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.start_order import start_variables

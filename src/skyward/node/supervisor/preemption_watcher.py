@@ -15,8 +15,8 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
-from skyward.request.metadata import PreemptionWatch
 from skyward.wire.control import Preempting, PreemptionLikely
+from skyward.wire.node_config import PreemptionWatch
 
 __all__ = ["PreemptionWatcher"]
 

@@ -17,8 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from skyward._concurrency.recurring import keep
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, keep
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device
 from skyward.node.processes import (

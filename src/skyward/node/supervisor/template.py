@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from skyward._concurrency.descriptors import keep_from_forks
 from skyward._concurrency.exits import at_exit
-from skyward._concurrency.forking import keep_from_forks
 from skyward._concurrency.linux_parts import process_limits
 from skyward.node.supervisor.children import Fork, fork_from
 from skyward.node.supervisor.plan import DASK_ENV, thread_variables

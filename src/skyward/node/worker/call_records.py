@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from skyward.events.records import DEFAULT_LEVELS, has_handlers
+from skyward.events.lines import DEFAULT_LEVELS, has_handlers
 from skyward.wire.log_pieces import PIECE_CHARS
 
 __all__ = ["TakenLevels", "install", "record_values"]

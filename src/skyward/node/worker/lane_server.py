@@ -19,10 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skyward._concurrency.own_descriptors import Descriptors
+from skyward._concurrency.descriptors import Descriptors
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
-from skyward.events.records import DEFAULT_LEVELS
+from skyward.events.lines import DEFAULT_LEVELS
 from skyward.node.worker.call_records import TakenLevels
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
 from skyward.node.worker.capture import WorkerLog

@@ -25,11 +25,10 @@ import dask.sizeof
 import dask.utils
 from distributed import Status, Worker
 
-from skyward._concurrency.forking import abandon
+from skyward._concurrency.descriptors import abandon
 from skyward._concurrency.linux_parts import open_descriptors
 from skyward._concurrency.loop import LoopThread
-from skyward._concurrency.recurring import keep
-from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
+from skyward._concurrency.waiting import SYSTEM_CLOCK, keep, wait_until
 from skyward.node.worker.begun import enter, open_mark
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.child_processes import call_in_this_process

@@ -24,9 +24,9 @@ from skyward.providers.aws.api import Api, Json
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.accelerators import Vendor, find_model
 from skyward.request.instance import InstanceSpec
-from skyward.request.metadata import PreemptionWatch
 from skyward.request.request import PoolRequest
 from skyward.transport.access import SSHAccess
+from skyward.wire.node_config import PreemptionWatch
 
 __all__ = [
     "FAMILIES",

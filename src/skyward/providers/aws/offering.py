@@ -24,8 +24,7 @@ from skyward.providers.aws.api import refusal
 from skyward.providers.aws.ssm import PLUGIN, require_plugin
 from skyward.providers.base import Offer
 from skyward.providers.registry import Finding
-from skyward.request.request import PoolRequest
-from skyward.request.spot import Spot, SpotNever
+from skyward.request.request import PoolRequest, Spot, SpotNever
 
 __all__ = [
     "PriceTable",

@@ -21,8 +21,7 @@ from skyward.providers.aws.ssm import require_plugin, session_command
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.registry import Finding
 from skyward.providers.storage.s3 import grant_with
-from skyward.request.checks import flag, refusal, text, web_address
-from skyward.request.option_names import explain_options
+from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess
 from skyward.transport.access import SSHAccess

@@ -10,8 +10,7 @@ from typing import assert_never
 
 from skyward.errors import CapacityError
 from skyward.providers.base import Offer
-from skyward.request.request import PoolRequest
-from skyward.request.spot import Spot, SpotNever, SpotStrategy
+from skyward.request.request import PoolRequest, Spot, SpotNever, SpotStrategy
 
 __all__ = ["Batch", "Choice", "choose", "describe_offer", "notes_on_purchase"]
 

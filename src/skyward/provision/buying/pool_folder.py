@@ -14,7 +14,7 @@ from typing import Final
 
 import platformdirs
 
-from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.descriptors import keep_from_forks
 
 __all__ = ["PoolFolder", "is_in_use", "known_folders"]
 

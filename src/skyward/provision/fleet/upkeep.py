@@ -9,8 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from skyward._concurrency.recurring import keep
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, keep
 from skyward.errors import (
     AuthenticationError,
     BudgetError,

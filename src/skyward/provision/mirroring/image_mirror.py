@@ -34,8 +34,8 @@ from skyward.provision.mirroring.program_imports import LoadedNames, distributio
 from skyward.provision.mirroring.wheels import local_wheel
 from skyward.provision.preparing.distribution import engine_pins
 from skyward.provision.preparing.sources import PackageSources
+from skyward.request.checks import without_credentials
 from skyward.request.image import Image
-from skyward.request.masking import without_credentials
 
 __all__ = ["ImageMirror", "MirroredPackage", "mirror_environment", "mirror_program", "name_in"]
 

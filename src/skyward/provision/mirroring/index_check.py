@@ -28,8 +28,8 @@ from skyward.provision.preparing.sources import (
     pip_variables,
     uv_options,
 )
+from skyward.request.checks import bare_url, without_credentials
 from skyward.request.image import Image
-from skyward.request.masking import bare_url, without_credentials
 
 __all__ = [
     "Availability",

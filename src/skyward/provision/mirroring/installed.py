@@ -25,7 +25,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from skyward.request.masking import bare_url
+from skyward.request.checks import bare_url
 from skyward.shipping.sources import search_path_state
 
 __all__ = ["Distribution", "InstalledDistributions", "Origin", "installed_distributions", "marker_environment"]

@@ -22,7 +22,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from skyward.errors import ConfigurationError
 from skyward.provision.mirroring.installed import Distribution, Origin
 from skyward.provision.preparing.sources import client_uv
-from skyward.request.masking import without_credentials
+from skyward.request.checks import without_credentials
 
 __all__ = ["local_wheel"]
 

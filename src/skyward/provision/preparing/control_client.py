@@ -8,8 +8,7 @@ import math
 import ssl
 from collections.abc import Callable
 
-from skyward._concurrency.recurring import keep
-from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, keep, wait_until
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.wire.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
 from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, write_frame

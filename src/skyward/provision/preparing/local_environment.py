@@ -24,8 +24,8 @@ from skyward._concurrency.waiting import wait_until
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.provision.preparing.distribution import code_folders, engine_pins, own_wheel
 from skyward.provision.preparing.sources import client_uv, package_sources, pip_settings, pip_variables
+from skyward.request.checks import without_credentials
 from skyward.request.image import Image
-from skyward.request.masking import without_credentials
 from skyward.transport.base import Transport
 
 __all__ = ["is_satisfied", "prepare_environment"]

@@ -19,7 +19,7 @@ from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import FetchError, UnreachableError
 from skyward.node.storage import file_reader
 from skyward.provision.preparing.target_folder import set_mode
-from skyward.request.patterns import is_matched
+from skyward.request.checks import is_matched
 from skyward.transport.base import Completed, Transport
 
 __all__ = ["NodeFile", "NodeFiles", "NodeListing", "shown"]

@@ -10,8 +10,7 @@ from typing import ClassVar, TypeAlias
 
 from skyward.errors import ConfigurationError
 from skyward.request.accelerators.catalogue import Model, Variant, Vendor, find_model, find_variant, fold_name, models
-from skyward.request.checks import gibibytes, refusal, text, texts, whole_number
-from skyward.request.option_names import explain_options
+from skyward.request.checks import explain_options, gibibytes, refusal, text, texts, whole_number
 
 __all__ = [
     "Accelerator",

@@ -16,8 +16,8 @@ import pytest
 
 from skyward.node.supervisor import preemption_watcher as preemption
 from skyward.node.supervisor.preemption_watcher import PreemptionWatcher
-from skyward.request.metadata import PreemptionWatch
 from skyward.wire.control import Preempting, PreemptionLikely
+from skyward.wire.node_config import PreemptionWatch
 from support.clock import FakeClock
 
 ADDRESS = "127.73.1.1"

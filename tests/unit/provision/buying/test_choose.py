@@ -8,8 +8,7 @@ from skyward.errors import CapacityError
 from skyward.providers.base import Offer
 from skyward.provision.buying.choose import choose
 from skyward.request.instance import InstanceSpec
-from skyward.request.request import parse_request
-from skyward.request.spot import Spot
+from skyward.request.request import Spot, parse_request
 
 
 def offer(name: str, price: float | None, *, spot: bool = False, memory_gib: float = 8) -> Offer:

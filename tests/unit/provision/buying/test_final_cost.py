@@ -15,7 +15,7 @@ from skyward.events import CostFinal
 from skyward.providers.base import InstanceState, Offer
 from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
-from skyward.request.spot import Spot
+from skyward.request.request import Spot
 from skyward.testing.provider import FakeProvider, Fate
 from support.fleets import FleetStage
 from support.pools import simulated_time

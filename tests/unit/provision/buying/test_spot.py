@@ -13,8 +13,7 @@ from skyward.providers.base import Offer
 from skyward.provision.buying.choose import choose
 from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
-from skyward.request.request import parse_request
-from skyward.request.spot import Spot
+from skyward.request.request import Spot, parse_request
 from skyward.testing.provider import FakeProvider
 from support.fleets import FleetStage
 
