@@ -17,7 +17,7 @@ from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, Provider
 from skyward.providers.local import Local
-from skyward.providers.registry import BUILT_IN, Entrusts
+from skyward.providers.registry import BUILT_IN
 from skyward.providers.ssh import SSH
 from skyward.providers.verda import Verda
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
@@ -338,7 +338,7 @@ class CloudContract(ProviderContract):
     async def outlive_client(self, provider: Provider, instances: Sequence[Instance]) -> None:
         """The machines were given their secrets, if there are any, as the client does after the first login."""
         for each in instances:
-            if isinstance(provider, Entrusts) and (secret := await provider.secret(each)) is not None:
+            if (secret := await provider.secret(each)) is not None:
                 assert isinstance(each.access, SSHAccess)
                 transport = SshTransport(each.access.target)
                 done = await transport.run(secret.command, stdin=secret.value.encode(), timeout_s=30)

@@ -186,14 +186,14 @@ class FaultyProvider(FakeProvider):
         if state is InstanceState.GONE and was is not state:
             self._on_gone(instance_id)
 
-    def trouble(self, script: Mapping[Verb, Iterable[Fault]], fates: Iterable[Fate] = ()) -> None:
+    def plan_faults(self, script: Mapping[Verb, Iterable[Fault]], fates: Iterable[Fate] = ()) -> None:
         """What happens from now on: to the uses of each verb, in order, and to new machines; nothing to later ones."""
         self._script = {verb: deque(faults) for verb, faults in script.items()}
         self.fates = deque(fates)
 
     def heal(self) -> None:
         """From now on nothing goes wrong, and what is terminated is gone at once."""
-        self.trouble({})
+        self.plan_faults({})
         self.stubborn.clear()
         self.end_at_once()
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 from skyward.api.calls import ComputeFunction
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Provider
-from skyward.providers.registry import is_this_machine
 from skyward.request.image import Image
 from skyward.request.includes import describe_includes
 from skyward.request.request import PoolRequest
@@ -54,11 +53,11 @@ def with_environment(
     """
     for line in describe_includes(request.image.includes):
         report(line)
-    if is_this_machine(provider) and _is_satisfied(request.image):
+    if provider.this_machine and _is_satisfied(request.image):
         return request
     if not request.image.mirrors or os.environ.get(MIRROR_VARIABLE, "").lower() in ("0", "off", "false", "no"):
         request = replace(request, image=request.image.without_mirror())
-        if not is_this_machine(provider):
+        if not provider.this_machine:
             _refuse_lack(request, names, report)
         return request
     from skyward.provision.mirroring.image_mirror import mirror_program

@@ -16,7 +16,7 @@ import click
 
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers.base import Provider
-from skyward.providers.registry import is_rented, make_provider, provider_names, provider_parameters, provider_type
+from skyward.providers.registry import make_provider, provider_names, provider_parameters, provider_type
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -203,7 +203,7 @@ def rented_providers() -> Sequence[str]:
 
 def _may_rent(name: str) -> bool:
     try:
-        return is_rented(provider_type(name))
+        return not provider_type(name).own_machines
     except ConfigurationError:
         return True
 

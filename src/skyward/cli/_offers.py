@@ -25,7 +25,6 @@ from skyward.cli._base import (
 from skyward.display.words import duration
 from skyward.errors import SkywardError
 from skyward.providers.base import Offer
-from skyward.providers.registry import Zoned
 from skyward.provision.buying.sweep import attributed
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest, parse_request
@@ -146,9 +145,7 @@ async def _ask(name: str, settings: ProviderOptions, request: PoolRequest, *, sp
     try:
         found = [each for each in await find_offers(provider, request) if each.spot or not spot]
         types = list(dict.fromkeys(each.spec.name for each in found))
-        zones: Mapping[str, Mapping[str, float | None]] = {}
-        if isinstance(provider, Zoned):
-            zones = await provider.zones(types)
+        zones = await provider.zones(types)
     finally:
         await provider.close()
     return [

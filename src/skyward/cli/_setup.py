@@ -20,8 +20,8 @@ import platformdirs
 from skyward.cli._base import FAILED, PROVIDER, Answer, Say, answers, place_options, rented_providers, settings_of
 from skyward.display.words import plural
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
-from skyward.providers.base import Provider
-from skyward.providers.registry import BUILT_IN, Checkable, Finding, make_provider, provider_names, taken_names
+from skyward.providers.base import Finding, Provider
+from skyward.providers.registry import BUILT_IN, make_provider, provider_names, taken_names
 from skyward.providers.ssh import SSH
 from skyward.provision.buying.cleaning import Cleaned, clean_here, clean_host, used_hosts
 from skyward.provision.buying.ledger import Ledger
@@ -215,7 +215,7 @@ def _provider(name: str, make: Callable[[], Provider]) -> Sequence[Finding]:
 
 async def _check(provider: Provider) -> Sequence[Finding]:
     try:
-        if isinstance(provider, Checkable):
+        if provider.supports("check"):
             return await provider.check()
         return [Finding(what=provider.name, state="ok", found="installed; it has no checks of its own")]
     finally:

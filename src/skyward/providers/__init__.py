@@ -13,9 +13,17 @@ if TYPE_CHECKING:
     from skyward.providers._common.create_once import MachineCalls, create_once
     from skyward.providers._common.logins import KeyPair, host_key, user_key
     from skyward.providers._common.machine_boot import cloud_config
-    from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
+    from skyward.providers.base import (
+        REFUSALS,
+        Finding,
+        Instance,
+        InstanceState,
+        LaunchOrder,
+        MachineSecret,
+        Offer,
+        Provider,
+    )
     from skyward.providers.local import INSTANCE_VARIABLE
-    from skyward.providers.registry import Admits, Checkable, Finding, Paced, Sweepable, Tidies, Zoned
     from skyward.request.instance import InstanceSpec
     from skyward.request.request import PoolRequest
     from skyward.transport.access import Access, LocalAccess, SSHAccess, SSHTarget
@@ -25,8 +33,6 @@ __all__ = [
     "INSTANCE_VARIABLE",
     "REFUSALS",
     "Access",
-    "Admits",
-    "Checkable",
     "Finding",
     "Instance",
     "InstanceSpec",
@@ -35,16 +41,13 @@ __all__ = [
     "LaunchOrder",
     "LocalAccess",
     "MachineCalls",
+    "MachineSecret",
     "Offer",
-    "Paced",
     "PoolRequest",
     "PreemptionWatch",
     "Provider",
     "SSHAccess",
     "SSHTarget",
-    "Sweepable",
-    "Tidies",
-    "Zoned",
     "cloud_config",
     "create_once",
     "host_key",
@@ -59,9 +62,17 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
     "skyward.providers._common.create_once": ("MachineCalls", "create_once"),
     "skyward.providers._common.machine_boot": ("cloud_config",),
     "skyward.providers._common.logins": ("KeyPair", "host_key", "user_key"),
-    "skyward.providers.base": ("REFUSALS", "Instance", "InstanceState", "LaunchOrder", "Offer", "Provider"),
+    "skyward.providers.base": (
+        "REFUSALS",
+        "Finding",
+        "Instance",
+        "InstanceState",
+        "LaunchOrder",
+        "MachineSecret",
+        "Offer",
+        "Provider",
+    ),
     "skyward.providers.local": ("INSTANCE_VARIABLE",),
-    "skyward.providers.registry": ("Admits", "Checkable", "Finding", "Paced", "Sweepable", "Tidies", "Zoned"),
     "skyward.request.instance": ("InstanceSpec",),
     "skyward.wire.node_config": ("PreemptionWatch",),
     "skyward.request.request": ("PoolRequest",),

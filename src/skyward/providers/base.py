@@ -1,24 +1,35 @@
-"""Seam between Skyward and providers of machines: five verbs; optional capabilities are types of their own."""
+"""Seam between Skyward and providers of machines: five verbs, and capabilities with defaults."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, cast
+from typing import ClassVar, Final, Literal
 
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
+from skyward.request.volume import Volume, VolumeAccess
 from skyward.transport.access import Access
 from skyward.wire.node_config import PreemptionWatch
 
-__all__ = ["REFUSALS", "Instance", "InstanceState", "LaunchOrder", "Offer", "Provider", "checked_provider"]
+__all__ = [
+    "REFUSALS",
+    "Finding",
+    "Instance",
+    "InstanceState",
+    "LaunchOrder",
+    "MachineSecret",
+    "Offer",
+    "Provider",
+    "checked_provider",
+]
 
 REFUSALS: Final = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
 """Errors of a launch that leaves no machine; after any other error a machine may exist."""
-
-_VERBS = ("offers", "launch", "describe", "terminate", "close")
 
 
 class InstanceState(enum.Enum):
@@ -149,25 +160,74 @@ class Instance:
     ended_at: float | None = None
 
 
-class Provider(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Result of one check of a provider.
+
+    Attributes:
+        what: name of the item.
+        state: ``"ok"``; ``"warn"`` if something optional will not work; ``"fail"``.
+        found: the item's present value, or the error.
+        fix: remedy; empty if it is ok.
+    """
+
+    what: str
+    state: Literal["ok", "warn", "fail"]
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSecret:
+    """Secret by which a machine can end its own bill. It travels over SSH, and is in no first-boot order and no argv.
+
+    Attributes:
+        command: command on the machine that takes the secret from its standard input, in the user's home folder.
+        value: the secret.
+        renewed_s: time after which a newer one is delivered; infinite for never.
+    """
+
+    command: tuple[str, ...]
+    value: str = field(repr=False)
+    renewed_s: float = math.inf
+
+
+class Provider(ABC):
     """Creation and termination of instances. Errors are Skyward's (:mod:`skyward.errors`).
 
     Implementations retry throttled and interrupted calls themselves; their callers decide about everything else.
 
-    An implementation is a dataclass of its settings, from which another process recreates it. Secrets are fields with
-    ``repr=False``, which no file holds. A class whose machines are the user's own has the attribute ``own_machines =
-    True``; without it they count as rented, by the hour, from their launch.
+    An implementation is a frozen dataclass of its settings, from which another process recreates it. Secrets are fields
+    with ``repr=False``, which no file holds. Name, ``offers``, ``launch``, ``describe`` and ``terminate`` are required;
+    everything else has a default that works, and an implementation that can do more overrides it.
     """
 
+    own_machines: ClassVar[bool] = False
+    """True if the machines are the user's own; others count as rented, by the hour, from their launch."""
+    this_machine: ClassVar[bool] = False
+    """True if all nodes run on this machine."""
+    look_interval_s: ClassVar[float] = 0.0
+    """Least number of seconds between two calls of ``describe``, where the provider limits them."""
+    listing_s: ClassVar[float] = 0.0
+    """Time after its launch for which a machine may be missing from ``tagged``: a sweep lists once more after it."""
+    unlisted_s: ClassVar[float] = 0.0
+    """The longest that this may be: for so long a machine is not treated as never made. At least ``listing_s``."""
+
+    @classmethod
+    def supports(cls, capability: str) -> bool:
+        """Return whether the class does more than the default of a method or attribute, such as ``"tagged"``."""
+        return getattr(cls, capability) is not getattr(Provider, capability)
+
     @property
+    @abstractmethod
     def name(self) -> str:
         """The provider's name in events, ledger and documentation, e.g. ``"local"``."""
-        ...
 
+    @abstractmethod
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
         """Return the offers that satisfy the request, unranked. Creates nothing. Idempotent."""
-        ...
 
+    @abstractmethod
     async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
         """Create the machines and return without waiting for them. Not idempotent, except by key.
 
@@ -177,37 +237,90 @@ class Provider(Protocol):
         key, and adopted or undone, or created under another key (``providers/_common/create_once.py``). Raises
         :class:`~skyward.errors.CapacityError` when the offers do not suffice.
         """
-        ...
 
+    @abstractmethod
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
         """Return the machines' present records, in the order of ``instance_ids``. Idempotent.
 
         An unknown id is :attr:`InstanceState.GONE`.
         """
-        ...
 
+    @abstractmethod
     async def terminate(self, instance_ids: Sequence[str]) -> None:
         """Terminate the machines ``instance_ids``, and everything created with them. Idempotent; ignores gone ones.
 
         Returns when each is confirmed :attr:`InstanceState.GONE`, or raises
         :class:`~skyward.errors.TerminationError` with the ids that are not.
         """
-        ...
 
     async def close(self) -> None:
-        """Close sessions and connections; terminates no machine. Idempotent."""
-        ...
+        """Close sessions and connections; terminates no machine. Idempotent. By default nothing is held."""
+        return
+
+    async def tagged(self) -> Sequence[Instance]:
+        """Return every listed machine of Skyward's with these settings that is not gone, of any pool. Idempotent.
+
+        This is how a machine is found whose id a crash has lost. It waits for no machine that is not listed yet. A
+        class without it cannot list machines.
+
+        Raises:
+            UnreachableError: a host or service that may have such machines did not answer.
+        """
+        return ()
+
+    async def check(self) -> Sequence[Finding]:
+        """Check credentials, permissions, quotas and the like. Creates nothing; raises none of Skyward's errors."""
+        return ()
+
+    async def zones(self, machines: Sequence[str]) -> Mapping[str, Mapping[str, float | None]]:  # noqa: ARG002 - for subclasses
+        """Return the zones of each of the machine types ``machines``, with the USD an hour on spot. Idempotent.
+
+        A type without zones is not offered; a price of None is unknown.
+        """
+        return {}
+
+    async def admit(self, pool_id: str) -> str:  # noqa: ARG002 - for subclasses
+        """Admit this machine's present address to the machines of ``pool_id``, and remove its former ones. Idempotent.
+
+        For machines that admit only the client's own address. Returns the address if it was not admitted before, else
+        an empty text. Raises :class:`~skyward.errors.SkywardError` when the address or the rules cannot be read.
+        """
+        return ""
+
+    async def secret(self, instance: Instance) -> MachineSecret | None:  # noqa: ARG002 - for subclasses
+        """Return the secret by which a machine that admits logins ends its own bill, a newer one each time it is due.
+
+        None if it needs none.
+        """
+        return None
+
+    async def tidy(self, pool_id: str) -> None:  # noqa: ARG002 - for subclasses
+        """Remove everything but machines created for ``pool_id``, unless it has machines. Idempotent; logs failures."""
+        return
+
+    async def grant(self, volumes: Sequence[Volume], *, lifetime_s: float) -> Sequence[VolumeAccess]:  # noqa: ARG002
+        """Grant machines access to volumes, as :meth:`skyward.providers.storage.StoreKind.grant` does.
+
+        The store does it for a class without this method, with the credentials of this process.
+        """
+        return ()
+
+    @property
+    def trouble(self) -> str:
+        """Errors of the calls that are being repeated at present, since the vendor's API fails; empty for none."""
+        return ""
 
 
-def checked_provider(provider: Any) -> Provider:
-    """Return ``provider`` if it implements every verb of :class:`Provider`.
+def checked_provider(provider: object) -> Provider:
+    """Return ``provider`` if it is one.
 
     Raises:
-        ConfigurationError: it does not, or it is a class instead of an instance.
+        ConfigurationError: it is not, or it is a class instead of an instance.
     """
     example = "a provider object such as sky.Local()"
     if isinstance(provider, type):
         raise ConfigurationError(f"provider must be {example}, got the class {provider.__name__}: add parentheses")
-    if not all(callable(getattr(provider, verb, None)) for verb in _VERBS):
-        raise ConfigurationError(f"provider must be {example}, got {type(provider).__name__}")
-    return cast("Provider", provider)
+    if not isinstance(provider, Provider):
+        advice = ": its class must inherit from skyward.providers.Provider" if hasattr(provider, "launch") else ""
+        raise ConfigurationError(f"provider must be {example}, got {type(provider).__name__}{advice}")
+    return provider

@@ -28,8 +28,7 @@ from skyward.providers._common.machine_catalogue import (
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
 from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.providers.registry import Finding, MachineSecret
+from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer
 from skyward.request.accelerators import Vendor, find_model
 from skyward.request.checks import explain_options, refusal, secret, text, web_address
 from skyward.request.instance import InstanceSpec
@@ -269,7 +268,7 @@ def _scope(call: str) -> str:
 
 
 async def check_account(rest: RestClient, region: str) -> Sequence[Finding]:
-    """See :meth:`skyward.providers.registry.Checkable.check`. Scopes for changes cannot be tested without a change."""
+    """See :meth:`skyward.providers.base.Provider.check`. Scopes for changes cannot be tested without a change."""
     try:
         account: Mapping[str, Any] = (await rest.read("/v2/account"))["account"]
         findings = [Finding(what="digitalocean token", state="ok", found=str(account["email"])), _state(account)]

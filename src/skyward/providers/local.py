@@ -20,7 +20,7 @@ import platformdirs
 from skyward._concurrency.linux_parts import SHARED_MEMORY, usable_cores
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, TerminationError, UnreachableError
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.request.accelerators import model_name
 from skyward.request.checks import explain_options
 from skyward.request.instance import InstanceSpec
@@ -64,7 +64,7 @@ class _Gpu:
 
 @explain_options
 @dataclass(frozen=True, slots=True)
-class Local:
+class Local(Provider):
     """Nodes on this machine, for nothing: processes of yours, apart from each other and ended with the pool.
 
     A pool's nodes divide the machine's cores and memory equally, but each has at least its ``cpu=`` and ``memory=``;
@@ -121,9 +121,6 @@ class Local:
     async def tagged(self) -> Sequence[Instance]:
         """Return every node on this machine that has a tagged folder of this user."""
         return await asyncio.to_thread(_tagged)
-
-    async def close(self) -> None:
-        """Do nothing: no resource is held."""
 
 
 def _root() -> Path:

@@ -39,8 +39,7 @@ from skyward.providers._common.machine_catalogue import (
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
 from skyward.providers._common.rented_machines import MachineRecord, RentedContainers, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.providers.registry import Finding, MachineSecret
+from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer
 from skyward.request.accelerators import model_name
 from skyward.request.checks import explain_options, refusal, secret, text, texts, web_address, whole_number
 from skyward.request.instance import InstanceSpec

@@ -27,8 +27,7 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, reaching, run_on, survey
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.providers.registry import Finding
+from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.request.checks import explain_options, refusal, text
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
@@ -96,7 +95,7 @@ class _Tagged:
 
 @explain_options
 @dataclass(frozen=True, kw_only=True)
-class SSH:
+class SSH(Provider):
     """Machines you already have, free of charge: each is one node of a pool, and is left unchanged afterwards.
 
     Only ``~/.cache/skyward`` stays on a host, with environments for the next pool

@@ -38,8 +38,7 @@ from skyward.providers._common.machine_catalogue import (
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
 from skyward.providers._common.rented_machines import MachineRecord, RentedContainers, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
-from skyward.providers.base import REFUSALS, InstanceState, LaunchOrder, Offer
-from skyward.providers.registry import Finding
+from skyward.providers.base import REFUSALS, Finding, InstanceState, LaunchOrder, Offer
 from skyward.request.accelerators import Accelerator, Vendor, model_name
 from skyward.request.checks import (
     explain_options,
@@ -709,7 +708,7 @@ class VastAI(AskTerms, RentedContainers):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, checked(name, value))
         account = VastAccount(self.endpoint_url, self.api_key, self, patience_s=self.patience_s, pace=self.pace)
-        self.__dict__["_api"] = account
+        vars(self)["_api"] = account
 
     @property
     def name(self) -> str:

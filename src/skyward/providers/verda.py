@@ -32,8 +32,7 @@ from skyward.providers._common.rest_client import (
     RestClient,
     read_credentials,
 )
-from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
-from skyward.providers.registry import Finding, MachineSecret
+from skyward.providers.base import REFUSALS, Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer
 from skyward.request.accelerators import model_name
 from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.instance import InstanceSpec

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Literal
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import CapacityError, TerminationError
 from skyward.providers._common.create_once import MachineCalls, create_once
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 from skyward.transport.access import LocalAccess
@@ -71,8 +71,8 @@ class _Fault:
     done: bool
 
 
-class FakeProvider:
-    """Provider in memory; implements :class:`~skyward.providers.base.Provider`, and lists and paces its machines.
+class FakeProvider(Provider):
+    """Provider in memory; lists and paces its machines.
 
     Methods take the ``instance_id`` of a launched machine.
 
@@ -90,7 +90,7 @@ class FakeProvider:
         may_end: outcome of the :attr:`~skyward.providers.base.Instance.end_check` of new machines; None if they have no
             such check.
         sold_out: offers whose machines are refused.
-        look_interval_s: see :class:`~skyward.providers.registry.Paced`; recorded, not enforced.
+        look_interval_s: see :attr:`Provider.look_interval_s`; recorded, not enforced.
         clock: the time, for fates and the bill.
     """
 
@@ -118,7 +118,7 @@ class FakeProvider:
         self.ends_itself = True
         self.may_end: bool | None = None
         self.sold_out: set[Offer] = set()
-        self.look_interval_s = look_interval_s
+        self.look_interval_s = look_interval_s  # pyright: ignore[reportAttributeAccessIssue] - one for each fake
         self.clock = clock
         self._offers = offers or (Offer(spec=InstanceSpec(name="fake", cpu=2, memory_gib=4), price_per_hour=1.0),)
         self._faults: dict[Verb, deque[_Fault]] = defaultdict(deque)
@@ -226,12 +226,9 @@ class FakeProvider:
             self._terminate(instance_ids)
 
     async def tagged(self) -> Sequence[Instance]:
-        """See :meth:`skyward.providers.registry.Sweepable.tagged`."""
+        """See :meth:`Provider.tagged`."""
         with self._entered("tagged"):
             return self._listed()
-
-    async def close(self) -> None:
-        """See :meth:`Provider.close`."""
 
     # Calls that concern one machine
 

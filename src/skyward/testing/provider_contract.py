@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import CapacityError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
-from skyward.providers.registry import Sweepable, listing_s, make_provider, provider_settings
+from skyward.providers.registry import make_provider, provider_settings
 from skyward.provision.preparing.node_handle import open_transport
 from skyward.request.request import parse_request
 
@@ -165,7 +165,7 @@ class ProviderContract:
     def test_what_can_be_listed_is_what_was_launched_and_has_not_ended(self) -> None:
         """List a machine with its tag until it is gone, if the provider can list machines."""
         provider = self.make_provider()
-        if not isinstance(provider, Sweepable):
+        if not provider.supports("tagged"):
             return
 
         async def scenario() -> None:
@@ -182,7 +182,7 @@ class ProviderContract:
         if "lose_answer" in self.does_not_apply:
             return
         provider = self.make_provider()
-        assert isinstance(provider, Sweepable), "a provider that rents machines can list them"
+        assert provider.supports("tagged"), "a provider that rents machines can list them"
 
         async def scenario() -> None:
             self.lose_answer(provider)
@@ -203,7 +203,7 @@ class ProviderContract:
         if "fail_create" in self.does_not_apply:
             return
         provider = self.make_provider()
-        assert isinstance(provider, Sweepable), "a provider that rents machines can list them"
+        assert provider.supports("tagged"), "a provider that rents machines can list them"
         unseen, renewed = list[str](), dict[str, str]()
 
         async def renew(key: str, reason: str) -> str:
@@ -327,9 +327,9 @@ class ProviderContract:
         return await wait_until(up, deadline_s=_RUNNING_S, interval_s=0.01, what="machines to run")
 
 
-async def _listed(provider: Sweepable) -> Mapping[str, str]:
+async def _listed(provider: Provider) -> Mapping[str, str]:
     """Return the keys of the listed machines by id, once a machine launched just now is listed."""
-    await SYSTEM_CLOCK.sleep(listing_s(provider))
+    await SYSTEM_CLOCK.sleep(provider.listing_s)
     return {each.id: each.key for each in await provider.tagged()}
 
 

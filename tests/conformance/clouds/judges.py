@@ -25,7 +25,6 @@ from suite import write_part
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
-from skyward.providers.registry import Sweepable, Tidies
 from skyward.request.request import parse_request
 from skyward.transport.access import SSHAccess
 from support.clouds.booted_machine import SSH_PORT
@@ -171,10 +170,9 @@ async def judge(provider: Provider, vendor: Vendor, client: Judge) -> dict[str, 
     checks["gone"] = await difference_in_states(provider, ids)
 
     stranger = client.ask("create", "stranger")
-    tagged = [each.id for each in await cast("Sweepable", provider).tagged()]
+    tagged = [each.id for each in await provider.tagged()]
     await provider.terminate(ids)
-    if isinstance(provider, Tidies):
-        await provider.tidy(POOL)
+    await provider.tidy(POOL)
     left = client.machines()
     checks["stranger"] = "" if stranger not in tagged and stranger in left else f"listed {tagged}, left {[*left]}"
     checks["nothing"] = "" if [*left] == [stranger] else f"{[*left]}"

@@ -12,7 +12,6 @@ import pytest
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import SkywardError
 from skyward.providers.base import REFUSALS
-from skyward.providers.registry import Tidies
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.machines import Machines
 from skyward.request.request import parse_request
@@ -77,8 +76,7 @@ class Launcher:
         assert not cloud.alive
         if error is None or isinstance(error, REFUSALS):
             assert all(each.key in pool.lost for each in ledger.open_entries())
-        if isinstance(provider, Tidies):  # what was refused at the end is removed with the next pool
-            await provider.tidy(pool_id)
+        await provider.tidy(pool_id)  # what was refused at the end is removed with the next pool
         await provider.close()
         assert cloud.left() == {}
         assert cloud.service.bill.peak <= NODES

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -18,14 +17,12 @@ from skyward.providers.base import Provider
 from skyward.providers.local import Local
 from skyward.providers.registry import (
     BUILT_IN,
-    is_rented,
     make_provider,
     provider_names,
     provider_settings,
     provider_type,
     taken_names,
 )
-from skyward.testing.provider import FakeProvider
 
 ROOT = Path(__file__).parents[3]
 
@@ -93,18 +90,7 @@ def test_an_installed_package_adds_its_provider(install: Install) -> None:
     assert provider_names() == (*BUILT_IN, "barn")
     assert provider_settings(made) == {"region": "there", "spare": 0}
     assert provider_settings(make_provider("barn", provider_settings(made))) == provider_settings(made)
-    assert is_rented(made)
-
-
-def test_machines_are_rented_unless_their_provider_states_that_they_are_the_users_own() -> None:
-    @dataclass
-    class Yard:
-        own_machines: ClassVar[bool] = True
-        secret: str = field(default="", repr=False)
-
-    kinds: list[Any] = [Yard, Yard(), Local, FakeProvider()]
-
-    assert [is_rented(kind) for kind in kinds] == [False, False, False, True]
+    assert not made.own_machines
 
 
 def test_a_package_with_unreadable_entry_points_is_named(install: Install, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from skyward.errors import SkywardError
-from skyward.providers.registry import Finding
+from skyward.providers.base import Finding
 
 __all__ = ["failed", "finding"]
 

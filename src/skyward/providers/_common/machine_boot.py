@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from skyward.errors import ConfigurationError
 from skyward.providers._common.logins import KeyPair
-from skyward.providers.registry import MachineSecret
+from skyward.providers.base import MachineSecret
 from skyward.request.checks import refusal, text
 
 __all__ = [

@@ -20,7 +20,7 @@ from skyward.providers._common.logins import host_key, user_key
 from skyward.providers._common.machine_boot import END_COMMAND, MAY_END_COMMAND
 from skyward.providers._common.refusals import RefusalKind, is_kind
 from skyward.providers._common.rest_client import RestClient
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.request.instance import InstanceSpec
 from skyward.transport.access import SSHAccess, SSHTarget
 from skyward.transport.ssh_transport import check_configuration
@@ -415,7 +415,7 @@ class MachineApi(Protocol):
         ...
 
 
-class RentedMachines:
+class RentedMachines(Provider):
     """Base of providers of virtual machines without client tokens; a subclass is a frozen dataclass of its settings.
 
     The subclass implements ``offers`` and the methods that raise :class:`NotImplementedError` here. Machines have host
@@ -449,11 +449,6 @@ class RentedMachines:
     """Address to which the ports of nodes bind; empty for the machine's address in its network."""
 
     @property
-    def name(self) -> str:
-        """The provider's name."""
-        raise NotImplementedError
-
-    @property
     def ends_itself(self) -> bool:
         """True if machines can stop their own bill when their client is dead."""
         return False
@@ -465,7 +460,7 @@ class RentedMachines:
 
     @property
     def trouble(self) -> str:
-        """See :attr:`skyward.providers.registry.Troubled.trouble`."""
+        """See :attr:`~skyward.providers.base.Provider.trouble`."""
         return self.api.rest.trouble
 
     async def prepare(self, order: LaunchOrder) -> None:
@@ -558,7 +553,7 @@ class RentedMachines:
     @property
     def book(self) -> MachineBook:
         """This process's machines."""
-        return cast("MachineBook", self.__dict__.setdefault("_book", MachineBook()))
+        return cast("MachineBook", vars(self).setdefault("_book", MachineBook()))
 
     async def _look(self, instance_ids: Sequence[str]) -> Mapping[str, MachineRecord]:
         pools = {self.book.pools.get(each, "") for each in instance_ids}

@@ -22,8 +22,7 @@ from skyward.providers._common.refusals import RefusalKind, is_kind
 from skyward.providers.aws.account import MINIMUM_BILLED_S, Account, Subnet, candidates
 from skyward.providers.aws.api import refusal
 from skyward.providers.aws.ssm import PLUGIN, require_plugin
-from skyward.providers.base import Offer
-from skyward.providers.registry import Finding
+from skyward.providers.base import Finding, Offer
 from skyward.request.request import PoolRequest, Spot, SpotNever
 
 __all__ = [
@@ -132,7 +131,7 @@ _PAGE: Final = "see docs/providers/aws.md"
 
 
 async def check_account(account: Account, *, use_ssm: bool) -> Sequence[Finding]:
-    """See :meth:`skyward.providers.registry.Checkable.check`."""
+    """See :meth:`skyward.providers.base.Provider.check`."""
     identity = await finding("aws credentials", _identity(account), fix=_PAGE)
     findings = [identity, Finding(what="aws region", state="ok", found=account.region)]
     if identity.state == "ok":

@@ -18,8 +18,7 @@ from skyward.providers.aws.api import Api, Credentials, new_session
 from skyward.providers.aws.launching import UNSEEN_S, Launching, end, remove_by_products
 from skyward.providers.aws.offering import Prices, check_account, find_offers
 from skyward.providers.aws.ssm import require_plugin, session_command
-from skyward.providers.base import Instance, LaunchOrder, Offer
-from skyward.providers.registry import Finding
+from skyward.providers.base import Finding, Instance, LaunchOrder, Offer, Provider
 from skyward.providers.storage.s3 import grant_with
 from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
@@ -33,7 +32,7 @@ _SUBNET = re.compile(r"subnet-[0-9a-f]+", re.ASCII)
 
 @explain_options
 @dataclass(frozen=True, kw_only=True)
-class AWS:
+class AWS(Provider):
     """Machines of AWS EC2, reached over SSH, billed by the second.
 
     Credentials are those of boto3: the environment, ``~/.aws``, single sign-on, a machine's role. Every resource that

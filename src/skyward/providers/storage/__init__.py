@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol, cast, runtime_checkable
+from typing import BinaryIO, Protocol, cast
 
 from skyward.providers import STORES
 from skyward.providers.base import Provider
 from skyward.request.volume import GrantedVolume, Volume, VolumeAccess
 
-__all__ = ["GrantsVolumes", "MountWay", "Store", "StoreKind", "StoredObject", "grant_volumes", "store_kind"]
+__all__ = ["MountWay", "Store", "StoreKind", "StoredObject", "grant_volumes", "store_kind"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +100,6 @@ class StoreKind(Protocol):
         ...
 
 
-@runtime_checkable
-class GrantsVolumes(Protocol):
-    """Provider that grants its machines access to volumes itself."""
-
-    async def grant(self, volumes: Sequence[Volume], *, lifetime_s: float) -> Sequence[VolumeAccess]:
-        """Grant its machines access, as :meth:`StoreKind.grant` does."""
-        ...
-
-
 def store_kind(volume: Volume) -> StoreKind:
     """Return the module that implements this kind of volume."""
     return cast("StoreKind", importlib.import_module(STORES[type(volume).__name__]))
@@ -120,7 +111,7 @@ async def grant_volumes(
     """Grant a machine of ``provider`` access to ``volumes``; errors as :meth:`StoreKind.grant`."""
     if not volumes:
         return ()
-    if isinstance(provider, GrantsVolumes):
+    if provider.supports("grant"):
         accesses = await provider.grant(volumes, lifetime_s=lifetime_s)
     else:
         accesses = await store_kind(volumes[0]).grant(volumes, lifetime_s=lifetime_s, here=here)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 from skyward.events import Notice, SkywardEvent
 from skyward.providers.base import Provider
-from skyward.providers.registry import Entrusts, is_rented
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.sweep import Sweep, SweepReport
 
@@ -40,7 +39,7 @@ class OpeningSweep:
 
     def begin(self) -> None:
         """Begin to sweep; does nothing for machines that the user already has."""
-        if is_rented(self._provider):
+        if not self._provider.own_machines:
             self._running = asyncio.ensure_future(self._run())
 
     async def settle(self) -> None:
@@ -53,7 +52,7 @@ class OpeningSweep:
     async def _run(self) -> None:
         name = self._provider.name
         try:
-            entrusted = isinstance(self._provider, Entrusts)
+            entrusted = self._provider.supports("secret")
             entries = await asyncio.to_thread(self._ledger.billed_entries, name, entrusted=entrusted)
             if not entries:
                 return

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from skyward.providers.base import Instance, InstanceState, Provider
-from skyward.providers.registry import Sweepable, make_provider
+from skyward.providers.registry import make_provider
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.sweep import MakeProvider, Place, Unknown, attributed, by_place, reason_of, unaccounted
 
@@ -117,7 +117,7 @@ async def _records(provider: Provider, entries: Sequence[LedgerEntry], *, lists:
     lost = {entry.key for entry in entries if entry.instance_id is None}
     named = {entry.instance_id: entry.key for entry in entries if entry.instance_id is not None}
     found: dict[str, Instance] = {}
-    if isinstance(provider, Sweepable) and (lists or lost):
+    if provider.supports("tagged") and (lists or lost):
         found = {each.id: each for each in await provider.tagged() if lists or each.key in lost}
     if named:
         found |= {each.id: replace(each, key=named[each.id]) for each in await provider.describe(list(named))}

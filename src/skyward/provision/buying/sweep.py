@@ -14,16 +14,7 @@ from typing import Any
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import SkywardError
 from skyward.providers.base import Instance, InstanceState, Provider
-from skyward.providers.registry import (
-    Sweepable,
-    Tidies,
-    is_rented,
-    is_this_machine,
-    listing_s,
-    make_provider,
-    provider_settings,
-    unlisted_s,
-)
+from skyward.providers.registry import make_provider, provider_settings
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.termination import end_instances
 
@@ -239,7 +230,7 @@ class Sweep:
             self._report.left += [Left(entry=entry, reason=reason_of(error)) for entry in entries]
             return
         try:
-            if unknown is False and not busy and not is_rented(provider) and not is_this_machine(provider):
+            if unknown is False and not busy and provider.own_machines and not provider.this_machine:
                 unknown = None
             lost = {entry.key: entry.created_at for entry in entries if entry.instance_id is None}
             if unknown is not None or lost:
@@ -247,10 +238,9 @@ class Sweep:
             else:
                 place = _AskedProvider(provider=provider, tagged=None)
             await asyncio.gather(*(self._end(place, entry) for entry in entries))
-            if isinstance(provider, Tidies):
-                left = {each.entry.purchase.pool_id for each in self._report.left}
-                pools = {entry.purchase.pool_id for entry in entries} - left
-                await asyncio.gather(*(provider.tidy(pool_id) for pool_id in sorted(pools)))
+            left = {each.entry.purchase.pool_id for each in self._report.left}
+            pools = {entry.purchase.pool_id for entry in entries} - left
+            await asyncio.gather(*(provider.tidy(pool_id) for pool_id in sorted(pools)))
             if unknown is not None:
                 await self._look_for_unknown(place, end=unknown)
         finally:
@@ -348,12 +338,12 @@ async def _ask(
         now: the Unix time.
     """
     why_not = f"{provider.name}: it cannot list its machines"
-    if isinstance(provider, Sweepable):
+    if provider.supports("tagged"):
         try:
             tagged = {each.id: each for each in await provider.tagged()}
             missing = lost.keys() - {each.key for each in tagged.values()}
-            waits_s = [listing_s(provider) if in_full or missing else 0.0]
-            waits_s += [min(lost[key] - now(), 0.0) + unlisted_s(provider) for key in missing]
+            waits_s = [provider.listing_s if in_full or missing else 0.0]
+            waits_s += [min(lost[key] - now(), 0.0) + max(provider.listing_s, provider.unlisted_s) for key in missing]
             if (late_s := max(waits_s)) > 0:
                 await clock.sleep(late_s)
                 tagged |= {each.id: each for each in await provider.tagged()}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import TerminationError
 from skyward.providers.base import InstanceState, Provider
-from skyward.providers.registry import Troubled, is_rented
 
 __all__ = ["end_instances"]
 
@@ -78,7 +77,7 @@ async def end_instances(
 
 
 def _unconfirmed(provider: Provider, left: Sequence[str], error: Exception) -> str:
-    if is_rented(provider):
+    if not provider.own_machines:
         state, advice = "machines are gone and they may still cost money", ", or end them in the provider's console"
     else:
         state, advice = "nodes are gone", "; a node without its client ends after `lease=`"
@@ -91,7 +90,7 @@ def _unconfirmed(provider: Provider, left: Sequence[str], error: Exception) -> s
 async def _watch_trouble(provider: Provider, instance_ids: Sequence[str], report: Callable[[str], None] | None) -> None:
     """Report once that the provider's API keeps failing."""
     well_at = SYSTEM_CLOCK.monotonic()
-    while report is not None and isinstance(provider, Troubled):
+    while report is not None and provider.supports("trouble"):
         await SYSTEM_CLOCK.sleep(_LOOK_S)
         if not (trouble := provider.trouble):
             well_at = SYSTEM_CLOCK.monotonic()

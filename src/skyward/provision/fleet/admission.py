@@ -11,7 +11,6 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import UnreachableError
 from skyward.events import Notice, SkywardEvent
 from skyward.providers.base import Provider
-from skyward.providers.registry import Admits
 from skyward.transport.base import Completed, Transport
 
 __all__ = ["Admission", "AdmittedTransport"]
@@ -50,7 +49,7 @@ class Admission:
     async def renew(self) -> None:
         """Have the present address admitted. Raises nothing: without a network, the next attempt may succeed."""
         provider = self._provider
-        if not isinstance(provider, Admits) or self._clock.elapsed() - self._asked_at < _EVERY_S:
+        if not provider.supports("admit") or self._clock.elapsed() - self._asked_at < _EVERY_S:
             return
         self._asked_at = self._clock.elapsed()
         try:

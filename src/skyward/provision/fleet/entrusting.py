@@ -9,7 +9,6 @@ from typing import Final
 
 from skyward._concurrency.waiting import Clock
 from skyward.providers.base import Provider
-from skyward.providers.registry import Entrusts
 from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.fleet.machines import Machine
 from skyward.provision.preparing.node_handle import NodeHandle
@@ -44,7 +43,7 @@ class MachineSecrets:
             UnfitMachineError: it does not take the secret, so that it would bill on without its client.
         """
         provider = self._provider
-        if not isinstance(provider, Entrusts) or (secret := await provider.secret(node.instance)) is None:
+        if (secret := await provider.secret(node.instance)) is None:
             return
         sent_at = self._clock.elapsed()
         done = await node.transport.run(secret.command, stdin=secret.value.encode(), timeout_s=_TIMEOUT_S)
@@ -57,7 +56,7 @@ class MachineSecrets:
 
     async def renew(self) -> None:
         """Deliver newer secrets before the former ones expire, until cancelled. A failed delivery is repeated."""
-        while isinstance(self._provider, Entrusts):
+        while self._provider.supports("secret"):
             await self._clock.sleep(_LOOK_S)
             now = self._clock.elapsed()
             await asyncio.gather(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.providers.base import Instance, InstanceState, Provider
-from skyward.providers.registry import Paced
 
 __all__ = ["OVER", "SharedLooks"]
 
@@ -41,7 +40,7 @@ class SharedLooks:
     def __init__(self, provider: Provider, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._provider = provider
         self._clock = clock
-        self._interval_s = max(_INTERVAL_S, provider.look_interval_s if isinstance(provider, Paced) else 0.0)
+        self._interval_s = max(_INTERVAL_S, provider.look_interval_s)
         self._due_at = -math.inf
         self._next: _Look | None = None
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from skyward._concurrency.waiting import Clock
 from skyward.providers.base import Instance, Provider
-from skyward.providers.registry import Sweepable
 
 __all__ = ["CreateCall", "LostCreates"]
 
@@ -65,7 +64,7 @@ class LostCreates:
 
         Raises the provider's errors, and :class:`TimeoutError`.
         """
-        if not self._creates or not isinstance(self._provider, Sweepable):
+        if not self._creates or not self._provider.supports("tagged"):
             return ()
         async with asyncio.timeout(_LOOK_S):
             listed = [each for each in await self._provider.tagged() if each.key in self._creates]
@@ -80,7 +79,7 @@ class LostCreates:
         """
         made_by = self._clock.elapsed() - _CERTAIN_S
         found = await self.take_listed()
-        if not isinstance(self._provider, Sweepable):
+        if not self._provider.supports("tagged"):
             return found, ()
         never_made = [key for key, create in self._creates.items() if create.began <= made_by]
         self._forget(never_made)

@@ -26,7 +26,7 @@ from skyward.events import (
     SkywardEvent,
 )
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
-from skyward.providers.registry import is_rented, provider_settings
+from skyward.providers.registry import provider_settings
 from skyward.provision.buying.budget import Budget, expected_usages
 from skyward.provision.buying.choose import Batch, choose, notes_on_purchase
 from skyward.provision.buying.cost import Usage
@@ -404,7 +404,7 @@ class Machines:
             except CapacityError as error:
                 if not left:
                     tried_s = self._clock.monotonic() - began
-                    raise _refused(error, batch, tried_s, own=not is_rented(self._provider)) from error
+                    raise _refused(error, batch, tried_s, own=self._provider.own_machines) from error
                 await self._clock.sleep(batch.interval_s)
             else:
                 for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
@@ -551,7 +551,7 @@ def _purchase(pool_id: str, provider: Provider, offer: Offer) -> Purchase:
         machine=offer.spec.name,
         spot=offer.spot,
         price_per_hour=offer.price_per_hour,
-        ends_itself=not is_rented(provider),  # of others it is known once they are launched
+        ends_itself=provider.own_machines,  # of others it is known once they are launched
         minimum_billed_s=offer.minimum_billed_s,
         minimum_charge=offer.minimum_charge,
     )

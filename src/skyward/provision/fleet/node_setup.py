@@ -22,7 +22,6 @@ from skyward.events import (
     SkywardEvent,
 )
 from skyward.providers.base import Instance, InstanceState, Provider
-from skyward.providers.registry import is_rented
 from skyward.provision.buying.price import charged_price
 from skyward.provision.buying.unfit import UnfitMachineError, blamed
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
@@ -158,7 +157,7 @@ class Starter:
         self._open_node = open_node
         self._discard = discard
         self._check_reach = check_reach
-        self._rented = is_rented(provider)
+        self._rented = not provider.own_machines
         self._admission = Admission(provider, pool_id, publish=publish, clock=clock)
         self.secrets = MachineSecrets(provider, lambda: machines.all, clock=clock)
         self._spares: dict[int, _Spare] = {}

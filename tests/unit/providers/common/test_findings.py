@@ -6,7 +6,7 @@ import pytest
 
 from skyward.errors import AuthenticationError
 from skyward.providers._common.findings import finding
-from skyward.providers.registry import Finding
+from skyward.providers.base import Finding
 
 
 @pytest.mark.parametrize(

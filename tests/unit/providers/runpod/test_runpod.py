@@ -16,7 +16,7 @@ import pytest
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, SkywardError
 from skyward.providers import runpod
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.providers.registry import Checkable, Entrusts, Paced, Sweepable, make_provider, provider_settings
+from skyward.providers.registry import make_provider, provider_settings
 from skyward.providers.runpod import STATES, RunPod, find_key, parse_cpus
 from skyward.request.accelerators import Accelerator
 from skyward.request.request import parse_request
@@ -91,8 +91,8 @@ def test_it_is_recreated_from_the_ledger_without_its_keys_and_has_every_capabili
 
     assert "rpa_" not in repr(settings) + repr(provider)
     assert make_provider("runpod", settings) == RunPod(data_centers=["EU-RO-1"], image="me/mine:1")
-    for capability in (Checkable, Entrusts, Paced, Sweepable):
-        assert isinstance(provider, capability)
+    for capability in ("check", "secret", "look_interval_s", "tagged"):
+        assert provider.supports(capability)
 
 
 @pytest.mark.parametrize("text", ['[default]\napi_key = "one"\n', 'apikey = "one"\n', 'apiKey = "one"\n'])

@@ -24,7 +24,7 @@ from skyward.errors import (
     TerminationError,
 )
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.providers.registry import Checkable, Paced, Sweepable, provider_settings
+from skyward.providers.registry import provider_settings
 from skyward.providers.vastai import AskMarket, AskOffer, AskTerms, VastAI
 from skyward.request.request import parse_request
 from skyward.testing.aws import Looks
@@ -112,8 +112,8 @@ def test_it_is_recreated_from_its_settings_without_secrets() -> None:
     assert "secret" not in repr(provider) + repr(settings)
     assert API_KEY not in repr(provider) + repr(settings)
     assert VastAI.ending_pace_s == VastAI.pace["DELETE /api/v0/instances/*"]
-    for capability in (Checkable, Paced, Sweepable):
-        assert isinstance(provider, capability)
+    for capability in ("check", "look_interval_s", "tagged"):
+        assert provider.supports(capability)
 
 
 async def test_the_key_is_that_of_the_environment_or_of_either_file(

@@ -16,7 +16,7 @@ from skyward.errors import ConfigurationError, LedgerError, TerminationError
 from skyward.events import Error
 from skyward.providers.base import Offer, Provider
 from skyward.providers.local import Local
-from skyward.providers.registry import Sweepable, make_provider, provider_settings
+from skyward.providers.registry import make_provider, provider_settings
 from skyward.providers.ssh import SSH
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.buying.owner import Owner
@@ -124,8 +124,8 @@ def test_providers_are_made_again_from_their_settings(tmp_path: Path) -> None:
     assert settings == named | {"known_hosts": None, "network": "auto"}
     assert make_provider("ssh", settings) == provider
     assert make_provider("local", provider_settings(Local())) == Local()
-    assert isinstance(provider, Sweepable)
-    assert isinstance(Local(), Sweepable)
+    assert provider.supports("tagged")
+    assert Local().supports("tagged")
 
 
 def test_what_a_provider_hides_from_its_repr_is_not_written_down() -> None:

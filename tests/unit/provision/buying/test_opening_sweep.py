@@ -13,8 +13,7 @@ import pytest
 import skyward as sky
 from skyward.errors import CapacityError, TerminationError
 from skyward.events import Notice, SkywardEvent
-from skyward.providers.base import Instance, LaunchOrder, Offer
-from skyward.providers.registry import MachineSecret
+from skyward.providers.base import Instance, LaunchOrder, MachineSecret, Offer
 from skyward.provision.buying import opening_sweep
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.opening_sweep import OpeningSweep

@@ -27,15 +27,15 @@ ELSEWHERE = replace(DEAD, host="another machine")
 PURCHASE = Purchase(pool_id="pool", provider="fake", settings={"account": 1})
 
 
-class Unlistable:
-    """A provider that cannot say what it has."""
+class Unlistable(FakeProvider):
+    """The same machines, and no list of them."""
 
-    name = "fake"
+    tagged = Provider.tagged
 
     def __init__(self, provider: FakeProvider) -> None:
-        self.describe = provider.describe
-        self.terminate = provider.terminate
-        self.close = provider.close
+        super().__init__()
+        self.instances = provider.instances
+        self._lives = provider._lives
 
 
 class Late(FakeProvider):

@@ -10,7 +10,6 @@ import pytest
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.events import Notice, SkywardEvent
 from skyward.providers.base import Provider
-from skyward.providers.registry import Admits
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
 from skyward.testing.provider import FakeProvider
@@ -29,13 +28,13 @@ class Guarded(FakeProvider):
         self.here = "203.0.113.7/32"
         self.open_to = self.here
         self.asked = 0
-        self.trouble: Exception | None = None
+        self.failure: Exception | None = None
 
     async def admit(self, pool_id: str) -> str:
         assert pool_id == "pool"
         self.asked += 1
-        if self.trouble is not None:
-            raise self.trouble
+        if self.failure is not None:
+            raise self.failure
         changed, self.open_to = self.open_to != self.here, self.here
         return self.here if changed else ""
 
@@ -106,7 +105,7 @@ async def test_the_provider_is_asked_for_a_whole_pool_every_quarter_of_a_minute_
 
 async def test_trouble_with_the_provider_is_no_other_error() -> None:
     provider, clock, events = Guarded(), FakeClock(), list[SkywardEvent]()
-    provider.trouble = AuthenticationError("no rights")
+    provider.failure = AuthenticationError("no rights")
     provider.open_to = "198.51.100.9/32"
     transport = AdmittedTransport(Machine(provider), admission(provider, clock, events))
 
@@ -128,7 +127,7 @@ async def test_a_machine_that_refuses_us_is_not_one_that_is_closed_to_our_addres
 
 async def test_a_fleets_nodes_renew_the_admission(tmp_path: Path) -> None:
     provider = Guarded()
-    assert isinstance(provider, Admits)
+    assert provider.supports("admit")
     fleet = FleetStage(ledger=Ledger(tmp_path / "ledger.db"), provider=provider).fleet()
     await fleet.start()
     node, *_ = fleet.nodes

@@ -12,8 +12,7 @@ import pytest
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import CapacityError, UnreachableError
-from skyward.providers.base import Instance
-from skyward.providers.registry import Entrusts, MachineSecret
+from skyward.providers.base import Instance, MachineSecret
 from skyward.provision.buying.cost import Usage
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.buying.unfit import UnfitMachineError
@@ -133,7 +132,7 @@ async def test_a_machine_that_does_not_take_its_secret_is_unfit_and_the_secret_i
 
 async def test_a_fleet_delivers_each_machine_its_secret_before_the_environment(ledger: Ledger, tmp_path: Path) -> None:
     provider = Entrusting("sh", "-c", f'cat >"{tmp_path}/taken-$$"')
-    assert isinstance(provider, Entrusts)
+    assert provider.supports("secret")
     stage = FleetStage(ledger=ledger, provider=provider, clock=cast("Any", SYSTEM_CLOCK))
     fleet = stage.fleet()
 

@@ -447,7 +447,7 @@ class Life:
             "join": plan.joins,
             "stop": plan.stops,
         }
-        self.pool.provider.trouble(script, plan.fates)
+        self.pool.provider.plan_faults(script, plan.fates)
         self.pool.nodes.trouble(phases, startups=plan.startups)
 
     async def open(self) -> bool:

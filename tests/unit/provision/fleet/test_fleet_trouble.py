@@ -54,7 +54,7 @@ def live(tmp_path: Path) -> Callable[[Story], None]:
 @pytest.mark.parametrize("verb", ["terminate", "describe"])
 def test_an_answer_that_never_comes_is_asked_for_again(live: Callable[[Story], None], verb: str) -> None:
     async def story(pool: SimulatedPool) -> None:
-        pool.provider.trouble({verb: [HANGS]})  # type: ignore[dict-item]
+        pool.provider.plan_faults({verb: [HANGS]})  # type: ignore[dict-item]
         await pool.fleet.stop()
         assert pool.provider.alive == []
 
@@ -63,7 +63,7 @@ def test_an_answer_that_never_comes_is_asked_for_again(live: Callable[[Story], N
 
 def test_a_provider_that_never_answers_keeps_nobody_for_ever(live: Callable[[Story], None]) -> None:
     async def story(pool: SimulatedPool) -> None:
-        pool.provider.trouble({"terminate": [HANGS] * 99})
+        pool.provider.plan_faults({"terminate": [HANGS] * 99})
         async with asyncio.timeout(3000):
             with pytest.raises(TerminationError) as left:
                 await pool.fleet.stop()

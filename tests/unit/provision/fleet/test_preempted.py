@@ -124,7 +124,7 @@ def test_what_runs_goes_on_and_what_is_new_goes_elsewhere(tmp_path: Path) -> Non
 def test_the_next_machine_is_ordered_at_once_and_starts_when_the_calls_are_done(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.occupy(seconds=60)
-        stage.pool.provider.trouble({}, [Fate(pending_s=30.0)])
+        stage.pool.provider.plan_faults({}, [Fate(pending_s=30.0)])
         told_at, taken = stage.now, stage.node(1)
         stage.pool.preempt(taken, 120)
         await stage.until(lambda: len(stage.orders) == 3)
@@ -185,7 +185,7 @@ def test_a_worker_that_dies_on_a_machine_that_is_taken_ends_what_it_ran_and_the_
     async def scenario(stage: Stage) -> None:
         await stage.occupy(seconds=100, retries=0, count=4)
         taken = stage.node(1)
-        stage.pool.provider.trouble({}, [Fate(pending_s=60.0)])
+        stage.pool.provider.plan_faults({}, [Fate(pending_s=60.0)])
         stage.pool.preempt(taken, 120)
         await asyncio.sleep(1)
         for _ in range(4):
@@ -331,7 +331,9 @@ def test_what_waited_for_the_next_machine_runs_on_the_last_one_if_there_is_to_be
 def test_a_pool_that_is_closed_meanwhile_ends_it_too(tmp_path: Path, pending_s: float, launching_s: float) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.occupy(seconds=500)
-        stage.pool.provider.trouble({"launch": [Fault(delay_s=launching_s, done=None)]}, [Fate(pending_s=pending_s)])
+        stage.pool.provider.plan_faults(
+            {"launch": [Fault(delay_s=launching_s, done=None)]}, [Fate(pending_s=pending_s)]
+        )
         stage.pool.preempt(stage.node(1), 120)
         await stage.until(lambda: len(stage.orders) == 3)
 
@@ -341,7 +343,7 @@ def test_a_pool_that_is_closed_meanwhile_ends_it_too(tmp_path: Path, pending_s: 
 def test_without_a_machine_in_advance_one_is_asked_for_when_the_node_is_gone(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         taken = stage.node(1)
-        stage.pool.provider.trouble({"launch": [Fault(error=CapacityError("sold out"))] * 11})
+        stage.pool.provider.plan_faults({"launch": [Fault(error=CapacityError("sold out"))] * 11})
         await stage.occupy(seconds=50)
         stage.pool.preempt(taken, 120)
         await stage.until(lambda: stage.node(1) is not taken and stage.node(1).runs)
@@ -355,7 +357,7 @@ def test_without_a_machine_in_advance_one_is_asked_for_when_the_node_is_gone(tmp
 def test_a_machine_that_cannot_be_prepared_in_advance_is_ended_and_another_takes_its_place(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         taken = stage.node(1)
-        stage.pool.provider.trouble({}, [Fate(becomes=InstanceState.FAILED)])
+        stage.pool.provider.plan_faults({}, [Fate(becomes=InstanceState.FAILED)])
         await stage.occupy(seconds=50)
         stage.pool.preempt(taken, 120)
         await stage.until(lambda: stage.node(1) is not taken and stage.node(1).runs)
@@ -462,7 +464,7 @@ def test_one_of_four_is_taken_under_four_hundred_calls_and_the_cost_adds_up_to_t
         for _ in range(400):
             stage.pool.submit(Call(seconds=1, retries=0))
         await asyncio.sleep(20.25)
-        stage.pool.provider.trouble({}, [Fate(pending_s=30.0)])
+        stage.pool.provider.plan_faults({}, [Fate(pending_s=30.0)])
         taken, told_at = stage.node(3), stage.now
         stage.pool.preempt(taken, 120)
         await stage.until_done()
@@ -495,7 +497,7 @@ def test_a_pool_that_grows_and_is_preempted_never_costs_more_than_it_may(tmp_pat
         cost = stage.pool.fleet.cost
         watching = Spending(cost, max_cost=1.5, publish=lambda event: None, on_spent=spent.append)
         watching.watch()
-        stage.pool.provider.trouble({}, [Fate(ending_s=5.0)] * 10)
+        stage.pool.provider.plan_faults({}, [Fate(ending_s=5.0)] * 10)
         await stage.pool.elastic.scale(5, ())
         await asyncio.sleep(100)
         stage.pool.preempt(stage.node(3), 120)
@@ -519,7 +521,7 @@ def test_a_machine_in_advance_that_comes_late_is_ended_when_its_node_is_neither_
 ) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.occupy(seconds=500)
-        stage.pool.provider.trouble({"launch": [Fault(delay_s=60, done=None)]}, [])
+        stage.pool.provider.plan_faults({"launch": [Fault(delay_s=60, done=None)]}, [])
         stage.pool.preempt(stage.node(1), 120)
         await stage.until(lambda: len(stage.orders) == 3)
         shrinking = asyncio.ensure_future(stage.pool.elastic.scale(1, {1}))

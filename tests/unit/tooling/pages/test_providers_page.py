@@ -14,15 +14,15 @@ import pytest
 from skyward.providers import registry
 from skyward.providers._common.rented_machines import RentedContainers, RentedMachines
 from skyward.providers.aws.account import FAMILIES, MINIMUM_BILLED_S
-from skyward.providers.base import Offer
-from skyward.providers.registry import BUILT_IN, is_rented, provider_type
+from skyward.providers.base import Offer, Provider
+from skyward.providers.registry import BUILT_IN, provider_type
 from skyward.request.request import parse_request
 from support.clouds.vendors import PROMPT, VENDORS, Vendor, opened
 
 ROOT = Path(__file__).parents[4]
 CODE = re.compile(r"`([^`]+)`")
 KINDS: Mapping[str, type[Any]] = {provider_type(name).__name__: provider_type(name) for name in BUILT_IN}
-ABILITIES = ("Admits", "Checkable", "Entrusts", "Paced", "Sweepable", "Tidies", "Troubled", "Zoned")
+ABILITIES = ("admit", "check", "look_interval_s", "secret", "tagged", "tidy", "trouble", "zones")
 ASKED: Mapping[str, dict[str, Any]] = {
     "digitalocean": {"accelerator": "MI350X"},
     "verda": {"accelerator": "H100"},
@@ -55,29 +55,29 @@ def rows(page: Tables) -> dict[str, dict[str, str]]:
 
 def rows_in_order() -> Sequence[str]:
     """Your own machines first, then the clouds by name."""
-    return sorted(KINDS, key=lambda name: (is_rented(KINDS[name]), name.lower()))
+    return sorted(KINDS, key=lambda name: (not KINDS[name].own_machines, name.lower()))
 
 
 def test_rented_machines_and_containers_are_the_classes_that_are(rows: dict[str, dict[str, str]]) -> None:
     for name, kind in KINDS.items():
-        assert rows[name]["Rented"] == ("yes" if is_rented(kind) else "no")
+        assert rows[name]["Rented"] == ("yes" if not kind.own_machines else "no")
         assert ("container" in rows[name]["A node is"]) == issubclass(kind, RentedContainers)
 
 
-def test_abilities_are_the_types_that_the_classes_implement(page: Tables) -> None:
+def test_abilities_are_what_the_classes_override(page: Tables) -> None:
     (table,) = [rows for head, rows in page.items() if head.startswith("Ability |")]
     assert sorted(CODE.findall(row["Ability"])[0] for row in table) == sorted(ABILITIES)
     for row in table:
-        ability = getattr(registry, CODE.findall(row["Ability"])[0])
-        verbs = [verb for verb in vars(ability) if not verb.startswith("_")]
-        has = {name: "yes" if all(hasattr(kind, verb) for verb in verbs) else "no" for name, kind in KINDS.items()}
+        ability = CODE.findall(row["Ability"])[0]
+        has = {name: "yes" if kind.supports(ability) else "no" for name, kind in KINDS.items()}
         assert {name: row[f"`{name}`"] for name in KINDS} == has, ability
 
 
-def test_every_ability_of_the_registry_is_on_the_page() -> None:
-    protocols = {name for name in registry.__all__ if getattr(getattr(registry, name), "_is_protocol", False)}
+def test_every_ability_that_a_provider_may_add_is_on_the_page() -> None:
+    free = {name for name in vars(Provider) if not name.startswith("_")} - Provider.__abstractmethods__
+    elsewhere = {"close", "grant", "listing_s", "own_machines", "supports", "this_machine", "unlisted_s"}
 
-    assert protocols == set(ABILITIES)
+    assert free - elsewhere == set(ABILITIES)
 
 
 def test_machines_that_end_their_own_bill_by_default(rows: dict[str, dict[str, str]]) -> None:
@@ -88,7 +88,7 @@ def test_machines_that_end_their_own_bill_by_default(rows: dict[str, dict[str, s
             for parameter in re.findall(r"`(\w+)=", cell):
                 assert parameter in registry.provider_parameters(kind)
         else:
-            assert cell == ("yes" if is_rented(kind) else "free")
+            assert cell == ("yes" if not kind.own_machines else "free")
 
 
 def test_credentials_and_extras_are_those_of_the_code(rows: dict[str, dict[str, str]]) -> None:
@@ -101,7 +101,7 @@ def test_credentials_and_extras_are_those_of_the_code(rows: dict[str, dict[str, 
         for word in CODE.findall(rows[name]["Credentials, the first that is there"]):
             if word.endswith("="):
                 assert word[:-1] in registry.provider_parameters(kind)
-            elif word.isupper() and is_rented(kind) and name != "AWS":  # boto3 reads AWS's
+            elif word.isupper() and not kind.own_machines and name != "AWS":  # boto3 reads AWS's
                 assert word in source, (name, word)
 
 

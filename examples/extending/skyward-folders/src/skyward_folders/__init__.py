@@ -29,6 +29,7 @@ from skyward.providers import (
     MachineCalls,
     Offer,
     PoolRequest,
+    Provider,
     create_once,
 )
 
@@ -39,7 +40,7 @@ _KILLED_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folders:
+class Folders(Provider):
     """Machines that are folders below ``root``, each with a file that is its vendor's record.
 
     Args:
@@ -84,13 +85,13 @@ class Folders:
         """Do nothing: no resource is held."""
 
     async def tagged(self) -> Sequence[Instance]:
-        """Return every machine that has a record: the capability ``Sweepable``."""
+        """Return every machine that has a record: what a crash has lost is found so."""
         self._authorise()
         records = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in Path(self.root).glob("*.json")]
         return [self._instance(path.stem, record["key"], InstanceState.RUNNING) for path, record in records]
 
     async def check(self) -> Sequence[Finding]:
-        """Check the folder and the password: the capability ``Checkable``."""
+        """Check the folder and the password: ``skyward doctor`` shows it."""
         writable = os.access(self.root, os.W_OK)
         fix = "" if writable else f"make {self.root} writable for this user"
         return [Finding(what="folders", state="ok" if writable else "fail", found=self.root, fix=fix)]
