@@ -203,7 +203,7 @@ def rented_providers() -> Sequence[str]:
 
 def _may_rent(name: str) -> bool:
     try:
-        return not provider_type(name).own_machines
+        return not getattr(provider_type(name), "own_machines", False)  # a registered object may be no provider
     except ConfigurationError:
         return True
 
