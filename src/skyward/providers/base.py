@@ -215,7 +215,7 @@ class Provider(ABC):
 
     @classmethod
     def supports(cls, capability: str) -> bool:
-        """Return whether the class does more than the default of a method or attribute, such as ``"tagged"``."""
+        """Return whether the class overrides the default of a ``capability``, such as ``"tagged"``."""
         return getattr(cls, capability) is not getattr(Provider, capability)
 
     @property
@@ -288,9 +288,9 @@ class Provider(ABC):
         return ""
 
     async def secret(self, instance: Instance) -> MachineSecret | None:  # noqa: ARG002 - for subclasses
-        """Return the secret by which a machine that admits logins ends its own bill, a newer one each time it is due.
+        """Return the secret by which ``instance``, which admits logins, ends its own bill; None if it needs none.
 
-        None if it needs none.
+        A newer one is asked for each time it is due.
         """
         return None
 
@@ -299,7 +299,7 @@ class Provider(ABC):
         return
 
     async def grant(self, volumes: Sequence[Volume], *, lifetime_s: float) -> Sequence[VolumeAccess]:  # noqa: ARG002
-        """Grant machines access to volumes, as :meth:`skyward.providers.storage.StoreKind.grant` does.
+        """Grant machines access to ``volumes``, for ``lifetime_s`` if that can be had, as a store of volumes does.
 
         The store does it for a class without this method, with the credentials of this process.
         """
