@@ -24,8 +24,7 @@ from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.testing.provider import FakeProvider, Fate
 from skyward.testing.provider_contract import Promise, ProviderContract
-from skyward.transport.access import SSHAccess
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SSHAccess, SshTransport
 from support.clock import FakeClock
 from support.clouds.aws_clients import remember_classes
 from support.clouds.rest_service import FAULTS, RestFault

@@ -7,9 +7,8 @@ import pytest
 
 from skyward.testing.hosts import SshHost, require_sshd
 from skyward.testing.transport import TransportContract
-from skyward.transport.access import LocalAccess
-from skyward.transport.local_transport import LocalTransport
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.local import LocalAccess, LocalTransport
+from skyward.transport.ssh import SshTransport
 
 
 @pytest.fixture(scope="module")

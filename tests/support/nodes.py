@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.provision.preparing.machine_size import MachineSize
-from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, open_transport
+from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
 from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
-from skyward.transport.access import LocalAccess
+from skyward.transport.local import LocalAccess
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig, NodeReady
 
@@ -98,7 +98,7 @@ class FakeNode(NodeHandle):
         predecessors: int = 0,
     ) -> None:
         assert instance.access is not None
-        super().__init__(instance=instance, rank=rank, transport=open_transport(instance.access), on_message=on_message)
+        super().__init__(instance=instance, rank=rank, transport=instance.access.open(), on_message=on_message)
         self.log: list[Phase] = []
         self.config: NodeConfig | None = None
         self.scheduler = ""

@@ -14,7 +14,7 @@ from skyward.provision.preparing import node_handle as nodes
 from skyward.provision.preparing.control_client import ControlClient
 from skyward.provision.preparing.machine_size import MachineSize
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
-from skyward.transport.base import Completed
+from skyward.transport.access import Completed
 from skyward.wire.control import (
     Command,
     Ending,

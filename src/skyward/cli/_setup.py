@@ -29,7 +29,7 @@ from skyward.provision.mirroring.image_mirror import mirror_environment
 from skyward.provision.preparing.distribution import DISTRIBUTION
 from skyward.provision.preparing.sources import client_uv
 from skyward.request.request import parse_request
-from skyward.transport.access import SSHTarget
+from skyward.transport.ssh_config import SSHTarget
 
 __all__ = ["clean", "doctor", "env"]
 

@@ -25,7 +25,6 @@ from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
 from skyward.shipping.parcels import PackedFunction
 from skyward.shipping.sources import SourceSet
 from skyward.submission import CallLimits
-from skyward.transport.access import LocalAccess
 from skyward.wire.control import WorkerExit
 from skyward.wire.log_pieces import LineAssembler
 from skyward.wire.messages import (
@@ -59,7 +58,7 @@ class AttachedNode:
     def __init__(self, handle: NodeHandle, exchanges: defaultdict[str, Exchange]) -> None:
         self.handle = handle
         # To a node of this machine the client copies a file, which is cheaper than TLS between nodes (decision 011).
-        network = "" if isinstance(handle.access, LocalAccess) else handle.instance.network
+        network = "" if handle.access.on_this_machine else handle.instance.network
         # By the network's name, never by trying: islands that bind to loopback have addresses in common.
         self.blobs = exchanges[network].join(handle) if network else NodeBlobs(handle.ready, handle.transport)
         self.call_ports = itertools.cycle(handle.ready.call_ports)

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from skyward.providers.local import INSTANCE_VARIABLE
     from skyward.request.instance import InstanceSpec
     from skyward.request.request import PoolRequest
-    from skyward.transport.access import Access, LocalAccess, SSHAccess, SSHTarget
+    from skyward.transport.access import Access, Completed, Transport
+    from skyward.transport.local import LocalAccess
+    from skyward.transport.ssh import SSHAccess
+    from skyward.transport.ssh_config import SSHTarget
     from skyward.wire.node_config import PreemptionWatch
 
 __all__ = [
     "INSTANCE_VARIABLE",
     "REFUSALS",
     "Access",
+    "Completed",
     "Finding",
     "Instance",
     "InstanceSpec",
@@ -48,6 +52,7 @@ __all__ = [
     "Provider",
     "SSHAccess",
     "SSHTarget",
+    "Transport",
     "cloud_config",
     "create_once",
     "host_key",
@@ -76,7 +81,10 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
     "skyward.request.instance": ("InstanceSpec",),
     "skyward.wire.node_config": ("PreemptionWatch",),
     "skyward.request.request": ("PoolRequest",),
-    "skyward.transport.access": ("Access", "LocalAccess", "SSHAccess", "SSHTarget"),
+    "skyward.transport.access": ("Access", "Completed", "Transport"),
+    "skyward.transport.local": ("LocalAccess",),
+    "skyward.transport.ssh": ("SSHAccess",),
+    "skyward.transport.ssh_config": ("SSHTarget",),
 }
 
 

@@ -21,8 +21,8 @@ from skyward.errors import ConfigurationError, SkywardError
 from skyward.request.accelerators import model_name
 from skyward.request.checks import refusal, texts
 from skyward.request.instance import InstanceSpec
-from skyward.transport.access import SSHTarget
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_config import SSHTarget
 
 __all__ = [
     "Host",

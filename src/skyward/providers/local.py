@@ -25,7 +25,8 @@ from skyward.request.accelerators import model_name
 from skyward.request.checks import explain_options
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.access import TAGS_FILE, LocalAccess
+from skyward.transport.access import TAGS_FILE
+from skyward.transport.local import LocalAccess
 from skyward.wire.dask_parts import is_dask_here, needs_dask
 
 __all__ = ["INSTANCE_VARIABLE", "Local", "remove_blobs", "remove_folder"]

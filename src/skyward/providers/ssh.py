@@ -31,9 +31,9 @@ from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder
 from skyward.request.checks import explain_options, refusal, text
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.access import TAGS_FILE, SSHAccess, SSHTarget
-from skyward.transport.base import Transport
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.access import TAGS_FILE, Transport
+from skyward.transport.ssh import SSHAccess, SshTransport
+from skyward.transport.ssh_config import SSHTarget
 
 __all__ = ["SSH"]
 

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from skyward.errors import SkywardError
 from skyward.submission import ArgumentMemo
-from skyward.transport.base import Transport
+from skyward.transport.access import Transport
 from skyward.wire.control import Fetch, Fetched
 
 __all__ = ["Blob", "BlobPlace", "Exchange", "ExchangeNode", "NodeBlobs", "Stored", "identify"]

@@ -23,7 +23,7 @@ import psutil
 
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import ConfigurationError, UnreachableError
-from skyward.transport.access import SSHTarget
+from skyward.transport.ssh_config import SSHTarget
 
 __all__ = ["SshHost", "find_openssh", "require_namespaces", "require_sshd", "share_cache", "write_known_hosts"]
 

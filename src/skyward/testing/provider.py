@@ -17,7 +17,7 @@ from skyward.providers._common.create_once import MachineCalls, create_once
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.access import LocalAccess
+from skyward.transport.local import LocalAccess
 
 __all__ = ["FakeProvider", "Fate", "Verb", "running"]
 

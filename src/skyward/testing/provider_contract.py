@@ -11,7 +11,6 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import CapacityError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.providers.registry import make_provider, provider_settings
-from skyward.provision.preparing.node_handle import open_transport
 from skyward.request.request import parse_request
 
 __all__ = ["Promise", "ProviderContract"]
@@ -63,7 +62,7 @@ class ProviderContract:
         if not instance.end_check:
             return True
         assert instance.access is not None
-        transport = open_transport(instance.access)
+        transport = instance.access.open()
         try:
             return (await transport.run(instance.end_check, timeout_s=_RUNNING_S)).exit_code == 0
         finally:

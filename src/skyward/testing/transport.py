@@ -13,7 +13,7 @@ import pytest
 
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import UnreachableError
-from skyward.transport.base import Completed, Transport
+from skyward.transport.access import Completed, Transport
 
 __all__ = ["TransportContract"]
 
@@ -28,7 +28,7 @@ class TransportContract:
     """Contract suite of transports: subclass it, and define the fixtures.
 
     Fixtures:
-        transport: a :class:`~skyward.transport.base.Transport` to a machine that shares this one's files, closed
+        transport: a :class:`~skyward.providers.Transport` to a machine that shares this one's files, closed
             after the test.
         tmp_path: pytest's, a folder that both sides see.
     """

@@ -1,88 +1,127 @@
-"""Addresses of machines: one type per transport."""
+"""The seam between Skyward and a machine: how it is reached, and what is done over that way."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ["TAGS_FILE", "Access", "LocalAccess", "SSHAccess", "SSHTarget"]
+__all__ = ["TAGS_FILE", "Access", "Completed", "Transport"]
 
 TAGS_FILE = "instance.json"
 """File in a node's folder with the tags of its instance, for providers that keep no record of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalAccess:
-    """Access to this machine.
+class Completed:
+    """Outcome of a command that ran to its end.
 
     Attributes:
-        address: the loopback address that the node's ports bind to.
-        workdir: the node's own folder.
+        exit_code: the command's exit status; negative for the signal that ended it.
+        stdout: the whole standard output, decoded as UTF-8 with replacement.
+        stderr: the whole standard error, decoded in the same way.
     """
 
-    address: str
-    workdir: str
+    exit_code: int
+    stdout: str
+    stderr: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SSHTarget:
-    """SSH server and credentials for it. Equal targets share one connection.
+class Transport(Protocol):
+    """Access to one machine. Four verbs; all of them are async, and none blocks the loop.
 
-    Attributes:
-        host: name, address, or an alias of the SSH configuration.
-        port: None means the SSH configuration's, or 22.
-        user: None means the SSH configuration's, or this user's own name.
-        key_path: the one private key to offer; None means the agent's, the SSH configuration's, and the usual files.
-        known_hosts: file of host keys; None means the user's and the system's.
-        host_keys: public keys (``"ssh-ed25519 AAAA…"``), one of which the machine must show instead of one on file.
-        config_path: the SSH configuration; None means the user's.
-        proxy: command whose input and output are the connection. It replaces ProxyJump and ProxyCommand of the SSH
-            configuration; empty means none.
-        direct: True for a host that is dialled from a jump host: ProxyJump and ProxyCommand do not count for it.
-        patience_s: seconds of retries for a machine that does not answer, before that is an error.
-        silence_s: seconds without an answer of the machine, after which its connection is given up.
+    Errors: :class:`~skyward.errors.AuthenticationError` (never retried) and
+    :class:`~skyward.errors.UnreachableError` (the caller decides about a retry). A command that exits non-zero is not
+    an error here.
     """
 
-    host: str
-    port: int | None = None
-    user: str | None = None
-    key_path: str | None = None
-    known_hosts: str | None = None
-    host_keys: tuple[str, ...] = ()
-    config_path: str | None = None
-    proxy: tuple[str, ...] = ()
-    direct: bool = False
-    patience_s: float = 30.0
-    silence_s: float = 15.0
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | memoryview = b"",
+        timeout_s: float,
+    ) -> Completed:
+        """Run one command to its end. ``argv`` is passed as it is, never through a shell. Not idempotent.
 
-    def __str__(self) -> str:
-        user = f"{self.user}@" if self.user else ""
-        return f"{user}{self.host}{f':{self.port}' if self.port else ''}"
+        ``env`` adds variables to the environment of the machine's sessions; ``stdin`` is the whole standard input, and
+        is not copied.
+
+        After ``timeout_s`` the command is killed with its process group and ``UnreachableError`` is raised. Returns
+        when the command itself exits, even if a daemon that it started still holds inherited streams.
+        """
+        ...
+
+    async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
+        """Write ``data`` to ``path``, whole or not at all (a temporary name, then a rename). Idempotent.
+
+        Missing parent folders are created (mode 0700). A thread reads the memory, which must not change meanwhile.
+        """
+        ...
+
+    async def forward(self, host: str, port: int) -> tuple[str, int]:
+        """Return the (host, port) on this side at which the node's ``host:port`` answers.
+
+        Idempotent; the pair stays the same for the life of the transport.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the connection and its forwards. Idempotent. Processes on the machine are not affected."""
+        ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SSHAccess:
-    """Access to a machine over SSH.
+class Access(Protocol):
+    """How a machine is reached. An immutable value: providers return it with each description of the machine.
 
-    Attributes:
-        target: the SSH server and the credentials.
-        address: address at which other machines of its network reach it.
-        workdir: the node's own folder, absolute.
-        cache: folder of environments, absolute; it outlives the node.
-        boot_s: seconds for which a new machine may refuse every login while it is set up.
-        other_key_s: seconds for which it may show another host key: that of its image, or of the machine that had its
-            address before.
-        bind: address of one of its interfaces, to which the node's ports bind. Behind NAT it differs from ``address``;
-            empty means that it does not.
+    :class:`~skyward.transport.local.LocalAccess` and :class:`~skyward.transport.ssh.SSHAccess` are the two that come
+    with Skyward; a provider may bring another.
     """
 
-    target: SSHTarget
-    address: str
-    workdir: str
-    cache: str = field(default="")
-    boot_s: float = 0.0
-    other_key_s: float = 10.0
-    bind: str = ""
+    @property
+    def address(self) -> str:
+        """Address at which other machines of its network reach it."""
+        ...
 
+    @property
+    def workdir(self) -> str:
+        """The node's own folder on it, absolute."""
+        ...
 
-Access: TypeAlias = LocalAccess | SSHAccess
+    @property
+    def cache(self) -> str:
+        """Folder of environments, absolute; it outlives the node. Unused on this machine."""
+        ...
+
+    @property
+    def bind(self) -> str:
+        """Address of one of its interfaces, to which the node's ports bind; empty for :attr:`address`."""
+        ...
+
+    @property
+    def on_this_machine(self) -> bool:
+        """True if it is this machine: its files are read directly, and environments are those of this process."""
+        ...
+
+    @property
+    def boot_s(self) -> float:
+        """Seconds for which a new machine may refuse every login while it is set up; 0 for one that is ready."""
+        ...
+
+    @property
+    def other_key_s(self) -> float:
+        """Seconds for which a new machine may show another host key: its image's, or a previous machine's."""
+        ...
+
+    def open(self) -> Transport:
+        """Return a transport to the machine. Does not block and sends nothing; it connects on first use."""
+        ...
+
+    def move(self, present: Access, transport: Transport) -> Access:
+        """Return the access to use from now on, when the provider describes the machine by ``present``.
+
+        Where the way to it has changed, redirect ``transport``, which keeps its forwards; otherwise, and where machines
+        do not move, return ``self``. Does not block.
+        """
+        ...

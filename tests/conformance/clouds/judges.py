@@ -26,7 +26,7 @@ from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.request.request import parse_request
-from skyward.transport.access import SSHAccess
+from skyward.transport.ssh import SSHAccess
 from support.clouds.booted_machine import SSH_PORT
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import SPECS

@@ -22,9 +22,8 @@ from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
 from skyward.shipping.blobs import Blob, Exchange, NodeBlobs, identify
 from skyward.submission import ArgumentMemo
-from skyward.transport.access import LocalAccess
-from skyward.transport.base import Completed
-from skyward.transport.local_transport import LocalTransport
+from skyward.transport.access import Completed
+from skyward.transport.local import LocalAccess, LocalTransport
 from skyward.wire.control import Fetch, Fetched, Message, Ping, Pong, from_frame, to_frame
 from skyward.wire.frames import TlsIdentity, client_context, read_frame, write_frame
 from skyward.wire.node_config import NodeConfig

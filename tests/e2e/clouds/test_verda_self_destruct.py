@@ -13,8 +13,7 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder
 from skyward.providers.verda import Verda
 from skyward.request.request import parse_request
 from skyward.testing.hosts import require_sshd
-from skyward.transport.access import SSHAccess
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SSHAccess, SshTransport
 from support.clouds.vendors import PATH, PROMPT, VENDORS, opened
 from support.clouds.verda_api import VerdaApi
 

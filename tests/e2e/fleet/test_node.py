@@ -28,9 +28,8 @@ from skyward.node.processes import kill_all
 from skyward.node.supervisor.children import Child, Zygote
 from skyward.node.supervisor.survey import free_ports, make_plan, port_count
 from skyward.provision.preparing.control_client import ControlClient
-from skyward.transport.access import LocalAccess
-from skyward.transport.base import Completed
-from skyward.transport.local_transport import LocalTransport
+from skyward.transport.access import Completed
+from skyward.transport.local import LocalAccess, LocalTransport
 from skyward.wire.control import (
     Ending,
     Kill,

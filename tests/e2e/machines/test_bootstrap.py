@@ -17,7 +17,7 @@ from skyward.provision.preparing.bootstrap import bootstrap
 from skyward.provision.preparing.bootstrap_script import quote
 from skyward.request.image import Image
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SshTransport
 from support.chaos import ChaosProxy
 
 pytestmark = pytest.mark.timeout(300)  # environments are built

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from skyward.errors import SkywardError, UnreachableError
 from skyward.testing.hosts import SshHost, require_sshd
-from skyward.transport.access import SSHTarget
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_config import SSHTarget
 
 pytestmark = pytest.mark.timeout(300)
 

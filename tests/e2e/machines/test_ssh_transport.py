@@ -27,8 +27,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
-from skyward.transport.access import SSHTarget
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_config import SSHTarget
 from support.chaos import ChaosProxy
 
 DEADLINE_S = 30.0

@@ -10,7 +10,7 @@ import skyward as sky
 from skyward.provision.preparing.bootstrap import bootstrap
 from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, share_cache
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SshTransport
 
 __all__ = ["build_environment"]
 

@@ -32,7 +32,7 @@ from skyward.provision.mirroring.installed import Distribution, Origin
 from skyward.provision.mirroring.wheels import local_wheel
 from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, find_openssh, write_known_hosts
-from skyward.transport.access import LocalAccess
+from skyward.transport.local import LocalAccess
 
 ALIVE = Owner.this_process()
 DEAD = replace(ALIVE, started="long ago")

@@ -16,9 +16,9 @@ from skyward._concurrency.loop import acquire_loop
 from skyward.api.watching import read_snapshot, serve_snapshots
 from skyward.events.snapshot import PoolSnapshot
 from skyward.provision.buying.pool_folder import PoolFolder, is_in_use
-from skyward.transport._socket import dial_command, dial_tcp
-from skyward.transport._ssh_connection import SSHConnections
-from skyward.transport.access import SSHTarget
+from skyward.transport.ssh_config import SSHTarget
+from skyward.transport.ssh_connection import SSHConnections
+from skyward.transport.ssh_login import dial_command, dial_tcp
 
 
 @contextmanager

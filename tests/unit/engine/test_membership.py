@@ -23,7 +23,7 @@ from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.shipping.blobs import Blob
 from skyward.shipping.parcels import Recent
-from skyward.transport.access import LocalAccess
+from skyward.transport.local import LocalAccess
 from skyward.wire.control import WorkerExit
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (

@@ -24,7 +24,7 @@ from skyward.providers.local import INSTANCE_VARIABLE, Local
 from skyward.request.accelerators import Accelerator, model_name
 from skyward.request.image import Image
 from skyward.request.request import parse_request
-from skyward.transport.access import LocalAccess
+from skyward.transport.local import LocalAccess
 from support.users import as_other_user
 
 

@@ -27,7 +27,7 @@ from skyward.providers.ssh import SSH
 from skyward.request.accelerators import Accelerator
 from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
-from skyward.transport.access import SSHAccess
+from skyward.transport.ssh import SSHAccess
 
 require_sshd()
 

@@ -22,9 +22,8 @@ from skyward.provision.preparing.bootstrap import Environment, bootstrap
 from skyward.provision.preparing.bootstrap_script import quote
 from skyward.provision.preparing.distribution import OwnWheel
 from skyward.request.image import Image
-from skyward.transport.access import LocalAccess
-from skyward.transport.base import Completed
-from skyward.transport.local_transport import LocalTransport
+from skyward.transport.access import Completed
+from skyward.transport.local import LocalAccess, LocalTransport
 
 TOOLS = (
     *("sh", "cat", "chmod", "date", "df", "env", "flock", "grep", "id", "ln", "mkdir", "mv", "rm", "sed", "sleep"),

@@ -12,7 +12,7 @@ import pytest
 from skyward.errors import SkywardError
 from skyward.shipping.blobs import Blob, NodeBlobs, identify
 from skyward.submission import ArgumentMemo
-from skyward.transport.base import Completed
+from skyward.transport.access import Completed
 
 MIB = 1 << 20
 

@@ -19,8 +19,10 @@ from skyward.engine.slots import AttachedNode
 from skyward.errors import UnreachableError
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.shipping.blobs import Blob, Exchange, NodeBlobs
-from skyward.transport.access import Access, LocalAccess, SSHAccess, SSHTarget
-from skyward.transport.base import Completed
+from skyward.transport.access import Access, Completed
+from skyward.transport.local import LocalAccess
+from skyward.transport.ssh import SSHAccess
+from skyward.transport.ssh_config import SSHTarget
 from skyward.wire.control import Fetch, Fetched
 
 NBYTES = 1000
@@ -61,7 +63,7 @@ class FakeNode:
         self.transport = self
         self.files: set[str] = set()
         self.cuts: set[int] = set()
-        self.access: Access | None = None
+        self.access: Access = SSHAccess(target=SSHTarget(host="10.0.0.1"), address="10.0.0.1", workdir="/w")
         self._net = net
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:

@@ -22,8 +22,8 @@ from skyward.providers.aws.provider import AWS
 from skyward.provision.preparing import machine_size
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, Market, local_ec2
 from skyward.testing.hosts import require_sshd
-from skyward.transport.access import SSHTarget
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_config import SSHTarget
 
 IMAGE = "ami-0ca0000000000024a"
 DEADLINE_S = 30.0

@@ -15,8 +15,8 @@ import pytest
 
 from skyward.errors import SkywardError
 from skyward.testing.hosts import SshHost, find_openssh, require_sshd
-from skyward.transport.access import SSHTarget
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_config import SSHTarget
 from support.clock import FakeClock
 from support.clouds.booted_machine import MachineRoom
 from support.clouds.rest_service import FAULTS, SPECS, Pace, RestAnswer, RestCall, RestService, Tariff

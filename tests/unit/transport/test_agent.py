@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paramiko import Message
 
-from skyward.transport._agent import Agent
+from skyward.transport.ssh_keys import Agent
 
 LISTED, SIGN, SIGNED = 12, 13, 14
 

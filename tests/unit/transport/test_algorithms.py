@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from skyward.transport._algorithms import disagreement
+from skyward.transport.ssh_login import disagreement
 
 OURS = SimpleNamespace(
     kex=("curve25519-sha256",),

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import AuthenticationError, ConfigurationError, HostKeyError
-from skyward.transport._host_certificates import objection
-from skyward.transport._hostkeys import HostKey, known_keys, unknown, verify
-from skyward.transport._ssh_config import Settings, settings
-from skyward.transport.access import SSHTarget
+from skyward.transport.ssh_config import Settings, SSHTarget, settings
+from skyward.transport.ssh_keys import HostKey, known_keys, objection, unknown, verify
 
 
 def public(filler: int, kind: str = "ssh-ed25519", bits: int = 256) -> str:

@@ -16,11 +16,15 @@ import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.testing.hosts import require_sshd
-from skyward.transport._openssh import default_options
-from skyward.transport._ssh_config import route, settings
-from skyward.transport._ssh_config_reader import read_configuration
-from skyward.transport._ssh_options import IGNORED, OBEYED
-from skyward.transport.access import SSHTarget
+from skyward.transport.ssh_config import (
+    IGNORED,
+    OBEYED,
+    SSHTarget,
+    default_options,
+    read_configuration,
+    route,
+    settings,
+)
 from support.ssh_configs import HOSTS, random_configuration
 
 require_sshd()

@@ -15,7 +15,7 @@ from paramiko.auth_handler import AuthHandler
 from paramiko.buffered_pipe import BufferedPipe, PipeTimeout
 from paramiko.packet import Packetizer
 
-from skyward.transport._paramiko import (
+from skyward.transport.paramiko_parts import (
     ChannelBuffer,
     client_class,
     end_handshake,
@@ -23,7 +23,7 @@ from skyward.transport._paramiko import (
     take_errors,
     take_output,
 )
-from skyward.transport._socket import LiveSocket
+from skyward.transport.ssh_login import LiveSocket
 
 
 class Recorder:

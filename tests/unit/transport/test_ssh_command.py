@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.transport._command import LOGIN_COMMAND, Output, exit_code, script
+from skyward.transport.ssh_commands import LOGIN_COMMAND, Output, exit_code, script
 
 TOKEN = "0123456789abcdef"
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.transport._ssh_config import route, settings
-from skyward.transport.access import SSHTarget
+from skyward.transport.ssh_config import SSHTarget, route, settings
 
 
 @pytest.fixture

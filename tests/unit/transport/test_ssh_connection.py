@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from skyward.errors import AuthenticationError, UnreachableError
-from skyward.transport import _ssh_connection as ssh_connection
-from skyward.transport._connect import SSHSession, connect
-from skyward.transport._paramiko import StaleConnectionError
-from skyward.transport._ssh_connection import Dial, FutureSemaphore, SSHConnections
-from skyward.transport.access import SSHTarget
+from skyward.transport import ssh_connection
+from skyward.transport.paramiko_parts import StaleConnectionError
+from skyward.transport.ssh_config import SSHTarget
+from skyward.transport.ssh_connection import Dial, FutureSemaphore, SSHConnections
+from skyward.transport.ssh_login import SSHSession, connect
 from skyward.wire.limits import HANDSHAKE_S
 
 TARGET = SSHTarget(host="box", config_path="/dev/null")

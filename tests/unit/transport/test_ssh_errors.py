@@ -8,7 +8,7 @@ import pytest
 from paramiko import ssh_exception
 
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
-from skyward.transport._errors import MEANINGS, is_transient, meaning, translated
+from skyward.transport.ssh_login import MEANINGS, is_transient, meaning, translated
 
 EXCEPTIONS = [
     kind

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA
 
-from skyward.transport._paramiko import packetizer_class
-from skyward.transport._socket import LiveSocket
+from skyward.transport.paramiko_parts import packetizer_class
+from skyward.transport.ssh_login import LiveSocket
 
 
 @pytest.fixture

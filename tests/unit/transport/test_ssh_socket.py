@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from skyward.transport._socket import LiveSocket
+from skyward.transport.ssh_login import LiveSocket
 
 SILENCE_S = 0.3
 

@@ -22,8 +22,8 @@ from skyward.providers._common.refusals import RefusalKind, is_kind
 from skyward.providers._common.rest_client import RestClient
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.request.instance import InstanceSpec
-from skyward.transport.access import SSHAccess, SSHTarget
-from skyward.transport.ssh_transport import check_configuration
+from skyward.transport.ssh import SSHAccess, check_configuration
+from skyward.transport.ssh_config import SSHTarget
 
 __all__ = [
     "Asked",
@@ -220,7 +220,7 @@ def log_in(
         machine: the machine's id.
         ledger_key: its ledger key.
         host: address at which this machine reaches it.
-        address: see :class:`~skyward.transport.access.SSHAccess`.
+        address: see :class:`~skyward.transport.ssh.SSHAccess`.
         port: port of its sshd there; 0 for the provider's.
         bind: see there.
     """

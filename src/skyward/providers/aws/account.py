@@ -25,7 +25,7 @@ from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.accelerators import Vendor, find_model
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.access import SSHAccess
+from skyward.transport.ssh import SSHAccess
 from skyward.wire.node_config import PreemptionWatch
 
 __all__ = [

@@ -23,7 +23,7 @@ from skyward.providers.storage.s3 import grant_with
 from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess
-from skyward.transport.access import SSHAccess
+from skyward.transport.ssh import SSHAccess
 
 __all__ = ["AWS"]
 

@@ -10,8 +10,8 @@ import platformdirs
 
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.provision.buying.ledger import LedgerEntry
-from skyward.transport.access import SSHTarget
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SshTransport
+from skyward.transport.ssh_config import SSHTarget
 
 __all__ = ["Cleaned", "clean_here", "clean_host", "used_hosts"]
 

@@ -11,7 +11,7 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import UnreachableError
 from skyward.events import Notice, SkywardEvent
 from skyward.providers.base import Provider
-from skyward.transport.base import Completed, Transport
+from skyward.transport.access import Completed, Transport
 
 __all__ = ["Admission", "AdmittedTransport"]
 

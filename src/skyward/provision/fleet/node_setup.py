@@ -32,7 +32,7 @@ from skyward.provision.fleet.machines import Machine, Machines
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, NodeLoss, unless_gone
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.access import Access, LocalAccess
+from skyward.transport.access import Access
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig
 
@@ -368,7 +368,7 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
 
 def _share(node: NodeHandle, request: PoolRequest, size: int) -> dict[str, int]:
     """Return the shares of this machine, if the pool is local: its nodes are all on this machine, or none is."""
-    if not isinstance(node.access, LocalAccess):
+    if not node.access.on_this_machine:
         return {}
     wish = request.wish
     return {

@@ -28,7 +28,7 @@ from skyward.provision.preparing.sources import (
     written_settings,
 )
 from skyward.request.image import Image
-from skyward.transport.base import Completed, Transport
+from skyward.transport.access import Completed, Transport
 
 __all__ = ["Environment", "bootstrap"]
 

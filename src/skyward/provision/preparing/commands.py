@@ -9,7 +9,7 @@ from typing import TypeVar
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import AuthenticationError, BootstrapError, HostKeyError, UnreachableError
 from skyward.request.checks import without_credentials
-from skyward.transport.base import Transport
+from skyward.transport.access import Transport
 
 __all__ = ["GRACE_S", "let_in", "masked", "persist"]
 

@@ -20,8 +20,7 @@ from skyward.request.image import Image
 from skyward.request.includes import included_files, pack_files
 from skyward.request.request import PoolRequest
 from skyward.request.volume import GrantedVolume
-from skyward.transport.access import Access, LocalAccess
-from skyward.transport.base import Completed, Transport
+from skyward.transport.access import Access, Completed, Transport
 
 __all__ = ["Grants", "deliver_includes", "deliver_volumes"]
 
@@ -67,7 +66,7 @@ class Grants:
 
     async def to(self, access: Access) -> Sequence[GrantedVolume]:
         """Return the granted volumes for a machine. Raises as :func:`grant_volumes` does."""
-        here = isinstance(access, LocalAccess)
+        here = access.on_this_machine
         fresh = SYSTEM_CLOCK.elapsed() - self._granted_at < _FRESH_S
         if not fresh or here is not self._here:
             await self._ask(here=here)

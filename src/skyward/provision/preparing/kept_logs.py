@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from skyward.transport.access import Access, LocalAccess
-from skyward.transport.base import Transport
+from skyward.transport.access import Access, Transport
 
 __all__ = ["keep_logs"]
 
@@ -38,7 +37,7 @@ async def keep_logs(transport: Transport, access: Access, folder: Path, name: st
     """
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            if isinstance(access, LocalAccess):
+            if access.on_this_machine:
                 logs = await asyncio.to_thread(_read, Path(access.workdir))
             else:
                 logs = await _fetch(transport, access.workdir)

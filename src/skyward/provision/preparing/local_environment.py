@@ -26,7 +26,7 @@ from skyward.provision.preparing.distribution import code_folders, engine_pins, 
 from skyward.provision.preparing.sources import client_uv, package_sources, pip_settings, pip_variables
 from skyward.request.checks import without_credentials
 from skyward.request.image import Image
-from skyward.transport.base import Transport
+from skyward.transport.access import Transport
 
 __all__ = ["is_satisfied", "prepare_environment"]
 

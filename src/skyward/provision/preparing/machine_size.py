@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from skyward.request.instance import InstanceSpec
-from skyward.transport.base import Transport
+from skyward.transport.access import Transport
 
 __all__ = ["CORES_SHARE", "MEMORY_SHARE", "MachineSize", "measure_machine", "parse_size"]
 

@@ -20,7 +20,7 @@ from skyward.errors import FetchError, UnreachableError
 from skyward.node.storage import file_reader
 from skyward.provision.preparing.target_folder import set_mode
 from skyward.request.checks import is_matched
-from skyward.transport.base import Completed, Transport
+from skyward.transport.access import Completed, Transport
 
 __all__ = ["NodeFile", "NodeFiles", "NodeListing", "shown"]
 

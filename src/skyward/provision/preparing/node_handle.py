@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
@@ -26,10 +26,7 @@ from skyward.provision.preparing.node_files import NodeFiles
 from skyward.provision.preparing.supervisor_start import start_supervisor
 from skyward.request.image import Image
 from skyward.request.volume import GrantedVolume
-from skyward.transport.access import Access, LocalAccess, SSHAccess
-from skyward.transport.base import Completed, Transport
-from skyward.transport.local_transport import LocalTransport
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.access import Access, Completed, Transport
 from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, Start
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.limits import MIG_UNDO_S, RELEASE_S
@@ -44,7 +41,6 @@ __all__ = [
     "NodeLoss",
     "longest_absence_s",
     "open_node",
-    "open_transport",
     "unless_gone",
 ]
 
@@ -137,7 +133,7 @@ class NodeHandle:
         self.rank = rank
         self.access: Access = instance.access
         self.transport = transport
-        self._ssh = transport if isinstance(transport, SshTransport) else None
+        self._opened = transport  # `transport` may be wrapped later; the access moves its own
         self._on_message = on_message
         self._logs_to = logs_to
         self._environment = Environment(python="")
@@ -167,7 +163,7 @@ class NodeHandle:
     @property
     def bind(self) -> str:
         """Address to which its ports bind; empty for :attr:`address`."""
-        return self.access.bind if isinstance(self.access, SSHAccess) else ""
+        return self.access.bind
 
     @property
     def address(self) -> str:
@@ -194,17 +190,13 @@ class NodeHandle:
     @property
     def fresh(self) -> bool:
         """True if the machine was made for the pool: it may refuse logins until its first boot is over."""
-        return isinstance(self.access, SSHAccess) and self.access.boot_s > 0
+        return self.access.boot_s > 0
 
     def follow(self, access: Access) -> None:
         """Take over the machine's present access: where its SSH server has moved, it is dialled there from now on."""
-        if self._ssh is None or not isinstance(access, SSHAccess) or not isinstance(self.access, SSHAccess):
-            return
-        before, now = self.access.target, access.target
-        if (before.host, before.port) != (now.host, now.port):
-            _logger.info("node %d has moved from %s to %s", self.rank, before, now)
-            self.access = replace(self.access, target=now)
-            self._ssh.move(now)
+        before, self.access = self.access, self.access.move(access, self._opened)
+        if self.access != before:
+            _logger.info("node %d has moved from %s to %s", self.rank, before, self.access)
 
     async def reach(self, within_s: float) -> MachineSize | None:
         """Wait until a fresh machine admits a login, and return its size; None if it is not to be measured.
@@ -214,7 +206,7 @@ class NodeHandle:
             HostKeyError: it went on showing another host key than ordered.
             UnreachableError: after those it still did not answer.
         """
-        if not isinstance(self.access, SSHAccess) or not self.fresh:
+        if not self.fresh:
             return None
         await let_in(
             self.transport,
@@ -230,16 +222,13 @@ class NodeHandle:
 
         Raises :class:`~skyward.errors.BootstrapError`.
         """
-        match self.access:
-            case LocalAccess():
-                python = await prepare_environment(image, self.transport, node=self.rank, progress=progress)
-                self._environment = Environment(python=python, isolated=python != sys.executable)
-            case SSHAccess(cache=cache):
-                self._environment = await bootstrap(
-                    image, self.transport, cache=cache, node=self.rank, progress=progress
-                )
-            case _:
-                assert_never(self.access)
+        if self.access.on_this_machine:
+            python = await prepare_environment(image, self.transport, node=self.rank, progress=progress)
+            self._environment = Environment(python=python, isolated=python != sys.executable)
+        else:
+            self._environment = await bootstrap(
+                image, self.transport, cache=self.access.cache, node=self.rank, progress=progress
+            )
         await deliver_includes(
             image, self.transport, folder=self.files, python=self._environment.python, node=self.rank
         )
@@ -267,8 +256,9 @@ class NodeHandle:
         self._longest_absence_s = longest_absence_s(config)
         self._lasts_s, self._over_at = config.timeout_s, SYSTEM_CLOCK.elapsed() + config.timeout_s
         self._partitions_undone_s = MIG_UNDO_S if config.mig and config.own_machine else 0.0
-        local = isinstance(self.access, LocalAccess)
-        self._ready = await start_supervisor(self.transport, self._environment, config, on_this_machine=local)
+        self._ready = await start_supervisor(
+            self.transport, self._environment, config, on_this_machine=self.access.on_this_machine
+        )
         identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
         self.lanes = tuple([await self._forwarded(lane) for lane in self._ready.lanes])
         address = await self._forwarded(self._ready.control)
@@ -377,7 +367,7 @@ class NodeHandle:
 
     async def _keep_logs(self, control: ControlClient | None) -> None:
         """Copy the newest part of the node's logs to this machine, if it can be reached. Never fails."""
-        reachable = isinstance(self.access, LocalAccess) or (control is not None and control.connected)
+        reachable = self.access.on_this_machine or (control is not None and control.connected)
         if self._logs_to is not None and reachable:
             await keep_logs(self.transport, self.access, self._logs_to, f"node-{self.rank}-{self.instance.id}")
 
@@ -568,17 +558,6 @@ def _ended(node: NodeHandle, loss: NodeLoss) -> SkywardError:
     return BootstrapError(f"node {node.rank} ended while it started: {loss.reason}", node=node.rank, step="server")
 
 
-def open_transport(access: Access) -> Transport:
-    """Return the transport for a machine's access."""
-    match access:
-        case LocalAccess():
-            return LocalTransport(access)
-        case SSHAccess():
-            return SshTransport(access.target)
-        case _:
-            assert_never(access)
-
-
 def open_node(instance: Instance, rank: int, on_message: NodeListener, *, logs_to: Path | None = None) -> NodeHandle:
     """Return the handle of a running machine's node; nothing has been sent to it yet.
 
@@ -590,5 +569,5 @@ def open_node(instance: Instance, rank: int, on_message: NodeListener, *, logs_t
     """
     if instance.access is None:
         raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
-    transport = open_transport(instance.access)
+    transport = instance.access.open()
     return NodeHandle(instance=instance, rank=rank, transport=transport, on_message=on_message, logs_to=logs_to)

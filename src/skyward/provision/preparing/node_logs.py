@@ -13,8 +13,7 @@ from skyward.errors import SkywardError, UnreachableError
 from skyward.providers.base import InstanceState, Provider
 from skyward.providers.registry import make_provider
 from skyward.provision.buying.ledger import LedgerEntry
-from skyward.provision.preparing.node_handle import open_transport
-from skyward.transport.base import Transport
+from skyward.transport.access import Transport
 
 __all__ = ["LogFile", "NodeLogs", "kept_files", "open_logs"]
 
@@ -119,7 +118,7 @@ async def open_logs(entry: LedgerEntry) -> AsyncGenerator[NodeLogs]:
                 f"node {entry.node} of pool {entry.purchase.pool_id}: its machine is {seen.state.value}, "
                 "and its logs went with it"
             )
-        transport = open_transport(seen.access)
+        transport = seen.access.open()
         try:
             yield NodeLogs(entry, provider, transport, seen.access.workdir)
         finally:

@@ -12,7 +12,7 @@ from skyward.node.supervisor.template import fork_supervisor
 from skyward.provision.preparing.bootstrap import Environment
 from skyward.provision.preparing.commands import persist
 from skyward.shipping.sources import added_package_folders
-from skyward.transport.base import Completed, Transport
+from skyward.transport.access import Completed, Transport
 from skyward.wire.limits import MIG_START_S
 from skyward.wire.node_config import NodeConfig, NodeReady
 

@@ -27,7 +27,7 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, use_ec2
-from skyward.transport.access import SSHAccess
+from skyward.transport.ssh import SSHAccess
 
 T = TypeVar("T")
 G4DN = {"accelerator": "T4"}

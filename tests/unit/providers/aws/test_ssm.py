@@ -24,8 +24,7 @@ from skyward.providers.base import LaunchOrder
 from skyward.request.request import parse_request
 from skyward.testing.aws import LocalEC2
 from skyward.testing.hosts import SshHost, require_sshd
-from skyward.transport.access import SSHAccess
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.ssh import SSHAccess, SshTransport
 
 TOKEN = "the-sessions-token"
 STAND_IN = f"""#!{sys.executable}

@@ -14,7 +14,7 @@ from skyward.providers._common.rented_machines import MachineApi, MachineRecord,
 from skyward.providers._common.rest_client import RestClient
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
-from skyward.transport.access import SSHAccess
+from skyward.transport.ssh import SSHAccess
 
 POOL = "sky-1"
 OFFER = Offer(spec=InstanceSpec(name="small", cpu=1, memory_gib=1), price_per_hour=1.0)

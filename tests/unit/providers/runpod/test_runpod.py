@@ -20,7 +20,7 @@ from skyward.providers.registry import make_provider, provider_settings
 from skyward.providers.runpod import STATES, RunPod, find_key, parse_cpus
 from skyward.request.accelerators import Accelerator
 from skyward.request.request import parse_request
-from skyward.transport.access import SSHAccess
+from skyward.transport.ssh import SSHAccess
 from support.clouds.rest_service import SPECS, RestFault, load_json
 from support.clouds.runpod_api import API_KEY, CPUS, RunPodApi
 

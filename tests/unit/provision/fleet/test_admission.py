@@ -13,7 +13,7 @@ from skyward.providers.base import Provider
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.fleet.admission import Admission, AdmittedTransport
 from skyward.testing.provider import FakeProvider
-from skyward.transport.base import Completed
+from skyward.transport.access import Completed
 from support.clock import FakeClock
 from support.fleets import FleetStage
 

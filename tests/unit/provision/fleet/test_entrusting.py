@@ -19,7 +19,7 @@ from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.fleet.entrusting import MachineSecrets
 from skyward.provision.fleet.machines import Machine
 from skyward.testing.provider import FakeProvider
-from skyward.transport.base import Completed
+from skyward.transport.access import Completed
 from support.clock import FakeClock
 from support.fleets import FleetStage
 from support.nodes import node_instance

@@ -13,8 +13,9 @@ from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
 from skyward.provision.preparing import commands
 from skyward.provision.preparing.commands import let_in
 from skyward.provision.preparing.node_handle import NodeHandle
-from skyward.transport.access import SSHAccess, SSHTarget
-from skyward.transport.base import Completed
+from skyward.transport.access import Completed
+from skyward.transport.ssh import SSHAccess
+from skyward.transport.ssh_config import SSHTarget
 from support.nodes import node_instance
 from support.pools import simulated_time
 from support.simulation import simulate

@@ -14,9 +14,8 @@ import pytest
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.provision.preparing.delivery import deliver_includes
 from skyward.request.image import Image
-from skyward.transport.access import LocalAccess
-from skyward.transport.base import Completed
-from skyward.transport.local_transport import LocalTransport
+from skyward.transport.access import Completed
+from skyward.transport.local import LocalAccess, LocalTransport
 
 
 class Node(LocalTransport):

@@ -17,7 +17,7 @@ from skyward.errors import UnreachableError
 from skyward.node.supervisor.control_server import ControlServer
 from skyward.provision.preparing.node_handle import NodeHandle, NodeLoss
 from skyward.request.image import Image
-from skyward.transport.base import Completed
+from skyward.transport.access import Completed
 from skyward.wire.control import Command, Ending, Fetch, Fetched, Ping, Pong, Report, Stop
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeReady

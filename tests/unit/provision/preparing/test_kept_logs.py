@@ -12,8 +12,10 @@ import pytest
 from skyward.errors import UnreachableError
 from skyward.provision.preparing import kept_logs
 from skyward.provision.preparing.kept_logs import keep_logs
-from skyward.transport.access import LocalAccess, SSHAccess, SSHTarget
-from skyward.transport.base import Completed, Transport
+from skyward.transport.access import Completed, Transport
+from skyward.transport.local import LocalAccess
+from skyward.transport.ssh import SSHAccess
+from skyward.transport.ssh_config import SSHTarget
 
 SSH = SSHAccess(target=SSHTarget(host="h"), address="10.0.0.1", workdir="")
 

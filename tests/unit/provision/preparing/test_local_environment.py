@@ -17,9 +17,8 @@ from skyward.errors import BootstrapError, UnreachableError
 from skyward.provision.preparing import local_environment
 from skyward.provision.preparing.local_environment import is_satisfied, prepare_environment
 from skyward.request.image import Image
-from skyward.transport.access import LocalAccess
-from skyward.transport.base import Completed
-from skyward.transport.local_transport import LocalTransport
+from skyward.transport.access import Completed
+from skyward.transport.local import LocalAccess, LocalTransport
 
 
 @pytest.mark.parametrize(

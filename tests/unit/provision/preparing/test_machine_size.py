@@ -8,9 +8,8 @@ import pytest
 
 from skyward.node.supervisor.survey import memory_bytes
 from skyward.provision.preparing.machine_size import MachineSize, measure_machine, parse_size
-from skyward.provision.preparing.node_handle import open_transport
 from skyward.request.instance import InstanceSpec
-from skyward.transport.access import LocalAccess
+from skyward.transport.local import LocalAccess
 
 GIB = 1 << 30
 BARE = "allowed 0-7\nonline 0-3\nmemory_kib 8388608\n"
@@ -60,7 +59,7 @@ def test_a_small_machine_may_lack_what_a_kernel_keeps_for_a_crash() -> None:
 
 
 async def test_this_machine_measures_what_its_supervisor_would() -> None:
-    transport = open_transport(LocalAccess(address="127.0.0.1", workdir="/nonexistent"))
+    transport = LocalAccess(address="127.0.0.1", workdir="/nonexistent").open()
     size = await measure_machine(transport)
 
     assert size is not None

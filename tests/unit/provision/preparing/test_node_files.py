@@ -15,9 +15,8 @@ import pytest
 from skyward.errors import FetchError
 from skyward.provision.preparing import node_files
 from skyward.provision.preparing.node_files import NodeFile, NodeFiles
-from skyward.transport.access import LocalAccess
-from skyward.transport.base import Completed
-from skyward.transport.local_transport import LocalTransport
+from skyward.transport.access import Completed
+from skyward.transport.local import LocalAccess, LocalTransport
 
 
 class Meddled(LocalTransport):

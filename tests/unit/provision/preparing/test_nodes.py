@@ -14,8 +14,9 @@ from skyward.errors import BootstrapError, PoolStateError
 from skyward.providers.base import Instance, InstanceState
 from skyward.provision.preparing.node_handle import NodeHandle, open_node
 from skyward.request.image import Image
-from skyward.transport.access import SSHAccess, SSHTarget
-from skyward.transport.base import Completed
+from skyward.transport.access import Completed
+from skyward.transport.ssh import SSHAccess
+from skyward.transport.ssh_config import SSHTarget
 from support.nodes import node_config, node_instance
 
 RUNNING = node_instance()

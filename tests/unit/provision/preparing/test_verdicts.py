@@ -23,9 +23,9 @@ from skyward.provision.preparing import node_handle as nodes
 from skyward.provision.preparing.bootstrap import Environment
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.testing.provider import FakeProvider
-from skyward.transport.access import Access, SSHAccess, SSHTarget
-from skyward.transport.base import Completed
-from skyward.transport.ssh_transport import SshTransport
+from skyward.transport.access import Access, Completed
+from skyward.transport.ssh import SSHAccess, SshTransport
+from skyward.transport.ssh_config import SSHTarget
 from skyward.wire.control import Ending
 from support.clock import FakeClock
 from support.nodes import node_config, node_instance

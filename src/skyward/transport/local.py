@@ -1,4 +1,4 @@
-"""Transport to this machine: commands are subprocesses, forwards are the ports themselves."""
+"""This machine: commands are subprocesses, forwards are the ports themselves."""
 
 from __future__ import annotations
 
@@ -8,21 +8,49 @@ import os
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
 from skyward.errors import UnreachableError
-from skyward.transport.access import LocalAccess
-from skyward.transport.base import Completed
+from skyward.transport.access import Access, Completed, Transport
 
-__all__ = ["LocalTransport"]
+__all__ = ["LocalAccess", "LocalTransport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAccess:
+    """:class:`~skyward.transport.access.Access` to this machine.
+
+    Attributes:
+        address: the loopback address that the node's ports bind to.
+        workdir: the node's own folder.
+        cache, bind, on_this_machine, boot_s, other_key_s: fixed values; see :class:`~skyward.transport.access.Access`.
+    """
+
+    address: str
+    workdir: str
+    cache: str = field(default="", init=False, repr=False)
+    bind: str = field(default="", init=False, repr=False)
+    on_this_machine: bool = field(default=True, init=False, repr=False)
+    boot_s: float = field(default=0.0, init=False, repr=False)
+    other_key_s: float = field(default=0.0, init=False, repr=False)
+
+    def open(self) -> LocalTransport:
+        """Return the transport to it."""
+        return LocalTransport(self)
+
+    def move(self, present: Access, transport: Transport) -> LocalAccess:  # noqa: ARG002
+        """Return this access, whatever ``present`` is: the machine does not move."""
+        return self
+
 
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 
 
 class LocalTransport:
-    """Implementation of :class:`~skyward.transport.base.Transport` for this machine.
+    """Implementation of :class:`~skyward.transport.access.Transport` for this machine.
 
     Commands start in the access's ``workdir``. They inherit this process's environment, overridden by ``env``.
     """
@@ -38,7 +66,7 @@ class LocalTransport:
         stdin: bytes | memoryview = b"",
         timeout_s: float,
     ) -> Completed:
-        """Run a command: :meth:`Transport.run <skyward.transport.base.Transport.run>`."""
+        """Run a command: :meth:`Transport.run <skyward.transport.access.Transport.run>`."""
         self._workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Files, not pipes: a pipe ends only when the last daemon that inherited it does.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -62,16 +90,16 @@ class LocalTransport:
             return Completed(exit_code=exit_code, stdout=_text(out), stderr=_text(err))
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
-        """Write a file: :meth:`Transport.put <skyward.transport.base.Transport.put>`."""
+        """Write a file: :meth:`Transport.put <skyward.transport.access.Transport.put>`."""
         parts = [data] if isinstance(data, bytes | memoryview) else data
         await asyncio.to_thread(_write, cast("Sequence[bytes | memoryview]", parts), Path(path), mode)
 
     async def forward(self, host: str, port: int) -> tuple[str, int]:
-        """Return the address itself: :meth:`Transport.forward <skyward.transport.base.Transport.forward>`."""
+        """Return the address itself: :meth:`Transport.forward <skyward.transport.access.Transport.forward>`."""
         return (host, port)
 
     async def close(self) -> None:
-        """Do nothing: :meth:`Transport.close <skyward.transport.base.Transport.close>`."""
+        """Do nothing: :meth:`Transport.close <skyward.transport.access.Transport.close>`."""
 
 
 async def _wait(process: asyncio.subprocess.Process, argv: Sequence[str], timeout_s: float) -> int:

@@ -7,19 +7,63 @@ import errno
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar, cast
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from skyward.errors import ConfigurationError, UnreachableError
-from skyward.transport._command import PUT_COMMAND, CommandExit, Execution, exit_code, put_arguments, script
-from skyward.transport._paramiko import Client, RefusedSessionError
-from skyward.transport._ssh_config import route, settings
-from skyward.transport._ssh_connection import SSHConnection, SSHConnections
-from skyward.transport.access import SSHTarget
-from skyward.transport.base import Completed
+from skyward.transport.access import Access, Completed, Transport
+from skyward.transport.paramiko_parts import Client, RefusedSessionError
+from skyward.transport.ssh_commands import PUT_COMMAND, CommandExit, Execution, exit_code, put_arguments, script
+from skyward.transport.ssh_config import SSHTarget, route, settings
+from skyward.transport.ssh_connection import SSHConnection, SSHConnections
 
-__all__ = ["SshTransport", "check_configuration"]
+__all__ = ["SSHAccess", "SshTransport", "check_configuration"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SSHAccess:
+    """:class:`~skyward.transport.access.Access` to a machine over SSH.
+
+    Attributes:
+        target: the SSH server and the credentials.
+        address: address at which other machines of its network reach it.
+        workdir: the node's own folder, absolute.
+        cache: folder of environments, absolute; it outlives the node.
+        boot_s: seconds for which a new machine may refuse every login while it is set up.
+        other_key_s: seconds for which it may show another host key: that of its image, or of the machine that had its
+            address before.
+        bind: address of one of its interfaces, to which the node's ports bind. Behind NAT it differs from ``address``;
+            empty means that it does not.
+        on_this_machine: False.
+    """
+
+    target: SSHTarget
+    address: str
+    workdir: str
+    cache: str = ""
+    boot_s: float = 0.0
+    other_key_s: float = 10.0
+    bind: str = ""
+    on_this_machine: bool = field(default=False, init=False, repr=False)
+
+    def __str__(self) -> str:
+        return str(self.target)
+
+    def open(self) -> SshTransport:
+        """Return a transport to the machine; transports to equal targets share one connection."""
+        return SshTransport(self.target)
+
+    def move(self, present: Access, transport: Transport) -> SSHAccess:
+        """Dial the machine's present SSH server from now on; its folders stay."""
+        if not isinstance(present, SSHAccess) or not isinstance(transport, SshTransport):
+            return self
+        if (self.target.host, self.target.port) == (present.target.host, present.target.port):
+            return self
+        transport.move(present.target)
+        return replace(self, target=present.target)
+
 
 T = TypeVar("T")
 
@@ -53,7 +97,7 @@ def check_configuration(target: SSHTarget) -> None:
 
 
 class SshTransport:
-    """Implementation of :class:`~skyward.transport.base.Transport` over SSH; commands start in the user's home.
+    """Implementation of :class:`~skyward.transport.access.Transport` over SSH; commands start in the user's home.
 
     Transports to equal targets share one connection, also across event loops. It is opened at the first use, and
     opened again after a loss. An exit status of 129 to 192 counts as a signal's: a shell reports no more than that.
@@ -86,7 +130,7 @@ class SshTransport:
         stdin: bytes | memoryview = b"",
         timeout_s: float,
     ) -> Completed:
-        """Run a command: :meth:`Transport.run <skyward.transport.base.Transport.run>`.
+        """Run a command: :meth:`Transport.run <skyward.transport.access.Transport.run>`.
 
         Raises:
             ConfigurationError: a shell cannot set a variable of such a name.
@@ -104,7 +148,7 @@ class SshTransport:
         )
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
-        """Write a file: :meth:`Transport.put <skyward.transport.base.Transport.put>`.
+        """Write a file: :meth:`Transport.put <skyward.transport.access.Transport.put>`.
 
         Raises:
             OSError: the machine could not write it, for example because its disk is full.
@@ -118,7 +162,7 @@ class SshTransport:
             raise _write_error(ended.stderr.decode(errors="replace").strip(), path, self._target)
 
     async def forward(self, host: str, port: int) -> tuple[str, int]:
-        """Open a local port: :meth:`Transport.forward <skyward.transport.base.Transport.forward>`.
+        """Open a local port: :meth:`Transport.forward <skyward.transport.access.Transport.forward>`.
 
         Does not connect yet. A connection to the local port is reset when the machine, or its port, does not answer.
         """
@@ -143,7 +187,7 @@ class SshTransport:
             AuthenticationError: the user was refused.
             UnreachableError: the machine does not answer.
         """
-        from skyward.transport._peers import shown_key  # imports paramiko
+        from skyward.transport.ssh_login import shown_key  # imports paramiko
 
         return await asyncio.wrap_future(self._acquired().perform(shown_key))
 
@@ -155,7 +199,7 @@ class SshTransport:
         Raises:
             UnreachableError: the machine does not reach it, may not try, or no such server answers there.
         """
-        from skyward.transport._peers import key_at  # imports paramiko
+        from skyward.transport.ssh_login import key_at  # imports paramiko
 
         return await self._dialled(
             lambda client: key_at(client, host, port, kind=kind, timeout_s=timeout_s), f"{host} port {port}"
@@ -167,7 +211,7 @@ class SshTransport:
         Raises:
             UnreachableError: the machine itself does not answer.
         """
-        from skyward.transport._peers import answers  # imports paramiko
+        from skyward.transport.ssh_login import answers  # imports paramiko
 
         return await self._dialled(
             lambda client: answers(client, host, port, timeout_s=timeout_s), f"{host} port {port}"
@@ -181,7 +225,7 @@ class SshTransport:
             ConfigurationError: it does not; the message names the cause, such as a startup file that reads the input.
             UnreachableError: the machine does not answer, or allows no further command.
         """
-        from skyward.transport._login import login_fault, try_login  # imports paramiko
+        from skyward.transport.ssh_commands import login_fault, try_login  # imports paramiko
 
         connection = self._acquired()
         turn = connection.commands.acquire()
@@ -205,7 +249,7 @@ class SshTransport:
         Raises:
             UnreachableError: the machine does not answer.
         """
-        from skyward.transport._login import forwards  # imports paramiko
+        from skyward.transport.ssh_commands import forwards  # imports paramiko
 
         return await self._dialled(
             lambda client: forwards(client, host, port, timeout_s=timeout_s), f"{host} port {port}"
@@ -215,7 +259,7 @@ class SshTransport:
         try:
             return await asyncio.wrap_future(self._acquired().perform(dial))
         except Exception as error:
-            from skyward.transport._errors import translated
+            from skyward.transport.ssh_login import translated
 
             explained = translated(error, f"{self._target} does not reach {where}")
             if explained is error:
@@ -223,7 +267,7 @@ class SshTransport:
             raise explained from error
 
     async def close(self) -> None:
-        """Release the shared connection: :meth:`Transport.close <skyward.transport.base.Transport.close>`."""
+        """Release the shared connection: :meth:`Transport.close <skyward.transport.access.Transport.close>`."""
         self._closed = True
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -275,7 +319,7 @@ class SshTransport:
         return await retrying(start)
 
     def _explained(self, error: Exception, what: str) -> BaseException:
-        from skyward.transport._errors import translated
+        from skyward.transport.ssh_login import translated
 
         return translated(error, f"{self._target} did not start {what}")
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 if TYPE_CHECKING:
-    from skyward.transport._socket import LiveSocket
+    from skyward.transport.ssh_login import LiveSocket
 
 __all__ = [
     "RSA_SIGNATURES",
@@ -34,6 +34,8 @@ __all__ = [
     "take_output",
 ]
 
+
+# ---- _paramiko
 WINDOW_BYTES: Final = 4 << 20
 """Bytes that the machine may send on a channel before this side acknowledges them."""
 
