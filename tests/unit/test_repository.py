@@ -38,8 +38,7 @@ VENDORS = {
 """A provider's module under ``skyward.providers``, and the words that belong there only."""
 
 NAMED_BY_THE_API = {
-    "skyward/__init__.py",  # the public names of the providers
-    "skyward/providers/__init__.py",  # likewise, and where they lie
+    "skyward/providers/__init__.py",  # the providers' names, and where they lie
     "skyward/providers/registry.py",  # which class each name means
     "skyward/accelerators.py",  # chips that bear their maker's name
     "skyward/request",  # Accelerator.AWS, S3Volume
