@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from types import CodeType, EllipsisType, FrameType, FunctionType, MethodType
 from typing import (
     TYPE_CHECKING,
@@ -38,13 +39,13 @@ from typing import (
 from skyward.api.slips import (
     CallSite,
     Unsent,
-    checked_pool,
     leave_to_caller,
     mark_all_used,
     misplaced_call,
     no_attribute,
+    no_pool,
     not_pending,
-    refuse_misplaced,
+    refused_argument,
     refuses_uses,
     refuses_uses_of_batch,
     refuses_uses_of_function,
@@ -52,33 +53,24 @@ from skyward.api.slips import (
     unsent_result,
     warn_unsent,
 )
-from skyward.distributed._gang import is_gang
+from skyward.distributed._gang import GANG_MARK, is_gang
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError
 from skyward.request.checks import gibibytes, positive_number, refusal, refuse_unknown, whole_number
-from skyward.shipping.pickling import pack, packing, unpack
+from skyward.shipping.pickling import PLAIN_TYPES, pack, packing, unpack
 from skyward.submission import CallLimits, Invocation
 from skyward.tracebacks import from_callers_line, hide_frames
 
 __all__ = [
-    "OPTIONS",
     "BoundComputeFunction",
     "ComputeFunction",
     "PendingBatch",
     "PendingCompute",
     "Runner",
-    "Unchanged",
-    "checked_call",
-    "checked_memory",
-    "checked_retries",
-    "checked_retry",
-    "checked_timeout",
     "compute",
     "gather",
     "invocation_of",
-    "limits_of",
-    "parameter_check",
-    "refuse_suspended",
+    "not_a_call",
 ]
 
 P = ParamSpec("P")
@@ -134,7 +126,9 @@ class PendingCompute(Unsent, Generic[R]):
     def __rshift__(self, pool: Runner) -> R:
         """Run the call on one worker and return its result: ``call >> pool``."""
         try:
-            return checked_pool(pool, ">>", self.label).run(self)
+            if not hasattr(type(pool), "run_batch"):
+                raise no_pool(pool, ">>", self.label)
+            return pool.run(self)
         except BaseException as error:
             leave_to_caller(self, error, pool)
             raise
@@ -142,7 +136,9 @@ class PendingCompute(Unsent, Generic[R]):
     def __matmul__(self, pool: Runner) -> tuple[R, ...]:
         """Run the call once on every worker and return the results by (node, worker): ``call @ pool``."""
         try:
-            return checked_pool(pool, "@", self.label).broadcast(self)
+            if not hasattr(type(pool), "run_batch"):
+                raise no_pool(pool, "@", self.label)
+            return pool.broadcast(self)
         except BaseException as error:
             leave_to_caller(self, error, pool)
             raise
@@ -150,9 +146,9 @@ class PendingCompute(Unsent, Generic[R]):
     def options(
         self,
         *,
-        retries: int | Unchanged = ...,
-        timeout: float | Unchanged | None = ...,
-        memory: str | Unchanged | None = ...,
+        retries: int | EllipsisType = ...,
+        timeout: float | EllipsisType | None = ...,
+        memory: str | EllipsisType | None = ...,
         **unknown: Never,
     ) -> PendingCompute[R]:
         """Return the call with these options instead of those of its function; others stay as they are.
@@ -166,17 +162,14 @@ class PendingCompute(Unsent, Generic[R]):
         Raises:
             ConfigurationError: an option is unknown, or has a wrong type or value.
         """
-        site, limits = self._site, self.limits or CallLimits()
+        site, limits = self._site, self.limits or _UNLIMITED
         self.mark_used()
-        refuse_unknown(f"{self.label}(...).options", unknown, OPTIONS)
+        refuse_unknown(f"{self.label}(...).options", unknown, _OPTIONS)
         return replace(
             self,
             _site=site,
-            retries=self.retries if isinstance(retries, Unchanged) else checked_retries(retries),
-            limits=limits_of(
-                limits.timeout_s if isinstance(timeout, Unchanged) else checked_timeout(timeout),
-                limits.memory_gib if isinstance(memory, Unchanged) else checked_memory(memory),
-            ),
+            retries=self.retries if retries is ... else _checked_retries(retries),
+            limits=_checked_limits(timeout, memory, limits),
         )
 
     @property
@@ -238,8 +231,8 @@ class PendingCompute(Unsent, Generic[R]):
             args=self.args,
             kwargs=self.kwargs,
             retries=self.retries,
-            label=_name_of(fn),
-            gang=is_gang(fn),
+            label=getattr(fn, "__name__", "") or _name_of(fn),
+            gang=getattr(fn, GANG_MARK, False) is True,
             limits=self.limits,
         )
 
@@ -260,7 +253,9 @@ class PendingBatch(Unsent, Generic[*Ts]):
     def __rshift__(self, pool: Runner) -> tuple[*Ts]:
         """Run the calls in parallel: ``batch >> pool``; the first failure is raised at once."""
         try:
-            return checked_pool(pool, ">>", self.label).run_batch(self)
+            if not hasattr(type(pool), "run_batch"):
+                raise no_pool(pool, ">>", self.label)
+            return pool.run_batch(self)
         except BaseException as error:
             leave_to_caller(self, error, pool)
             raise
@@ -364,7 +359,7 @@ class ComputeFunction(Generic[P, R]):
 
     @functools.cached_property
     def _check(self) -> Callable[..., None]:
-        return parameter_check(self.local)
+        return _parameter_check(self.local)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_check"}  # it has no name to pickle it by
@@ -386,7 +381,7 @@ class ComputeFunction(Generic[P, R]):
     def pending(self, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> PendingCompute[R]:
         """Return a pending call with these arguments, made in the frame ``caller``."""
         self._check(*args, **kwargs)
-        refuse_misplaced(self.__name__, args, kwargs)
+        _refuse_misplaced(self.__name__, args, kwargs)
         return PendingCompute(
             fn=self.__wrapped__,
             args=args,
@@ -497,12 +492,12 @@ def compute(
     Raises:
         ConfigurationError: an option is unknown, or has a wrong type or value.
     """
-    refuse_unknown("compute", unknown, (*OPTIONS, "retry"))
+    refuse_unknown("compute", unknown, (*_OPTIONS, "retry"))
     decorate = functools.partial(
         _decorated,
-        retries=checked_retries(retries),
-        retry=checked_retry(retry),
-        limits=limits_of(checked_timeout(timeout), checked_memory(memory)),
+        retries=_checked_retries(retries),
+        retry=_checked_retry(retry),
+        limits=_checked_limits(timeout, memory),
     )
     return decorate if fn is None else decorate(fn)
 
@@ -574,18 +569,12 @@ def gather(*computations: PendingCompute[Any], return_exceptions: bool = False) 
     return PendingBatch(calls=computations, return_exceptions=return_exceptions)
 
 
-def checked_call(pending: PendingCompute[R]) -> PendingCompute[R]:
-    """Return ``pending`` if it is a single call.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
-    if not isinstance(pending, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(
-            f"a pool runs calls of functions decorated with @compute, got {type(pending).__name__}; write "
-            "f(...) >> pool, or pool.submit(f, ...) for a function that is not decorated"
-        )
-    return pending
+def not_a_call(value: object) -> ConfigurationError:
+    """Return the error of a value that is given to a pool in place of a pending call."""
+    return ConfigurationError(
+        f"a pool runs calls of functions decorated with @compute, got {type(value).__name__}; write "
+        "f(...) >> pool, or pool.submit(f, ...) for a function that is not decorated"
+    )
 
 
 def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Invocation:
@@ -605,8 +594,8 @@ def invocation_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return fn(*args, **kwargs).invocation()
     if not callable(fn):
         raise ConfigurationError(_not_a_function(fn))
-    refuse_suspended(fn, "a pool runs")
-    refuse_misplaced(_name_of(fn), args, kwargs)
+    _refuse_suspended(fn, "a pool runs")
+    _refuse_misplaced(_name_of(fn), args, kwargs)
     return Invocation(fn=fn, args=args, kwargs=kwargs, label=_name_of(fn), gang=is_gang(fn))
 
 
@@ -630,7 +619,7 @@ def _decorated(fn: Any, **options: Any) -> Any:
         )
     if not callable(fn):
         raise ConfigurationError(f"compute decorates a function, got {type(fn).__name__}")
-    refuse_suspended(fn, "compute decorates")
+    _refuse_suspended(fn, "compute decorates")
     return ComputeFunction(fn, **options)
 
 
@@ -676,40 +665,53 @@ def _unpickled(data: bytes, buffers: list[bytes]) -> PendingCompute[Any]:
     return PendingCompute(fn=fn, args=args, kwargs=kwargs, retries=retries, limits=limits)
 
 
+# Entries of a container that are looked at when a call is made. Pickling finds all others, when it is sent.
+_ENTRIES = 8
+
+
+def _refuse_misplaced(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse pools and pending calls among the arguments, and in lists and dictionaries among them."""
+    value: Any
+    for value in chain(args, kwargs.values()) if kwargs else args:
+        kind = value.__class__
+        if kind in PLAIN_TYPES:
+            continue
+        if kind is list or kind is tuple or kind is dict:
+            for entry in islice(value.values() if kind is dict else value, _ENTRIES):
+                if entry.__class__ not in PLAIN_TYPES and (error := refused_argument(name, entry)):
+                    raise error
+        elif error := refused_argument(name, value):
+            raise error
+
+
 def _name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
-OPTIONS: Final = ("memory", "retries", "timeout")
+_OPTIONS: Final = ("memory", "retries", "timeout")
 """Options that a single call may have."""
-
-Unchanged = EllipsisType
-"""``...`` leaves an option as it is; None takes its limit away."""
 
 _KINDS_OF_REST = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
-def checked_retries(retries: object) -> int:
-    """Return ``retries`` if it is a whole number."""
+_UNLIMITED: Final = CallLimits()
+
+
+def _checked_retries(retries: object) -> int:
     return whole_number("retries", retries, minimum=0)
 
 
-def checked_timeout(timeout: object) -> float | None:
-    """Return ``timeout`` in seconds; None is no limit."""
-    return None if timeout is None else positive_number("timeout", timeout)
-
-
-def checked_memory(memory: object) -> float | None:
-    """Return ``memory``, a size such as ``"4GB"``, in GiB; None is no limit."""
-    return None if memory is None else gibibytes("memory", memory)
-
-
-def limits_of(timeout_s: float | None, memory_gib: float | None) -> CallLimits | None:
-    """Return the limits; None if there are none."""
+def _checked_limits(timeout: object, memory: object, before: CallLimits = _UNLIMITED) -> CallLimits | None:
+    """Return the limits, None if there are none; ``...`` leaves one as it was before."""
+    timeout_s, memory_gib = before.timeout_s, before.memory_gib
+    if timeout is not ...:
+        timeout_s = None if timeout is None else positive_number("timeout", timeout)
+    if memory is not ...:
+        memory_gib = None if memory is None else gibibytes("memory", memory)
     return None if timeout_s is memory_gib is None else CallLimits(timeout_s=timeout_s, memory_gib=memory_gib)
 
 
-def checked_retry(retry: object) -> tuple[type[Exception], ...]:
+def _checked_retry(retry: object) -> tuple[type[Exception], ...]:
     """Return ``retry`` if it is a tuple of exception classes."""
     entries = cast("tuple[object, ...]", retry) if isinstance(retry, tuple) else (None,)
     if not all(isinstance(entry, type) and issubclass(entry, Exception) for entry in entries):
@@ -718,7 +720,7 @@ def checked_retry(retry: object) -> tuple[type[Exception], ...]:
     return cast("tuple[type[Exception], ...]", entries)
 
 
-def refuse_suspended(fn: Callable[..., Any], taker: str) -> None:
+def _refuse_suspended(fn: Callable[..., Any], taker: str) -> None:
     """Refuse coroutine functions and generators: their return values have not run, and cannot be pickled."""
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -741,7 +743,7 @@ def refuse_suspended(fn: Callable[..., Any], taker: str) -> None:
 def _nothing() -> None: ...
 
 
-def parameter_check(fn: Callable[..., Any]) -> Callable[..., None]:
+def _parameter_check(fn: Callable[..., Any]) -> Callable[..., None]:
     """Return a function with the parameters of ``fn`` that does nothing: wrong arguments raise Python's own TypeError.
 
     Only Python functions are checked. Other callables, such as builtins, get a function that accepts all arguments.

@@ -23,7 +23,7 @@ from skyward._concurrency.descriptors import raised_descriptor_limit
 from skyward._concurrency.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
 from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward._concurrency.waiting import to_its_end
-from skyward.api.calls import PendingBatch, PendingCompute, Ts, checked_call
+from skyward.api.calls import PendingBatch, PendingCompute, Ts, not_a_call
 from skyward.api.dask_clients import make_client
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.node_packages import callers_names, with_environment
@@ -353,8 +353,10 @@ class ComputePool(Watched, CallsByFunction):
 
     def run(self, pending: PendingCompute[R]) -> R:
         """Run one call on any worker and return its result: ``pending >> pool``."""
-        call = checked_call(pending).invocation()
-        return self._ready.run([call]).result(0)
+        if not isinstance(pending, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise not_a_call(pending)
+        call = pending.invocation()
+        return (self._running or self._ready).run([call]).result(0)
 
     def run_batch(self, batch: PendingBatch[*Ts]) -> tuple[*Ts]:
         """Run calls in parallel and return their results in order: ``batch >> pool``.
@@ -368,7 +370,9 @@ class ComputePool(Watched, CallsByFunction):
 
     def broadcast(self, pending: PendingCompute[R]) -> tuple[R, ...]:
         """Run one call once on every worker and return the results by (node, worker): ``pending @ pool``."""
-        call = checked_call(pending).invocation()
+        if not isinstance(pending, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise not_a_call(pending)
+        call = pending.invocation()
         ended = self._ready.run_everywhere(call)
         return _results(ended, (pending,) * len(ended), return_exceptions=False)
 

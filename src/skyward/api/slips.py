@@ -11,14 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
-from itertools import chain, islice
+from itertools import islice
 from types import CodeType, GeneratorType
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError, UnsentCallWarning
 from skyward.request.checks import refuse_unknown
-from skyward.shipping.pickling import PLAIN_TYPES
 from skyward.submission import OPERATIONS, refuse_operations
 from skyward.tracebacks import from_callers_line, hide_frames, is_explained
 
@@ -26,14 +25,14 @@ __all__ = [
     "CallSite",
     "Unsent",
     "by_name_only",
-    "checked_pool",
     "leave_to_caller",
     "mark_all_used",
     "misplaced_call",
     "no_attribute",
+    "no_pool",
     "not_pending",
     "options_by_name",
-    "refuse_misplaced",
+    "refused_argument",
     "refuses_operands",
     "refuses_uses",
     "refuses_uses_of_batch",
@@ -223,21 +222,15 @@ def mark_all_used(values: Iterable[object]) -> None:
             value.mark_used()
 
 
-def checked_pool(value: T, operator: str, label: str) -> T:
-    """Return the right operand of ``>>`` or ``@`` if it is a pool; ``label`` names the left one.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if not _is_pool(value):
-        if is_on_node():
-            raise TypeError(_run_it(label))
-        given = _no_pool(value, f"{label}(...) {operator} pool")
-        raise TypeError(f"a pool must stand to the right of {operator}, got {given}")
-    return value
+def no_pool(value: object, operator: str, label: str) -> TypeError:
+    """Return the error of a right operand of ``>>`` or ``@`` that is no pool; ``label`` names the left one."""
+    if is_on_node():
+        return TypeError(_run_it(label))
+    given = _described(value, f"{label}(...) {operator} pool")
+    return TypeError(f"a pool must stand to the right of {operator}, got {given}")
 
 
-def _no_pool(value: object, right: str) -> str:
+def _described(value: object, right: str) -> str:
     """Describe an operand that is no pool, with the next step; ``right`` is how the line should end."""
     name = type(value).__name__
     match value:
@@ -261,36 +254,19 @@ def _is_pool(value: object) -> bool:
     return hasattr(type(value), "run_batch")
 
 
-# Entries of a container that are looked at when a call is made. Pickling finds all others, when it is sent.
-_ENTRIES = 8
-
-
-def refuse_misplaced(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse pools and pending calls among the arguments, and in lists and dictionaries among them."""
-    value: Any
-    for value in chain(args, kwargs.values()) if kwargs else args:
-        kind = value.__class__
-        if kind in PLAIN_TYPES:
-            continue
-        if kind is list or kind is tuple or kind is dict:
-            for entry in islice(value.values() if kind is dict else value, _ENTRIES):
-                if entry.__class__ not in PLAIN_TYPES:
-                    _refuse_one(name, entry)
-        else:
-            _refuse_one(name, value)
-
-
-def _refuse_one(name: str, value: Any) -> None:
+def refused_argument(name: str, value: Any) -> ConfigurationError | None:
+    """Return the error of a pool, a pending call or a future as an argument of ``name``; None for all other values."""
     if isinstance(value, Unsent):
         value.mark_used()
-        raise misplaced_call(f"{name}()", value.label)
+        return misplaced_call(f"{name}()", value.label)
     if isinstance(value, Future):
-        raise ConfigurationError(f"an argument of {name}() is a future; pass its result: {name}(future.result())")
+        return ConfigurationError(f"an argument of {name}() is a future; pass its result: {name}(future.result())")
     if _is_pool(value):
-        raise ConfigurationError(
+        return ConfigurationError(
             f"an argument of {name}() is a pool, and a pool does not travel to its workers; "
             f"leave it out and write {name}(...) >> pool"
         )
+    return None
 
 
 def no_attribute(label: str, kind: str, name: str) -> AttributeError:

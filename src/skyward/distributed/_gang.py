@@ -23,6 +23,7 @@ from skyward.distributed.runtime import CallContext, FreshProcessNeeded, current
 from skyward.errors import ConfigurationError
 
 __all__ = [
+    "GANG_MARK",
     "Framework",
     "Gang",
     "GangSession",
@@ -39,7 +40,8 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MARK = "skyward_gang"
+GANG_MARK = "skyward_gang"
+"""Attribute of functions that all workers run together."""
 _UNASSIGNED_PORTS = 20_000, 32_767
 _PORT_TRIES = 100
 # Contexts of failed gangs. Garbage collection would exit them and wait for stuck workers: docs/decisions/013.
@@ -147,7 +149,7 @@ def decorator(framework: Framework) -> Callable[[Callable[P, R]], Callable[P, R]
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             return _run(framework, functools.partial(fn, *args, **kwargs))
 
-        setattr(run, _MARK, True)
+        setattr(run, GANG_MARK, True)
         return run
 
     return decorate
@@ -155,7 +157,7 @@ def decorator(framework: Framework) -> Callable[[Callable[P, R]], Callable[P, R]
 
 def is_gang(fn: object) -> bool:
     """Return True if all workers that run ``fn`` must run it together."""
-    return getattr(fn, _MARK, False) is True
+    return getattr(fn, GANG_MARK, False) is True
 
 
 def _run(framework: Framework, fn: Callable[[], R]) -> R:
