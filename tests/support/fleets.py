@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,14 +10,42 @@ from skyward.events import SkywardEvent
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.local import Local
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.fleet import Fleet
+from skyward.provision.fleet.fleet import Fleet, FleetUser
+from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.provider import FakeProvider
 from skyward.wire.frames import TlsIdentity
 from support.clock import FakeClock
 from support.nodes import FakeNodes
 
-__all__ = ["FleetStage", "LocalNetworks"]
+__all__ = ["FleetStage", "IdleEngine", "LocalNetworks", "StagedFleet"]
+
+
+class IdleEngine:
+    """User of nodes that has no work for them."""
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """See :meth:`FleetUser.expect`."""
+
+    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
+        """See :meth:`FleetUser.retire`."""
+
+    async def attach(self, node: NodeHandle) -> None:
+        """See :meth:`FleetUser.attach`."""
+
+    async def drain(self, rank: int) -> None:
+        """See :meth:`FleetUser.drain`."""
+
+    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
+        """See :meth:`FleetUser.detach`."""
+
+
+class StagedFleet(Fleet):
+    """A fleet that may be used by nobody in particular."""
+
+    async def start(self, user: FleetUser | None = None) -> None:
+        """See :meth:`Fleet.start`."""
+        await super().start(user or IdleEngine())
 
 
 @dataclass(kw_only=True)
@@ -40,12 +68,12 @@ class FleetStage:
     events: list[SkywardEvent] = field(default_factory=list[SkywardEvent])
     one_network: bool = False
 
-    def fleet(self, **request: Any) -> Fleet:
+    def fleet(self, **request: Any) -> StagedFleet:
         """A fleet of two nodes that is not started; ``request`` says otherwise, as ``ComputePool`` takes it."""
         self.provider.clock = self.clock
         self.nodes.hardware = lambda instance: self.provider.hardware(instance.id)
         asked: dict[str, Any] = {"nodes": 2} | request
-        return Fleet(
+        return StagedFleet(
             self.provider,
             replace(parse_request(**asked), one_network=self.one_network),
             pool_id="pool",

@@ -13,6 +13,7 @@ from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
 from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
 from skyward.transport.local import LocalAccess
+from skyward.wire.control import Start
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig, NodeReady
 
@@ -128,10 +129,12 @@ class FakeNode(NodeHandle):
         self._ready = node_ready(config.workers, scheduler=scheduler, **size)
         self.lanes = self._ready.lanes
 
-    async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
+    def join(self, order: Start) -> None:
         """See :meth:`NodeHandle.join`."""
-        await self._enter("join")
-        self.scheduler, self.total_nodes = scheduler, total_nodes
+        self.log.append("join")
+        if isinstance(fault := self._faults.get("join"), BaseException):
+            raise fault
+        self.scheduler, self.total_nodes = order.scheduler, order.total_nodes
 
     async def stop(self, timeout_s: float) -> None:
         """See :meth:`NodeHandle.stop`."""

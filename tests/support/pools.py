@@ -201,14 +201,18 @@ class SimulatedPool:
         loop: Any = SimpleNamespace(loop=asyncio.get_running_loop(), is_current=True)
         self.cluster = Cluster(network, bus, workers_per_node=workers)
         self.elastic = _WatchedElastic(
-            self.fleet, self.cluster, tls=_TLS, publish=self.events.append, nodes=nodes, workers_per_node=workers
+            self.fleet, self.cluster, tls=_TLS, publish=self.events.append, workers_per_node=workers
         )
         self.elastic.nodes = self.nodes
         self._intake = Intake(self.cluster, loop, subscribed=())
 
+    async def open(self) -> None:
+        """Bring its fleet up."""
+        await self.fleet.start(self.elastic)
+
     async def close(self) -> None:
         """End it, as a pool does."""
-        await self.elastic.close()
+        self.fleet.close()
         try:
             self._intake.close()
             await self.cluster.close()

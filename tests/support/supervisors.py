@@ -332,10 +332,13 @@ class SimulatedNode(FakeNode):
         self._longest_absence_s = nodes.longest_absence_s(config)
         self._control = _Control(self._supervisor)
 
-    async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
-        """See :meth:`NodeHandle.join`."""
-        await super().join(scheduler=scheduler, head_addr=head_addr, total_nodes=total_nodes)
-        await NodeHandle.join(self, scheduler=scheduler, head_addr=head_addr, total_nodes=total_nodes)
+    def join(self, order: Start) -> None:
+        """See :meth:`NodeHandle.join`; only the first order may fail."""
+        if "join" not in self.log and (error := self._around.fault("join").error) is not None:
+            self.log.append("join")
+            raise error
+        super().join(order)
+        NodeHandle.join(self, order)
 
     async def stop(self, timeout_s: float) -> None:
         """See :meth:`NodeHandle.stop`."""

@@ -15,11 +15,9 @@ from skyward.engine.cluster import Cluster
 from skyward.errors import ConfigurationError, FetchError, PoolStateError
 from skyward.events import Notice, SkywardEvent
 from skyward.provision.buying.price import charged_price
-from skyward.provision.fleet.fleet import Fleet
-from skyward.provision.fleet.lifecycle import NodeState
+from skyward.provision.fleet.fleet import Fleet, NodeState
 from skyward.provision.fleet.outputs import fetch_files, joined
 from skyward.provision.fleet.topology import HEAD, dask_out_of_reach
-from skyward.provision.fleet.upkeep import Upkeep
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
 from skyward.wire.dask_parts import is_dask_here, needs_dask
@@ -52,8 +50,7 @@ class Elastic:
         fleet: the nodes.
         cluster: the calls on them.
         tls: the pool's certificates.
-        publish: receiver of errors and notices; must not block.
-        nodes: initial number of nodes.
+        publish: receiver of notices; must not block.
         workers_per_node: workers on each.
     """
 
@@ -64,49 +61,36 @@ class Elastic:
         *,
         tls: TlsIdentity,
         publish: Callable[[SkywardEvent], None],
-        nodes: int,
         workers_per_node: int,
     ) -> None:
         self._fleet = fleet
         self._cluster = cluster
         self._tls = tls
-        self._nodes = nodes
         self._workers_per_node = workers_per_node
         self._publish = publish
-        self._upkeep = Upkeep(fleet, self, publish=publish)
         self._dask_in_use = False
 
     @property
     def wanted(self) -> int:
         """Target number of nodes."""
-        return len(self._upkeep.wanted)
-
-    async def start(self) -> None:
-        """Bring the fleet up, and return when every worker has answered."""
-        await self._upkeep.start(range(self._nodes))
+        return len(self._fleet.wanted)
 
     def scale(self, nodes: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
-        """See :meth:`skyward.provision.fleet.upkeep.Upkeep.scale`."""
-        return self._upkeep.scale(nodes, drop)
-
-    async def close(self) -> None:
-        """Stop the upkeep of the fleet. Idempotent."""
-        await self._upkeep.close()
+        """See :meth:`skyward.provision.fleet.fleet.Fleet.scale`."""
+        return self._fleet.scale(nodes, drop)
 
     def status(self) -> FleetStatus:
         """Return the present state of the fleet. Thread-safe."""
-        # Copies, because the loop changes the mappings while another thread reads.
-        wanted, states, machines = self._upkeep.wanted, dict(self._fleet.states), dict(self._fleet.machines)
+        members = dict(self._fleet.members)  # a copy, because the loop changes it while another thread reads
         nodes: list[NodeStatus] = []
-        for rank in sorted(wanted | {rank for rank, state in states.items() if state is not NodeState.GONE}):
-            # A node of the target that is gone is about to be replaced.
-            state = _STATES.get(states.get(rank, NodeState.GONE), "launching")
-            instance = machines[rank].instance if rank in machines else None
+        for rank, member in sorted(members.items()):
+            machine = member.machine
+            instance = machine.instance if machine is not None else None
             offer = instance.offer if instance else None
             nodes.append(
                 NodeStatus(
                     rank=rank,
-                    state=state if rank in wanted else "ending",
+                    state=_STATES[member.state] if member.wanted else "ending",
                     workers=worker_names(rank, self._workers_per_node),
                     instance_id=instance.id if instance else "",
                     instance_type=offer.spec.name if offer else "",
@@ -118,7 +102,7 @@ class Elastic:
                 )
             )
         return FleetStatus(
-            wanted=len(wanted),
+            wanted=self.wanted,
             workers_per_node=self._workers_per_node,
             nodes=tuple(nodes),
             cost=self._fleet.cost(SYSTEM_CLOCK.elapsed()).total,
@@ -126,7 +110,7 @@ class Elastic:
 
     async def fetch(self, patterns: Sequence[str], to: Path, node: int | None) -> list[Path]:
         """See :meth:`skyward.api.pool.ComputePool.fetch`."""
-        nodes = [each for each in self._fleet.nodes if self._fleet.states[each.rank] is NodeState.READY]
+        nodes = self._ready_nodes()
         if node is not None:
             ranks = ", ".join(str(each.rank) for each in nodes) or "none"
             nodes = [each for each in nodes if each.rank == node]
@@ -156,8 +140,7 @@ class Elastic:
 
     async def _scheduler(self) -> SchedulerInfo:
         self._head()  # raises at once while there is none
-        there = [node for node in self._fleet.nodes if self._fleet.states[node.rank] is NodeState.READY]
-        for difference in _differences(there):
+        for difference in _differences(self._ready_nodes()):
             raise ConfigurationError(difference)
         self._dask_in_use = True
         security = await asyncio.to_thread(_security, self._tls)
@@ -174,34 +157,37 @@ class Elastic:
         here, port_here = await self._head().transport.forward(host, int(port))
         return f"{here}:{port_here}"
 
+    def _ready_nodes(self) -> list[NodeHandle]:
+        return [node for node in self._fleet.nodes if self._fleet.members[node.rank].state is NodeState.READY]
+
     def _head(self) -> NodeHandle:
-        machine = self._fleet.machines.get(HEAD)
-        if HEAD not in self._upkeep.wanted:
+        if HEAD not in self._fleet.wanted:
             raise PoolStateError("node 0, where the scheduler runs, is gone for good; pool.scale() brings another")
-        if machine is None or machine.node is None or self._fleet.states[HEAD] is not NodeState.READY:
-            raise PoolStateError("the head node, where the scheduler runs, is being replaced; try again in a moment")
-        return machine.node
+        for node in self._ready_nodes():
+            if node.rank == HEAD:
+                return node
+        raise PoolStateError("the head node, where the scheduler runs, is being replaced; try again in a moment")
 
     # --- FleetUser --------------------------------------------------------------------------------------------------
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
+        """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
         self._cluster.members.expect(ranks)
 
     def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
-        """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
+        """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
         self._cluster.members.retire(ranks, comes_back=comes_back)
 
     async def attach(self, node: NodeHandle) -> None:
-        """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
+        """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
         await self._cluster.attach(node, _FIRST_ANSWER_S)
 
     def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
-        """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
+        """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
         self._cluster.members.detach(rank, reason, for_good=for_good, preempted=preempted)
 
     async def drain(self, rank: int) -> None:
-        """See :class:`~skyward.provision.fleet.upkeep.FleetUser`."""
+        """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
         await self._cluster.members.idle(rank)
         if self._dask_in_use:
             try:

@@ -21,7 +21,7 @@ from skyward.engine.dask_works import DaskWorks
 from skyward.engine.elastic import Elastic
 from skyward.engine.futures import CallBatch, RemoteFuture
 from skyward.engine.intake import Intake
-from skyward.errors import BudgetError, PoolStateError, TerminationError
+from skyward.errors import BudgetError, PoolStateError
 from skyward.events import (
     Callback,
     Error,
@@ -355,15 +355,8 @@ class RunningPool:
         self._spending.watch()
         workers_per_node = self._request.workers_per_node
         cluster = self._cluster = Cluster(client_context(tls), self._bus, workers_per_node=workers_per_node)
-        self._elastic = Elastic(
-            fleet,
-            cluster,
-            tls=tls,
-            publish=self._bus.publish,
-            nodes=self._request.nodes,
-            workers_per_node=workers_per_node,
-        )
-        await self._elastic.start()
+        self._elastic = Elastic(fleet, cluster, tls=tls, publish=self._bus.publish, workers_per_node=workers_per_node)
+        await fleet.start(self._elastic)
         self._intake = Intake(cluster, self._loop, subscribed=self._subscribed, observer=self._observer)
 
     async def _abandon(self) -> None:
@@ -391,8 +384,8 @@ class RunningPool:
         if self._spending is not None:
             self._spending.close()
         self._bus.publish(PoolStopping())
-        # Meanwhile, since a node may be coming up: calls fail and healthy nodes end without waiting for that.
-        settling = asyncio.ensure_future(self._settle())
+        if self._fleet is not None:
+            self._fleet.close()
         try:
             if self._intake is not None:
                 self._intake.close(self._spent)
@@ -401,32 +394,14 @@ class RunningPool:
         finally:
             try:
                 if self._fleet is not None:
-                    await self._end_nodes(self._fleet, settling)
+                    await self._fleet.stop()
                     if self._spending is not None:
                         self._spending.publish_final()
             finally:
-                await asyncio.gather(settling, return_exceptions=True)
                 if self._sweep is not None:
                     await self._sweep.settle()
                 await self._provider.close()
         self._bus.publish(PoolStopped(self._cluster.ended_calls if self._cluster else 0))
-
-    async def _settle(self) -> None:
-        """Stop the upkeep of the fleet; nodes that are being ended may take their time."""
-        if self._elastic is not None:
-            await self._elastic.close()
-
-    async def _end_nodes(self, fleet: Fleet, settling: asyncio.Future[None]) -> None:
-        """Terminate all nodes at once, and once the upkeep has stopped, those that came up meanwhile."""
-        # At once: an unreachable node that is still being ended must not keep healthy ones running and costing.
-        stopped, settled = await asyncio.gather(fleet.stop(), settling, return_exceptions=True)
-        named = stopped.instance_ids if isinstance(stopped, TerminationError) else ()
-        # A machine that does not end is named already: a second attempt would only take twice as long.
-        if not set(fleet.unended()) <= set(named):
-            await fleet.stop()
-        for error in (stopped, settled):
-            if isinstance(error, BaseException):
-                raise error
 
     def _on_node_message(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
         if self._cluster is not None:

@@ -64,7 +64,7 @@ class Launcher:
         try:
             await pool.launch(range(NODES))
             for machine in pool.all:
-                await pool.running(machine)
+                await pool.wait_running(machine)
         except SkywardError as failed:
             error = failed
         if error is None or isinstance(error, REFUSALS):

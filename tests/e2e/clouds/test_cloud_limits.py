@@ -72,7 +72,7 @@ def buyer(vendor: Vendor, cloud: FakeCloud, folder: Path, nodes: int, clock: Clo
 async def run(pool: Machines, nodes: int) -> None:
     await pool.launch(range(nodes))
     for machine in pool.all:
-        await pool.running(machine)
+        await pool.wait_running(machine)
 
 
 async def test_the_cost_is_the_vendors_to_the_second_at_the_price_it_charges(

@@ -23,7 +23,7 @@ from skyward.provision.buying.choose import Batch
 from skyward.provision.buying.cost import CostReport, Usage
 from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
-from skyward.request.request import PoolRequest, Spot
+from skyward.request.request import PoolRequest
 from skyward.testing.provider import FakeProvider
 from support.clock import FakeClock
 from support.fleets import FleetStage
@@ -176,36 +176,9 @@ async def test_one_more_machine_that_cannot_be_afforded_leaves_the_others_alone(
     fleet = stage.fleet(max_cost=0.13)
     await fleet.start()
     with pytest.raises(BudgetError):
-        await fleet.launch([2])
+        await fleet.scale(3, ())
     assert len(stage.provider.alive) == 2
     await fleet.stop()
-
-
-async def test_cost_is_to_the_second_with_a_preempted_node_and_the_one_in_its_place(stage: Stage) -> None:
-    fleet = stage.fleet(spot=Spot.Always())
-    await fleet.start()
-    began = stage.clock.monotonic()
-    stage.clock.advance(100.2)
-    fleet.begin_spare(1)
-    async with asyncio.timeout(10):
-        while len(stage.provider.instances) < 3:  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.001)
-    stage.clock.advance(20)  # both are there
-    fleet.discard(1)
-    async with asyncio.timeout(10):
-        while len(stage.provider.alive) > 2 or fleet.unended() != ("fake-0", "fake-2"):  # noqa: ASYNC110 - likewise
-            await asyncio.sleep(0.001)
-    await fleet.launch([1])
-    await fleet.bring_up(1)
-    stage.clock.advance(200)
-    await fleet.stop()
-    final = fleet.cost(stage.clock.monotonic()).final()
-
-    assert began == 0
-    assert len(stage.provider.instances) == 3
-    seconds = [321, 121, 220]  # each second that was begun
-    assert final.total_cost == pytest.approx(sum(seconds) * 3.6 / 3600, abs=1e-12)
-    assert final.spot_count == 3
 
 
 # --- the watch --------------------------------------------------------------------------------------------------------
@@ -262,7 +235,7 @@ async def test_a_fleet_whose_client_has_slept_buys_and_caps_by_what_it_has_reall
     cost = fleet.cost(stage.clock.elapsed()).total
     stage.clock.suspend(3 * 3600.0)
     with pytest.raises(BudgetError):
-        await fleet.launch([1])
+        await fleet.scale(2, ())
     await fleet.stop()
 
     assert cost == pytest.approx(8 * 3.6)

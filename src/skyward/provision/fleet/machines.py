@@ -35,22 +35,24 @@ from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.price import PriceLimit, notes_on_bill
 from skyward.provision.buying.termination import end_instances
 from skyward.provision.buying.unfit import Attempt, UnfitMachineError, UnfitMachines
-from skyward.provision.fleet.looks import OVER, SharedLooks
-from skyward.provision.fleet.lost_creates import CreateCall, LostCreates
 from skyward.provision.fleet.outputs import Outputs
 from skyward.provision.fleet.topology import connected, note_on_gangs
 from skyward.provision.preparing.delivery import Grants
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.request import PoolRequest
-from skyward.wire.control import Start
 
-__all__ = ["Machine", "Machines"]
+__all__ = ["OVER", "Machine", "Machines", "SharedLooks"]
 
+OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
+"""States of a machine that is not, and will not be, a node."""
 _LOOK_S = 120.0
 """Timeout of one describe() call; a later call may still succeed."""
+_LOOK_EVERY_S = 1.0
 _END_S = 30.0
-_STOP_TIMEOUT_S = 10.0
 _AGAIN_S = 60.0
+_LIST_EVERY_S, _LIST_S = 30.0, 60.0
+_CERTAIN_S = 600.0
+"""Time after which a machine that is not listed was certainly never made, however late its provider lists it."""
 _logger = logging.getLogger("skyward")
 
 
@@ -64,8 +66,8 @@ class Machine:
         usage: its billed time.
         ready_by: ``monotonic`` reading of the clock by which a sound machine admits a login.
         node: the handle of its node; None until it was reached.
-        announced: the scheduler and the fleet's size as last sent to its node; None before the first time.
-        rejected: True once it was found unfit and has no rank any more: it is ended in the background.
+        prepared: True once it has its environment.
+        has_rank: False once it was found unfit, or its node was lost: it is ended in the background.
         end_tried: set after the first attempt to end it.
     """
 
@@ -74,8 +76,8 @@ class Machine:
     usage: Usage
     ready_by: float = math.inf
     node: NodeHandle | None = None
-    announced: Start | None = None
-    rejected: bool = False
+    prepared: bool = False
+    has_rank: bool = True
     end_tried: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -88,15 +90,87 @@ class Machine:
         self.usage = replace(self.usage, ended_at=now)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateCall:
+    """A create call of one machine.
+
+    Attributes:
+        rank: rank of the node for which it was made.
+        began: ``elapsed`` reading of the clock before the call.
+    """
+
+    rank: int
+    began: float
+
+
+@dataclass(slots=True, eq=False)
+class _Look:
+    """One call of ``describe``: ids requested so far, callers that wait for it, and the task that performs it."""
+
+    ids: list[str] = field(default_factory=list[str])
+    waiting: int = 0
+    task: asyncio.Task[Mapping[str, Instance]] | None = None
+
+
+class SharedLooks:
+    """Present records of machines; any number of callers cost one call of ``describe`` an interval.
+
+    Requests that arrive before a call begins are part of it. An error of a call reaches every caller that waits for it,
+    and nobody else. Belongs to the event loop.
+
+    Args:
+        provider: the provider of the machines; its own pace counts where that is slower than a call a second.
+        clock: the time between two calls.
+    """
+
+    def __init__(self, provider: Provider, *, clock: Clock) -> None:
+        self._provider = provider
+        self._clock = clock
+        self._interval_s = max(_LOOK_EVERY_S, provider.look_interval_s)
+        self._due_at = -math.inf
+        self._next: _Look | None = None
+
+    async def at(self, instance_id: str) -> Instance:
+        """Return a record of the machine that is read after this call. Raises the provider's errors."""
+        look = self._next
+        if look is None:
+            look = self._next = _Look()
+            look.task = asyncio.ensure_future(self._perform(look))
+        assert look.task is not None
+        look.ids.append(instance_id)
+        look.waiting += 1
+        try:
+            seen = await asyncio.shield(look.task)  # the other callers' too
+        finally:
+            look.waiting -= 1
+            if not look.waiting and not look.task.done():
+                await self._abandon(look, look.task)
+        return seen[instance_id]
+
+    async def _perform(self, look: _Look) -> Mapping[str, Instance]:
+        if (early_s := self._due_at - self._clock.monotonic()) > 0:
+            await self._clock.sleep(early_s)
+        self._next = None  # later requests are the next call's, even if this one never returns
+        self._due_at = self._clock.monotonic() + self._interval_s
+        ids = list(dict.fromkeys(look.ids))
+        return dict(zip(ids, await self._provider.describe(ids), strict=True))
+
+    async def _abandon(self, look: _Look, task: asyncio.Task[Mapping[str, Instance]]) -> None:
+        """End a call without a waiting caller: it may never return."""
+        if self._next is look:
+            self._next = None
+        task.cancel()
+        await asyncio.wait((task,))
+
+
 class Machines:
-    """Buyer of machines for ranks: launches them, waits until they run, ends them.
+    """Purchase and termination of a pool's machines.
 
     Attributes:
         all: every machine so far, including those of a launch that failed halfway.
         grants: their access to the pool's volumes.
         looks: their present records.
         unfit: those bought in vain.
-        lost: create calls of which a machine may still appear.
     """
 
     def __init__(
@@ -113,7 +187,6 @@ class Machines:
         self.grants, self._outputs = Grants(provider, request), Outputs(request, pool_id, publish)
         self.looks = SharedLooks(provider, clock=clock)
         self.unfit = UnfitMachines()
-        self.lost = LostCreates(provider, clock=clock)
         self._provider = provider
         self._request = request
         self._pool_id = pool_id
@@ -125,19 +198,22 @@ class Machines:
         self._consent = Consent(Forecast(timeout_s=request.timeout_s, max_cost=self._budget.max_cost))
         self._noted: set[str] = set()
         self._coming: list[list[Usage]] = []
+        # Create calls whose outcome is unknown: their machines may still be listed, and must end then.
+        self._lost: dict[str, CreateCall] = {}
+        self._lost_some = asyncio.Event()
 
     @property
     def _usages(self) -> list[Usage]:
         """Usages of existing machines and of requested ones."""
         return [*(machine.usage for machine in self.all), *chain.from_iterable(self._coming)]
 
-    def unended(self) -> tuple[str, ...]:
-        """Return the ids of the machines that are not confirmed gone."""
-        return tuple(machine.instance.id for machine in self.all if not machine.ended)
+    def unended(self) -> list[Machine]:
+        """Return the machines that are not confirmed gone."""
+        return [machine for machine in self.all if not machine.ended]
 
-    def left(self, ranks: Sequence[int]) -> list[Machine]:
-        """Return the machines of these ranks that are not confirmed gone, except rejected ones."""
-        return [each for each in self.all if each.rank in ranks and not each.ended and not each.rejected]
+    def unended_of(self, rank: int, *, since: int = 0) -> list[Machine]:
+        """Return the machines of a rank that may exist; only those after the first ``since`` of :attr:`all`."""
+        return [each for each in self.all[since:] if each.rank == rank and each.has_rank and not each.ended]
 
     async def launch(self, ranks: Sequence[int], *, beside: Iterable[Machine] = ()) -> Sequence[Machine]:
         """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
@@ -192,7 +268,7 @@ class Machines:
             return 0.0
         return min(self._request.timeout_s, self._budget.cap_s(usages, now))
 
-    async def running(self, machine: Machine) -> None:
+    async def wait_running(self, machine: Machine) -> None:
         """Return once the machine runs and its address is known.
 
         Raises:
@@ -256,7 +332,7 @@ class Machines:
         The caller ends it in the background, and launches another with :meth:`instead_of`.
 
         Raises:
-            CapacityError: no other may be bought for its rank, to which the machine still belongs; lists all attempts.
+            CapacityError: no other may be bought for its rank; lists all attempts.
         """
         usage, instance = machine.usage, machine.instance
         cost = None if usage.price_per_hour is None else usage.cost(self._clock.elapsed())
@@ -270,7 +346,6 @@ class Machines:
             exhausted = self.unfit.exhausted(machine.rank)
             self.unfit.forget(machine.rank)
             raise exhausted from error
-        machine.rejected = True
 
     async def instead_of(self, machine: Machine, *, beside: Iterable[Machine]) -> Machine:
         """Launch another machine for the rank of a rejected one, once that one's termination was requested.
@@ -294,9 +369,11 @@ class Machines:
         Raises:
             TerminationError: some may still exist; the ledger keeps their entries, and another call retries.
         """
+        if not machines:
+            return
         for machine in machines:
             self._publish(InstanceStopping(machine.instance.id))
-        await self._outputs.rescue([machine.node for machine in machines if machine.node is not None], _stop)
+        await self._outputs.rescue_and_stop([machine.node for machine in machines if machine.node is not None])
         try:
             ids = [machine.instance.id for machine in machines]
             await end_instances(self._provider, ids, report=self._notice, clock=self._clock)
@@ -328,24 +405,29 @@ class Machines:
     async def appeared(self) -> Sequence[Machine]:
         """Wait for machines of lost create calls to be listed, and return them; they have no rank, and are to end."""
         while True:
-            await self.lost.wait_due()
+            await self._lost_some.wait()
+            await self._clock.sleep(_LIST_EVERY_S)
             try:
-                found = await self.lost.take_listed()
+                machines = await self._take_listed()
             except Exception as error:  # it is looked for again
                 _logger.debug("%s does not list its machines: %r", self._provider.name, error)
             else:
-                if found:
-                    return await self._take_in(found)
+                if machines:
+                    return machines
 
     async def settle_lost(self) -> None:
         """Look for the machines of lost create calls once more; take in those that exist, forget the others.
 
-        The entries of calls that cannot be settled stay in the ledger, for a sweep.
+        Machines of recent calls may still come. The entries of calls that cannot be settled stay in the ledger, for a
+        sweep.
         """
+        made_by = self._clock.elapsed() - _CERTAIN_S
         try:
-            found, never_made = await self.lost.settle()
-            await self._take_in(found)
-            await asyncio.to_thread(self._ledger.close, never_made)
+            await self._take_listed()
+            if self._provider.supports("tagged"):
+                never_made = [key for key, create in self._lost.items() if create.began <= made_by]
+                self._forget_lost(never_made)
+                await asyncio.to_thread(self._ledger.close, never_made)
         except Exception as error:
             _logger.warning(
                 "%s: machines of create calls without an answer may exist: run `skyward sweep` later. Last error: %s",
@@ -353,19 +435,40 @@ class Machines:
                 error,
             )
 
-    async def _take_in(self, found: Sequence[tuple[CreateCall, Instance]]) -> Sequence[Machine]:
-        """Add machines that appeared late: they have cost money since their create calls."""
-        machines = [_machine(create, each, self._clock) for create, each in found]
+    async def _take_listed(self) -> Sequence[Machine]:
+        """Add the machines of lost create calls that are listed now: they have cost money since their create calls.
+
+        Raises the provider's errors, and :class:`TimeoutError`.
+        """
+        if not self._lost or not self._provider.supports("tagged"):
+            return ()
+        async with asyncio.timeout(_LIST_S):
+            listed = [each for each in await self._provider.tagged() if each.key in self._lost]
+        machines = [_machine(self._lost[each.key], each, self._clock) for each in listed]
+        self._forget_lost([each.key for each in listed])
         for machine in machines:
-            machine.rejected = True
+            machine.has_rank = False
             name = machine.instance.id
             self._publish(Notice(f"machine {name} of a create call without an answer has appeared: it is ended", name))
         self.all += machines
         try:
-            await asyncio.to_thread(self._ledger.record, [machine.instance for machine in machines])
+            await asyncio.to_thread(self._ledger.record, listed)
         except LedgerError as error:  # they end all the same, and the search for others goes on
             _logger.warning("machines that appeared late are not recorded, and are ended: %s", error)
         return machines
+
+    def _forget_lost(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._lost.pop(key, None)
+        if not self._lost:
+            self._lost_some.clear()
+
+    def _lose(self, creates: Mapping[str, CreateCall]) -> None:
+        """Have the machines of these create calls looked for, unless they are known."""
+        known = {machine.instance.key for machine in self.all}
+        self._lost |= {key: create for key, create in creates.items() if key not in known}
+        if self._lost:
+            self._lost_some.set()
 
     async def _note_ended(self, machines: Sequence[Machine]) -> None:
         now = self._clock.elapsed()
@@ -427,7 +530,7 @@ class Machines:
         try:
             instances = await self._provider.launch(offers, order)
         except REFUSALS:
-            await asyncio.to_thread(self._ledger.close, [key for key in creates if key not in self.lost])
+            await asyncio.to_thread(self._ledger.close, [key for key in creates if key not in self._lost])
             raise
         except Exception as error:
             if isinstance(error, TerminationError):
@@ -457,7 +560,7 @@ class Machines:
         shortest_s = max(1.0, min(map(lasts_s, offers)))
 
         def unseen(key: str) -> None:
-            self.lost.add_calls({key: creates[key]})
+            self._lose({key: creates[key]})
 
         async def renew(key: str, reason: str) -> str:
             if interrupted():
@@ -488,11 +591,6 @@ class Machines:
         await asyncio.to_thread(self._ledger.reserve, keys, purchase)
         began = self._clock.elapsed()
         return {key: CreateCall(rank=rank, began=began) for key, rank in keys.items()}
-
-    def _lose(self, creates: Mapping[str, CreateCall]) -> None:
-        """Have machines of a failed order looked for, unless they are known."""
-        known = {machine.instance.key for machine in self.all}
-        self.lost.add_calls({key: create for key, create in creates.items() if key not in known})
 
     async def _take_over(self, left: Sequence[str], creates: Mapping[str, CreateCall]) -> None:
         """Take over machines of an order that could not be undone: they count, and end with their rank's others."""
@@ -567,10 +665,3 @@ def _refused(error: CapacityError, batch: Batch, tried_s: float, *, own: bool) -
     tries = f"for {tried_s:.0f} s, " if batch.retries else ""
     advice = "" if own else f"; {batch.advice}"  # one's own hosts are no market, and their error names the next step
     return CapacityError(f"{tries}{error}{advice}")
-
-
-async def _stop(node: NodeHandle) -> None:
-    try:
-        await node.stop(_STOP_TIMEOUT_S)
-    except Exception as error:
-        _logger.warning("node %d did not end when asked, and is ended with its machine: %s", node.rank, error)

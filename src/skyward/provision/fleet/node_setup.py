@@ -1,12 +1,12 @@
-"""Set-up of nodes: wait for a machine, reach it, prepare it, start its supervisor; spare machines in advance."""
+"""Set-up of nodes: reach a running machine, prepare it, start its supervisor."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, wait_until
@@ -15,7 +15,6 @@ from skyward.events import (
     BootstrapCompleted,
     BootstrapProgress,
     BootstrapStarting,
-    Error,
     InstanceProvisioned,
     Notice,
     ProviderName,
@@ -24,23 +23,34 @@ from skyward.events import (
 from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.provision.buying.price import charged_price
 from skyward.provision.buying.unfit import UnfitMachineError, blamed
-from skyward.provision.fleet.admission import Admission, AdmittedTransport
-from skyward.provision.fleet.end_check import refusal_of_end, warning_of_bill
-from skyward.provision.fleet.entrusting import MachineSecrets
-from skyward.provision.fleet.looks import OVER, SharedLooks
-from skyward.provision.fleet.machines import Machine, Machines
+from skyward.provision.fleet.machines import OVER, Machine, Machines, SharedLooks
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, NodeLoss, unless_gone
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.access import Access
+from skyward.transport.access import Access, Completed, Transport
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig
 
-__all__ = ["MachineStatus", "OpenNode", "Starter"]
+__all__ = [
+    "Admission",
+    "AdmittedTransport",
+    "MachineSecrets",
+    "MachineStatus",
+    "NodeSetup",
+    "OpenNode",
+    "refusal_of_end",
+    "warning_of_bill",
+]
 
 _GIB = 1 << 30
-_STATUS_EVERY_S = 5.0
-_STATUS_TIMEOUT_S = 20.0
+_STATUS_EVERY_S, _STATUS_TIMEOUT_S = 5.0, 20.0
+_ADMIT_EVERY_S, _ADMIT_TIMEOUT_S = 15.0, 30.0
+_SECRET_LOOK_S, _SECRET_AGAIN_S, _SECRET_TIMEOUT_S = 15.0, 60.0, 60.0
+_CHECK_TIMEOUT_S = 120.0
+_UNSURE = "unsure: "
+"""Start of the reason if the provider refused the check, and perhaps not the end."""
+_LONGEST_REASON = 300
+"""Most characters of a machine's output in the warning."""
 _logger = logging.getLogger("skyward")
 
 OpenNode = Callable[[Instance, int, NodeListener], NodeHandle]
@@ -96,39 +106,163 @@ class MachineStatus:
         return NodeLoss(reason=reason, preempted=seen.preempted, machine_over=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Spare:
-    """A machine launched in advance.
+class Admission:
+    """Requests to the provider to admit this machine's address, every 15 seconds at most for a whole pool.
 
-    Attributes:
-        earlier: number of machines that the fleet had had before it.
-        launching: buys it.
-        preparing: prepares it, or another one if it is unfit; returns the prepared one.
+    No-op where the provider does not restrict connections.
+
+    Args:
+        provider: the provider of the machines.
+        pool_id: the pool's id.
+        publish: receives a notice of each new address; must not block.
+        clock: the time between two attempts.
     """
 
-    earlier: int
-    launching: asyncio.Task[Machine]
-    preparing: asyncio.Task[Machine]
+    def __init__(
+        self,
+        provider: Provider,
+        pool_id: str,
+        *,
+        publish: Callable[[SkywardEvent], None],
+        clock: Clock,
+    ) -> None:
+        self._provider = provider
+        self._pool_id = pool_id
+        self._publish = publish
+        self._clock = clock
+        self._asked_at = -math.inf
+
+    async def renew(self) -> None:
+        """Have the present address admitted. Raises nothing: without a network, the next attempt may succeed."""
+        provider = self._provider
+        if not provider.supports("admit") or self._clock.elapsed() - self._asked_at < _ADMIT_EVERY_S:
+            return
+        self._asked_at = self._clock.elapsed()
+        try:
+            async with asyncio.timeout(_ADMIT_TIMEOUT_S):
+                changed = await provider.admit(self._pool_id)
+        except Exception as error:
+            _logger.debug("%s does not admit this machine's address: %r", provider.name, error)
+            return
+        if changed:
+            self._publish(
+                Notice(f"this machine's address is now {changed}: {provider.name} admits it, and no former one")
+            )
 
 
-class Starter:
-    """Makes nodes of a fleet's machines, in advance where a machine is about to be taken back.
+class AdmittedTransport:
+    """A transport that renews the admission whenever its machine does not answer; its caller retries.
+
+    Args:
+        transport: the transport to the machine.
+        admission: the pool's admission.
+    """
+
+    def __init__(self, transport: Transport, admission: Admission) -> None:
+        self._transport = transport
+        self._admission = admission
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | memoryview = b"",
+        timeout_s: float,
+    ) -> Completed:
+        """See :meth:`Transport.run`."""
+        try:
+            return await self._transport.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
+        except UnreachableError:
+            await self._admission.renew()
+            raise
+
+    async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
+        """See :meth:`Transport.put`."""
+        try:
+            await self._transport.put(data, path, mode=mode)
+        except UnreachableError:
+            await self._admission.renew()
+            raise
+
+    async def forward(self, host: str, port: int) -> tuple[str, int]:
+        """See :meth:`Transport.forward`."""
+        return await self._transport.forward(host, port)
+
+    async def close(self) -> None:
+        """See :meth:`Transport.close`."""
+        await self._transport.close()
+
+
+class MachineSecrets:
+    """Delivery of secrets to a fleet's machines. No-op where the provider has none.
+
+    Args:
+        provider: the provider of the machines.
+        machines: the fleet's machines.
+        clock: the time between two deliveries.
+    """
+
+    def __init__(self, provider: Provider, machines: Machines, *, clock: Clock) -> None:
+        self._provider = provider
+        self._machines = machines
+        self._clock = clock
+        self._due_at: dict[str, float] = {}
+
+    async def deliver(self, node: NodeHandle) -> None:
+        """Deliver the secret to a machine that admits logins.
+
+        Raises:
+            UnfitMachineError: it does not take the secret, so that it would bill on without its client.
+        """
+        provider = self._provider
+        if (secret := await provider.secret(node.instance)) is None:
+            return
+        sent_at = self._clock.elapsed()
+        done = await node.transport.run(secret.command, stdin=secret.value.encode(), timeout_s=_SECRET_TIMEOUT_S)
+        if done.exit_code:
+            raise UnfitMachineError(
+                f"does not take the secret by which it ends itself: {secret.command[0]} ended with exit status "
+                f"{done.exit_code}"
+            )
+        self._due_at[node.instance.id] = sent_at + secret.renewed_s
+
+    async def renew(self) -> None:
+        """Deliver newer secrets before the former ones expire, until cancelled. A failed delivery is repeated."""
+        while self._provider.supports("secret"):
+            await self._clock.sleep(_SECRET_LOOK_S)
+            now = self._clock.elapsed()
+            await asyncio.gather(
+                *(
+                    self._renew(machine.node)
+                    for machine in self._machines.all
+                    if machine.node is not None
+                    and not machine.ended
+                    and self._due_at.get(machine.instance.id, now + 1) <= now
+                )
+            )
+
+    async def _renew(self, node: NodeHandle) -> None:
+        try:
+            await self.deliver(node)
+        except Exception as error:  # the machine may be unreachable for a while, and is looked after by its keeper
+            self._due_at[node.instance.id] = self._clock.elapsed() + _SECRET_AGAIN_S
+            _logger.warning("node %d did not get the secret by which it ends itself: %s", node.rank, error)
+
+
+class NodeSetup:
+    """Makes nodes of running machines: reaches them, prepares them, starts their supervisors.
 
     Args:
         provider: the provider of the machines.
         request: the pool's parameters.
-        machines: buys machines and waits until they run.
+        machines: the pool's machines.
         pool_id: the pool's id.
         tls: the certificates every node gets.
         publish: receives the progress of each; must not block.
         on_node_message: receives the reports of the nodes; must not block.
         clock: the time.
         open_node: makes the handle of a running machine.
-        discard: ends a machine in the background.
-        check_reach: raises if the machines that run have to reach each other and do not.
-
-    Attributes:
-        secrets: those that the machines get.
     """
 
     def __init__(
@@ -143,8 +277,6 @@ class Starter:
         on_node_message: NodeListener,
         clock: Clock,
         open_node: OpenNode,
-        discard: Callable[[Machine], None],
-        check_reach: Callable[[], None],
     ) -> None:
         self._provider = provider
         self._request = request
@@ -155,96 +287,16 @@ class Starter:
         self._on_node_message = on_node_message
         self._clock = clock
         self._open_node = open_node
-        self._discard = discard
-        self._check_reach = check_reach
         self._rented = not provider.own_machines
         self._admission = Admission(provider, pool_id, publish=publish, clock=clock)
-        self.secrets = MachineSecrets(provider, lambda: machines.all, clock=clock)
-        self._spares: dict[int, _Spare] = {}
-        self._begun: dict[Machine, asyncio.Task[Machine]] = {}
+        self._secrets = MachineSecrets(provider, machines, clock=clock)
 
-    def begin_spare(self, rank: int, beside: Sequence[Machine]) -> None:
-        """Launch and prepare a machine for ``rank`` in the background, next to those of the other ranks.
+    async def renew_secrets(self) -> None:
+        """See :meth:`MachineSecrets.renew`."""
+        await self._secrets.renew()
 
-        A failure is an ``Error`` event; :meth:`take_spare` then returns None.
-        """
-        if rank not in self._spares:
-            launching = asyncio.ensure_future(self._launch_spare(rank, beside))
-            preparing = asyncio.ensure_future(self._prepare_spare(launching, beside))
-            self._spares[rank] = _Spare(len(self._machines.all), launching, preparing)
-
-    async def take_spare(self, rank: int) -> Machine | None:
-        """Return the machine launched in advance for ``rank``, once it is; None if there is none."""
-        if (spare := self._spares.get(rank)) is None:
-            return None
-        await asyncio.wait((spare.launching,))
-        if spare.launching.cancelled() or spare.launching.exception() is not None:
-            return None
-        del self._spares[rank]
-        machine = spare.launching.result()
-        self._begun[machine] = spare.preparing
-        return machine
-
-    async def settle(self, ranks: Sequence[int]) -> list[Machine]:
-        """Stop all preparation for these ranks; return their machines since each spare that was not taken.
-
-        Must run to its end: do not cancel it.
-        """
-        spares = {rank: spare for rank in ranks if (spare := self._spares.pop(rank, None)) is not None}
-        begun = [self._begun.pop(machine) for machine in tuple(self._begun) if machine.rank in ranks]
-        tasks: list[asyncio.Task[Any]] = [*begun, *(spare.preparing for spare in spares.values())]
-        tasks += [spare.launching for spare in spares.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        # Not the tasks' results: a cancelled launch runs to its end and leaves its machine among ``all``.
-        return [
-            machine
-            for rank, spare in spares.items()
-            for machine in self._machines.all[spare.earlier :]
-            if machine.rank == rank and not machine.rejected
-        ]
-
-    async def prepare(self, machine: Machine) -> Machine:
-        """Wait until the machine runs, reach it, give it its environment and volumes, and return it.
-
-        Where that began in advance, wait for it, return the machine that came of it, and raise its error.
-
-        Raises:
-            UnfitMachineError: the machine cannot become a node, for a fault of its own.
-        """
-        begun = self._begun.pop(machine, None)
-        if begun is not None:
-            return await begun
-        await self._prepare(machine)
-        return machine
-
-    async def _launch_spare(self, rank: int, beside: Sequence[Machine]) -> Machine:
-        earlier = len(self._machines.all)
-        try:
-            (machine,) = await self._machines.launch([rank], beside=beside)
-        except Exception as error:
-            for each in self._machines.all[earlier:]:  # of an order that could not be undone
-                if each.rank == rank and not each.ended:
-                    self._discard(each)
-            self._publish(Error(f"no machine could be launched in advance for node {rank}: {error}"))
-            raise
-        return machine
-
-    async def _prepare_spare(self, launching: asyncio.Task[Machine], beside: Sequence[Machine]) -> Machine:
-        machine = await asyncio.shield(launching)
-        while True:
-            try:
-                await self._prepare(machine)
-            except UnfitMachineError as error:
-                self._machines.reject(machine, error)
-                self._discard(machine)
-                machine = await self._machines.instead_of(machine, beside=beside)
-            else:
-                return machine
-
-    async def _prepare(self, machine: Machine) -> None:
-        await self._machines.running(machine)
+    def open(self, machine: Machine) -> NodeHandle:
+        """Make the node of a running machine; nothing is sent to it yet."""
         instance = machine.instance
         self._publish(_provisioned(instance, machine.rank, cast("Any", self._provider.name)))
         node = machine.node = self._open_node(instance, machine.rank, self._on_node_message)
@@ -252,7 +304,14 @@ class Starter:
         node.machine_status = MachineStatus(
             self._machines.looks, instance, provider=self._provider.name, follow=node.follow, clock=self._clock
         )
-        self._check_reach()  # before the environment, which takes minutes
+        return node
+
+    async def equip(self, machine: Machine, node: NodeHandle) -> None:
+        """Reach a machine, give it its environment and volumes.
+
+        Raises:
+            UnfitMachineError: the machine cannot become a node, for a fault of its own.
+        """
         await self._unless_over(node, self._equip(machine, node))
 
     async def _equip(self, machine: Machine, node: NodeHandle) -> None:
@@ -268,7 +327,7 @@ class Starter:
             if size is not None and (shortfall := size.shortfall(node.instance.offer.spec)):
                 raise UnfitMachineError(shortfall)
             fresh = False
-            await self.secrets.deliver(node)
+            await self._secrets.deliver(node)
             await self._check_end(machine, node)
             await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance_id, step)))
         except (AuthenticationError, UnreachableError) as error:
@@ -296,13 +355,11 @@ class Starter:
         for note in await node.provide(await self._machines.grants.to(node.access)):
             self._publish(Notice(f"node {node.rank}: {note}", instance_id))
 
-    async def start(self, machine: Machine, size: int, *, head: bool) -> None:
+    async def start(self, machine: Machine, node: NodeHandle, size: int, *, head: bool) -> None:
         """Start the supervisor of a prepared machine, in a fleet of ``size`` nodes.
 
         With ``head`` the workers join the node's own scheduler at once, else the one that :class:`Start` will name.
         """
-        node = machine.node
-        assert node is not None
         self._publish(BootstrapProgress(node.instance.id, "server"))
         config = _config(node, self._request, size, self._pool_id, self._tls)
         own = not self._rented
@@ -315,6 +372,29 @@ class Starter:
             node.cap = "max_cost"
         await self._unless_over(node, node.start(config))
         self._publish(BootstrapCompleted(node.instance.id))
+
+
+async def refusal_of_end(node: NodeHandle) -> str:
+    """Run the machine's end check; return the reason for which it may not end its bill, empty if it may."""
+    check = node.instance.end_check
+    try:
+        done = await node.transport.run(check, timeout_s=_CHECK_TIMEOUT_S)
+    except UnreachableError as error:
+        return str(error)
+    if not done.exit_code:
+        return ""
+    printed = " ".join((done.stdout + done.stderr).split())[:_LONGEST_REASON]
+    return printed or f"{check[0]} ended with exit status {done.exit_code}"
+
+
+def warning_of_bill(node: NodeHandle, reason: str) -> str:
+    """Return the warning about a machine whose end check failed for ``reason``."""
+    may = "may be unable to end" if reason.startswith(_UNSURE) else "cannot end"
+    return (
+        f"node {node.rank}: machine {node.instance.id} {may} its own bill ({reason}): its timeout and max_cost "
+        "hold only while this program runs. It bills on if this program dies: the next pool's opening or "
+        "`skyward sweep` removes it"
+    )
 
 
 async def _reported_loss(node: NodeHandle) -> NodeLoss:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,8 +22,10 @@ __all__ = ["FetchedFiles", "Outputs", "fetch_files", "joined"]
 _LONGEST_S: Final = 600.0
 _LONGEST_ON_A_BUDGET_S: Final = 30.0
 """Longest time for the outputs of a node that is about to end; below the time that a budget has for the end."""
+_STOP_TIMEOUT_S: Final = 10.0
 _NAMED = 10
 _KILO = 1000
+_logger = logging.getLogger("skyward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +179,7 @@ class Outputs:
         # At the opening: the program may have another current folder when the pool closes.
         self._to = Path.cwd() / "outputs" / pool_id if self._patterns else Path()
 
-    async def rescue(self, nodes: Sequence[NodeHandle], stop: Callable[[NodeHandle], Awaitable[None]]) -> None:
+    async def rescue_and_stop(self, nodes: Sequence[NodeHandle]) -> None:
         """Fetch the files of nodes that are about to end, and stop each one as soon as its own are here. Never raises.
 
         Each node's files go into a folder of its rank. A notice names them, or the reason why they were not fetched.
@@ -188,7 +191,10 @@ class Outputs:
 
         async def rescue_and_stop(node: NodeHandle) -> _Rescued:
             rescued = await self._rescue(node) if node in there else _Rescued(node)
-            await stop(node)
+            try:
+                await node.stop(_STOP_TIMEOUT_S)
+            except Exception as error:
+                _logger.warning("node %d did not end when asked, and is ended with its machine: %s", node.rank, error)
             return rescued
 
         rescued = await asyncio.gather(*map(rescue_and_stop, nodes))

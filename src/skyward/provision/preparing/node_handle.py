@@ -265,13 +265,13 @@ class NodeHandle:
         self._control = ControlClient(address, identity, on_message=self._receive, on_lost=self._connection_lost)
         await self._control.connect(_CONNECT_TIMEOUT_S)
 
-    async def join(self, *, scheduler: str, head_addr: str, total_nodes: int) -> None:
-        """Have the supervisor start the workers, which register with ``scheduler`` (``tls://host:port``).
+    def join(self, order: Start) -> None:
+        """Have the supervisor start the workers, which register with the scheduler that ``order`` names.
 
         Running workers follow: they register there and take over the fleet's new size. While the connection is lost,
         the order waits for it.
         """
-        self._connection.keep_saying(Start(scheduler=scheduler, head_addr=head_addr, total_nodes=total_nodes))
+        self._connection.keep_saying(order)
 
     async def wait_gone(self) -> NodeLoss:
         """Return once the node is certainly gone.

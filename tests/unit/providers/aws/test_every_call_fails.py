@@ -59,7 +59,7 @@ class Launcher:
         try:
             await pool.launch(range(NODES))
             for machine in pool.all:
-                await pool.running(machine)
+                await pool.wait_running(machine)
         except SkywardError as failed:
             error = failed
         calls = list(self.ec2.actions[before:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,12 @@ from skyward.providers.ssh import SSH
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.buying.owner import Owner
 from skyward.provision.buying.sweep import Sweep
-from skyward.provision.fleet.upkeep import Upkeep
-from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider
 from skyward.wire.control import Ending
 from support.fleets import FleetStage
 
 OFFER = Offer(spec=InstanceSpec(name="big", cpu=2, memory_gib=4), region="here", spot=True, price_per_hour=2.0)
-
-
-class Idle:
-    """Uses nodes for nothing."""
-
-    def expect(self, ranks: Iterable[int]) -> None: ...
-    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None: ...
-    async def attach(self, node: NodeHandle) -> None: ...
-    async def drain(self, rank: int) -> None: ...
-    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None: ...
 
 
 @pytest.fixture
@@ -93,17 +81,15 @@ async def test_machines_that_are_gone_are_no_error_when_that_cannot_be_written_d
 async def test_a_pool_that_is_ended_from_outside_gets_no_machine_in_the_place_of_those(ledger: Ledger) -> None:
     stage = FleetStage(ledger=ledger)
     provider, events, fleet = stage.provider, stage.events, stage.fleet()
-    upkeep = Upkeep(fleet, Idle(), publish=events.append, clock=stage.clock)
     try:
-        await upkeep.start(range(2))
+        await fleet.start()
         await Sweep(ledger, make=lambda *_: provider).end_pool("pool")
         for node in stage.nodes.opened:
             node._receive(Ending(reason="it was terminated", timed_out=False))
         async with asyncio.timeout(10):
-            while upkeep.wanted:  # noqa: ASYNC110 - what is waited for sets no event
+            while fleet.wanted:  # noqa: ASYNC110 - what is waited for sets no event
                 await asyncio.sleep(0.001)
     finally:
-        await upkeep.close()
         await fleet.stop()
 
     assert len(provider.instances) == 2

@@ -275,7 +275,7 @@ async def test_one_notice_a_pool_says_that_machines_cannot_end_their_bill(stage:
     stage.provider.ends_itself = False
     fleet = stage.fleet(spot="never")
     await fleet.start()
-    await fleet.launch([2])
+    await fleet.scale(3, ())
     listed = stage.ledger.billed_entries("fake")
     await fleet.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import Spot, parse_request
 from skyward.testing.provider import FakeProvider
+from skyward.wire.control import Ending
 from support.fleets import FleetStage
 
 SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
@@ -140,7 +142,7 @@ async def test_a_note_of_an_offer_is_told_once_per_pool_and_before_it_is_bought(
     stage.provider = FakeProvider([Offer(spec=SPEC, spot=True, price_per_hour=1.0, note="it comes in eights")])
     fleet = stage.fleet(nodes=1)
     await fleet.start()
-    await fleet.launch([1])
+    await fleet.scale(2, ())
     await fleet.stop()
 
     assert stage.notices() == ["it comes in eights"]
@@ -171,8 +173,10 @@ async def test_a_lost_node_is_replaced_by_its_like(stage: Stage, lost: int, spot
     fleet = stage.fleet(nodes=4, spot=0.5)
     await fleet.start()
     assert [offer.spot for offer in stage.bought()] == [False, False, True, True]
-    fleet.discard(lost)
-    await fleet.launch([lost])
+    stage.nodes.opened[lost]._receive(Ending(reason="struck by lightning", timed_out=False))
+    async with asyncio.timeout(10):
+        while len(stage.bought()) == 4:  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.001)
     await fleet.stop()
 
     assert stage.bought()[-1].spot is spot

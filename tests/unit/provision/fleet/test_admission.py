@@ -11,7 +11,7 @@ from skyward.errors import AuthenticationError, UnreachableError
 from skyward.events import Notice, SkywardEvent
 from skyward.providers.base import Provider
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.admission import Admission, AdmittedTransport
+from skyward.provision.fleet.node_setup import Admission, AdmittedTransport
 from skyward.testing.provider import FakeProvider
 from skyward.transport.access import Completed
 from support.clock import FakeClock

@@ -14,8 +14,8 @@ from skyward.events import Notice
 from skyward.providers.base import Instance
 from skyward.provision.buying.cost import Usage
 from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.fleet.end_check import refusal_of_end, warning_of_bill
 from skyward.provision.fleet.machines import Machine, Machines
+from skyward.provision.fleet.node_setup import refusal_of_end, warning_of_bill
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,8 +17,8 @@ from skyward.providers.base import Instance, MachineSecret
 from skyward.provision.buying.cost import Usage
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.buying.unfit import UnfitMachineError
-from skyward.provision.fleet.entrusting import MachineSecrets
 from skyward.provision.fleet.machines import Machine
+from skyward.provision.fleet.node_setup import MachineSecrets
 from skyward.testing.provider import FakeProvider
 from skyward.transport.access import Completed
 from support.clock import FakeClock
@@ -67,6 +68,10 @@ def machine_of(node: Reached) -> Machine:
     return machine
 
 
+def machines(those: list[Machine]) -> Any:
+    return SimpleNamespace(all=those)
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.db")
@@ -85,7 +90,7 @@ async def renewed_until(secrets: MachineSecrets, node: Reached, count: int) -> N
 async def test_newer_secrets_follow_before_the_former_ones_expire() -> None:
     clock = FakeClock()
     node = Reached(clock)
-    secrets = MachineSecrets(Entrusting("take"), lambda: [machine_of(node)], clock=clock)
+    secrets = MachineSecrets(Entrusting("take"), machines([machine_of(node)]), clock=clock)
 
     await secrets.deliver(cast("Any", node))
     await renewed_until(secrets, node, 3)
@@ -96,7 +101,7 @@ async def test_newer_secrets_follow_before_the_former_ones_expire() -> None:
 async def test_delivery_to_a_machine_that_does_not_answer_is_repeated_every_minute() -> None:
     clock = FakeClock()
     node = Reached(clock)
-    secrets = MachineSecrets(Entrusting("take"), lambda: [machine_of(node)], clock=clock)
+    secrets = MachineSecrets(Entrusting("take"), machines([machine_of(node)]), clock=clock)
     await secrets.deliver(cast("Any", node))
 
     node.failing = 2
@@ -109,7 +114,7 @@ async def test_ended_machines_get_no_newer_secret() -> None:
     clock = FakeClock()
     node, other = Reached(clock), Reached(clock)
     over = machine_of(node)
-    secrets = MachineSecrets(Entrusting("take"), lambda: [over, machine_of(other)], clock=clock)
+    secrets = MachineSecrets(Entrusting("take"), machines([over, machine_of(other)]), clock=clock)
     await secrets.deliver(cast("Any", node))
     over.end(0.0)
 
@@ -121,7 +126,7 @@ async def test_ended_machines_get_no_newer_secret() -> None:
 async def test_a_machine_that_does_not_take_its_secret_is_unfit_and_the_secret_is_in_no_message() -> None:
     clock = FakeClock()
     node = Reached(clock, exit_code=2, stderr="secret-1: not found")
-    secrets = MachineSecrets(Entrusting("take"), list, clock=clock)
+    secrets = MachineSecrets(Entrusting("take"), machines([]), clock=clock)
 
     with pytest.raises(UnfitMachineError, match="exit status 2") as raised:
         await secrets.deliver(cast("Any", node))

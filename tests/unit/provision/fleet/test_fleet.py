@@ -34,19 +34,18 @@ from skyward.events import (
 )
 from skyward.providers.base import InstanceState, Offer
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.fleet import Fleet
 from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider
 from skyward.wire.node_config import NodeConfig
-from support.fleets import FleetStage
+from support.fleets import FleetStage, StagedFleet
 from support.nodes import Phase
 
 
 class Stage(FleetStage):
     """For fleets of four."""
 
-    def fleet(self, **request: Any) -> Fleet:
+    def fleet(self, **request: Any) -> StagedFleet:
         return super().fleet(**{"nodes": 4, "timeout": 600} | request)
 
     def kinds(self) -> list[type[SkywardEvent]]:
@@ -189,7 +188,7 @@ def test_a_failure_of_the_third_node_ends_all_four(stage: Stage, phase: Phase, e
     assert stage.kinds().count(InstanceStopping) == 4
 
 
-@pytest.mark.parametrize("phase", ["prepare", "start", "join"])
+@pytest.mark.parametrize("phase", ["prepare", "start"])
 def test_cancelling_while_the_third_node_hangs_ends_all_four(stage: Stage, phase: Phase) -> None:
     stage.nodes.hang(2, phase)
 
@@ -446,7 +445,7 @@ def test_cost_runs_from_launch_to_confirmed_end(stage: Stage) -> None:
 
 def test_a_node_that_cannot_join_is_an_error_while_another_still_waits_to(stage: Stage) -> None:
     stage.nodes.fail(3, "join", UnreachableError("gone"))
-    stage.nodes.hang(2, "join")
+    stage.nodes.hang(2, "start")
     with pytest.raises(UnreachableError, match="gone"):
         run(stage.fleet().start)
     assert stage.provider.alive == []

@@ -37,7 +37,7 @@ from skyward.errors import (
 from skyward.events import WorkerLost
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.lifecycle import NodeState
+from skyward.provision.fleet.fleet import NodeState
 from skyward.provision.fleet.topology import HEAD
 from skyward.request.instance import InstanceSpec
 from support.faults import Fate, Fault
@@ -452,7 +452,7 @@ class Life:
 
     async def open(self) -> bool:
         """Whether the pool opened. What goes on for too long is interrupted, as a user would."""
-        opening = asyncio.ensure_future(self.pool.elastic.start())
+        opening = asyncio.ensure_future(self.pool.open())
         patience_s = self.plan.cancelled_after_s
         await asyncio.wait([opening], timeout=SETTLE_S if patience_s is None else patience_s)
         if not opening.done():
@@ -473,10 +473,9 @@ class Life:
             await asyncio.sleep(POLL_S)
         else:
             raise AssertionError(f"these calls never end: {waiting}, or this scaling: {self.scaling}")
-        pool.fleet.resize(pool.elastic.wanted)  # an announcement that a node did not get is repeated with the next one
         await asyncio.sleep(SETTLE_S)
         self._check_schedulers()
-        ready = [state for state in pool.fleet.states.values() if state is NodeState.READY]
+        ready = [member for member in pool.fleet.members.values() if member.state is NodeState.READY]
         assert len(ready) == len(pool.fleet.nodes) == pool.elastic.wanted
         for node in pool.fleet.nodes:
             async with asyncio.timeout(60):

@@ -41,7 +41,7 @@ def live(tmp_path: Path) -> Callable[[Story], None]:
             on_begin=lambda ticket, worker: None,
         )
         try:
-            await pool.elastic.start()
+            await pool.open()
             await story(pool)
             pool.heal()
             await pool.close()

@@ -13,7 +13,8 @@ import pytest
 from skyward.errors import RateLimitError
 from skyward.providers.base import Instance, InstanceState
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.looks import SharedLooks
+from skyward.provision.fleet.fleet import Member
+from skyward.provision.fleet.machines import Machine, SharedLooks
 from skyward.testing.provider import FakeProvider, Fate
 from support.fleets import FleetStage
 from support.simulation import SimulatedClock, simulate
@@ -59,12 +60,14 @@ def test_64_machines_that_are_slow_to_boot_cost_at_most_one_look_a_second(
         stage.provider.fates.extend(Fate(pending_s=BOOT_S - number) for number in range(MACHINES))
         fleet = stage.fleet(nodes=MACHINES)
 
-        async def bring_up(rank: int) -> None:
-            await asyncio.sleep(rank * apart_s)
-            await fleet.bring_up(rank)
+        make_node = fleet._make_node
 
-        await fleet.launch(range(MACHINES))
-        await asyncio.gather(*map(bring_up, range(MACHINES)))
+        async def make_node_later(member: Member, machine: Machine) -> None:
+            await asyncio.sleep(member.rank * apart_s)
+            await make_node(member, machine)
+
+        fleet._make_node = make_node_later  # type: ignore[method-assign]
+        await fleet.start()
         assert len(fleet.nodes) == MACHINES
         assert min(stage.provider.pauses_s) >= 1.0
         assert len(stage.provider.looks) <= budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,18 +43,20 @@ class Files:
         path.touch()
 
 
-def node(rank: int, files: Files, *, linked: bool = True) -> Any:
-    instance = SimpleNamespace(id=f"i-{rank}")
-    return SimpleNamespace(rank=rank, working_files=lambda: files, linked=linked, lanes=("lane",), instance=instance)
+class Node(SimpleNamespace):
+    """A node with such files, which sets ``stopped`` when it is stopped."""
+
+    def __init__(self, rank: int, files: Files, *, linked: bool = True) -> None:
+        super().__init__(
+            rank=rank, linked=linked, lanes=("lane",), instance=SimpleNamespace(id=f"i-{rank}"), stopped=asyncio.Event()
+        )
+        self.working_files = lambda: files
+
+    async def stop(self, timeout_s: float) -> None:
+        self.stopped.set()
 
 
-def stop_into(stopped: list[int]) -> Callable[[Any], Awaitable[None]]:
-    """Return a function that notes the ranks of the nodes that it is to stop."""
-
-    async def stop(each: Any) -> None:
-        stopped.append(each.rank)
-
-    return stop
+node: Any = Node
 
 
 async def test_files_without_room_here_are_refused_before_any_is_fetched(
@@ -74,11 +76,10 @@ async def test_outputs_are_as_complete_as_possible_and_a_notice_names_the_rest(
     outputs = Outputs(parse_request(image=Image(outputs=["*"])), "sky-1", published.append)
     monkeypatch.chdir("/")
     gone = node(1, Files(never=1), linked=False)
-    stopped: list[int] = []
     nodes = [node(0, Files(a=1, broken=2, later=4)), gone, node(2, Files()), node(3, Files(never=1), linked=False)]
-    await outputs.rescue(nodes, stop_into(stopped))
+    await outputs.rescue_and_stop(nodes)
 
-    assert sorted(stopped) == [0, 1, 2, 3]
+    assert all(each.stopped.is_set() for each in nodes)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()] == [
         "outputs/sky-1/0/a"
     ]
@@ -97,7 +98,7 @@ async def test_what_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     files.left_out = {"run\n1/socket": "a socket"}
     published: list[Any] = []
     outputs = Outputs(parse_request(image=Image(outputs=["*"])), "sky-1", published.append)
-    await outputs.rescue([node(0, files)], stop_into([]))
+    await outputs.rescue_and_stop([node(0, files)])
 
     left_out = r"'run\n1/socket' on node 0 (a socket)"
     assert [each.message for each in published] == [
@@ -110,28 +111,26 @@ async def test_what_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_without_outputs_nothing_is_asked() -> None:
-    published, stopped = list[Any](), list[int]()
-    bare: Any = SimpleNamespace(rank=0)
-    await Outputs(parse_request(), "sky-1", published.append).rescue([bare], stop_into(stopped))
-    assert (published, stopped) == ([], [0])
+    published = list[Any]()
+    bare = node(0, Files(a=1))
+    del bare.working_files
+    await Outputs(parse_request(), "sky-1", published.append).rescue_and_stop([bare])
+    assert published == []
+    assert bare.stopped.is_set()
 
 
 async def test_a_node_stops_as_soon_as_its_own_files_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first_stopped = asyncio.Event()
+    first = node(0, Files(a=1))
 
     class Slow(Files):
         async def fetch(self, file: NodeFile, path: Path) -> None:
-            await first_stopped.wait()
+            await first.stopped.wait()
             await super().fetch(file, path)
-
-    async def stop(each: Any) -> None:
-        if each.rank == 0:
-            first_stopped.set()
 
     published: list[Any] = []
     outputs = Outputs(parse_request(image=Image(outputs=["*"])), "sky-1", published.append)
-    await asyncio.wait_for(outputs.rescue([node(0, Files(a=1)), node(1, Slow(b=1))], stop), 30)
+    await asyncio.wait_for(outputs.rescue_and_stop([first, node(1, Slow(b=1))]), 30)
     assert [each.message for each in published] == [f"outputs in {tmp_path}/outputs/sky-1: 0/a, 1/b (2 B)"]
 
 
@@ -155,7 +154,7 @@ async def test_outputs_delay_the_end_of_a_bill_no_longer_than_this(
 
     monkeypatch.setattr(asyncio, "timeout", at_once)
     request = parse_request(image=Image(outputs=["*"]), max_cost=max_cost)
-    await Outputs(request, "sky-1", published.append).rescue([node(0, Endless(a=1))], stop_into([]))
+    await Outputs(request, "sky-1", published.append).rescue_and_stop([node(0, Endless(a=1))])
 
     assert asked == [longest]
     assert published[0].message == f"no outputs were fetched; outputs of node 0 are incomplete after {longest} s"

@@ -93,7 +93,7 @@ def live(tmp_path: Path, scenario: Callable[[Stage], Awaitable[None]], **options
     async def life() -> None:
         stage = Stage(Ledger(tmp_path / "ledger.db"), **options)
         try:
-            await stage.pool.elastic.start()
+            await stage.pool.open()
             await scenario(stage)
             await stage.pool.close()
             assert stage.alive() == 0

@@ -16,14 +16,12 @@ from skyward.errors import AuthenticationError, BootstrapError, CapacityError, H
 from skyward.events import InstancePreempted, Notice
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.fleet import Fleet
-from skyward.provision.fleet.upkeep import Upkeep
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider, Fate
-from skyward.wire.control import Ending
+from skyward.wire.control import Ending, Preempting
 from support.clock import FakeClock
-from support.fleets import FleetStage
+from support.fleets import FleetStage, StagedFleet
 from support.nodes import FakeNode
 
 OFFER = Offer(
@@ -71,7 +69,7 @@ class Stage(FleetStage):
         self.provider = provider
         self.nodes.hardware = lambda instance: self.provider.hardware(instance.id)
 
-    def fleet(self, **request: Any) -> Fleet:
+    def fleet(self, **request: Any) -> StagedFleet:
         return super().fleet(**{"timeout": 600} | request)
 
     def notices(self) -> list[str]:
@@ -153,13 +151,17 @@ async def test_three_unfit_machines_end_the_opening_and_the_error_lists_them(sta
 
 async def test_a_refusal_to_sell_the_next_names_what_was_bought_before(stage: Stage) -> None:
     stage.be_small(1)
-    fleet = stage.fleet()
-    await fleet.launch((0, 1))
-    stage.provider.sold_out = {OFFER}
+    launch = stage.provider.launch
+
+    async def launch_and_sell_out(offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        made = await launch(offers, order)
+        stage.provider.sold_out = {OFFER}
+        return made
+
+    stage.provider.launch = launch_and_sell_out  # type: ignore[method-assign]
     with pytest.raises(CapacityError, match="sold out") as raised:
-        await asyncio.gather(fleet.bring_up(0), fleet.bring_up(1))
+        await started_and_stopped(stage)
     assert any("before that: machine fake-1" in note for note in raised.value.__notes__)
-    await fleet.stop()
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ async def test_a_machine_that_ends_while_it_is_prepared_is_exchanged(stage: Stag
         return prepared(instance, rank, on_message)
 
     fleet = stage.fleet()
-    fleet._starter._open_node = open_node
+    fleet._setup._open_node = open_node
     await fleet.start()
     assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-2"]
     await fleet.stop()
@@ -235,7 +237,7 @@ async def test_a_machine_that_was_seen_to_run_a_moment_before_its_preparation_fa
             node.prepare = prepare  # type: ignore[method-assign]
         return node
 
-    fleet._starter._open_node = open_node
+    fleet._setup._open_node = open_node
     await fleet.start()
     assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-2"]
     await fleet.stop()
@@ -298,7 +300,7 @@ async def test_a_bad_machine_that_does_not_end_keeps_nobody_waiting_when_its_ran
         await end_others(stage.provider, [each for each in instance_ids if each != "fake-1"])
 
     stage.provider.terminate = terminate  # type: ignore[method-assign]
-    await fleet.end((1,))
+    await fleet.scale(1, ())
     assert stage.provider.alive == ["fake-0", "fake-1"]
     assert ["fake-2"] in asked
     stage.provider.terminate = FakeProvider.terminate.__get__(stage.provider)  # type: ignore[method-assign]
@@ -332,14 +334,12 @@ class Engine:
 
 
 @asynccontextmanager
-async def kept(stage: Stage, engine: Engine | None = None) -> AsyncGenerator[Upkeep]:
+async def kept(stage: Stage, engine: Engine | None = None) -> AsyncGenerator[StagedFleet]:
     fleet = stage.fleet()
-    upkeep = Upkeep(fleet, engine or Engine(), publish=stage.events.append, clock=stage.clock)
     try:
-        await upkeep.start(range(2))
-        yield upkeep
+        await fleet.start(engine or Engine())
+        yield fleet
     finally:
-        await upkeep.close()
         await fleet.stop()
     assert stage.provider.alive == []
     assert stage.ledger.open_entries() == ()
@@ -372,18 +372,18 @@ async def test_unfit_machines_are_counted_anew_for_each_replacement(stage: Stage
 
 
 async def test_a_rank_is_given_up_after_three_unfit_machines(stage: Stage) -> None:
-    async with kept(stage) as upkeep:
+    async with kept(stage) as fleet:
         stage.be_small(*range(2, 99))
         stage.nodes.opened[1]._receive(Ending(reason="struck by lightning", timed_out=False))
-        await until(lambda: upkeep.wanted == {0})
+        await until(lambda: fleet.wanted == {0})
         assert len(stage.provider.instances) == 2 + 3
 
 
 async def test_added_nodes_are_exchanged_too(stage: Stage) -> None:
-    async with kept(stage) as upkeep:
+    async with kept(stage) as fleet:
         stage.be_small(2)
-        await upkeep.scale(3, ())
-        assert [each.instance.id for each in upkeep._fleet.nodes] == ["fake-0", "fake-1", "fake-3"]
+        await fleet.scale(3, ())
+        assert [each.instance.id for each in fleet.nodes] == ["fake-0", "fake-1", "fake-3"]
 
 
 async def test_a_node_whose_machine_is_gone_before_its_workers_answer_is_exchanged(stage: Stage) -> None:
@@ -408,16 +408,10 @@ async def test_workers_that_do_not_answer_on_a_machine_that_runs_are_not_its_fau
 
 
 async def test_a_spare_that_is_unfit_is_exchanged_before_it_is_needed(stage: Stage) -> None:
-    fleet = stage.fleet()
-    await fleet.start()
-    stage.be_small(2)
-    fleet.begin_spare(1)
-    await until(lambda: "prepare" in stage.nodes.logs().get(1, ()) and len(stage.nodes.opened) == 4)
-    fleet.discard(1)
-    await fleet.launch((1,))
-    await fleet.bring_up(1)
-    assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-3"]
-    assert len(stage.provider.instances) == 4
-    await fleet.stop()
-    assert stage.provider.alive == []
-    assert stage.ledger.open_entries() == ()
+    engine = Engine()
+    async with kept(stage, engine) as fleet:
+        stage.be_small(2)
+        stage.nodes.opened[1]._receive(Preempting(seconds_left=120))
+        await until(lambda: len(engine.attached) == 3)
+        assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-3"]
+        assert len(stage.provider.instances) == 4

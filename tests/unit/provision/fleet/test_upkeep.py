@@ -23,10 +23,9 @@ from skyward.errors import (
 from skyward.events import Error
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.upkeep import Upkeep
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.wire.control import Ending
-from support.fleets import FleetStage
+from support.fleets import FleetStage, StagedFleet
 
 
 @dataclass
@@ -71,14 +70,12 @@ class Stage(FleetStage):
     engine: Engine = field(default_factory=Engine)
 
     @asynccontextmanager
-    async def upkeep(self, nodes: int = 2) -> AsyncGenerator[Upkeep]:
+    async def kept(self, nodes: int = 2) -> AsyncGenerator[StagedFleet]:
         fleet = self.present = self.fleet(nodes=nodes, timeout=600)
-        upkeep = Upkeep(fleet, self.engine, publish=self.events.append, clock=self.clock)
         try:
-            await upkeep.start(range(nodes))
-            yield upkeep
+            await fleet.start(self.engine)
+            yield fleet
         finally:
-            await upkeep.close()
             await fleet.stop()
         assert self.provider.alive == []
         assert self.ledger.open_entries() == ()
@@ -107,7 +104,7 @@ async def until(is_true: Callable[[], bool]) -> None:
 
 
 async def test_a_lost_node_is_replaced_under_its_rank(stage: Stage) -> None:
-    async with stage.upkeep():
+    async with stage.kept():
         stage.lose(1)
         await until(lambda: stage.engine.of("attach") == [(0,), (1,), (1,)])
         assert stage.engine.of("detach") == [(1, "node 1 is lost: struck by lightning", False)]
@@ -117,7 +114,7 @@ async def test_a_lost_node_is_replaced_under_its_rank(stage: Stage) -> None:
 
 
 async def test_a_node_is_replaced_although_keeping_it_failed_once(stage: Stage) -> None:
-    async with stage.upkeep():
+    async with stage.kept():
         stage.engine.breaks.append(OSError(errno.EMFILE, "Too many open files"))
         stage.lose(1)
         await until(lambda: stage.engine.of("attach") == [(0,), (1,), (1,)])
@@ -126,7 +123,7 @@ async def test_a_node_is_replaced_although_keeping_it_failed_once(stage: Stage) 
 
 
 async def test_a_node_whose_keeping_fails_again_and_again_is_given_up_and_not_bought_for_ever(stage: Stage) -> None:
-    async with stage.upkeep():
+    async with stage.kept():
         stage.engine.cancels_itself.add(1)
         stage.lose(1)
         await until(lambda: stage.engine.of("detach")[-1:] != [] and stage.engine.of("detach")[-1][2])
@@ -135,7 +132,7 @@ async def test_a_node_whose_keeping_fails_again_and_again_is_given_up_and_not_bo
 
 
 async def test_survivors_are_told_of_the_next_heads_scheduler(stage: Stage) -> None:
-    async with stage.upkeep():
+    async with stage.kept():
         survivor = stage.nodes.opened[1]
         assert survivor.scheduler == "tls://127.0.0.1:9000"
         stage.lose(0)
@@ -143,19 +140,19 @@ async def test_survivors_are_told_of_the_next_heads_scheduler(stage: Stage) -> N
 
 
 async def test_a_node_whose_time_is_over_is_not_replaced(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.lose(1, reason="its timeout is over", timed_out=True)
-        await until(lambda: upkeep.wanted == {0})
+        await until(lambda: fleet.wanted == {0})
         assert stage.engine.of("detach") == [(1, "node 1 is lost: its timeout is over", True)]
         assert len(stage.provider.instances) == 2
 
 
 async def test_replacing_is_tried_again_after_growing_pauses(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.provider.fail("launch", CapacityError("sold out"), times=2)
         stage.lose(1)
         await until(lambda: stage.engine.of("attach").count((1,)) == 2)
-        assert upkeep.wanted == {0, 1}
+        assert fleet.wanted == {0, 1}
         assert [pause for pause in stage.clock.slept_s if pause >= 1] == [4.0, 8.0]
         assert len(stage.errors()) == 3
         assert all("node 1 could not be replaced: " in error for error in stage.errors()[1:])
@@ -165,11 +162,11 @@ async def test_replacing_is_tried_again_after_growing_pauses(stage: Stage) -> No
     ("error", "attempts"), [(CapacityError("sold out"), 4), (AuthenticationError("who are you?"), 1)]
 )
 async def test_what_cannot_be_replaced_is_given_up(stage: Stage, error: Exception, attempts: int) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         launches = stage.provider.calls.count("launch")
         stage.provider.fail("launch", error, times=20)
         stage.lose(1)
-        await until(lambda: upkeep.wanted == {0})
+        await until(lambda: fleet.wanted == {0})
         assert stage.provider.calls.count("launch") == launches + attempts
         rank, reason, for_good = stage.engine.of("detach")[-1]
         assert (rank, for_good) == (1, True)
@@ -180,59 +177,59 @@ async def test_what_cannot_be_replaced_is_given_up(stage: Stage, error: Exceptio
 async def test_a_node_of_a_pool_that_was_ended_from_outside_is_not_replaced_and_the_reason_says_so(
     stage: Stage,
 ) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.ledger.end_pool("pool")
         stage.lose(1)
-        await until(lambda: upkeep.wanted == {0})
+        await until(lambda: fleet.wanted == {0})
         assert "could not be replaced: pool pool was ended with `skyward down`" in stage.engine.of("detach")[-1][1]
 
 
 async def test_a_node_that_never_lasts_is_not_bought_for_ever(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         for lives in range(2, 6):
             stage.lose(1)
             await until(lambda lives=lives: stage.engine.of("attach").count((1,)) == lives)
         stage.lose(1)
-        await until(lambda: upkeep.wanted == {0})
+        await until(lambda: fleet.wanted == {0})
         assert len(stage.provider.instances) == 6
         assert stage.engine.of("detach")[-1][1].endswith("not be replaced: the nodes before it did not last either")
 
 
 async def test_growing_adds_nodes_at_the_lowest_free_ranks(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
-        await upkeep.scale(4, ())
+    async with stage.kept() as fleet:
+        await fleet.scale(4, ())
         assert stage.ranks() == [0, 1, 2, 3]
         assert stage.engine.of("expect") == [(0, 1), (2, 3)]
         assert {node.total_nodes for node in stage.nodes.opened} == {4}
-        await upkeep.scale(3, {1})
-        await upkeep.scale(4, ())
+        await fleet.scale(3, {1})
+        await fleet.scale(4, ())
         assert stage.engine.of("attach")[-1] == (1,)
 
 
 async def test_what_cannot_be_added_is_an_error_and_the_rest_goes_on(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.provider.fail("launch", CapacityError("sold out"))
         with pytest.raises(CapacityError, match="sold out"):
-            await upkeep.scale(4, ())
-        assert upkeep.wanted == {0, 1}
+            await fleet.scale(4, ())
+        assert fleet.wanted == {0, 1}
         assert [entry[0] for entry in stage.engine.of("detach")] == [2, 3]
         assert len(stage.errors()) == 1
-        await upkeep.scale(3, ())
+        await fleet.scale(3, ())
         assert stage.ranks() == [0, 1, 2]
 
 
 async def test_a_new_node_whose_workers_do_not_answer_is_ended(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.engine.refuses[2] = CapacityError("no answer")
         with pytest.raises(CapacityError, match="no answer"):
-            await upkeep.scale(3, ())
+            await fleet.scale(3, ())
         assert len(stage.provider.alive) == 2
 
 
 async def test_shrinking_drains_before_it_ends_and_spares_the_head(stage: Stage) -> None:
-    async with stage.upkeep(3) as upkeep:
+    async with stage.kept(3) as fleet:
         stage.engine.busy[2] = asyncio.Event()
-        shrinking = asyncio.ensure_future(upkeep.scale(1, {0, 2}))
+        shrinking = asyncio.ensure_future(fleet.scale(1, {0, 2}))
         await until(lambda: stage.ranks() == [0, 2])  # the idle one is gone, the busy one is not
         assert not shrinking.done()
         stage.engine.busy[2].set()
@@ -243,11 +240,11 @@ async def test_shrinking_drains_before_it_ends_and_spares_the_head(stage: Stage)
 
 
 async def test_those_not_yet_there_go_first_and_who_waits_for_them_is_told(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.nodes.hang(2, "prepare")
-        growing = asyncio.ensure_future(upkeep.scale(3, ()))
+        growing = asyncio.ensure_future(fleet.scale(3, ()))
         await stage.nodes.hanging.wait()
-        await upkeep.scale(2, ())
+        await fleet.scale(2, ())
         with pytest.raises(asyncio.CancelledError):
             await growing
         assert stage.ranks() == [0, 1]
@@ -255,9 +252,9 @@ async def test_those_not_yet_there_go_first_and_who_waits_for_them_is_told(stage
 
 
 async def test_a_node_that_is_lost_while_it_drains_is_not_replaced(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.engine.busy[1] = asyncio.Event()
-        shrinking = asyncio.ensure_future(upkeep.scale(1, ()))
+        shrinking = asyncio.ensure_future(fleet.scale(1, ()))
         await until(lambda: stage.engine.of("drain") == [(1,)])
         stage.lose(1)
         await until(lambda: stage.engine.of("detach") != [])
@@ -266,22 +263,22 @@ async def test_a_node_that_is_lost_while_it_drains_is_not_replaced(stage: Stage)
         assert len(stage.provider.instances) == 2
 
 
-async def test_a_closed_upkeep_takes_nothing_more(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
-        await upkeep.close()
+async def test_a_closed_fleet_takes_nothing_more(stage: Stage) -> None:
+    async with stage.kept() as fleet:
+        fleet.close()
         with pytest.raises(PoolStateError, match="closed"):
-            upkeep.scale(3, ())
+            fleet.scale(3, ())
 
 
 async def test_who_asks_for_a_size_while_a_node_is_replaced_waits_for_it(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.nodes.hang(1, "prepare")
         stage.lose(1)
         await stage.nodes.hanging.wait()
-        waiting = asyncio.ensure_future(upkeep.scale(2, ()))
+        waiting = asyncio.ensure_future(fleet.scale(2, ()))
         await asyncio.sleep(0.01)
         assert not waiting.done()
-        await upkeep.scale(1, ())
+        await fleet.scale(1, ())
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert stage.ranks() == [0]
@@ -291,9 +288,9 @@ async def test_a_node_that_cannot_be_drained_is_ended_all_the_same(stage: Stage)
     async def refuse(rank: int) -> None:
         raise ValueError("no")
 
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.engine.drain = refuse  # type: ignore[method-assign]
-        await upkeep.scale(1, ())
+        await fleet.scale(1, ())
         assert stage.ranks() == [0]
         assert stage.errors() == ["node 1 could not be drained: no"]
 
@@ -316,11 +313,11 @@ class HeldUp:
 
 @pytest.mark.parametrize("action", ["close", "shrink"])
 async def test_a_refusal_that_comes_after_the_end_buys_nothing_more(stage: Stage, action: str) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         held_up = HeldUp(stage)
         stage.lose(1)
         await held_up.begun.wait()
-        ending = asyncio.ensure_future(upkeep.close() if action == "close" else upkeep.scale(1, ()))
+        ending = asyncio.ensure_future(fleet.stop() if action == "close" else fleet.scale(1, ()))
         await asyncio.sleep(0.01)
         held_up.go.set()
         async with asyncio.timeout(5):
@@ -329,15 +326,51 @@ async def test_a_refusal_that_comes_after_the_end_buys_nothing_more(stage: Stage
 
 
 async def test_closing_while_cleaning_up_fails_still_closes(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.nodes.hang(1, "prepare")
         stage.lose(1)
         await stage.nodes.hanging.wait()
         await until(lambda: len(stage.provider.alive) == 2)
         stage.provider.fail("terminate", RuntimeError("500"), times=3)
         async with asyncio.timeout(5):
-            await upkeep.close()
+            await fleet.stop()
         assert len(stage.provider.instances) == 3
+
+
+async def test_stopping_waits_for_no_launch_before_it_ends_healthy_machines_and_ends_the_late_one_too(
+    stage: Stage,
+) -> None:
+    async with stage.kept() as fleet:
+        launch, begun, go = stage.provider.launch, asyncio.Event(), asyncio.Event()
+
+        async def launch_late(offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+            begun.set()
+            await go.wait()
+            return await launch(offers, order)
+
+        stage.provider.launch = launch_late  # type: ignore[method-assign]
+        stage.lose(1)
+        await begun.wait()
+        stopping = asyncio.ensure_future(fleet.stop())
+        await until(lambda: stage.provider.alive == [])
+        assert not stopping.done()
+        go.set()
+        await stopping
+        assert len(stage.provider.instances) == 3
+        assert stage.provider.alive == []
+
+
+async def test_a_machine_that_does_not_end_is_tried_for_no_longer_than_once(stage: Stage) -> None:
+    async with stage.kept() as fleet:
+        stage.nodes.hang(1, "prepare")
+        stage.lose(1)
+        await stage.nodes.hanging.wait()
+        stubborn = Stubborn(stage, "fake-2")
+        calls = stage.provider.calls.count("terminate")
+        with pytest.raises(TerminationError):
+            await fleet.stop()
+        assert stage.provider.calls.count("terminate") <= calls + 7, "six attempts, beside the end of the lost node"
+        stubborn.machines.clear()
 
 
 class Stubborn:
@@ -353,7 +386,7 @@ class Stubborn:
 
 
 async def test_stopping_ends_lost_machines_even_where_others_cannot_be_ended(stage: Stage) -> None:
-    async with stage.upkeep():
+    async with stage.kept():
         stubborn = Stubborn(stage, "fake-0", "fake-1")
         stage.lose(1)
         await until(lambda: stage.engine.of("attach").count((1,)) == 2)
@@ -366,60 +399,49 @@ async def test_stopping_ends_lost_machines_even_where_others_cannot_be_ended(sta
 
 
 async def test_a_machine_that_cannot_be_ended_keeps_no_other_from_its_rank(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stubborn = Stubborn(stage, "fake-1")
         with pytest.raises(TerminationError):
-            await upkeep.scale(1, ())
-        await upkeep.scale(2, ())
+            await fleet.scale(1, ())
+        await fleet.scale(2, ())
         assert stage.ranks() == [0, 1]
         stubborn.machines.clear()
 
 
 async def test_a_survivor_that_could_not_be_told_of_the_next_head_is_told_the_next_time(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         survivor = stage.nodes.opened[1]
         stage.nodes.fail(1, "join", UnreachableError("the link is down for a second"))
         stage.lose(0)
         await until(lambda: survivor.log.count("join") == 2)
         stage.nodes.heal(1, "join")
-        await upkeep.scale(3, ())
+        await fleet.scale(3, ())
         assert survivor.scheduler == "tls://127.0.0.1:9001"
 
 
-async def test_a_node_that_joins_as_the_head_is_lost_joins_the_next_one(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
-        stage.nodes.hang(2, "join")
-        growing = asyncio.ensure_future(upkeep.scale(3, ()))
-        await stage.nodes.hanging.wait()
-        stage.nodes.heal(2, "join")
-        stage.lose(0)
-        await growing
-        assert stage.nodes.opened[2].scheduler == "tls://127.0.0.1:9001"
-
-
 async def test_a_head_that_was_given_up_is_the_first_to_be_added_again(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.provider.fail("launch", AuthenticationError("expired"))
         stage.lose(0)
-        await until(lambda: upkeep.wanted == {1})
-        await upkeep.scale(2, ())
+        await until(lambda: fleet.wanted == {1})
+        await fleet.scale(2, ())
         assert stage.ranks() == [0, 1]
 
 
 async def test_without_a_head_nodes_have_schedulers_of_their_own_until_there_is_one_again(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         survivor = stage.nodes.opened[1]
         stage.provider.fail("launch", AuthenticationError("expired"))
         stage.lose(0)
         await until(lambda: survivor.scheduler == survivor.ready.scheduler)
-        assert upkeep.wanted == {1}
-        await upkeep.scale(2, ())
+        assert fleet.wanted == {1}
+        await fleet.scale(2, ())
         await until(lambda: survivor.scheduler == "tls://127.0.0.1:9001")
 
 
 async def test_nodes_that_do_not_reach_the_next_head_have_schedulers_of_their_own(stage: Stage) -> None:
     stage.provider.networks = ("a", "a", "b")
-    async with stage.upkeep():
+    async with stage.kept():
         survivor = stage.nodes.opened[1]
         assert survivor.scheduler == "tls://127.0.0.1:9000"
         stage.lose(0)
@@ -428,7 +450,7 @@ async def test_nodes_that_do_not_reach_the_next_head_have_schedulers_of_their_ow
 
 async def test_a_node_of_its_own_is_replaced_while_there_is_no_head(stage: Stage) -> None:
     stage.provider.networks = ("a", "")
-    async with stage.upkeep():
+    async with stage.kept():
         stage.nodes.hang(0, "prepare")
         stage.lose(0)
         await stage.nodes.hanging.wait()
@@ -438,31 +460,31 @@ async def test_a_node_of_its_own_is_replaced_while_there_is_no_head(stage: Stage
 
 async def test_where_nodes_have_to_reach_each_other_none_is_added_that_does_not(stage: Stage) -> None:
     stage.provider.networks, stage.one_network = ("a", "a", "b"), True
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         with pytest.raises(ConfigurationError, match="nodes 0, 1 reach each other, node 2 reaches no other"):
-            await upkeep.scale(3, ())
+            await fleet.scale(3, ())
         assert stage.ranks() == [0, 1]
         assert "start" not in stage.nodes.opened[2].log
 
 
 async def test_what_can_never_be_added_is_not_bought_again_and_again(stage: Stage) -> None:
-    async with stage.upkeep() as upkeep:
+    async with stage.kept() as fleet:
         stage.nodes.fail(2, "prepare", CapacityError("it never starts"))
         errors: list[str] = []
         for _ in range(20):  # as adaptive scaling asks while work waits
             with pytest.raises(CapacityError) as refused:
-                await upkeep.scale(3, ())
+                await fleet.scale(3, ())
             errors.append(str(refused.value))
         assert len(stage.provider.instances) == 2 + 5
         assert "the last 5 nodes could not be added; there will be no further attempt for 60 s" in errors[-1]
         stage.nodes.heal(2, "prepare")
         stage.clock.advance(61)
-        await upkeep.scale(3, ())
+        await fleet.scale(3, ())
         assert stage.ranks() == [0, 1, 2]
 
 
 async def test_a_machine_that_cannot_be_ended_is_tried_again_until_it_is_gone(stage: Stage) -> None:
-    async with stage.upkeep():
+    async with stage.kept():
         stubborn = Stubborn(stage, "fake-1")
         stage.lose(1)
         await until(lambda: any("may still cost money: fake-1" in error for error in stage.errors()))

@@ -17,7 +17,7 @@ from skyward.errors import BootstrapError, HostKeyError, RateLimitError, Unreach
 from skyward.node.supervisor.lease import Lease
 from skyward.providers.base import InstanceState
 from skyward.provision.buying.unfit import UnfitMachineError
-from skyward.provision.fleet.looks import SharedLooks
+from skyward.provision.fleet.machines import SharedLooks
 from skyward.provision.fleet.node_setup import MachineStatus
 from skyward.provision.preparing import node_handle as nodes
 from skyward.provision.preparing.bootstrap import Environment
