@@ -1,37 +1,367 @@
-"""EC2 on this machine: its lifecycle, its API's address, and the controls of a test."""
+"""EC2 on this machine: its API, which plans faults and launches fleets, and the test's control of it."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import os
 import pwd
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, cast
 
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.providers._common.cached_answers import forget
 from skyward.providers.aws.provider import AWS
 from skyward.provision.preparing import machine_size
-from skyward.testing.aws.api_messages import AwsCall
-from skyward.testing.aws.api_server import ApiServer, AwsFault
-from skyward.testing.aws.ec2_market import Market
-from skyward.testing.aws.emulated_machine import METADATA_VARIABLE, POWER_OFF_PATH, EmulatedMachine, UserData
-from skyward.testing.aws.instant_fleets import Fleets
-from skyward.testing.aws.region import TAKEN_BACK, Looks, Region
+from skyward.testing.aws.ec2_market import (
+    ApiResponse,
+    AwsCall,
+    Market,
+    by_number,
+    error,
+    read_call,
+    without_instances,
+    xml_answer,
+)
+from skyward.testing.aws.region import (
+    METADATA_VARIABLE,
+    POWER_OFF_PATH,
+    TAKEN_BACK,
+    EmulatedMachine,
+    Looks,
+    Region,
+    UserData,
+)
 from skyward.testing.hosts import SshHost, find_openssh, share_cache
-from skyward.testing.loopback import Faults, reserve_network, serving
+from skyward.testing.loopback import Faults, drop_connection, reserve_network, serving
 
 if TYPE_CHECKING:
     import pytest  # for its users' annotation only: this module works without it
 
-__all__ = ["LocalEC2", "use_ec2"]
+__all__ = ["ApiServer", "AwsFault", "Fleets", "LocalEC2", "use_ec2"]
+
+_TEMPLATE = "LaunchTemplateConfigs.1.LaunchTemplateSpecification."
+_OVERRIDE = "LaunchTemplateConfigs.1.Overrides"
+_XML_NAMES = {"InstanceType": "instanceType", "SubnetId": "subnetId", "AvailabilityZone": "availabilityZone"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """Candidate of a fleet.
+
+    Attributes:
+        type: instance type.
+        zone: its zone.
+        spot: True on the spot market.
+        override: the override in the call.
+    """
+
+    type: str
+    zone: str
+    spot: bool
+    override: Mapping[str, str]
+
+    def described(self) -> Mapping[str, Any]:
+        """Return the candidate as in an answer."""
+        members = {_XML_NAMES[name]: value for name, value in self.override.items() if name in _XML_NAMES}
+        return {"lifecycle": "spot" if self.spot else "on-demand", "launchTemplateAndOverrides": {"overrides": members}}
+
+
+class Fleets:
+    """Fleets, which launch one machine after another by ``RunInstances``.
+
+    Args:
+        client: returns a client of moto's EC2 in a region that bypasses faults.
+    """
+
+    def __init__(self, client: Callable[[str], Any]) -> None:
+        self._client = client
+        self._numbers = itertools.count(1)
+        self._instances: dict[str, list[str]] = {}
+
+    def answer(self, call: AwsCall, region: Region) -> ApiResponse | None:
+        """Answer a call about fleets; return None for other calls."""
+        match call.action:
+            case "CreateFleet":
+                return self._create(call, region)
+            case "DeleteFleets":
+                return self._delete(call, region)
+            case _:
+                return None
+
+    def _create(self, call: AwsCall, region: Region) -> ApiResponse:
+        if call.parameters.get("Type") != "instant":
+            return error(call, "InvalidParameterValue", "only fleets of the type instant are implemented", 400)
+        if call.parameters.get("DryRun") == "true":
+            return error(call, "DryRunOperation", "it would have succeeded", 412)
+        template = self._template(call, region.name)
+        got: list[Mapping[str, Any]] = []
+        refused: list[Mapping[str, Any]] = []
+        for spot in _wanted(call):
+            bought = self._buy(_candidates(call, region, template, spot=spot), region, template, _tags(call), refused)
+            got += [] if bought is None else [bought]
+        number = f"fleet-{next(self._numbers):017x}"
+        self._instances[number] = [each["instanceIds"][0] for each in got]
+        return xml_answer(call.action, {"fleetId": number, "errorSet": refused, "fleetInstanceSet": got})
+
+    def _delete(self, call: AwsCall, region: Region) -> ApiResponse:
+        asked = call.listed("FleetId")
+        if call.parameters.get("TerminateInstances", "false").lower() == "true":
+            ids = [each for fleet in asked for each in self._instances.get(fleet, [])]
+            region.terminate_instances(ids)
+        deleted = [{"fleetId": fleet, "currentFleetState": "deleted_terminating"} for fleet in asked]
+        return xml_answer(call.action, {"successfulFleetDeletionSet": deleted})
+
+    def _template(self, call: AwsCall, region: str) -> Mapping[str, Any]:
+        """Return the launch template's data as parameters of ``RunInstances``."""
+        names = {name: call.parameters.get(f"{_TEMPLATE}{name}") for name in ("LaunchTemplateId", "LaunchTemplateName")}
+        known = {name: value for name, value in names.items() if value}
+        version = call.parameters.get(f"{_TEMPLATE}Version", "$Default")
+        found = self._client(region).describe_launch_template_versions(**known, Versions=[version])
+        data = dict(found["LaunchTemplateVersions"][0]["LaunchTemplateData"])
+        if "UserData" in data:  # encoded in a template; a client of RunInstances encodes it itself
+            data["UserData"] = base64.b64decode(data["UserData"]).decode()
+        data["TagSpecifications"] = [
+            each for each in data.get("TagSpecifications", []) if each["ResourceType"] != "launch-template"
+        ]
+        return data
+
+    def _buy(
+        self,
+        candidates: Sequence[_Candidate],
+        region: Region,
+        template: Mapping[str, Any],
+        tags: Sequence[Mapping[str, Any]],
+        refused: list[Mapping[str, Any]],
+    ) -> Mapping[str, Any] | None:
+        """Launch the first available candidate; if there is none, append all refusals to ``refused``."""
+        refusals: list[Mapping[str, Any]] = []
+        for candidate in candidates:
+            running = region.running()
+            code = region.market.refusal(candidate.type, candidate.zone, spot=candidate.spot, running=running)
+            if not code:
+                instance_id = self._run(candidate, region, template, tags)
+                place = {"availabilityZone": candidate.zone, "instanceType": candidate.type}
+                return {**candidate.described(), "instanceIds": [instance_id], **place}
+            text = f"We have no sufficient {candidate.type} capacity in {candidate.zone}."
+            refusals.append({**candidate.described(), "errorCode": code, "errorMessage": text})
+        refused += refusals
+        return None
+
+    def _run(
+        self,
+        candidate: _Candidate,
+        region: Region,
+        template: Mapping[str, Any],
+        tags: Sequence[Mapping[str, Any]],
+    ) -> str:
+        arguments: dict[str, Any] = dict(template) | {
+            name: value for name, value in candidate.override.items() if name in ("InstanceType", "SubnetId", "ImageId")
+        }
+        if "SubnetId" in candidate.override and arguments.get("NetworkInterfaces"):
+            first, *others = arguments["NetworkInterfaces"]
+            arguments["NetworkInterfaces"] = [dict(first) | {"SubnetId": arguments.pop("SubnetId")}, *others]
+        if candidate.spot:
+            arguments["InstanceMarketOptions"] = {"MarketType": "spot"}
+        arguments["TagSpecifications"] = [*template["TagSpecifications"], *tags]
+        if not arguments["TagSpecifications"]:
+            del arguments["TagSpecifications"]
+        (instance,) = self._client(region.name).run_instances(MinCount=1, MaxCount=1, **arguments)["Instances"]
+        return instance["InstanceId"]
+
+
+def _wanted(call: AwsCall) -> Iterator[bool]:
+    """Yield one item for each machine: True on spot."""
+    asked = {
+        name: int(call.parameters.get(f"TargetCapacitySpecification.{name}", 0))
+        for name in ("TotalTargetCapacity", "OnDemandTargetCapacity", "SpotTargetCapacity")
+    }
+    default = call.parameters.get("TargetCapacitySpecification.DefaultTargetCapacityType", "on-demand") == "spot"
+    rest = asked["TotalTargetCapacity"] - asked["OnDemandTargetCapacity"] - asked["SpotTargetCapacity"]
+    yield from itertools.repeat(False, asked["OnDemandTargetCapacity"])  # noqa: FBT003 - an element, no flag
+    yield from itertools.repeat(True, asked["SpotTargetCapacity"])  # noqa: FBT003 - an element, no flag
+    yield from itertools.repeat(default, rest)
+
+
+def _candidates(call: AwsCall, region: Region, template: Mapping[str, Any], *, spot: bool) -> Sequence[_Candidate]:
+    """Return the overrides by priority, where that is the strategy, then by price; unknown prices are last."""
+    strategy = call.parameters.get(f"{'Spot' if spot else 'OnDemand'}Options.AllocationStrategy", "")
+    found: list[tuple[float, float, int, _Candidate]] = []
+    offered = set(region.offered())
+    for number in range(1, 1 + len(by_number(call.parameters, _OVERRIDE, ".InstanceType")) or 2):
+        start = f"{_OVERRIDE}.{number}."
+        override = {name[len(start) :]: value for name, value in call.parameters.items() if name.startswith(start)}
+        name = override.get("InstanceType") or template["InstanceType"]
+        zone = override.get("AvailabilityZone") or region.zone_of(override.get("SubnetId"))
+        prices = region.market.spot_price(name, zone) if spot else region.market.prices.get(name)
+        if (name, zone) in offered:
+            candidate = _Candidate(type=name, zone=zone, spot=spot, override=override)
+            price = float("inf") if prices is None else prices
+            priority = float(override.get("Priority", 0)) if "prioritized" in strategy else 0.0
+            found.append((priority, price, number, candidate))
+    return [candidate for *_, candidate in sorted(found, key=lambda each: each[:3])]
+
+
+def _tags(call: AwsCall) -> Sequence[Mapping[str, Any]]:
+    """Return the call's tag specifications, except the fleet's own."""
+    found: list[Mapping[str, Any]] = []
+    for number, kind in by_number(call.parameters, "TagSpecification", ".ResourceType").items():
+        start = f"TagSpecification.{number}.Tag"
+        keys, values = by_number(call.parameters, start, ".Key"), by_number(call.parameters, start, ".Value")
+        if kind != "fleet":
+            tags = [{"Key": key, "Value": values[index]} for index, key in keys.items()]
+            found.append({"ResourceType": kind, "Tags": tags})
+    return found
+
+
+_CAPACITY_CODES: Final = (b"<Code>InsufficientInstanceCapacity<", b"<Code>InsufficientCapacity<")
+_OK, _BAD_REQUEST, _SERVER_ERROR = 200, 400, 500
+_CATALOGUE: Final = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsFault:
+    """Failure of a call.
+
+    Attributes:
+        code: AWS's error code; the call has no effect then. Empty for a dropped connection.
+        status: HTTP status of the error.
+        message: text of the error; empty for a default.
+        dropped: the connection ends without an answer, before or after the call takes effect.
+    """
+
+    code: str = ""
+    status: int = 400
+    message: str = ""
+    dropped: Literal["", "before", "after"] = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.code) == bool(self.dropped):
+            raise ConfigurationError("a fault has either a code or a dropped connection")
+
+
+class ApiServer:
+    """WSGI application of the API. Calls take effect one at a time.
+
+    Args:
+        faults: plan of failing calls.
+        market: answers calls about prices, quotas and parameters.
+        fleets: answers calls about fleets.
+        region: returns the region of that name.
+        client_address: public address of every client, as answered at ``/checkip``.
+
+    Attributes:
+        calls: every call, in order, including failed ones.
+        lock: held while a call takes effect.
+        moto: moto's application; None while closed.
+    """
+
+    _catalogues: ClassVar[dict[str, ApiResponse]] = {}
+
+    def __init__(
+        self,
+        faults: Faults[AwsFault],
+        market: Market,
+        fleets: Fleets,
+        region: Callable[[str], Region],
+        *,
+        client_address: str,
+    ) -> None:
+        self.calls: list[AwsCall] = []
+        self.lock = threading.RLock()
+        self.moto: Any = None
+        self._faults = faults
+        self._market = market
+        self._fleets = fleets
+        self._region = region
+        self._client_address = client_address
+        self._tokens: dict[tuple[str, str], tuple[Mapping[str, Any], ApiResponse]] = {}
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request."""
+        if environ["PATH_INFO"] == "/checkip":
+            start_response("200 OK", [("Content-Type", "text/plain")])
+            return [f"{self._client_address}\n".encode()]
+        call = read_call(environ)
+        with self.lock:
+            self.calls.append(call)
+            fault = self._faults.met(call.action)
+            if fault is not None and fault.dropped == "before":
+                drop_connection(environ)
+            if fault is not None and fault.code:
+                answer = error(call, fault.code, fault.message or "planned fault", fault.status)
+            else:
+                answer = self._once(call, environ)
+        if fault is not None and fault.dropped == "after":
+            drop_connection(environ)
+        headers = [("Content-Type", answer.content_type), *answer.headers]
+        if environ["REQUEST_METHOD"] != "HEAD":  # a response to HEAD keeps moto's Content-Length
+            headers = [each for each in headers if each[0].lower() != "content-length"]
+            headers.append(("Content-Length", str(len(answer.body))))
+        start_response(f"{answer.status} {answer.status}", headers)
+        return [answer.body]
+
+    def _once(self, call: AwsCall, environ: dict[str, Any]) -> ApiResponse:
+        """Answer a call; calls with the same client token take effect once."""
+        token = call.parameters.get("ClientToken") if call.service == "ec2" else None
+        if not token:
+            return self._answer(call, environ)
+        known = self._tokens.get((call.action, token))
+        if known is None:
+            answer = self._answer(call, environ)
+            if answer.status == _OK:
+                self._tokens[call.action, token] = (call.parameters, answer)
+            return answer
+        parameters, answer = known
+        if parameters != call.parameters:
+            text = f"client token {token} was used with other parameters"
+            return error(call, "IdempotentParameterMismatch", text, _BAD_REQUEST)
+        return answer
+
+    def _answer(self, call: AwsCall, environ: dict[str, Any]) -> ApiResponse:
+        if not call.region or call.service not in {"ec2", "pricing", "servicequotas", "ssm"}:
+            return self._ask_moto(environ)
+        region = self._region(call.region)
+        if call.action in _CATALOGUE:
+            return self._ask_catalogue(call, environ)
+        hidden: Sequence[str] = ()
+        if call.action in {"DescribeInstances", "DescribeInstanceStatus"}:
+            asked = call.listed("InstanceId")
+            hidden = region.look(asked)
+            if missing := set(hidden) & set(asked):
+                text = f"The instance IDs '{', '.join(sorted(missing))}' do not exist"
+                return error(call, "InvalidInstanceID.NotFound", text, _BAD_REQUEST)
+        answer = self._market.answer(call, region.offered() if "Spot" in call.action else ())
+        answer = answer or (self._fleets.answer(call, region) if call.service == "ec2" else None)
+        return answer or without_instances(self._ask_moto(environ), hidden)
+
+    def _ask_catalogue(self, call: AwsCall, environ: dict[str, Any]) -> ApiResponse:
+        """Return the answer about machine types, the same in every account: it takes moto 20 to 60 ms."""
+        asked = repr((call.action, call.region, sorted(call.parameters.items()), sorted(self._market.prices)))
+        if asked not in self._catalogues:
+            self._catalogues[asked] = self._ask_moto(environ)
+        return self._catalogues[asked]
+
+    def _ask_moto(self, environ: dict[str, Any]) -> ApiResponse:
+        from werkzeug.test import run_wsgi_app
+
+        parts, status, headers = run_wsgi_app(self.moto, environ, buffered=True)
+        body = b"".join(parts)
+        code = int(status.split()[0])
+        if code == _BAD_REQUEST and any(each in body for each in _CAPACITY_CODES):
+            code = _SERVER_ERROR  # EC2 answers these with 500, moto with 400
+        others = [(name, value) for name, value in headers if name.lower() != "content-type"]
+        content_type = headers.get("Content-Type", "text/xml")
+        return ApiResponse(status=code, body=body, content_type=content_type, headers=tuple(others))
+
 
 _SSH_PORT: Final = 22022
 _THREADS: Final = 8
