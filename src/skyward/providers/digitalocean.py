@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import platformdirs
@@ -25,6 +25,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_accelerators,
     sold_as,
 )
+from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
 from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
@@ -52,7 +53,6 @@ __all__ = [
     "open_api",
     "parse_droplet",
     "parse_sizes",
-    "parse_spec",
     "read_sizes",
 ]
 
@@ -62,6 +62,8 @@ SPOT_SUFFIX: Final = "-spot"
 _MIB_PER_GIB: Final = 1024
 _NOT_SOLD: Final = ("-contracted", "-devcloud")
 """Endings of sizes that are listed, and ordered by contract only."""
+_WITH_GPUS: Final = "gpu-"
+"""Beginning of the sizes with GPUs."""
 _SHARED: Final = "s-"
 """Beginning of the sizes whose processors are shared with other customers."""
 _NAMES: Final[Mapping[str, str]] = {"h100": "H100-SXM"}
@@ -83,16 +85,75 @@ class DropletSize:
     regions: tuple[str, ...]
 
 
+class _VramPayload(VendorPayload):
+    amount: float
+
+
+class _DropletGpuPayload(VendorPayload):
+    count: int
+    model: str
+    vram: _VramPayload
+
+
+class _DropletSizePayload(VendorPayload):
+    slug: str
+    vcpus: int
+    memory: float
+    price_hourly: float
+    regions: tuple[str, ...]
+    available: bool
+    gpu_info: _DropletGpuPayload | None = None
+
+    def __post_init__(self) -> None:
+        if self.slug.startswith(_WITH_GPUS) and not self.slug.endswith(_NOT_SOLD) and self.gpu_info is None:
+            raise ValueError(f"Size {self.slug} lacks the field `gpu_info`")
+
+
+class _TaggedPayload(VendorPayload):
+    name: str
+    tags: tuple[str, ...]
+
+
+class _RegionPayload(VendorPayload):
+    slug: str
+
+
+class _AddressPayload(VendorPayload):
+    type: str
+    ip_address: str
+
+
+class _NetworksPayload(VendorPayload):
+    v4: tuple[_AddressPayload, ...]
+
+
+class _PricePayload(VendorPayload):
+    price_hourly: float
+
+
+class _DropletPayload(_TaggedPayload):
+    id: int
+    status: str
+    size_slug: str
+    vcpus: int
+    memory: float
+    region: _RegionPayload
+    networks: _NetworksPayload
+    size: _PricePayload
+    vpc_uuid: str | None = None
+    gpu_info: _DropletGpuPayload | None = None
+
+
 def parse_sizes(rows: Iterable[Mapping[str, Any]]) -> Sequence[DropletSize]:
     """Parse the sizes that can be ordered."""
     return [
         DropletSize(
-            type=MachineType(spec=parse_spec(row)),
-            price_per_hour=float(row["price_hourly"]),
-            regions=tuple(map(str, row["regions"])) if row["available"] else (),
+            type=MachineType(spec=_spec(size.slug, size.vcpus, size.memory, size.gpu_info)),
+            price_per_hour=size.price_hourly,
+            regions=size.regions if size.available else (),
         )
-        for row in rows
-        if not str(row["slug"]).endswith(_NOT_SOLD)
+        for size in decode_rows(_DropletSizePayload, rows, "digitalocean: GET /v2/sizes")
+        if not size.slug.endswith(_NOT_SOLD)
     ]
 
 
@@ -136,23 +197,15 @@ def _offer(size: DropletSize, region: str, prices: Mapping[str, float], *, chose
     )
 
 
-def parse_spec(row: Mapping[str, Any]) -> InstanceSpec:
-    """Parse a size; the API's ``vram`` is the sum of all GPUs of a droplet."""
-    gpus: Mapping[str, Any] = row.get("gpu_info") or {}
-    count = int(gpus.get("count") or 0)
-    model = str(gpus.get("model") or "")
-    _, _, name = model.partition("_")
-    vram: Mapping[str, Any] = gpus.get("vram") or {}
-    total_gib = float(vram.get("amount") or 0)
-    sold = sold_as(_NAMES.get(name, name) or model, reported_gib=total_gib / count) if count else None
-    return InstanceSpec(
-        name=str(row["slug"]),
-        cpu=int(row["vcpus"]),
-        memory_gib=float(row["memory"]) / _MIB_PER_GIB,
-        accelerator=sold.name if sold else None,
-        accelerator_count=count,
-        accelerator_memory_gib=sold.memory_gib if sold else None,
-    )
+def _spec(slug: str, vcpus: int, memory_mib: float, gpus: _DropletGpuPayload | None) -> InstanceSpec:
+    spec = InstanceSpec(name=slug, cpu=vcpus, memory_gib=memory_mib / _MIB_PER_GIB)
+    if gpus is None or not gpus.count:
+        return spec
+    _, _, name = gpus.model.partition("_")
+    # The API's ``vram`` is the sum of all GPUs of a droplet.
+    sold = sold_as(_NAMES.get(name, name) or gpus.model, reported_gib=gpus.vram.amount / gpus.count)
+    held = {"accelerator": sold.name, "accelerator_memory_gib": sold.memory_gib}
+    return replace(spec, accelerator_count=gpus.count, **held)
 
 
 def image_of(spec: InstanceSpec) -> str:
@@ -300,6 +353,7 @@ def _region(sizes: Sequence[DropletSize], region: str) -> Finding:
 
 _NAME: Final = "skyward-"
 _POOL_TAG: Final = "skyward:pool:"
+_READING: Final = "digitalocean: reading a droplet"
 _DROPLETS, _KEYS, _FIREWALLS = "/v2/droplets", "/v2/account/keys", "/v2/firewalls"
 _PAGE: Final = {"per_page": "200"}
 _FRESH_S: Final = 60.0
@@ -408,31 +462,30 @@ def fingerprint_of(public: str) -> str:
 
 def parse_droplet(row: Mapping[str, Any]) -> MachineRecord | None:
     """Parse a droplet of an answer; None if it is not one of Skyward's."""
-    name = str(row["name"])
-    pools = [str(tag) for tag in row.get("tags") or () if str(tag).startswith(_POOL_TAG)]
-    if not pools or not name.startswith(_NAME):
+    tagged = decode(_TaggedPayload, row, _READING)
+    pools = [tag for tag in tagged.tags if tag.startswith(_POOL_TAG)]
+    if not pools or not tagged.name.startswith(_NAME):
         return None
-    networks: Mapping[str, Any] = row.get("networks") or {}
-    addresses = {str(each["type"]): str(each["ip_address"]) for each in networks.get("v4") or ()}
-    size: Mapping[str, Any] = row.get("size") or {}
-    slug, state = str(row["size_slug"]), _STATES.get(row["status"], InstanceState.PENDING)
+    droplet = decode(_DropletPayload, row, _READING)
+    addresses = {place.type: place.ip_address for place in droplet.networks.v4}
+    state = _STATES.get(droplet.status, InstanceState.PENDING)
     return MachineRecord(
-        id=str(row["id"]),
-        key=name.removeprefix(_NAME),
+        id=str(droplet.id),
+        key=droplet.name.removeprefix(_NAME),
         pool_id=pools[0].removeprefix(_POOL_TAG),
         state=state,
         offer=Offer(
-            spec=parse_spec({**row, **size, "slug": slug}),
-            region=str(row["region"]["slug"]),
-            spot=slug.endswith(SPOT_SUFFIX),
-            price_per_hour=None if (price := size.get("price_hourly")) is None else float(price),
+            spec=_spec(droplet.size_slug, droplet.vcpus, droplet.memory, droplet.gpu_info),
+            region=droplet.region.slug,
+            spot=droplet.size_slug.endswith(SPOT_SUFFIX),
+            price_per_hour=droplet.size.price_hourly,
             minimum_billed_s=MINIMUM_BILLED_S,
             minimum_charge=MINIMUM_CHARGE,
         ),
         public_address=addresses.get("public", ""),
         private_address=addresses.get("private", ""),
-        network=str(row.get("vpc_uuid") or ""),
-        reason=f"its status is {row['status']!r}, and it bills" if state is InstanceState.FAILED else "",
+        network=droplet.vpc_uuid or "",
+        reason=f"its status is {droplet.status!r}, and it bills" if state is InstanceState.FAILED else "",
     )
 
 

@@ -36,6 +36,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_accelerators,
     sold_as,
 )
+from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
 from skyward.providers._common.rented_machines import MachineRecord, RentedContainers, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
@@ -91,25 +92,64 @@ def compute_of(spec: InstanceSpec) -> Mapping[str, Any]:
     return {"gpu": {"id": device, "count": int(count or 1)}}
 
 
+class _DataCenterPayload(VendorPayload, rename="camel"):
+    id: str
+    availability: str | None = None
+
+
+class _StockPayload(VendorPayload, rename="camel"):
+    id: str
+    availability: str | None = None
+    data_centers: tuple[_DataCenterPayload, ...] | None = None
+
+    @property
+    def places(self) -> Sequence[str]:
+        """Data centres with stock; where the catalogue has a stock without places, any."""
+        places = [place for place in self.data_centers or () if place.availability in _LEVELS]
+        if not places:
+            return ("",) if self.availability in _LEVELS else ()
+        return [place.id for place in sorted(places, key=lambda place: _LEVELS.index(place.availability or ""))]
+
+
+class _CatalogueGpuPayload(_StockPayload, rename="camel", kw_only=True):
+    name: str
+    memory: float
+    secure: bool
+    community: bool
+    max_count: Mapping[str, int | None]
+    price: Mapping[str, float | None]
+
+
+class _RangePayload(VendorPayload):
+    min: int
+    max: int
+
+
+class _CpuPricePayload(VendorPayload, rename="camel"):
+    secure_per_vcpu: float
+
+
+class _CpuPayload(_StockPayload, rename="camel", kw_only=True):
+    vcpu: _RangePayload
+    ram_gb_per_vcpu: float
+    price: _CpuPricePayload
+
+
 def parse_gpus(rows: Iterable[Mapping[str, Any]], request: PoolRequest, *, cloud: str) -> Stock:
-    """Parse the GPUs of the catalogue; malformed rows are left out.
+    """Parse the GPUs of the catalogue.
 
     Cores and memory of these pods are in no catalogue: a machine counts as having what is requested, until it is
     measured. Each GPU has the number that is requested, and the largest number that RunPod has on one machine.
     """
     found: dict[MachineType, Sequence[str]] = {}
-    for row in rows:
-        try:
-            most, price = int(row["maxCount"][cloud]), float(row["price"][cloud])
-            device, name = str(row["id"]), str(row["name"])
-            sold = sold_as(name, model_name(device), reported_gib=float(row["memory"]))
-        except (KeyError, TypeError, ValueError):
+    for gpu in decode_rows(_CatalogueGpuPayload, rows, "RunPod: GET /v2/catalog/gpus"):
+        most, price = gpu.max_count.get(cloud), gpu.price.get(cloud)
+        if not (gpu.secure if cloud == "secure" else gpu.community) or most is None or price is None:
             continue
-        if not row.get(cloud):
-            continue
+        sold = sold_as(gpu.name, model_name(gpu.id), reported_gib=gpu.memory)
         for count in sorted({min(wanted_count(request), most), most} - {0}):
             spec = InstanceSpec(
-                name=pod_name(device, count),
+                name=pod_name(gpu.id, count),
                 cpu=request.wish.cpu or 0,
                 memory_gib=request.wish.memory_gib or 0.0,
                 accelerator=sold.name,
@@ -117,28 +157,23 @@ def parse_gpus(rows: Iterable[Mapping[str, Any]], request: PoolRequest, *, cloud
                 accelerator_memory_gib=sold.memory_gib,
                 price_on_demand=round(price * count, 6) or None,
             )
-            found[MachineType(spec=spec, spot=False, whole="MIG" not in device)] = _places(row)
+            found[MachineType(spec=spec, spot=False, whole="MIG" not in gpu.id)] = gpu.places
     return found
 
 
 def parse_cpus(rows: Iterable[Mapping[str, Any]]) -> Stock:
-    """Parse the flavours without GPUs, each with every number of cores; malformed rows are left out."""
+    """Parse the flavours without GPUs, each with every number of cores."""
     found: dict[MachineType, Sequence[str]] = {}
-    for row in rows:
-        try:
-            device, least, most = str(row["id"]), int(row["vcpu"]["min"]), int(row["vcpu"]["max"])
-            memory_gib, price = float(row["ramGbPerVcpu"]), float(row["price"]["securePerVcpu"])
-        except (KeyError, TypeError, ValueError):
-            continue
+    for flavour in decode_rows(_CpuPayload, rows, "RunPod: GET /v2/catalog/cpus"):
         for count in (1 << exponent for exponent in range(1, 10)):
-            if least <= count <= most:
+            if flavour.vcpu.min <= count <= flavour.vcpu.max:
                 spec = InstanceSpec(
-                    name=pod_name(device, count),
+                    name=pod_name(flavour.id, count),
                     cpu=count,
-                    memory_gib=memory_gib * count,
-                    price_on_demand=round(price * count, 6) or None,
+                    memory_gib=flavour.ram_gb_per_vcpu * count,
+                    price_on_demand=round(flavour.price.secure_per_vcpu * count, 6) or None,
                 )
-                found[MachineType(spec=spec, spot=False)] = _places(row)
+                found[MachineType(spec=spec, spot=False)] = flavour.places
     return found
 
 
@@ -170,16 +205,9 @@ def _offer(spec: InstanceSpec, place: str) -> Offer:
     return Offer(spec=spec, region=place, price_per_hour=price, on_demand_price_per_hour=price, island=True)
 
 
-def _places(row: Mapping[str, Any]) -> Sequence[str]:
-    """Return the data centres with stock; where the catalogue has a stock without places, any."""
-    places = [each for each in row.get("dataCenters") or () if each.get("availability") in _LEVELS]
-    if not places:
-        return ("",) if row.get("availability") in _LEVELS else ()
-    return [str(each["id"]) for each in sorted(places, key=lambda each: _LEVELS.index(each["availability"]))]
-
-
 API_URL: Final = "https://api.runpod.io"
 _KEYS_URL: Final = "https://console.runpod.io/user/settings"
+_READING: Final = "RunPod: reading a pod"
 _BILLING_URL: Final = "https://console.runpod.io/user/billing"
 
 STATES: Final[Mapping[str, InstanceState]] = {
@@ -314,34 +342,72 @@ class PodAccount:
         """Do nothing: a pool has nothing but pods."""
 
 
-def _parse_pod(row: Any) -> MachineRecord | None:
+class _PodGpuPayload(VendorPayload):
+    id: str
+    count: int = 1
+
+
+class _PodCpuPayload(VendorPayload, rename="camel"):
+    id: str
+    vcpu_count: int
+
+
+class _DirectPayload(VendorPayload):
+    host: str
+    port: int
+
+
+class _WaysPayload(VendorPayload):
+    direct: _DirectPayload | None
+
+
+class _NamedPayload(VendorPayload):
+    name: str | None
+
+
+class _PodPayload(VendorPayload, rename="camel"):
+    id: str
+    status: str
+    cost: float | None
+    ssh: _WaysPayload | None
+    data_center_id: str | None
+    gpu: _PodGpuPayload | None = None
+    cpu: _PodCpuPayload | None = None
+    cluster: Any = None
+
+    def __post_init__(self) -> None:
+        if self.gpu is None and self.cpu is None:
+            raise ValueError("Object missing required field `gpu` or `cpu`")
+
+
+def _parse_pod(row: object) -> MachineRecord | None:
     """Parse one pod of an answer; None for a pod of somebody else, or of a cluster."""
-    pod: Mapping[str, Any] = cast("Mapping[str, Any]", row) if isinstance(row, dict) else {}
-    if not (labels := labels_of(pod.get("name"))) or not pod.get("id") or pod.get("cluster"):
+    if not (labels := labels_of(decode(_NamedPayload, row, _READING).name)):
         return None
-    status = str(pod.get("status", ""))
-    state = STATES.get(status, InstanceState.PENDING)
-    gpu: Mapping[str, Any] = pod.get("gpu") or {}
-    cpu: Mapping[str, Any] = pod.get("cpu") or {}
-    count = int(gpu.get("count") or cpu.get("vcpuCount") or 1)
-    spec = InstanceSpec(name=pod_name(str(gpu.get("id") or cpu.get("id") or ""), count), cpu=0, memory_gib=0.0)
+    pod = decode(_PodPayload, row, _READING)
+    if pod.cluster:
+        return None
+    state = STATES.get(pod.status, InstanceState.PENDING)
+    if pod.gpu is not None:
+        kind = pod_name(pod.gpu.id, pod.gpu.count)
+    else:
+        kind = pod_name(pod.cpu.id, pod.cpu.vcpu_count) if pod.cpu is not None else ""
     billed = state in (InstanceState.PENDING, InstanceState.RUNNING)
-    ways: Mapping[str, Any] = pod.get("ssh") or {}
-    direct: Mapping[str, Any] = ways.get("direct") or {}
+    direct = pod.ssh.direct if pod.ssh is not None else None
     return MachineRecord(
-        id=str(pod["id"]),
+        id=pod.id,
         key=labels[1],
         pool_id=labels[0],
         state=state,
         offer=Offer(
-            spec=spec,
-            region=str(pod.get("dataCenterId") or ""),
-            price_per_hour=(float(pod.get("cost") or 0.0) or None) if billed else None,
+            spec=InstanceSpec(name=kind, cpu=0, memory_gib=0.0),
+            region=pod.data_center_id or "",
+            price_per_hour=(pod.cost or None) if billed else None,
             island=True,
         ),
-        public_address=str(direct.get("host") or "") if direct.get("port") else "",
-        public_port=int(direct.get("port") or 0),
-        reason=_REASONS.get(status, ""),
+        public_address=direct.host if direct else "",
+        public_port=direct.port if direct else 0,
+        reason=_REASONS.get(pod.status, ""),
     )
 
 

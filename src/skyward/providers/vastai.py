@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import os
@@ -35,6 +34,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_as,
     spread,
 )
+from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
 from skyward.providers._common.rented_machines import MachineRecord, RentedContainers, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
@@ -56,7 +56,6 @@ from skyward.request.request import PoolRequest
 __all__ = [
     "API_URL",
     "CPU_ONLY",
-    "MALFORMED",
     "PORT",
     "STATES",
     "TABLE",
@@ -71,8 +70,6 @@ __all__ = [
     "find_key",
     "instance_path",
     "parse_record",
-    "region_of",
-    "spec_of",
 ]
 
 CPU_ONLY: Final = "CPU"
@@ -180,8 +177,6 @@ def _gpu_filters(request: PoolRequest) -> Mapping[str, Any]:
     return {"num_gpus": {"gte": wanted.count}, "gpu_ram": {"gte": each_mb * _BELOW, "lte": each_mb * _ABOVE or 1e9}}
 
 
-MALFORMED: Final = (ArithmeticError, KeyError, TypeError, ValueError)
-"""Errors of rows in which something is missing."""
 _KEPT_S: Final = 60.0
 """Longest age of asks. Searches have a quota by the minute and another by the day."""
 _LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
@@ -312,8 +307,10 @@ class AskMarket:
 
     def _left(self, found: SharedAnswer[_Rows]) -> Sequence[Ask]:
         """Return the asks of a search that nobody took: the vendor may list a rented one for a while."""
-        asks = (_parse(row, self._terms.bid_factor) for row in found.value)
-        return [each for each in asks if each is not None and self._taken.get(each.id, -math.inf) < found.at]
+        asks = (
+            _parse(row, self._terms.bid_factor) for row in decode_rows(_AskPayload, found.value, "VastAI: a search")
+        )
+        return [ask for ask in asks if self._taken.get(ask.id, -math.inf) < found.at]
 
     async def _asks(self, request: PoolRequest) -> SharedAnswer[_Rows]:
         """Return the rows that one search has found for a request's terms."""
@@ -334,22 +331,48 @@ def _refuse_unknown_vendor(wanted: Accelerator | None) -> None:
         )
 
 
-def spec_of(row: Mapping[str, Any]) -> InstanceSpec:
-    """Return the share of a machine that an ask or an instance has; raises one of :data:`MALFORMED`."""
-    count, cores = int(row["num_gpus"] or 0), float(row["cpu_cores_effective"])
-    memory_gib = float(row["cpu_ram"]) / 1024 * min(1.0, cores / float(row["cpu_cores"]))
-    spec = InstanceSpec(name=CPU_ONLY, cpu=max(1, int(cores)), memory_gib=round(memory_gib, 1))
-    if not count:
-        return spec
-    gpu = str(row["gpu_name"]).replace("_", " ")
-    sold = sold_as(gpu, model_name(gpu), reported_gib=float(row["gpu_ram"]) / 1024)
-    held = {"accelerator": sold.name, "accelerator_memory_gib": sold.memory_gib}
-    return replace(spec, name=f"{count}x {gpu}", accelerator_count=count, **held)
+class _SharePayload(VendorPayload):
+    """Share of a machine that an ask or an instance has."""
+
+    num_gpus: int | None
+    cpu_cores: float
+    cpu_cores_effective: float
+    cpu_ram: float
+    gpu_name: str | None
+    gpu_ram: float | None
+    geolocation: str | None
+    machine_id: int
+    dph_total: float
+
+    def __post_init__(self) -> None:
+        if self.cpu_cores <= 0 or (self.num_gpus and not (self.gpu_name and self.gpu_ram)):
+            raise ValueError("Machine without cores, or with GPUs of no kind or memory")
+
+    @property
+    def spec(self) -> InstanceSpec:
+        """Type, cores, memory and accelerators."""
+        cores, count = self.cpu_cores_effective, self.num_gpus
+        memory_gib = self.cpu_ram / 1024 * min(1.0, cores / self.cpu_cores)
+        spec = InstanceSpec(name=CPU_ONLY, cpu=max(1, int(cores)), memory_gib=round(memory_gib, 1))
+        if not count:
+            return spec
+        gpu = (self.gpu_name or "").replace("_", " ")
+        sold = sold_as(gpu, model_name(gpu), reported_gib=(self.gpu_ram or 0.0) / 1024)
+        held = {"accelerator": sold.name, "accelerator_memory_gib": sold.memory_gib}
+        return replace(spec, name=f"{count}x {gpu}", accelerator_count=count, **held)
+
+    @property
+    def region(self) -> str:
+        """The country: the end of ``"Quebec, CA"``."""
+        return (self.geolocation or "").rpartition(",")[2].strip()
 
 
-def region_of(row: Mapping[str, Any]) -> str:
-    """Return the country of an ask or an instance: the end of ``"Quebec, CA"``."""
-    return str(row.get("geolocation") or "").rpartition(",")[2].strip()
+class _AskPayload(_SharePayload):
+    id: int
+    dph_base: float
+    min_bid: float
+    inet_down_cost: float | None
+    inet_up_cost: float | None
 
 
 def _in_order(asks: Iterable[Ask], *, spot: bool, used: Mapping[str, int]) -> list[Ask]:
@@ -383,23 +406,19 @@ def _fits(ask: Ask, request: PoolRequest) -> bool:
     return request.machine is not None or not (request.wish.shortfall(ask.spec) or wish.shortfall(ask.spec))
 
 
-def _parse(row: Mapping[str, Any], bid_factor: float) -> Ask | None:
-    """Parse an ask; None for a malformed one."""
-    try:
-        price, base, least = float(row["dph_total"]), float(row["dph_base"]), float(row["min_bid"])
-        bid = max(_LEAST_BID, round(least * bid_factor, 6), least)  # one below the least leaves a stopped contract
-        return Ask(
-            id=int(row["id"]),
-            host=str(row["machine_id"]),
-            region=region_of(row),
-            spec=spec_of(row),
-            price=price,
-            disk=price - base,
-            bid=bid if bid < base - _BID_STEP else math.inf,
-            traffic=(float(row.get("inet_down_cost") or 0), float(row.get("inet_up_cost") or 0)),
-        )
-    except MALFORMED:
-        return None
+def _parse(ask: _AskPayload, bid_factor: float) -> Ask:
+    # A bid below the least one leaves a stopped contract.
+    bid = max(_LEAST_BID, round(ask.min_bid * bid_factor, 6), ask.min_bid)
+    return Ask(
+        id=ask.id,
+        host=str(ask.machine_id),
+        region=ask.region,
+        spec=ask.spec,
+        price=ask.dph_total,
+        disk=ask.dph_total - ask.dph_base,
+        bid=bid if bid < ask.dph_base - _BID_STEP else math.inf,
+        traffic=(ask.inet_down_cost or 0.0, ask.inet_up_cost or 0.0),
+    )
 
 
 PORT: Final = 10022
@@ -445,50 +464,69 @@ def create_body(ask: Ask, terms: AskTerms, name: str, boot: ContainerBoot, *, sp
     }
 
 
+class _LabelledPayload(VendorPayload):
+    label: str | None
+
+
+class _MappedPortPayload(VendorPayload, rename="pascal"):
+    host_port: str
+
+
+class _InstancePayload(_SharePayload):
+    id: int
+    actual_status: str | None
+    cur_state: str | None
+    next_state: str | None
+    intended_status: str | None
+    is_bid: bool | None
+    status_msg: str | None = None
+    public_ipaddr: str | None = None
+    ports: Mapping[str, tuple[_MappedPortPayload, ...] | None] | None = None
+
+    @property
+    def port(self) -> int:
+        """Port of the host that is mapped to sshd; 0 while there is none."""
+        mapped = (self.ports or {}).get(f"{PORT}/tcp") or ()
+        return next((int(each.host_port) for each in mapped if each.host_port.isdecimal()), 0)
+
+
 def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
     """Parse one instance of a list; None for one of somebody else."""
-    if not (labels := labels_of(row.get("label"))):
+    if not (labels := labels_of(decode(_LabelledPayload, row, _READING).label)):
         return None
-    status, message = cast("str | None", row.get("actual_status")), str(row.get("status_msg") or "").strip()
-    stopped = {row.get(name) for name in ("cur_state", "next_state", "intended_status")} == {"stopped"}
+    instance = decode(_InstancePayload, row, _READING)
+    status, message = instance.actual_status, (instance.status_msg or "").strip()
+    stopped = {instance.cur_state, instance.next_state, instance.intended_status} == {"stopped"}
     state = InstanceState.FAILED if stopped else STATES.get(status, InstanceState.PENDING)
     if state is InstanceState.PENDING and _NEVER_RUNS.search(message):
         state = InstanceState.FAILED
-    outbid = stopped and row.get("is_bid") is True  # "exited" alone: its main process ended, which is no host's doing
+    outbid = stopped and instance.is_bid is True  # "exited" alone: its main process ended, which is no host's doing
     reason = "outbid: the host runs somebody else's bid" if outbid else f"{status}: {message[:200]}".rstrip(": ")
-    port = _public_port(row)
     return MachineRecord(
-        id=str(row["id"]),
+        id=str(instance.id),
         key=labels[1],
         pool_id=labels[0],
         state=state,
-        offer=_rented_offer(row),
-        public_address=str(row.get("public_ipaddr") or "").strip() if port else "",
-        public_port=port,
-        host=str(row.get("machine_id") or ""),
+        offer=Offer(
+            spec=instance.spec,
+            region=instance.region,
+            spot=instance.is_bid is True,
+            price_per_hour=instance.dph_total,
+            island=True,
+        ),
+        public_address=(instance.public_ipaddr or "").strip() if instance.port else "",
+        public_port=instance.port,
+        host=str(instance.machine_id),
         reason=reason if state is InstanceState.FAILED else "",
         preempted=outbid,
     )
-
-
-def _public_port(row: Mapping[str, Any]) -> int:
-    """Return the port of the host that is mapped to sshd; 0 while there is none."""
-    ports = row.get("ports")
-    found = cast("Mapping[str, Any]", ports).get(f"{PORT}/tcp") if isinstance(ports, dict) else None
-    return next((int(each["HostPort"]) for each in found or () if str(each.get("HostPort")).isdecimal()), 0)
-
-
-def _rented_offer(row: Mapping[str, Any]) -> Offer:
-    spec, price = InstanceSpec(name="", cpu=0, memory_gib=0.0), None
-    with contextlib.suppress(*MALFORMED):
-        spec, price = spec_of(row), float(row["dph_total"])
-    return Offer(spec=spec, region=region_of(row), spot=row.get("is_bid") is True, price_per_hour=price, island=True)
 
 
 API_URL: Final = "https://console.vast.ai"
 _LIST: Final = "/api/v1/instances/"
 _PAGE: Final = 25
 _SUCCESS, _NOT_FOUND = 200, 404
+_READING: Final = "VastAI: reading an instance"
 _CONTRACT: Final = re.compile(r"\(it made contract (\d+)\)")
 _DAY_S: Final = 86400
 _KEYS: Final = (
@@ -532,6 +570,10 @@ def instance_path(instance: str) -> str:
     return f"/api/v0/instances/{instance}/"
 
 
+class _UserPayload(VendorPayload):
+    credit: float
+
+
 class VastAccount:
     """Instances of one account; they bear labels, and there is nothing else to remove.
 
@@ -561,8 +603,8 @@ class VastAccount:
 
     async def credit(self) -> float:
         """Return the USD that are left."""
-        row: Mapping[str, Any] = await self.rest.read("/api/v0/users/current/")
-        return float(row.get("credit") or row.get("balance") or 0.0)
+        path = "/api/v0/users/current/"
+        return decode(_UserPayload, await self.rest.read(path), f"VastAI: GET {path}").credit
 
     async def search(self, body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Return the asks of a search, of which an account has few a minute, and a limited number a day."""

@@ -23,6 +23,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_accelerators,
     sold_as,
 )
+from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
 from skyward.providers._common.rented_machines import MachineRecord, RentedMachines, label, labels_of
 from skyward.providers._common.rest_client import (
@@ -71,6 +72,8 @@ STATES: Final[Mapping[str, InstanceState]] = {
 
 _MINIMUM_BILLED_S: Final = 600.0
 """Shortest time billed, by an old text of the vendor's: no present document states one."""
+_READING: Final = "Verda: GET /instances"
+_CATALOGUE: Final = "Verda: GET /instance-types"
 _POOL_TAG: Final = "skyward-pool"
 _KEY_TAG: Final = "skyward-key"
 _IMAGE: Final = re.compile(r"ubuntu-(\d+\.\d+)(?:-cuda-(\d+)\.(\d+))?", re.ASCII)
@@ -79,31 +82,52 @@ _GPU_DISK_GB: Final = 100
 _DISK_GB: Final = 50
 
 
-def _labels_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the pool and the ledger key of a machine; empty for a machine of somebody else.
+class _TagPayload(VendorPayload):
+    key: str
+    value: str
 
-    They are its tags, else in its description: Verda's tags are new.
-    """
-    tags = {tag.get("key"): str(tag.get("value")) for tag in row.get("tags") or ()}
-    if _KEY_TAG in tags and _POOL_TAG in tags:
-        return tags[_POOL_TAG], tags[_KEY_TAG]
-    return labels_of(row.get("description"))
+
+class _TaggedMachinePayload(VendorPayload):
+    description: str | None = None
+    tags: tuple[_TagPayload, ...] | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The pool and the ledger key of a machine; empty for a machine of somebody else.
+
+        They are its tags, else in its description: Verda's tags are new.
+        """
+        tags = {tag.key: tag.value for tag in self.tags or ()}
+        if _KEY_TAG in tags and _POOL_TAG in tags:
+            return tags[_POOL_TAG], tags[_KEY_TAG]
+        return labels_of(self.description)
+
+
+class _MachinePayload(VendorPayload):
+    id: str
+    status: str
+    instance_type: str
+    location: str
+    is_spot: bool
+    price_per_hour: float | None = None
+    ip: str | None = None
 
 
 def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
     """Parse one machine of an answer; None for a machine of somebody else."""
-    if not (labels := _labels_of(row)):
+    if not (labels := decode(_TaggedMachinePayload, row, _READING).labels):
         return None
-    status, spot = str(row.get("status", "")), row.get("is_spot") is True
+    machine = decode(_MachinePayload, row, _READING)
+    status, spot = machine.status, machine.is_spot
     state = STATES.get(status, InstanceState.PENDING)
-    spec = InstanceSpec(name=str(row.get("instance_type", "")), cpu=0, memory_gib=0.0)
+    spec = InstanceSpec(name=machine.instance_type, cpu=0, memory_gib=0.0)
     return MachineRecord(
-        id=str(row["id"]),
+        id=machine.id,
         key=labels[1],
         pool_id=labels[0],
         state=state,
-        offer=_offer(spec, str(row.get("location", "")), spot=spot, price=_number(row.get("price_per_hour"))),
-        public_address=str(row.get("ip") or ""),
+        offer=_offer(spec, machine.location, spot=spot, price=machine.price_per_hour),
+        public_address=machine.ip or "",
         reason=status if state in (InstanceState.FAILED, InstanceState.GONE) else "",
         preempted=spot and status == "discontinued",
     )
@@ -145,12 +169,12 @@ def choose_image(supported: Sequence[str], *, gpu: bool) -> str | None:
 
 def parse_types(rows: Iterable[Mapping[str, Any]]) -> tuple[MachineType, ...]:
     """Parse the catalogue; malformed rows are left out."""
-    return tuple(each for row in rows if (each := _parse_type(row)) is not None)
+    return tuple(map(_parse_type, decode_rows(_TypePayload, rows, _CATALOGUE)))
 
 
 def parse_images(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, str]:
     """Return the image for each machine type of the catalogue that has one."""
-    images = {str(row["instance_type"]): choose_image(row["supported_os"], gpu=_gpus(row) > 0) for row in rows}
+    images = {each.instance_type: each.image for each in decode_rows(_TypePayload, rows, _CATALOGUE)}
     return {name: image for name, image in images.items() if image is not None}
 
 
@@ -204,37 +228,50 @@ def _offer(spec: InstanceSpec, location: str, *, spot: bool, price: float | None
     )
 
 
-def _parse_type(row: Mapping[str, Any]) -> MachineType | None:
-    try:
-        count, total_gb = _gpus(row), float(row["gpu_memory"]["size_in_gigabytes"])
-        image = choose_image(row["supported_os"], gpu=count > 0)
-        spec = InstanceSpec(
-            name=str(row["instance_type"]),
-            cpu=int(row["cpu"]["number_of_cores"]),
-            memory_gib=float(row["memory"]["size_in_gigabytes"]),
-            price_on_demand=_number(row.get("price_per_hour")),
-            price_spot=_number(row.get("spot_price")) or None,
-        )
-        if count:  # Verda states the memory of all GPUs together: "8x H100 SXM5 80GB" has 640
-            name = re.sub(r"^\d+x\s+|\s+\d+\s*GB$", "", str(row["gpu"]["description"]))
-            sold = sold_as(re.sub(r"SXM\d", "SXM", name), name, model_name(name), reported_gib=total_gb / count)
-            held = {"accelerator": sold.name, "accelerator_memory_gib": sold.memory_gib}
-            spec = replace(spec, accelerator_count=count, **held)
-    except (KeyError, TypeError, ValueError):
-        return None
-    return MachineType(spec=spec, spot=spec.price_spot is not None, whole=image is not None)
+class _CoresPayload(VendorPayload):
+    number_of_cores: int
 
 
-def _gpus(row: Mapping[str, Any]) -> int:
-    return int(row["gpu"]["number_of_gpus"])
+class _GigabytesPayload(VendorPayload):
+    size_in_gigabytes: float
 
 
-def _number(value: object) -> float | None:
-    """Return a price, which Verda writes as a number or as text; None for anything else."""
-    try:
-        return float(cast("Any", value))
-    except (TypeError, ValueError):
-        return None
+class _VerdaGpuPayload(VendorPayload):
+    number_of_gpus: int
+    description: str
+
+
+class _TypePayload(VendorPayload):
+    instance_type: str
+    cpu: _CoresPayload
+    memory: _GigabytesPayload
+    gpu: _VerdaGpuPayload
+    gpu_memory: _GigabytesPayload
+    supported_os: tuple[str, ...]
+    price_per_hour: float | None
+    spot_price: float | None
+
+    @property
+    def image(self) -> str | None:
+        """The image for it; None if none is Ubuntu's."""
+        return choose_image(self.supported_os, gpu=self.gpu.number_of_gpus > 0)
+
+
+def _parse_type(row: _TypePayload) -> MachineType:
+    spec = InstanceSpec(
+        name=row.instance_type,
+        cpu=row.cpu.number_of_cores,
+        memory_gib=row.memory.size_in_gigabytes,
+        price_on_demand=row.price_per_hour,
+        price_spot=row.spot_price or None,
+    )
+    if count := row.gpu.number_of_gpus:  # Verda states the memory of all GPUs together: "8x H100 SXM5 80GB" has 640
+        name = re.sub(r"^\d+x\s+|\s+\d+\s*GB$", "", row.gpu.description)
+        reported_gib = row.gpu_memory.size_in_gigabytes / count
+        sold = sold_as(re.sub(r"SXM\d", "SXM", name), name, model_name(name), reported_gib=reported_gib)
+        held = {"accelerator": sold.name, "accelerator_memory_gib": sold.memory_gib}
+        spec = replace(spec, accelerator_count=count, **held)
+    return MachineType(spec=spec, spot=spec.price_spot is not None, whole=row.image is not None)
 
 
 API_URL: Final = "https://api.verda.com/v1"
@@ -402,6 +439,16 @@ _STALE_S: Final = 3000
 """Age of a bearer at which the client counts as dead, ten minutes before the bearer expires."""
 
 
+class _BalancePayload(VendorPayload):
+    amount: float
+    currency: str
+
+
+class _AvailabilityPayload(VendorPayload):
+    location_code: str
+    availabilities: tuple[str, ...]
+
+
 @explain_options
 @dataclass(frozen=True, kw_only=True)
 class Verda(RentedMachines):
@@ -493,10 +540,10 @@ class Verda(RentedMachines):
         """Check credentials, balance, region and availability; creates nothing."""
         found: list[Finding] = []
         try:
-            balance: Mapping[str, Any] = await self.api.rest.read("/balance")
-            amount = float(balance.get("amount") or 0.0)
+            balance = decode(_BalancePayload, await self.api.rest.read("/balance"), "Verda: GET /balance")
+            amount = balance.amount
             found.append(Finding(what="credentials", state="ok", found="Verda accepts them"))
-            money, fix = f"{amount:.2f} {balance.get('currency', '')}", "top it up: https://console.verda.com"
+            money, fix = f"{amount:.2f} {balance.currency}", "top it up: https://console.verda.com"
             state, fix = ("ok", "") if amount > 0 else ("fail", fix)
             found.append(Finding(what="balance", state=state, found=money, fix=fix))
             stock = await self._stock()
@@ -531,7 +578,8 @@ class Verda(RentedMachines):
         for spot in (True, False):
             wanted = str(spot).lower()  # two spellings, since the vendor's two libraries disagree
             rows = await rest.read("/instance-availability", {"is_spot": wanted, "isSpot": wanted})
-            stock[spot] = {str(row["location_code"]): row.get("availabilities") or () for row in rows}
+            places = decode(list[_AvailabilityPayload], rows, "Verda: GET /instance-availability")
+            stock[spot] = {place.location_code: place.availabilities for place in places}
         return stock
 
     async def _script(self, key: str, time_to_live_s: float) -> str:

@@ -29,7 +29,6 @@ from skyward.providers.digitalocean import (
     image_of,
     parse_droplet,
     parse_sizes,
-    parse_spec,
 )
 from skyward.providers.registry import provider_settings
 from skyward.request.request import parse_request
@@ -103,7 +102,8 @@ def test_eight_gpus_share_the_total_also_where_the_catalogue_names_no_form(
     model: str, name: str, each_gib: float
 ) -> None:
     gpus = {"count": 8, "model": model, "vram": {"amount": int(8 * each_gib), "unit": "gib"}}
-    spec = parse_spec({"slug": "gpu-x8", "vcpus": 1, "memory": 1024, "gpu_info": gpus})
+    (size,) = parse_sizes([{**rows()[0], "slug": "gpu-x8", "gpu_info": gpus}])
+    spec = size.type.spec
 
     assert (spec.accelerator, spec.accelerator_count, spec.accelerator_memory_gib) == (name, 8, each_gib)
 
@@ -321,6 +321,8 @@ def test_every_state_has_its_meaning(cloud: DigitalOceanApi, status: str) -> Non
         "memory": 8192,
         "status": status,
         "region": {"slug": "nyc1"},
+        "networks": {"v4": []},
+        "size": {"price_hourly": 0.1},
     }
 
     record = parse_droplet(row)

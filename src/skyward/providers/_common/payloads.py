@@ -1,0 +1,49 @@
+"""Vendors' payloads, decoded into typed records at the edge: a renamed or missing field is an error, never 0 or ""."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from skyward.errors import UnreachableError
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("skyward")
+
+
+class VendorPayload(msgspec.Struct):
+    """Base of a payload's type. A field without a default is required; other fields of the vendor are ignored."""
+
+
+def decode(kind: type[T], payload: object, where: str) -> T:
+    """Return a payload as ``kind``; numbers may be text. ``where`` is vendor and call: ``"Cloud: GET /v2/things"``.
+
+    Raises:
+        UnreachableError: it has another form.
+    """
+    try:
+        return msgspec.convert(payload, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UnreachableError(
+            f"{where} was answered in a form that this version of Skyward cannot read: {error}. Install a newer "
+            "version, or report this"
+        ) from error
+
+
+def decode_rows(kind: type[T], rows: Iterable[object], where: str) -> list[T]:
+    """Return the rows of a catalogue as ``kind``. A malformed one is left out; raises as :func:`decode` if all are."""
+    found: list[T] = []
+    malformed: UnreachableError | None = None
+    for row in rows:
+        try:
+            found.append(decode(kind, row, where))
+        except UnreachableError as error:
+            _logger.debug("%s", error)
+            malformed = malformed or error
+    if malformed is not None and not found:
+        raise malformed
+    return found
