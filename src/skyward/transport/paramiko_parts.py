@@ -1,6 +1,6 @@
-"""Private parts of paramiko in use, and protocols of its objects, which have no types of their own.
+"""Private parts of paramiko in use. paramiko itself is imported on use.
 
-``tests/unit/transport/test_paramiko_internals.py`` fails when one of them changes. paramiko itself is imported on use.
+``tests/unit/transport/test_paramiko_internals.py`` fails when one of them changes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 if TYPE_CHECKING:
+    import paramiko
+    from paramiko.buffered_pipe import BufferedPipe
+
     from skyward.transport.ssh_login import LiveSocket
 
 __all__ = [
@@ -24,18 +27,15 @@ __all__ = [
     "Client",
     "RefusedSessionError",
     "StaleConnectionError",
-    "StockBuffer",
     "client_class",
     "end_handshake",
     "hush",
     "open_channel",
     "packetizer_class",
-    "take_errors",
     "take_output",
 ]
 
 
-# ---- _paramiko
 WINDOW_BYTES: Final = 4 << 20
 """Bytes that the machine may send on a channel before this side acknowledges them."""
 
@@ -47,96 +47,11 @@ _OPEN_TIMEOUT_S = 60.0
 _READ_BYTES = 1 << 20
 
 
-class StockBuffer(Protocol):
-    """paramiko's buffer for received bytes of a channel."""
+Client: TypeAlias = "paramiko.Transport"
+"""Connection on which the user is logged in."""
 
-    def set_event(self, event: Any) -> None:
-        """Call ``event.set()`` when bytes or the end arrive; at once if they are there already."""
-        ...
-
-    def read(self, nbytes: int, timeout: float | None = None) -> bytes:
-        """Return received bytes; empty at the end. Raises an OSError while there are none."""
-        ...
-
-
-class Channel(Protocol):
-    """One stream of a connection: ``paramiko.Channel``."""
-
-    in_buffer: Any
-    in_stderr_buffer: Any
-    closed: bool
-    eof_received: bool
-
-    def settimeout(self, timeout: float | None) -> None:
-        """Set the time to wait for the window; 0 means never to wait."""
-        ...
-
-    def exec_command(self, command: str) -> None:
-        """Request a command, and wait until the server grants it."""
-        ...
-
-    def send(self, s: bytes | memoryview) -> int:
-        """Return the number of bytes sent.
-
-        Raises TimeoutError while the window is closed, OSError or EOFError once the channel is.
-        """
-        ...
-
-    def send_ready(self) -> bool:
-        """Return True if the window is open, or the channel is closed."""
-        ...
-
-    def recv(self, nbytes: int) -> bytes:
-        """Read the buffer, and open the window by as much."""
-        ...
-
-    def recv_stderr(self, nbytes: int) -> bytes:
-        """Read the buffer of the second stream, and open the window by as much."""
-        ...
-
-    def shutdown_write(self) -> None:
-        """End this side's direction."""
-        ...
-
-    def close(self) -> None:
-        """End both directions."""
-        ...
-
-
-class Client(Protocol):
-    """Connection on which the user is logged in: ``paramiko.Transport``."""
-
-    def is_active(self) -> bool:
-        """Return True while the connection lives."""
-        ...
-
-    def get_remote_server_key(self) -> Any:
-        """Return the machine's host key."""
-        ...
-
-    def open_channel(
-        self,
-        kind: str,
-        dest_addr: tuple[str, int] | None = None,
-        src_addr: tuple[str, int] | None = None,
-        *,
-        window_size: int | None = None,
-        timeout: float | None = None,
-    ) -> Channel:
-        """Request a channel, and wait for it."""
-        ...
-
-    def global_request(self, kind: str, data: Any = None, wait: bool = True) -> Any:  # noqa: FBT001, FBT002
-        """Send a request to the server; wait for its answer if ``wait``."""
-        ...
-
-    def close(self) -> None:
-        """End the connection."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for its thread."""
-        ...
+Channel: TypeAlias = "paramiko.Channel"
+"""One stream of a connection."""
 
 
 class StaleConnectionError(Exception):
@@ -183,13 +98,13 @@ class ChannelBuffer:
 
     def __init__(
         self,
-        stock: StockBuffer,
+        stock: BufferedPipe[bytes],
         *,
         deliver: Callable[[bytes], None],
         end: Callable[[], None],
         wake: Callable[[], None],
     ) -> None:
-        self._stock: StockBuffer | None = stock
+        self._stock: BufferedPipe[bytes] | None = stock
         self._deliver = deliver
         self._end = end
         self._wake = wake
@@ -239,23 +154,19 @@ class ChannelBuffer:
 
 
 def take_output(
-    channel: Channel, *, deliver: Callable[[bytes], None], end: Callable[[], None], wake: Callable[[], None]
+    channel: Channel,
+    buffer: str,
+    *,
+    deliver: Callable[[bytes], None],
+    end: Callable[[], None],
+    wake: Callable[[], None],
 ) -> ChannelBuffer:
-    """Deliver the bytes of a channel's standard output."""
-    stock = channel.in_buffer
-    buffer = channel.in_buffer = ChannelBuffer(stock, deliver=deliver, end=end, wake=wake)
-    stock.set_event(buffer)
-    return buffer
-
-
-def take_errors(
-    channel: Channel, *, deliver: Callable[[bytes], None], end: Callable[[], None], wake: Callable[[], None]
-) -> ChannelBuffer:
-    """Deliver the bytes of a channel's standard error."""
-    stock = channel.in_stderr_buffer
-    buffer = channel.in_stderr_buffer = ChannelBuffer(stock, deliver=deliver, end=end, wake=wake)
-    stock.set_event(buffer)
-    return buffer
+    """Replace ``in_buffer`` or ``in_stderr_buffer`` of a channel, whose bytes are delivered from now on."""
+    stock = getattr(channel, buffer)
+    replacement = ChannelBuffer(stock, deliver=deliver, end=end, wake=wake)
+    setattr(channel, buffer, replacement)
+    stock.set_event(replacement)
+    return replacement
 
 
 @functools.cache

@@ -6,7 +6,8 @@ import asyncio
 import errno
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar, cast
 
@@ -230,13 +231,9 @@ class SshTransport:
         connection = self._acquired()
         turn = connection.commands.acquire()
         try:
-            await asyncio.wrap_future(turn)
-            login = await self._start(connection, lambda client: try_login(client, connection.pump.gate))
-        except Exception as error:
-            explained = self._explained(error, "a command")
-            if explained is error:
-                raise
-            raise explained from error
+            with self._translated("did not start a command"):
+                await asyncio.wrap_future(turn)
+                login = await self._start(connection, lambda client: try_login(client, connection.pump.gate))
         finally:
             if not turn.cancelled():
                 connection.commands.release()
@@ -256,15 +253,8 @@ class SshTransport:
         )
 
     async def _dialled(self, dial: Callable[[Client], T], where: str) -> T:
-        try:
+        with self._translated(f"does not reach {where}"):
             return await asyncio.wrap_future(self._acquired().perform(dial))
-        except Exception as error:
-            from skyward.transport.ssh_login import translated
-
-            explained = translated(error, f"{self._target} does not reach {where}")
-            if explained is error:
-                raise
-            raise explained from error
 
     async def close(self) -> None:
         """Release the shared connection: :meth:`Transport.close <skyward.transport.access.Transport.close>`."""
@@ -288,14 +278,10 @@ class SshTransport:
         execution = Execution(connection.pump, [line, *views], token.encode(), end_input=to_the_end)
         turn = connection.commands.acquire()
         try:
-            await asyncio.wrap_future(turn)
-            await self._start(connection, execution.start)
-            return await asyncio.wrap_future(execution.ended)
-        except Exception as error:
-            explained = self._explained(error, argv[0])
-            if explained is error:
-                raise
-            raise explained from error
+            with self._translated(f"did not start {argv[0]}"):
+                await asyncio.wrap_future(turn)
+                await self._start(connection, execution.start)
+                return await asyncio.wrap_future(execution.ended)
         finally:
             execution.abandon()  # a cancelled or timed-out command must not run on: closing its channel kills it
             if not turn.cancelled():
@@ -318,10 +304,18 @@ class SshTransport:
 
         return await retrying(start)
 
-    def _explained(self, error: Exception, what: str) -> BaseException:
-        from skyward.transport.ssh_login import translated
+    @contextmanager
+    def _translated(self, failure: str) -> Generator[None]:
+        """Raise exceptions of paramiko and the system as Skyward's own."""
+        try:
+            yield
+        except Exception as error:
+            from skyward.transport.ssh_login import translated  # imports paramiko
 
-        return translated(error, f"{self._target} did not start {what}")
+            explained = translated(error, f"{self._target} {failure}")
+            if explained is error:
+                raise
+            raise explained from error
 
     def _acquired(self) -> SSHConnection:
         if self._closed:

@@ -1,8 +1,7 @@
-"""Check of a login: whether the machine runs a command as it is given, whether it forwards ports, and what prevents it.
+"""Commands on a machine: the script that runs one, the exchange of its input and output, the check of a login.
 
-The shell of a login runs the user's startup files first, or is no shell at all, and the server may run another command
-instead. The check's command reports twice: before and after it reads a line from its input. Only that line is sent, so
-that whatever else reads it does no harm.
+Every command starts with one fixed command line, and reads a script and its input from standard input. So the machine's
+list of processes shows a command's own arguments only, and the login shell sees nothing that it could interpret.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Final, cast
 
@@ -32,7 +32,6 @@ from skyward.transport.paramiko_parts import (
     Client,
     StaleConnectionError,
     open_channel,
-    take_errors,
     take_output,
 )
 from skyward.transport.ssh_connection import ACKNOWLEDGE_BYTES, CHUNK_BYTES, CHUNKS_IN_TURN, Pump, Step
@@ -55,7 +54,6 @@ __all__ = [
 log = logging.getLogger("skyward.transport")
 
 
-# ---- _command
 LOGIN_COMMAND: Final = (
     "exec /bin/sh -c 'unset TMOUT BASH_ENV ENV CDPATH PYTHONHOME PYTHONPATH PYTHONSTARTUP; "
     'IFS= read -r _sky; eval "$_sky"\''
@@ -252,9 +250,9 @@ class Execution:
             Exception: a refusal by the machine, or the loss of the connection; paramiko's own exceptions.
         """
         channel = open_channel(client, "session")
-        self._buffers = (
-            take_output(channel, deliver=lambda data: self._arrive(0, data), end=self._call, wake=self._call),
-            take_errors(channel, deliver=lambda data: self._arrive(1, data), end=self._call, wake=self._call),
+        self._buffers = tuple(
+            take_output(channel, buffer, deliver=partial(self._arrive, stream), end=self._call, wake=self._call)
+            for stream, buffer in enumerate(("in_buffer", "in_stderr_buffer"))
         )
         try:
             channel.exec_command(LOGIN_COMMAND)
@@ -341,7 +339,7 @@ class Execution:
                 channel.shutdown_write()
             return 0
         view = self._unsent[0]
-        sent = channel.send(view[:CHUNK_BYTES])
+        sent = channel.send(cast("bytes", view[:CHUNK_BYTES]))  # paramiko takes any buffer
         if sent == len(view):
             self._unsent.popleft()
         else:
@@ -363,7 +361,6 @@ class Execution:
                 channel.close()
 
 
-# ---- _login
 _WAIT_S = 8.0
 """Time to reach the command. Each command of a pool takes as long again; startup files of a cluster need up to 5 s."""
 _STATUS_S = 1.0
@@ -424,6 +421,10 @@ class Login:
 
 def try_login(client: Client, gate: threading.Lock, *, wait_s: float = _WAIT_S) -> Login:
     """Run a command that reports whether it was reached, and whether it got its input. Blocks, for ``wait_s`` at most.
+
+    The shell of a login runs the user's startup files first, or is no shell at all, and the server may run another
+    command instead. The command reports twice: before and after it reads a line from its input. Only that line is sent,
+    so that whatever else reads it does no harm.
 
     Args:
         client: the connection.

@@ -1,10 +1,9 @@
-"""Settings for a host: its SSH configuration, overridden by the fields of the target."""
+"""SSH targets, and their settings: the SSH configuration, overridden by the fields of the target."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
-import ipaddress
 import os
 import pwd
 import re
@@ -22,8 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import psutil
-
 from skyward.errors import ConfigurationError
 
 __all__ = [
@@ -36,13 +33,13 @@ __all__ = [
     "default_options",
     "expanded",
     "look_up",
+    "matches_any",
     "read_configuration",
     "route",
     "settings",
 ]
 
 
-# ---- access:SSHTarget
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SSHTarget:
     """SSH server and credentials for it. Equal targets share one connection.
@@ -79,137 +76,45 @@ class SSHTarget:
         return f"{user}{self.host}{f':{self.port}' if self.port else ''}"
 
 
-# ---- _ssh_options
-OBEYED: Final = frozenset(
-    {
-        "addressfamily",
-        "bindaddress",
-        "bindinterface",
-        "canonicaldomains",
-        "canonicalizefallbacklocal",
-        "canonicalizehostname",
-        "canonicalizemaxdots",
-        "canonicalizepermittedcnames",
-        "casignaturealgorithms",
-        "certificatefile",
-        "checkhostip",
-        "ciphers",
-        "connecttimeout",
-        "globalknownhostsfile",
-        "host",
-        "hostkeyalgorithms",
-        "hostkeyalias",
-        "hostname",
-        "identitiesonly",
-        "identityagent",
-        "identityfile",
-        "ignoreunknown",
-        "kexalgorithms",
-        "knownhostscommand",
-        "macs",
-        "nohostauthenticationforlocalhost",
-        "pkcs11provider",
-        "port",
-        "preferredauthentications",
-        "proxycommand",
-        "proxyjump",
-        "proxyusefdpass",
-        "pubkeyacceptedalgorithms",
-        "pubkeyauthentication",
-        "refuseconnection",
-        "rekeylimit",
-        "requiredrsasize",
-        "revokedhostkeys",
-        "stricthostkeychecking",
-        "tag",
-        "user",
-        "userknownhostsfile",
-        "verifyhostkeydns",
-    }
+# Lower case, as `ssh -G` prints them. One in neither set is refused by name where it is set;
+# `docs/machines-of-your-own.md` lists both.
+_OBEYED = (
+    "addressfamily bindaddress bindinterface canonicaldomains canonicalizefallbacklocal canonicalizehostname "
+    "canonicalizemaxdots canonicalizepermittedcnames casignaturealgorithms certificatefile checkhostip ciphers "
+    "connecttimeout globalknownhostsfile host hostkeyalgorithms hostkeyalias hostname identitiesonly identityagent "
+    "identityfile ignoreunknown kexalgorithms knownhostscommand macs nohostauthenticationforlocalhost pkcs11provider "
+    "port preferredauthentications proxycommand proxyjump proxyusefdpass pubkeyacceptedalgorithms "
+    "pubkeyauthentication refuseconnection rekeylimit requiredrsasize revokedhostkeys stricthostkeychecking tag user "
+    "userknownhostsfile verifyhostkeydns"
 )
-"""Options that count: they are obeyed, or the error names them."""
+_IGNORED = {
+    "other ways to log in than with keys": (
+        "batchmode challengeresponseauthentication enablesshkeysign gssapiauthentication gssapiclientidentity "
+        "gssapidelegatecredentials gssapikexalgorithms gssapikeyexchange gssapirenewalforcesrekey gssapiserveridentity "
+        "gssapitrustdns hostbasedacceptedalgorithms hostbasedauthentication hostbasedkeytypes "
+        "kbdinteractiveauthentication kbdinteractivedevices numberofpasswordprompts passwordauthentication "
+        "securitykeyprovider"
+    ),
+    "what ssh writes down": "addkeystoagent hashknownhosts updatehostkeys",
+    "the session of a person at a terminal": (
+        "enableescapecommandline escapechar fingerprinthash forkafterauthentication localcommand loglevel logverbose "
+        "obscurekeystroketiming permitlocalcommand remotecommand requesttty sendenv sessiontype setenv stdinnull "
+        "syslogfacility usekeychain versionaddendum visualhostkey warnweakcrypto"
+    ),
+    "forwards, which Skyward makes itself, and shared connections": (
+        "clearallforwardings controlmaster controlpath controlpersist dynamicforward exitonforwardfailure forwardagent "
+        "forwardx11 forwardx11timeout forwardx11trusted gatewayports localforward permitremoteopen remoteforward "
+        "streamlocalbindmask streamlocalbindunlink tunnel tunneldevice xauthlocation"
+    ),
+    "speed, and when a silent machine counts as lost, which Skyward decides": (
+        "channeltimeout compression connectionattempts ipqos serveralivecountmax serveraliveinterval tcpkeepalive"
+    ),
+}
+OBEYED: Final = frozenset(_OBEYED.split())
+"""Options of OpenSSH's client that count: they are obeyed, or the error names them."""
+IGNORED: Final = frozenset(name for names in _IGNORED.values() for name in names.split())
+"""Options that cannot matter to Skyward."""
 
-IGNORED: Final = frozenset(
-    {
-        # other ways to log in than with keys
-        "batchmode",
-        "challengeresponseauthentication",
-        "enablesshkeysign",
-        "gssapiauthentication",
-        "gssapiclientidentity",
-        "gssapidelegatecredentials",
-        "gssapikexalgorithms",
-        "gssapikeyexchange",
-        "gssapirenewalforcesrekey",
-        "gssapiserveridentity",
-        "gssapitrustdns",
-        "hostbasedacceptedalgorithms",
-        "hostbasedauthentication",
-        "hostbasedkeytypes",
-        "kbdinteractiveauthentication",
-        "kbdinteractivedevices",
-        "numberofpasswordprompts",
-        "passwordauthentication",
-        "securitykeyprovider",
-        # what ssh writes down
-        "addkeystoagent",
-        "hashknownhosts",
-        "updatehostkeys",
-        # the session of a person at a terminal
-        "enableescapecommandline",
-        "escapechar",
-        "fingerprinthash",
-        "forkafterauthentication",
-        "localcommand",
-        "loglevel",
-        "logverbose",
-        "obscurekeystroketiming",
-        "permitlocalcommand",
-        "remotecommand",
-        "requesttty",
-        "sendenv",
-        "sessiontype",
-        "setenv",
-        "stdinnull",
-        "syslogfacility",
-        "usekeychain",
-        "versionaddendum",
-        "visualhostkey",
-        "warnweakcrypto",
-        # forwards, which Skyward makes itself, and shared connections
-        "clearallforwardings",
-        "controlmaster",
-        "controlpath",
-        "controlpersist",
-        "dynamicforward",
-        "exitonforwardfailure",
-        "forwardagent",
-        "forwardx11",
-        "forwardx11timeout",
-        "forwardx11trusted",
-        "gatewayports",
-        "localforward",
-        "permitremoteopen",
-        "remoteforward",
-        "streamlocalbindmask",
-        "streamlocalbindunlink",
-        "tunnel",
-        "tunneldevice",
-        "xauthlocation",
-        # speed, and when a silent machine counts as lost, which Skyward decides
-        "channeltimeout",
-        "compression",
-        "connectionattempts",
-        "ipqos",
-        "serveralivecountmax",
-        "serveraliveinterval",
-        "tcpkeepalive",
-    }
-)
-"""Options that are ignored, by the reason."""
-
-
-# ---- _openssh
 Options: TypeAlias = Mapping[str, tuple[str, ...]]
 """Values by the option's name in lower case, several of the options that may be given several times."""
 
@@ -217,31 +122,6 @@ _SYSTEM_CONFIGURATION = "/etc/ssh/ssh_config"
 _TIMEOUT_S = 30.0
 _FRESH_S = 10.0
 _FORMER_NAMES = {"pubkeyacceptedkeytypes": "pubkeyacceptedalgorithms"}
-# Before 6.8 there was no -G, and later versions have further criteria.
-_TOO_OLD = ("option -- G", "Unsupported Match attribute")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """What the configuration is asked for.
-
-    Attributes:
-        host: the host, as the user writes it.
-        port: the port that is asked for, if any.
-        user: the user that is asked for, if any.
-        path: the configuration; None means the user's and the system's.
-        direct: True if ProxyJump and ProxyCommand do not count.
-        home: the user's home folder.
-        changed: when the files were changed last.
-    """
-
-    host: str
-    port: int | None
-    user: str | None
-    path: str | None
-    direct: bool
-    home: str
-    changed: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -249,8 +129,8 @@ class _Answers:
     """Answers of the last seconds: one opening asks for a host several times, and `Match exec` runs programs."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    given: dict[_Question, tuple[float, Future[Options]]] = field(
-        default_factory=dict[_Question, tuple[float, "Future[Options]"]]
+    kept: dict[tuple[object, ...], tuple[float, Future[Options]]] = field(
+        default_factory=dict[tuple[object, ...], tuple[float, "Future[Options]"]]
     )
 
 
@@ -266,26 +146,21 @@ def look_up(target: SSHTarget) -> Options:
     home = os.path.expanduser("~")
     path = os.path.expanduser(target.config_path) if target.config_path else None
     files = (path,) if path else (f"{home}/.ssh/config", _SYSTEM_CONFIGURATION)
-    question = _Question(
-        host=target.host,
-        port=target.port,
-        user=target.user,
-        path=path,
-        direct=target.direct or bool(target.proxy),
-        home=home,
-        changed=tuple(map(_changed, files)),
-    )
+    direct = target.direct or bool(target.proxy)
+    asked_for = {"port": target.port, "user": target.user, "proxycommand": "none" if direct else None}
+    first = {name: str(value) for name, value in asked_for.items() if value is not None}
+    question = (target.host, path, home, *first.items(), *map(_changed, files))
     now = time.monotonic()
     with _ANSWERS.lock:
-        _ANSWERS.given = {each: kept for each, kept in _ANSWERS.given.items() if now - kept[0] < _FRESH_S}
-        asked = question not in _ANSWERS.given
-        _, answer = _ANSWERS.given.setdefault(question, (now, Future()))
-    if asked:
+        _ANSWERS.kept = {key: kept for key, kept in _ANSWERS.kept.items() if now - kept[0] < _FRESH_S}
+        asking = question not in _ANSWERS.kept
+        _, answer = _ANSWERS.kept.setdefault(question, (now, Future()))
+    if asking:
         try:
-            answer.set_result(_ask(question))
+            answer.set_result(_ask(target.host, first, path, home))
         except BaseException as error:
             with _ANSWERS.lock:  # a failure is no answer: an included file may be corrected at once
-                _ANSWERS.given.pop(question, None)
+                _ANSWERS.kept.pop(question, None)
             answer.set_exception(error)
             raise
     return answer.result()
@@ -310,23 +185,21 @@ def _changed(path: str) -> int:
         return 0
 
 
-def _ask(question: _Question) -> Options:
+def _ask(host: str, first: Mapping[str, str], path: str | None, home: str) -> Options:
     ssh = shutil.which("ssh")
-    asked_for = {"port": question.port, "user": question.user, "proxycommand": "none" if question.direct else None}
-    first = {name: str(value) for name, value in asked_for.items() if value is not None}
-    if ssh is not None and _has_own_home(question.home):  # ssh reads that one, whatever $HOME says
-        file = ["-F", question.path] if question.path is not None else []
-        argv = [ssh, "-G", "-T", *file, *(f"-o{name}={value}" for name, value in first.items()), "--", question.host]
-        completed = _run(argv, question.host)
-        if not completed.returncode:
-            return _parsed(completed.stdout)
+    if ssh is None or not _is_accounts(home):  # ssh looks in the account's folder only, whatever $HOME says
+        return read_configuration(host, asked_for=first, path=path, system=_SYSTEM_CONFIGURATION)
+    file = ["-F", path] if path is not None else []
+    completed = _run(
+        [ssh, "-G", "-T", *file, *(f"-o{name}={value}" for name, value in first.items()), "--", host], host
+    )
+    if completed.returncode:
         complaint = "; ".join(line.strip() for line in os.fsdecode(completed.stderr).splitlines() if line.strip())
-        if not any(text in complaint for text in _TOO_OLD):
-            raise ConfigurationError(
-                f"ssh cannot use the SSH configuration {question.path or '~/.ssh/config'} for {question.host}: "
-                f"{complaint}; correct it until `ssh -G {shlex.quote(question.host)}` works"
-            )
-    return read_configuration(question.host, asked_for=first, path=question.path, system=_SYSTEM_CONFIGURATION)
+        raise ConfigurationError(
+            f"ssh cannot use the SSH configuration {path or '~/.ssh/config'} for {host}: "
+            f"{complaint}; correct it until `ssh -G {shlex.quote(host)}` works"
+        )
+    return _parsed(completed.stdout)
 
 
 def _run(argv: list[str], host: str) -> subprocess.CompletedProcess[bytes]:
@@ -341,7 +214,7 @@ def _run(argv: list[str], host: str) -> subprocess.CompletedProcess[bytes]:
         ) from error
 
 
-def _has_own_home(home: str) -> bool:
+def _is_accounts(home: str) -> bool:
     """Return True if ``home`` is the account's folder."""
     try:
         return os.path.realpath(home) == os.path.realpath(pwd.getpwuid(os.getuid()).pw_dir)
@@ -359,45 +232,13 @@ def _parsed(output: bytes) -> Options:
     return options
 
 
-# ---- _ssh_config_reader
+# Where `ssh` is not installed, or $HOME is not the account's folder: blocks of Host, and Include. The rest is refused.
+
 _DEEPEST = 16
 _LINE = re.compile(r'\s*(?:"([^"]*)"|([^\s="]+))\s*=?\s*(.*?)\s*')
-# One argument: quoted parts and others, with backslashes before quotes, backslashes and blanks.
-_ARGUMENT = re.compile(r"""\s*((?:"(?:\\["\\]|[^"])*"|'(?:\\['\\]|[^'])*'|\\["'\\ ]|[^\s"'])+)""")
-_PART = re.compile(r""""((?:\\["\\]|[^"])*)"|'((?:\\['\\]|[^'])*)'|\\(["'\\ ])|([^\s"'])""")
-_ESCAPE = re.compile(r"""\\(["'\\])""")
-
 _WHOLE_LINE = {"proxycommand", "knownhostscommand"}
 _LISTS = {"userknownhostsfile", "globalknownhostsfile"}
 _REPEATED = {"identityfile", "certificatefile"}
-_WORDS = {
-    "addressfamily",
-    "bindaddress",
-    "bindinterface",
-    "connecttimeout",
-    "hostkeyalias",
-    "hostname",
-    "identitiesonly",
-    "identityagent",
-    "pkcs11provider",
-    "port",
-    "preferredauthentications",
-    "proxyjump",
-    "pubkeyauthentication",
-    "revokedhostkeys",
-    "stricthostkeychecking",
-    "tag",
-    "user",
-}
-_LOWER = {"addressfamily", "hostkeyalias", "identitiesonly", "pubkeyauthentication", "stricthostkeychecking"}
-_ALGORITHMS = {
-    "casignaturealgorithms",
-    "ciphers",
-    "hostkeyalgorithms",
-    "kexalgorithms",
-    "macs",
-    "pubkeyacceptedalgorithms",
-}
 _DEFAULTS = {
     "port": ("22",),
     "identityfile": tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk")),
@@ -406,34 +247,8 @@ _DEFAULTS = {
 }
 
 
-@dataclass(slots=True)
-class _Reading:
-    """State of a reading: the first value of an option counts.
-
-    Attributes:
-        original: the host, as the user writes it.
-        host: the host that ``Host`` means: the same, in the last of two readings the name to connect to.
-        final: None until a block asks for a second reading, True while it goes on.
-        options: the values so far.
-        ignored: patterns of IgnoreUnknown.
-    """
-
-    original: str
-    host: str
-    final: bool | None = None
-    options: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    ignored: list[str] = field(default_factory=list[str])
-
-    @property
-    def hostname(self) -> str:
-        """Name to connect to, as far as it is known."""
-        return self.options.get("hostname", (self.original,))[0].replace("%h", self.original).replace("%%", "%")
-
-
-def read_configuration(
-    host: str, *, asked_for: Mapping[str, str], path: str | None, system: str
-) -> dict[str, tuple[str, ...]]:
-    """Return the options for a host, as ``ssh -G`` prints them.
+def read_configuration(host: str, *, asked_for: Mapping[str, str], path: str | None, system: str) -> Options:
+    """Return the options for a host, as ``ssh -G`` prints them, without ``ssh``.
 
     Args:
         host: the host, as the user writes it.
@@ -444,52 +259,32 @@ def read_configuration(
     Raises:
         ConfigurationError: it cannot be read, or uses what only OpenSSH itself can read.
     """
-    reading = _Reading(host, host)
-    reading.options.update({name: (value,) for name, value in asked_for.items()})
-    _read_all(reading, path, system)
-    if reading.final is not None:
-        reading.host, reading.final = reading.hostname.lower(), True
-        reading.options["hostname"] = (reading.host,)
-        _read_all(reading, path, system)
-    for name in ("proxyjump", "proxycommand"):
-        if reading.options.get(name, ("none",))[0].lower() == "none":
-            reading.options.pop(name, None)
-    return {**_DEFAULTS, "user": (_own_name(),), **reading.options, "hostname": (reading.hostname.lower(),)}
-
-
-def _read_all(reading: _Reading, path: str | None, system: str) -> None:
+    options = {name: (value,) for name, value in asked_for.items()}
     usual = [file for file in ("~/.ssh/config", system) if os.path.exists(os.path.expanduser(file))]
     for file in usual if path is None else [path]:
-        base = os.path.dirname(system) if file == system else "~/.ssh"
-        _read(reading, file, base=base, active=True, never=False, depth=0)
+        _read(options, host, file, base=os.path.dirname(system) if file == system else "~/.ssh")
+    for name in ("proxyjump", "proxycommand"):
+        if options.get(name, ("none",))[0].lower() == "none":
+            options.pop(name, None)
+    hostname = options.get("hostname", (host,))[0].replace("%h", host).replace("%%", "%").lower()
+    return {**_DEFAULTS, "user": (_own_name(),), **options, "hostname": (hostname,)}
 
 
-def _read(reading: _Reading, path: str, *, base: str, active: bool, never: bool, depth: int) -> None:
-    """Read a file.
-
-    Args:
-        reading: the state, which is updated.
-        path: the file.
-        base: folder of relative paths in Include.
-        active: True if the lines before the first block count.
-        never: True if no block can count, since the file is included in one that does not.
-        depth: number of files that include this one.
-    """
+def _read(options: dict[str, tuple[str, ...]], host: str, path: str, *, base: str, depth: int = 0) -> None:
+    """Add the options of a file, of which the first value counts; ``base`` is the folder of relative Includes."""
     if depth > _DEEPEST:
         raise ConfigurationError(f"the SSH configuration {path} includes itself")
+    active = True
     for name, rest, where in _lines(path):
         if name == "host":
-            active = not never and _matches_any(reading.host, _arguments(rest, where))
+            active = matches_any(host, _words(rest, where))
         elif name == "match":
-            criteria = _criteria(_arguments(rest, where), where)
-            if any(criterion == "final" for _, criterion, _ in criteria):
-                reading.final = bool(reading.final)
-            active = not never and _applies(reading, criteria, where)
-        elif name == "include":
-            for file in _included(_arguments(rest, where), base, where):
-                _read(reading, file, base=base, active=active, never=never or not active, depth=depth + 1)
+            raise _unreadable(f"Match {rest}", where)
+        elif active and name == "include":
+            for file in _included(_words(rest, where), base, where):
+                _read(options, host, file, base=base, depth=depth + 1)
         elif active:
-            _set(reading, name, rest, where)
+            _set(options, name, rest, where)
 
 
 def _lines(path: str) -> Iterator[tuple[str, str, str]]:
@@ -507,105 +302,26 @@ def _lines(path: str) -> Iterator[tuple[str, str, str]]:
         yield (found[1] or found[2]).lower(), found[3], where
 
 
-def _set(reading: _Reading, name: str, rest: str, where: str) -> None:
-    options = reading.options
-    words = [rest] if name in _WHOLE_LINE else _arguments(rest, where)
-    if name == "ignoreunknown":
-        reading.ignored += [pattern.lower() for word in words for pattern in word.split(",")]
-    elif name in IGNORED:
+def _set(options: dict[str, tuple[str, ...]], name: str, rest: str, where: str) -> None:
+    words = [rest] if name in _WHOLE_LINE else _words(rest, where)
+    proxies = {"proxyjump", "proxycommand"}
+    if name in IGNORED:
         return
-    elif name in _REPEATED and len(words) == 1:
-        if words[0] not in options.get(name, ()):
-            options[name] = (*options.get(name, ()), words[0])
-    elif name in _LISTS and not any(sign in rest for sign in "%$"):
+    if name == "ignoreunknown" or (name in _LISTS and not any(sign in rest for sign in "%$")):
         options.setdefault(name, (" ".join(words),))
-    elif name in {"proxyjump", "proxycommand"} and len(words) == 1:
-        _set_proxy(options, name, words[0])
-    elif name in _ALGORITHMS and len(words) == 1 and words[0][:1] not in "+-^":
-        options.setdefault(name, (words[0],))
-    elif (name in _WORDS and len(words) == 1) or name in _WHOLE_LINE:
-        options.setdefault(name, (words[0].lower() if name in _LOWER else words[0],))
-    elif not any(fnmatchcase(name, pattern) for pattern in reading.ignored):
+    elif name not in OBEYED or name in _LISTS or name.startswith("canonical") or name == "rekeylimit":
+        ignored = options.get("ignoreunknown", ("",))[0].lower().replace(",", " ").split()
+        if name in OBEYED or not any(fnmatchcase(name, pattern) for pattern in ignored):
+            raise _unreadable(f"{name} {rest}", where)
+    elif len(words) != 1 or words[0][:1] in {"+", "-", "^"}:  # changes to OpenSSH's own lists of algorithms
         raise _unreadable(f"{name} {rest}", where)
-
-
-def _set_proxy(options: dict[str, tuple[str, ...]], name: str, value: str) -> None:
-    """Keep the first of ProxyCommand and ProxyJump; a first ``ProxyJump none`` leaves ProxyCommand open."""
-    jump = options.get("proxyjump", ("none",))[0].lower()
-    if jump == "none" and not {name, "proxycommand"} & options.keys():
-        options[name] = (value,)
-
-
-def _applies(reading: _Reading, criteria: Sequence[tuple[bool, str, str]], where: str) -> bool:
-    """Return True if the criteria of a Match line hold."""
-    met: list[bool] = []
-    unreadable: list[str] = []
-    for negated, name, pattern in criteria:
-        holds = _holds(reading, name, pattern, where)
-        if holds is None:
-            unreadable.append(name)
-        else:
-            met.append(negated != holds)
-    if unreadable and all(met):
-        raise _unreadable(f"Match {unreadable[0]}", where)
-    return all(met)
-
-
-def _holds(reading: _Reading, name: str, pattern: str, where: str) -> bool | None:
-    """Return True if a criterion holds; None if only OpenSSH can tell."""
-    patterns = pattern.split(",")
-    match name:
-        case "all":
-            return True
-        case "final":
-            return bool(reading.final)
-        case "host":
-            return _matches_any(reading.hostname.lower(), pattern.lower().split(","))
-        case "originalhost":
-            return _matches_any(reading.original.lower(), pattern.lower().split(","))
-        case "user":
-            return _matches_any(reading.options.get("user", (_own_name(),))[0], patterns)
-        case "localuser":
-            return _matches_any(_own_name(), patterns)
-        case "tagged":
-            return _matches_any(reading.options.get("tag", ("",))[0], patterns)
-        case "localnetwork":
-            return _is_in_any(patterns, where)
-        case _:
-            return None
-
-
-def _is_in_any(patterns: Sequence[str], where: str) -> bool:
-    """Return True if an address of this machine is in one of the networks, and in none that is negated."""
-    own = [
-        ipaddress.ip_address(each.address.partition("%")[0])
-        for several in psutil.net_if_addrs().values()
-        for each in several
-        if each.family in (socket.AF_INET, socket.AF_INET6)
-    ]
-    try:
-        networks = {pattern: ipaddress.ip_network(pattern.removeprefix("!")) for pattern in patterns}
-    except ValueError as error:
-        raise ConfigurationError(f"{where} of the SSH configuration: Match localnetwork: {error}") from error
-    hits = [pattern for pattern, network in networks.items() if any(address in network for address in own)]
-    return bool(hits) and not any(pattern.startswith("!") for pattern in hits)
-
-
-def _criteria(words: Sequence[str], where: str) -> list[tuple[bool, str, str]]:
-    """Return whether each criterion is negated, its name, and its patterns."""
-    criteria: list[tuple[bool, str, str]] = []
-    left = list(words)
-    while left:
-        name, equals, pattern = left.pop(0).partition("=")
-        negated, name = name.startswith("!"), name.removeprefix("!").lower()
-        if name not in {"all", "canonical", "final"} and not equals:
-            if not left:
-                raise ConfigurationError(f"{where} of the SSH configuration: Match {name} has no value")
-            pattern = left.pop(0)
-        criteria.append((negated, name, pattern))
-    if not criteria:
-        raise ConfigurationError(f"{where} of the SSH configuration: Match has no criterion")
-    return criteria
+    elif name in _REPEATED:
+        options[name] = tuple(dict.fromkeys((*options.get(name, ()), words[0])))
+    elif name in proxies:  # the first of both counts, but a first `ProxyJump none` leaves ProxyCommand open
+        if not {name, "proxycommand"} & options.keys() and options.get("proxyjump", ("none",))[0].lower() == "none":
+            options[name] = (words[0],)
+    else:
+        options.setdefault(name, (words[0].lower() if name == "hostkeyalias" else words[0],))
 
 
 def _included(words: Sequence[str], base: str, where: str) -> Iterator[str]:
@@ -616,25 +332,21 @@ def _included(words: Sequence[str], base: str, where: str) -> Iterator[str]:
         yield from sorted(file for file in glob.glob(pattern) if os.path.isfile(file))
 
 
-def _matches_any(value: str, patterns: Sequence[str]) -> bool:
-    """Return True if a pattern matches and no negated one does."""
+def matches_any(value: str, patterns: Sequence[str]) -> bool:
+    """Return True if one of OpenSSH's patterns matches and no negated one (``!``) does."""
+    # Only `*` and `?` are special there; brackets enclose a host that has a port.
     hits = [pattern for pattern in patterns if fnmatchcase(value, pattern.removeprefix("!").replace("[", "[[]"))]
     return bool(hits) and not any(pattern.startswith("!") for pattern in hits)
 
 
-def _arguments(rest: str, where: str) -> list[str]:
-    """Split the rest of a line as OpenSSH does: quotes, backslashes, and a comment after the values."""
-    words: list[str] = []
-    position = 0
-    while rest[position:].strip() and not rest[position:].lstrip().startswith("#"):
-        found = _ARGUMENT.match(rest, position)
-        if found is None:
-            raise ConfigurationError(f"{where} of the SSH configuration has an unpaired quote: {rest}")
-        position = found.end()
-        parts = (
-            part[3] or part[4] or _ESCAPE.sub(r"\1", part[1] or part[2] or "") for part in _PART.finditer(found[1])
-        )
-        words.append("".join(parts))
+def _words(rest: str, where: str) -> list[str]:
+    """Split the rest of a line, without a comment after the values."""
+    if "\\" in rest or re.search(r"[^\s]#", rest):  # here OpenSSH's rules are not a shell's
+        raise _unreadable(rest, where)
+    try:
+        words = shlex.split(rest, comments=True)
+    except ValueError:
+        raise ConfigurationError(f"{where} of the SSH configuration has an unpaired quote: {rest}") from None
     if not words:
         raise ConfigurationError(f"{where} of the SSH configuration has no value")
     return words
@@ -648,13 +360,13 @@ def _unreadable(what: str, where: str) -> ConfigurationError:
 
 
 def _own_name() -> str:
+    """Return this user's name; empty where a container runs under a user id without one."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name  # not $USER: ssh does not read that
-    except KeyError:  # a container may run under a user id without a name
+    except KeyError:
         return os.environ.get("USER", "")
 
 
-# ---- _ssh_config
 _PORT = 22
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>.+)@)?(?P<host>\[[^]]+\]|[^:/@]+)(?::(?P<port>\d+))?/?")
 _TOKEN = re.compile(r"%(?P<token>.?)")
@@ -794,7 +506,7 @@ def settings(target: SSHTarget) -> Settings:
         proxy_shell="/bin/sh" if target.proxy else os.environ.get("SHELL") or "/bin/sh",
         proxy_passes_socket=command is not None and _is_on(options, "proxyusefdpass"),
         jumps=() if jump == "none" else tuple(expanded(part.strip(), tokens, "ProxyJump") for part in jump.split(",")),
-        family=_FAMILIES.get(_one(options, "addressfamily") or "any", socket.AF_UNSPEC),
+        family=_FAMILIES.get((_one(options, "addressfamily") or "any").lower(), socket.AF_UNSPEC),
         bind=(_one(options, "bindaddress") or "", _one(options, "bindinterface") or ""),
         dial_s=float(_one(options, "connecttimeout") or 0) or None,
         tokens=tokens,
@@ -848,7 +560,7 @@ def _refuse(options: Options, target: SSHTarget) -> None:
     where = f"the SSH configuration for {target.host}"
     if message := _one(options, "refuseconnection"):
         raise ConfigurationError(f"{where} refuses the connection (RefuseConnection): {message}")
-    if (_one(options, "pubkeyauthentication") or "yes") in {"no", "false"}:
+    if (_one(options, "pubkeyauthentication") or "yes").lower() in {"no", "false"}:
         raise ConfigurationError(
             f"{where} says PubkeyAuthentication no, and Skyward logs in with keys only: allow them"
         )
@@ -892,10 +604,6 @@ def _user(options: Options, target: SSHTarget) -> str:
 
 def _tokens(target: SSHTarget, *, host: str, port: int, user: str, alias: str | None, jump: str) -> Mapping[str, str]:
     name = socket.gethostname()
-    try:
-        own = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        own = os.environ.get("USER", "")
     values = {
         "%": "%",
         "d": os.path.expanduser("~"),
@@ -908,7 +616,7 @@ def _tokens(target: SSHTarget, *, host: str, port: int, user: str, alias: str | 
         "n": target.host,
         "p": str(port),
         "r": user,
-        "u": own,
+        "u": _own_name(),
     }
     return {**values, "C": hashlib.sha1(f"{name}{host}{port}{user}{jump}".encode(), usedforsecurity=False).hexdigest()}
 

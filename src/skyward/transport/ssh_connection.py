@@ -1,4 +1,4 @@
-"""Shared SSH connections: one per machine, opened on first use, opened again after a loss."""
+"""Shared SSH connections: one per machine, opened on first use, opened again after a loss; and their sending thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ __all__ = [
 log = logging.getLogger("skyward.transport")
 
 
-# ---- _pump
 CHUNK_BYTES: Final = (32 << 10) - 64
 """Payload bytes that fit into one packet of OpenSSH's."""
 # Then the other streams are served: a small call must not wait for a large file.
@@ -219,7 +218,7 @@ class Tunnel:
         self._end_passed = False
         self._over = False
         pump.hold(self)
-        self._buffer = take_output(channel, deliver=self._arrive, end=self._finish, wake=self._call)
+        self._buffer = take_output(channel, "in_buffer", deliver=self._arrive, end=self._finish, wake=self._call)
         pump.request(self._attend)
 
     # in paramiko's thread
@@ -376,7 +375,6 @@ class Tunnel:
         self._use(self._channel.close)
 
 
-# ---- _ssh_connection
 T = TypeVar("T")
 Dial: TypeAlias = Callable[[str, int], socket.socket]
 Connect: TypeAlias = (

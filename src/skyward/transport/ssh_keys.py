@@ -1,4 +1,4 @@
-"""Private keys of the user, from ssh-agent and files, in the order of the attempts."""
+"""SSH keys: those a machine may show, with certificates and revocations, and those the user logs in with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import hmac
 import ipaddress
 import logging
 import os
-import re
 import socket
 import struct
 import subprocess
@@ -20,9 +19,8 @@ from collections import defaultdict
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from fnmatch import translate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import (
@@ -38,10 +36,7 @@ from paramiko.pkey import PublicBlob
 
 from skyward._concurrency.descriptors import keep_from_forks
 from skyward.errors import AuthenticationError, ConfigurationError, HostKeyError
-from skyward.transport.ssh_config import Settings, expanded
-
-if TYPE_CHECKING:
-    from paramiko.pkey import PublicBlob
+from skyward.transport.ssh_config import Settings, expanded, matches_any
 
 __all__ = [
     "Agent",
@@ -65,7 +60,6 @@ __all__ = [
 log = logging.getLogger("skyward.transport")
 
 
-# ---- _host_certificates
 _KRL = b"SSHKRL\n\0"
 _KRL_S = 10.0
 _SHA_1 = "ssh-rsa"
@@ -118,14 +112,18 @@ def load_certificate(certificate: bytes) -> SSHCertificate:
     Raises:
         AuthenticationError: it cannot be decoded.
     """
-    kind = certificate[4 : 4 + int.from_bytes(certificate[:4], "big")]
     try:
-        loaded = load_ssh_public_identity(kind + b" " + base64.b64encode(certificate))
+        loaded = load_ssh_public_identity(_line(certificate))
     except (UnsupportedAlgorithm, ValueError) as error:
         raise AuthenticationError(f"the certificate cannot be decoded: {error}") from error
     if not isinstance(loaded, SSHCertificate):
         raise AuthenticationError("the certificate cannot be decoded: it is a plain key")
     return loaded
+
+
+def _line(blob: bytes) -> bytes:
+    """Return a key or certificate in the format of files."""
+    return _type(blob).encode() + b" " + base64.b64encode(blob)
 
 
 def blob_of(key: SSHCertPublicKeyTypes) -> bytes:
@@ -156,8 +154,7 @@ def is_revoked(path: str, blobs: Collection[bytes], shown: bytes) -> bool:
 
 def _in_krl(path: str, shown: bytes) -> bool:
     with tempfile.NamedTemporaryFile(suffix=".pub") as file:
-        kind = shown[4 : 4 + int.from_bytes(shown[:4], "big")]
-        file.write(kind + b" " + base64.b64encode(shown) + b"\n")
+        file.write(_line(shown) + b"\n")
         file.flush()
         argv = ["ssh-keygen", "-Q", "-f", path, file.name]
         try:
@@ -173,32 +170,19 @@ def _in_krl(path: str, shown: bytes) -> bool:
 
 def _signature_type(certificate: bytes) -> str:
     """Return the type of the signature, the last field of a certificate that is known to be sound."""
-    strings = certificate
-    for _ in range(_fields_before_serial(certificate)):
-        strings = _rest(strings)
-    strings = strings[8 + 4 :]  # serial number, type
+    fields = Message(certificate)
+    key_fields = 1 if fields.get_text().startswith("ssh-ed25519") else 2
+    for _ in range(1 + key_fields):  # nonce, the key
+        fields.get_binary()
+    fields.get_bytes(8 + 4)  # serial number, type
     for _ in ("key id", "principals"):
-        strings = _rest(strings)
-    strings = strings[8 + 8 :]  # validity
+        fields.get_binary()
+    fields.get_bytes(8 + 8)  # validity
     for _ in ("critical options", "extensions", "reserved", "authority"):
-        strings = _rest(strings)
-    return _first(_first(strings)).decode(errors="replace")
+        fields.get_binary()
+    return Message(fields.get_binary()).get_text()
 
 
-def _fields_before_serial(certificate: bytes) -> int:
-    kind = _first(certificate)
-    return 2 + (1 if kind.startswith(b"ssh-ed25519") else 2)  # type, nonce, the key
-
-
-def _first(strings: bytes) -> bytes:
-    return strings[4 : 4 + int.from_bytes(strings[:4], "big")]
-
-
-def _rest(strings: bytes) -> bytes:
-    return strings[4 + int.from_bytes(strings[:4], "big") :]
-
-
-# ---- _hostkeys
 _AUTHORITY, _REVOKED = "@cert-authority", "@revoked"
 _HASHED = "|1|"
 _COMMAND_S = 30.0
@@ -450,21 +434,7 @@ def _parsed(text: bytes, source: str) -> Iterator[_Line]:
 
 
 def _speaks_of(hosts: str, name: str) -> bool:
-    if hosts.startswith(_HASHED):
-        return _hashes_to(hosts, name)
-    found = False
-    for pattern in hosts.lower().split(","):
-        if re.fullmatch(_pattern(pattern.removeprefix("!")), name):
-            if pattern.startswith("!"):  # a negated match excludes the line, even next to others
-                return False
-            found = True
-    return found
-
-
-def _pattern(pattern: str) -> str:
-    """Return a regular expression for a pattern of OpenSSH's."""
-    # Only `*` and `?` are special there; brackets enclose a host that has a port.
-    return translate(pattern.replace("[", "[[]"))
+    return _hashes_to(hosts, name) if hosts.startswith(_HASHED) else matches_any(name, hosts.lower().split(","))
 
 
 def _hashes_to(hashed: str, name: str) -> bool:
@@ -489,13 +459,11 @@ def _key(kind: str, text: str, *, source: str, name: str) -> HostKey:
         blob = base64.b64decode(text, validate=True)
     except binascii.Error:
         blob = b""
-    length = int.from_bytes(blob[:4], "big")  # a key begins with its type, preceded by the length of that (RFC 4253)
-    if not kind or blob[4 : 4 + length] != kind.encode():
+    if not kind or _type(blob) != kind:
         raise AuthenticationError(f"{source} is malformed: its host key of {name or 'the machine'} cannot be decoded")
     return HostKey(type=kind, blob=blob, source=source, name=name)
 
 
-# ---- _agent
 _LIST, _LISTED, _SIGN, _SIGNED = 11, 12, 13, 14  # draft-ietf-sshm-ssh-agent
 _RSA_FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
 _CERTIFICATE: Final = "-cert-v01@openssh.com"
@@ -631,7 +599,6 @@ def _connected(path: str) -> socket.socket:
     return sock
 
 
-# ---- _identities
 _OPENSSH_BEGIN, _OPENSSH_END = "-----BEGIN OPENSSH PRIVATE KEY-----", "-----END OPENSSH PRIVATE KEY-----"
 _USUAL_NAMES = {f"id_{kind}" for kind in ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk", "xmss", "dsa")}
 _RSA_CERTIFICATES = ("rsa-sha2-512-cert-v01@openssh.com", "rsa-sha2-256-cert-v01@openssh.com")
@@ -681,8 +648,6 @@ def identities(settings: Settings) -> Generator[Identities]:
     Raises:
         AuthenticationError: the one key of ``key_path`` cannot be used.
     """
-    from paramiko import SSHException
-
     held: list[AgentKey] = []
     complaints: list[str] = []
     with ExitStack() as stack:
@@ -696,8 +661,6 @@ def identities(settings: Settings) -> Generator[Identities]:
 
 def rsa_bits(blob: bytes) -> int | None:
     """Return the size of an RSA key; None for a key of another type."""
-    from paramiko import Message
-
     message: Any = Message(blob)
     if message.get_binary() != b"ssh-rsa":
         return None
@@ -781,8 +744,6 @@ def _excluded(identity: Identity, settings: Settings) -> str:
 
 def _certificates(settings: Settings, paths: Iterable[str]) -> tuple[Mapping[bytes, list[PublicBlob]], tuple[str, ...]]:
     """Return the certificates, named or beside the keys, by the key they certify; and what cannot be read."""
-    from paramiko.pkey import PublicBlob
-
     certificates: defaultdict[bytes, list[PublicBlob]] = defaultdict(list)
     unreadable: list[str] = []
     beside = [f"{path}-cert.pub" for path in paths if os.path.exists(f"{path}-cert.pub")]
@@ -811,8 +772,6 @@ def _comment(key: AgentKey) -> str:
 
 def _load(path: str) -> Identity | str:
     """Return the key in a file, or the reason why it cannot be used."""
-    from paramiko import PKey
-
     try:
         key = PKey.from_path(path)
     except FileNotFoundError:
@@ -862,8 +821,6 @@ def _blob_at(path: str) -> bytes:
 def _blob_inside(path: str) -> bytes:
     """Return the public half from a file in OpenSSH's format."""
     # That format does not encrypt the public half: magic, three strings, a count, then the public key.
-    from paramiko import Message
-
     text = Path(path).read_text(encoding="utf-8").strip()
     if not text.startswith(_OPENSSH_BEGIN):
         return b""

@@ -1,4 +1,4 @@
-"""Peers of a machine reached over SSH: their host keys, and whether they answer, as that machine finds them."""
+"""Connecting to an SSH target: dial, verify the machine, authenticate the user, retry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import paramiko
@@ -70,7 +70,6 @@ __all__ = [
 ]
 
 
-# ---- _socket
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _DIAL_POLL_S = 0.1
 _COMPLAINT_CHARACTERS = 500
@@ -386,56 +385,42 @@ def _tune(sock: socket.socket, tick_s: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
-# ---- _errors
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
     """Meaning of an exception for a connection.
 
     Attributes:
-        error: type of the error for the caller.
         transient: True if a retry may succeed.
         advice: next steps for the user.
+        error: type of the error for the caller.
     """
 
-    error: type[SkywardError]
     transient: bool
     advice: str
+    error: type[SkywardError] = UnreachableError
 
 
 _NOT_THERE = Meaning(
-    error=UnreachableError,
     transient=True,
     advice="check that the machine runs, that sshd listens on that port, and that no firewall is in between",
 )
-_NO_ROUTE = Meaning(error=UnreachableError, transient=True, advice="check this machine's network, VPN and routes")
+_NO_ROUTE = Meaning(transient=True, advice="check this machine's network, VPN and routes")
 _BROKE_OFF = Meaning(
-    error=UnreachableError,
-    transient=True,
-    advice="check that an SSH server listens there, and its log (it may have too many connections)",
+    transient=True, advice="check that an SSH server listens there, and its log (it may have too many connections)"
 )
-_UNKNOWN_NAME = Meaning(
-    error=UnreachableError, transient=False, advice="check the spelling, and HostName in the SSH configuration"
-)
+_UNKNOWN_NAME = Meaning(transient=False, advice="check the spelling, and HostName in the SSH configuration")
 _REFUSED_USER = Meaning(
     error=AuthenticationError,
     transient=False,
     advice="check the user's name, and that one of these public keys is in ~/.ssh/authorized_keys there",
 )
-_UNLIKE = Meaning(
-    error=UnreachableError,
-    transient=False,
-    advice="`ssh -v` shows what both sides offer",
-)
-_PROXY = Meaning(error=UnreachableError, transient=True, advice="check ProxyCommand in the SSH configuration")
+_UNLIKE = Meaning(transient=False, advice="`ssh -v` shows what both sides offer")
+_PROXY = Meaning(transient=True, advice="check ProxyCommand in the SSH configuration")
 _REFUSED_CHANNEL = Meaning(
-    error=UnreachableError,
-    transient=False,
-    advice="check AllowTcpForwarding and PermitOpen in the machine's sshd_config",
+    transient=False, advice="check AllowTcpForwarding and PermitOpen in the machine's sshd_config"
 )
 _REFUSED_SESSION = Meaning(
-    error=UnreachableError,
-    transient=True,
-    advice="check MaxSessions in the machine's sshd_config: ten or more are needed",
+    transient=True, advice="check MaxSessions in the machine's sshd_config: ten or more are needed"
 )
 _CONFIGURED = Meaning(error=ConfigurationError, transient=False, advice="correct the SSH configuration")
 
@@ -481,7 +466,7 @@ def meaning(error: BaseException) -> Meaning | None:
         return _NOT_THERE
     found = next((known for kind, known in MEANINGS.items() if isinstance(error, kind)), None)
     if found is _NO_ROUTE and isinstance(error, OSError) and error.errno in _PERMANENT:
-        return Meaning(error=UnreachableError, transient=False, advice=_NO_ROUTE.advice)
+        return replace(_NO_ROUTE, transient=False)
     return found
 
 
@@ -500,7 +485,6 @@ def is_transient(error: BaseException) -> bool:
     return found is not None and found.transient
 
 
-# ---- _algorithms
 # Without the CBC ciphers and the SHA-1 and MD5 hashes that paramiko also supports.
 _CIPHERS = (
     "aes128-gcm@openssh.com",
@@ -590,7 +574,6 @@ def _preferred(known: KnownKeys) -> tuple[str, ...]:
     return (*certified, *plain)
 
 
-# ---- _connect
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _MOST_KEYS = 6
@@ -836,7 +819,6 @@ def _refusal(settings: Settings, found: Identities, tried: list[str]) -> str:
     )
 
 
-# ---- _peers
 _HANDSHAKE_S = 10.0
 
 

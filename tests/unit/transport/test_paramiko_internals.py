@@ -20,7 +20,6 @@ from skyward.transport.paramiko_parts import (
     client_class,
     end_handshake,
     packetizer_class,
-    take_errors,
     take_output,
 )
 from skyward.transport.ssh_login import LiveSocket
@@ -37,10 +36,11 @@ class Recorder:
         self.intakes: list[ChannelBuffer] = []
 
     def take(self) -> None:
-        for take, name in ((take_output, "out"), (take_errors, "err")):
+        for buffer, name in (("in_buffer", "out"), ("in_stderr_buffer", "err")):
             self.intakes.append(
-                take(
+                take_output(
                     self.channel,
+                    buffer,
                     deliver=lambda data, name=name: self.delivered.append((name, data)),
                     end=lambda name=name: self.ends.append(name),
                     wake=self.wake,
