@@ -23,6 +23,27 @@ from skyward.transport.ssh_connection import SSHConnection, SSHConnections
 __all__ = ["SSHAccess", "SshTransport", "check_configuration"]
 
 
+T = TypeVar("T")
+
+_CONNECTIONS: Final = SSHConnections()
+_TOKEN_BYTES = 16
+_REFUSED_FOR_S = 10.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_WRITE_ERRORS = {
+    "No space left on device": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "Read-only file system": errno.EROFS,
+    "Permission denied": errno.EACCES,
+    "Operation not permitted": errno.EPERM,
+    "Is a directory": errno.EISDIR,
+    "Not a directory": errno.ENOTDIR,
+    "File exists": errno.ENOTDIR,
+    "File name too long": errno.ENAMETOOLONG,
+}
+"""Error numbers by the text that programs print for them in the C locale."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SSHAccess:
     """:class:`~skyward.transport.access.Access` to a machine over SSH.
@@ -64,27 +85,6 @@ class SSHAccess:
             return self
         transport.move(present.target)
         return replace(self, target=present.target)
-
-
-T = TypeVar("T")
-
-_CONNECTIONS: Final = SSHConnections()
-_TOKEN_BYTES = 16
-_REFUSED_FOR_S = 10.0
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
-_WRITE_ERRORS = {
-    "No space left on device": errno.ENOSPC,
-    "Disk quota exceeded": errno.EDQUOT,
-    "Read-only file system": errno.EROFS,
-    "Permission denied": errno.EACCES,
-    "Operation not permitted": errno.EPERM,
-    "Is a directory": errno.EISDIR,
-    "Not a directory": errno.ENOTDIR,
-    "File exists": errno.ENOTDIR,
-    "File name too long": errno.ENAMETOOLONG,
-}
-"""Error numbers by the text that programs print for them in the C locale."""
 
 
 def check_configuration(target: SSHTarget) -> None:

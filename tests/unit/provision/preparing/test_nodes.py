@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from skyward.errors import BootstrapError, PoolStateError
 from skyward.providers.base import Instance, InstanceState
 from skyward.provision.preparing.node_handle import NodeHandle, open_node
 from skyward.request.image import Image
-from skyward.transport.access import Completed
+from skyward.transport.access import Access, Completed, Transport
 from skyward.transport.ssh import SSHAccess
 from skyward.transport.ssh_config import SSHTarget
 from support.nodes import node_config, node_instance
@@ -133,3 +133,37 @@ def test_a_machine_that_cannot_be_reached_yet_is_no_node() -> None:
 
     with pytest.raises(PoolStateError, match="i-2 of node 0 cannot be reached yet"):
         open_node(pending, 0, lambda node, message: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobAccess:
+    """A provider's own way to its machines: the jobs of a scheduler."""
+
+    job: int
+    address: str = "10.0.0.9"
+    workdir: str = "/scratch/node"
+    cache: str = "/scratch/cache"
+    bind: str = ""
+    on_this_machine: bool = False
+    boot_s: float = 0.0
+    other_key_s: float = 0.0
+    opened: list[Answering] = field(default_factory=list[Answering])
+
+    def open(self) -> Transport:
+        self.opened.append(Answering(Completed(exit_code=0, stdout="", stderr="")))
+        return self.opened[-1]
+
+    def move(self, present: Access, transport: Transport) -> Access:
+        assert transport is self.opened[0]
+        return present
+
+
+def test_a_provider_may_bring_its_own_way_to_its_machines() -> None:
+    access = JobAccess(job=1)
+    node = open_node(replace(RUNNING, access=access), 0, lambda node, message: None)
+
+    assert node.transport is access.opened[0]
+    assert (node.files, node.fresh) == ("/scratch/node/files", False)
+    assert asyncio.run(node.reach(1.0)) is None
+    node.follow(JobAccess(job=2, address="10.0.0.10"))
+    assert node.access.address == "10.0.0.10"
