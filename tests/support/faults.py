@@ -154,7 +154,7 @@ class FaultyProvider(FakeProvider):
         return seen
 
     async def tagged(self) -> Sequence[Instance]:
-        """See :meth:`~skyward.providers.registry.Sweepable.tagged`: it tells of the machines of unclear launches."""
+        """See :meth:`Provider.tagged`: it tells of the machines of unclear launches."""
         listed = await super().tagged()
         found = {each.id: each.key for each in listed if each.key in self.unclear - self._under_way}
         self.told += found

@@ -24,20 +24,6 @@ from skyward.request.instance import InstanceSpec
 from skyward.transport.ssh import SshTransport
 from skyward.transport.ssh_config import SSHTarget
 
-__all__ = [
-    "Host",
-    "Networks",
-    "checked_hosts",
-    "find_networks",
-    "host_fault",
-    "names_of",
-    "parse_host",
-    "preferred",
-    "reaching",
-    "run_on",
-    "survey",
-]
-
 _HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d{1,5}))?")
 _PORT = 22
 _VERB_TIMEOUT_S = 60.0

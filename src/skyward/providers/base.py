@@ -25,6 +25,7 @@ __all__ = [
     "MachineSecret",
     "Offer",
     "Provider",
+    "check_settings",
     "checked_provider",
 ]
 
@@ -309,6 +310,13 @@ class Provider(ABC):
     def trouble(self) -> str:
         """Errors of the calls that are being repeated at present, since the vendor's API fails; empty for none."""
         return ""
+
+
+def check_settings(settings: object, **checks: Callable[[str, object], object]) -> None:
+    """Check the settings of these names that are not None, and store what their checks return."""
+    for name, check in checks.items():
+        if (value := getattr(settings, name)) is not None:
+            object.__setattr__(settings, name, check(name, value))
 
 
 def checked_provider(provider: object) -> Provider:

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Final
 import platformdirs
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
-from skyward.providers._common.findings import failed
 from skyward.providers._common.logins import ADDRESS_URL, client_cidr, host_key, user_key
 from skyward.providers._common.machine_boot import POWER_OFF, DeleteScript, cloud_config
 from skyward.providers._common.machine_catalogue import (
@@ -26,10 +25,10 @@ from skyward.providers._common.machine_catalogue import (
     sold_as,
 )
 from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
-from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, failed
 from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
-from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer
+from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer, check_settings
 from skyward.request.accelerators import Vendor, find_model
 from skyward.request.checks import explain_options, refusal, secret, text, web_address
 from skyward.request.instance import InstanceSpec
@@ -561,9 +560,7 @@ class DigitalOcean(RentedMachines):
     _droplets: Droplets = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, checked in (("token", secret), ("reaper_token", secret), ("endpoint_url", web_address)):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, checked(name, value))
+        check_settings(self, token=secret, reaper_token=secret, endpoint_url=web_address)
         if not _REGION.fullmatch(text("region", self.region)):
             raise refusal("region", "a region's slug such as 'nyc1'", self.region)
         rest = open_api(self.region, self.token, self.endpoint_url, patience_s=self.patience_s)

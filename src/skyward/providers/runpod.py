@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, SkywardError, UnreachableError
-from skyward.providers._common.findings import failed
 from skyward.providers._common.logins import host_key, user_key
 from skyward.providers._common.machine_boot import (
     CPU_IMAGE,
@@ -37,10 +36,10 @@ from skyward.providers._common.machine_catalogue import (
     sold_as,
 )
 from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
-from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, failed
 from skyward.providers._common.rented_machines import MachineRecord, RentedContainers, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
-from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer
+from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer, check_settings
 from skyward.request.accelerators import model_name
 from skyward.request.checks import explain_options, refusal, secret, text, texts, web_address, whole_number
 from skyward.request.instance import InstanceSpec
@@ -463,15 +462,8 @@ class RunPod(RentedContainers):
         disk_gb = _DISK_GB
         if self.container_disk_gb is not None:
             disk_gb = whole_number("container_disk_gb", self.container_disk_gb, minimum=10)
-        for name, checked in (
-            ("network_volume", text),
-            ("endpoint_url", web_address),
-            ("api_key", secret),
-            ("reaper_key", secret),
-            ("data_centers", texts),
-        ):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, checked(name, value))
+        check_settings(self, network_volume=text, endpoint_url=web_address, api_key=secret, reaper_key=secret)
+        check_settings(self, data_centers=texts)
         if self.cloud not in _CLOUDS:
             raise refusal("cloud", '"secure" or "community"', self.cloud)
         if self.data_centers == ():

@@ -27,7 +27,7 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, reaching, run_on, survey
-from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider
+from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider, check_settings
 from skyward.request.checks import explain_options, refusal, text
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
@@ -125,10 +125,7 @@ class SSH(Provider):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", checked_hosts(self.hosts))
-        for name in ("key_path", "known_hosts"):
-            object.__setattr__(self, name, _checked_file(name, getattr(self, name)))
-        if self.user is not None:
-            text("user", self.user)
+        check_settings(self, key_path=_checked_file, known_hosts=_checked_file, user=text)
         if self.network not in ("auto", "none"):
             raise refusal("network", '"auto" or "none"', self.network)
         object.__setattr__(self, "_reached", _Reached())
@@ -461,9 +458,7 @@ def _check(request: PoolRequest, hosts: Sequence[str]) -> None:
         raise ConfigurationError(f"machine={request.machine!r}: SSH() has the machines in hosts; leave it out")
 
 
-def _checked_file(parameter: str, value: object) -> str | None:
-    if value is None:
-        return None
+def _checked_file(parameter: str, value: object) -> str:
     path = Path(value if isinstance(value, Path) else text(parameter, value)).expanduser()
     if not path.is_file():
         raise ConfigurationError(

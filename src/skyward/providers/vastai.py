@@ -24,7 +24,6 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.providers._common.cached_answers import SharedAnswer, SharedAnswers
-from skyward.providers._common.findings import failed
 from skyward.providers._common.logins import host_key, user_key
 from skyward.providers._common.machine_boot import CPU_IMAGE, GPU_IMAGE, ContainerBoot, HttpCall, checked_image, cuda_of
 from skyward.providers._common.machine_catalogue import (
@@ -35,10 +34,10 @@ from skyward.providers._common.machine_catalogue import (
     spread,
 )
 from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
-from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, failed
 from skyward.providers._common.rented_machines import MachineRecord, RentedContainers, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
-from skyward.providers.base import REFUSALS, Finding, InstanceState, LaunchOrder, Offer
+from skyward.providers.base import REFUSALS, Finding, InstanceState, LaunchOrder, Offer, check_settings
 from skyward.request.accelerators import Accelerator, Vendor, model_name
 from skyward.request.checks import (
     explain_options,
@@ -115,9 +114,7 @@ class AskTerms:
                 raise refusal(name, f"a number from 0 to {most:g}", value)
         if positive_number("bid_factor", self.bid_factor) < 1:
             raise refusal("bid_factor", "a number ≥ 1 (a bid below the minimum never runs but bills)", self.bid_factor)
-        for name, checked in (("regions", checked_countries), ("image_login", text)):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, checked(name, value))
+        check_settings(self, regions=checked_countries, image_login=text)
         if self.image is not None:
             checked_image(self.image, disk="disk_gb", disk_gb=self.disk_gb, login=self.image_login)
 
@@ -746,9 +743,7 @@ class VastAI(AskTerms, RentedContainers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, checked in (("api_key", secret), ("endpoint_url", web_address)):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, checked(name, value))
+        check_settings(self, api_key=secret, endpoint_url=web_address)
         account = VastAccount(self.endpoint_url, self.api_key, self, patience_s=self.patience_s, pace=self.pace)
         vars(self)["_api"] = account
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from skyward.errors import CapacityError, ConfigurationError, RateLimitError, SkywardError, UnreachableError
-from skyward.providers._common.findings import failed
 from skyward.providers._common.logins import host_key, user_key
 from skyward.providers._common.machine_boot import POWER_OFF, DeadMan, boot_script, first_delivery
 from skyward.providers._common.machine_catalogue import (
@@ -24,7 +23,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_as,
 )
 from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
-from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
+from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, failed
 from skyward.providers._common.rented_machines import MachineRecord, RentedMachines, label, labels_of
 from skyward.providers._common.rest_client import (
     ApiAnswer,
@@ -33,7 +32,16 @@ from skyward.providers._common.rest_client import (
     RestClient,
     read_credentials,
 )
-from skyward.providers.base import REFUSALS, Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer
+from skyward.providers.base import (
+    REFUSALS,
+    Finding,
+    Instance,
+    InstanceState,
+    LaunchOrder,
+    MachineSecret,
+    Offer,
+    check_settings,
+)
 from skyward.request.accelerators import model_name
 from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.instance import InstanceSpec
@@ -488,9 +496,7 @@ class Verda(RentedMachines):
 
     def __post_init__(self) -> None:
         flag("self_destruct", self.self_destruct)
-        for name in ("region", "endpoint_url"):
-            if (value := getattr(self, name)) is not None:
-                (web_address if name == "endpoint_url" else text)(name, value)
+        check_settings(self, region=text, endpoint_url=web_address)
         if not re.fullmatch(r"[\w.-]+", self.region or "any", re.ASCII):
             raise refusal("region", "the code of a location such as 'FIN-03'", self.region)
         object.__setattr__(self, "_known", VerdaAccount(self._url, patience_s=self.patience_s))

@@ -19,8 +19,6 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import platformdirs
 
-__all__ = ["AnswerFile", "SharedAnswer", "SharedAnswers", "forget"]
-
 _VENDORS_OWN: Final = "own"
 
 

@@ -14,8 +14,6 @@ from skyward.errors import CapacityError, QuotaError, SkywardError, TerminationE
 from skyward.providers._common.refusals import is_unsent
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 
-__all__ = ["MachineCalls", "create_once", "summary"]
-
 _AT_ONCE: Final = 8
 _LOOK_S: Final = 1.0
 _READ_S: Final = 15.0

@@ -18,8 +18,6 @@ from skyward.errors import AuthenticationError, ConfigurationError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["ADDRESS_URL", "CLIENT_CIDR_VARIABLE", "KeyPair", "client_cidr", "host_key", "make_key_pair", "user_key"]
-
 _FILE_MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
 _HOST_KEY: Final = b"skyward host key "

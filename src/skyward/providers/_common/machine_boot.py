@@ -19,30 +19,6 @@ from skyward.providers._common.logins import KeyPair
 from skyward.providers.base import MachineSecret
 from skyward.request.checks import refusal, text
 
-__all__ = [
-    "CPU_IMAGE",
-    "END_COMMAND",
-    "GPU_IMAGE",
-    "GRACE_S",
-    "MAY_END_COMMAND",
-    "POWER_OFF",
-    "SECRET_FILE",
-    "ContainerBoot",
-    "DeadMan",
-    "DeleteScript",
-    "EndProbe",
-    "HttpCall",
-    "boot_script",
-    "checked_image",
-    "cloud_config",
-    "cuda_of",
-    "detached",
-    "first_delivery",
-    "store",
-    "time_to_live",
-    "time_to_live_unit",
-]
-
 GRACE_S: Final = 120.0
 """Time for the node to end by itself first, report that, and write changed files back to volumes."""
 

@@ -15,21 +15,6 @@ from skyward.request.checks import refusal, texts
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest
 
-__all__ = [
-    "X86",
-    "Catalogue",
-    "MachineType",
-    "SoldAs",
-    "cheapest_offers",
-    "checked_countries",
-    "closest",
-    "fewest_accelerators",
-    "refuse_unlikely",
-    "sold_accelerators",
-    "sold_as",
-    "spread",
-]
-
 X86: Final = "x86_64"
 _LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
 """Smallest machine for a request that gives no size."""

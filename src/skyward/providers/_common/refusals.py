@@ -1,10 +1,10 @@
-"""Refusals of a vendor's API: their class, Skyward's error, and the advice in its message, as one table."""
+"""Refusals of a vendor's API: their class, Skyward's error and its advice, as one table; findings of checks."""
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
@@ -18,8 +18,7 @@ from skyward.errors import (
     SkywardError,
     UnreachableError,
 )
-
-__all__ = ["ERRORS", "Refusal", "RefusalKind", "RefusalRow", "RefusalTable", "RefusedCall", "is_kind", "is_unsent"]
+from skyward.providers.base import Finding
 
 
 class RefusalKind(enum.Enum):
@@ -203,3 +202,23 @@ class RefusalTable:
         error = self.explain(found, where)
         error.__cause__ = RefusedCall(found)
         return error
+
+
+async def finding(what: str, look: Awaitable[str], *, fix: str = "") -> Finding:
+    """Return the finding with the present value that ``look`` returns; a failed one if it raises Skyward's error.
+
+    Args:
+        what: name of the item.
+        look: the check.
+        fix: see :func:`failed`.
+    """
+    try:
+        return Finding(what=what, state="ok", found=await look)
+    except SkywardError as error:
+        return failed(what, error, fix=fix)
+
+
+def failed(what: str, error: SkywardError, *, fix: str = "") -> Finding:
+    """Return a failed finding: the first sentence of the error is the cause, the rest the advice, else ``fix``."""
+    found, stop, advice = str(error).partition(". ")
+    return Finding(what=what, state="fail", found=found, fix=advice if stop else fix)

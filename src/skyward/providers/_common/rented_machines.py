@@ -25,23 +25,6 @@ from skyward.request.instance import InstanceSpec
 from skyward.transport.ssh import SSHAccess, check_configuration
 from skyward.transport.ssh_config import SSHTarget
 
-__all__ = [
-    "Asked",
-    "EndingCalls",
-    "LaunchedMachines",
-    "Logins",
-    "MachineApi",
-    "MachineBook",
-    "MachineRecord",
-    "RentedContainers",
-    "RentedMachines",
-    "check_login",
-    "label",
-    "labels_of",
-    "log_in",
-    "until_gone",
-]
-
 _AGAIN_S: Final = 15.0
 """Time after which an accepted request is repeated, for a machine that does not show it."""
 _STRIKES: Final = 3

@@ -27,8 +27,6 @@ from skyward.errors import AuthenticationError, ConfigurationError, RateLimitErr
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind, is_unsent
 from skyward.providers.base import REFUSALS
 
-__all__ = ["ApiAnswer", "Authorize", "BearerTokens", "ClientCredentials", "RestClient", "read_credentials"]
-
 _CONNECT_TIMEOUT_S: Final = 10.0
 _READ_TIMEOUT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.5

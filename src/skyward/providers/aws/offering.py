@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from skyward.errors import ConfigurationError, QuotaError, SkywardError
-from skyward.providers._common.findings import failed, finding
 from skyward.providers._common.machine_catalogue import MachineType, cheapest_offers, fewest_accelerators
-from skyward.providers._common.refusals import RefusalKind, is_kind
+from skyward.providers._common.refusals import RefusalKind, failed, finding, is_kind
 from skyward.providers.aws.account import MINIMUM_BILLED_S, Account, Subnet, candidates
 from skyward.providers.aws.api import refusal
 from skyward.providers.aws.ssm import PLUGIN, require_plugin

@@ -18,7 +18,7 @@ from skyward.providers.aws.api import Api, Credentials, new_session
 from skyward.providers.aws.launching import UNSEEN_S, Launching, end, remove_by_products
 from skyward.providers.aws.offering import Prices, check_account, find_offers
 from skyward.providers.aws.ssm import require_plugin, session_command
-from skyward.providers.base import Finding, Instance, LaunchOrder, Offer, Provider
+from skyward.providers.base import Finding, Instance, LaunchOrder, Offer, Provider, check_settings
 from skyward.providers.storage.s3 import grant_with
 from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
@@ -78,9 +78,7 @@ class AWS(Provider):
 
     def __post_init__(self) -> None:
         flag("use_ssm", self.use_ssm)
-        for name in ("profile", "subnet", "instance_profile", "endpoint_url"):
-            if (value := getattr(self, name)) is not None:
-                (web_address if name == "endpoint_url" else text)(name, value)
+        check_settings(self, profile=text, subnet=text, instance_profile=text, endpoint_url=web_address)
         if not _SUBNET.fullmatch(self.subnet or "subnet-0"):
             raise refusal("subnet", "a subnet's id such as 'subnet-0123456789abcdef0'", self.subnet)
         if self.use_ssm and self.instance_profile is None:

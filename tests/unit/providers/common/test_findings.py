@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.errors import AuthenticationError
-from skyward.providers._common.findings import finding
+from skyward.providers._common.refusals import finding
 from skyward.providers.base import Finding
 
 
