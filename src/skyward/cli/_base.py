@@ -25,9 +25,9 @@ __all__ = [
     "FAILED",
     "PROVIDER",
     "Answer",
-    "ProviderOptions",
     "Say",
     "answers",
+    "chosen_provider",
     "moment",
     "money",
     "place_options",
@@ -145,32 +145,22 @@ PROVIDER = _ProviderName()
 """Type of the option ``--provider``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderOptions:
-    """Parameters of providers, as a command's options give them.
+def chosen_provider(name: str, values: Mapping[str, str]) -> Provider:
+    """Return the provider of that name with these parameters, of :func:`settings_of`.
 
-    Attributes:
-        values: text by parameter.
+    Raises:
+        ConfigurationError: it cannot be loaded, has no such parameter, or refuses a value; or the value is secret.
     """
-
-    values: Mapping[str, str]
-
-    def provider(self, name: str) -> Provider:
-        """Return the provider of that name with these parameters.
-
-        Raises:
-            ConfigurationError: it cannot be loaded, has no such parameter, or refuses a value; or the value is secret.
-        """
-        kind = provider_type(name)
-        parameters = provider_parameters(kind)
-        hidden = [each for each in self.values if each in parameters and not parameters[each].repr]
-        if hidden:
-            raise ConfigurationError(
-                f"--set {hidden[0]}=: it is secret, and other users of this machine can read command lines; put it "
-                f"where {name!r} finds it by itself, such as an environment variable (see the provider's page)"
-            )
-        hints = get_type_hints(kind) if self.values else {}
-        return make_provider(name, {each: _typed(text, hints.get(each, str)) for each, text in self.values.items()})
+    kind = provider_type(name)
+    parameters = provider_parameters(kind)
+    hidden = [each for each in values if each in parameters and not parameters[each].repr]
+    if hidden:
+        raise ConfigurationError(
+            f"--set {hidden[0]}=: it is secret, and other users of this machine can read command lines; put it "
+            f"where {name!r} finds it by itself, such as an environment variable (see the provider's page)"
+        )
+    hints = get_type_hints(kind) if values else {}
+    return make_provider(name, {each: _typed(text, hints.get(each, str)) for each, text in values.items()})
 
 
 def place_options(command: C) -> C:
@@ -185,15 +175,15 @@ def place_options(command: C) -> C:
     return click.option("--region", help="The provider's region; without it, the provider's default.")(each(command))
 
 
-def settings_of(region: str | None, options: Sequence[str]) -> ProviderOptions:
-    """Return the parameters that options give."""
+def settings_of(region: str | None, options: Sequence[str]) -> Mapping[str, str]:
+    """Return the parameters of providers that options give, as text by name."""
     values: dict[str, str] = {}
     for option in options:
         name, equals, value = option.partition("=")
         if not (name and equals):
             raise click.BadParameter(f"{option!r} is not NAME=VALUE", param_hint="--set")
         values[name] = value
-    return ProviderOptions(values=values | ({} if region is None else {"region": region}))
+    return values if region is None else values | {"region": region}
 
 
 def rented_providers() -> Sequence[str]:

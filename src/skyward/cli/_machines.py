@@ -16,7 +16,18 @@ import click
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.api.watching import read_snapshot
-from skyward.cli._base import FAILED, PROVIDER, Answer, Say, answers, moment, money, place_options, settings_of
+from skyward.cli._base import (
+    FAILED,
+    PROVIDER,
+    Answer,
+    Say,
+    answers,
+    chosen_provider,
+    moment,
+    money,
+    place_options,
+    settings_of,
+)
 from skyward.display.tables import PoolView
 from skyward.display.words import plural
 from skyward.events.snapshot import PoolSnapshot
@@ -55,7 +66,7 @@ _SPARED = {
 def ls(*, everything: bool, providers: Sequence[str], region: str | None, options: Sequence[str]) -> Answer:
     """List the machines of open pools: provider, state there, start, cost so far, and state of the owner process."""
     ledger, settings = Ledger.of_user(), settings_of(region, options)
-    listed = [(name, settings_text(provider_settings(settings.provider(name)))) for name in providers]
+    listed = [(name, settings_text(provider_settings(chosen_provider(name, settings)))) for name in providers]
 
     def recorded() -> list[LedgerEntry]:
         found = ledger.entries() if everything else ledger.open_entries()
@@ -90,10 +101,7 @@ def down(*, pools: Sequence[str]) -> Answer:
     left = [each for report in reports for each in report.left]
 
     def show(say: Say) -> None:
-        for each in ended:
-            say.line(f"ended    {_name(each.entry, each.instance_id)}")
-        for each in left:
-            say.line(f"LEFT     {_name(each.entry)}: {each.reason}")
+        _show_outcomes(say, ended, left)
         say.line(f"{len(ended)} ended, {len(gone)} were gone already, {len(left)} left")
 
     document = {"ended": _all_ended(ended), "gone": [_machine(each) for each in gone], "left": _all_left(left)}
@@ -127,7 +135,7 @@ def sweep(
     also: list[tuple[str, Mapping[str, Any]]] = [("local", {})]
     also += [("ssh", {"hosts": [host]}) for host in hosts]
     settings = settings_of(region, options)
-    also += [(name, provider_settings(settings.provider(name))) for name in providers]
+    also += [(name, provider_settings(chosen_provider(name, settings))) for name in providers]
     report = asyncio.run(Sweep(Ledger.of_user()).run(others=others, unknown=unknown, also=also))
     document = {
         "ended": _all_ended(report.ended),
@@ -175,10 +183,7 @@ def _show_list(entries: Sequence[LedgerEntry], presence: Presence, now: float, s
 
 
 def _show_sweep(report: SweepReport, say: Say) -> None:
-    for each in report.ended:
-        say.line(f"ended    {_name(each.entry, each.instance_id)}")
-    for each in report.left:
-        say.line(f"LEFT     {_name(each.entry)}: {each.reason}")
+    _show_outcomes(say, report.ended, report.left)
     for each in report.unknown:
         what = "ended    " if each.ended else "LEFT     " if each.reason else "unknown  "
         say.line(f"{what}{each.provider} {each.instance_id} ({each.key}) {each.reason}".rstrip())
@@ -189,6 +194,13 @@ def _show_sweep(report: SweepReport, say: Say) -> None:
     say.line(f"{len(report.ended)} ended, {len(report.forgotten)} were gone already, {len(report.left)} left")
     if any(not each.ended and not each.reason for each in report.unknown):
         say.line("Unknown machines may be in another computer's ledger; `skyward sweep --unknown` ends them.")
+
+
+def _show_outcomes(say: Say, ended: Sequence[Swept], left: Sequence[Left]) -> None:
+    for each in ended:
+        say.line(f"ended    {_name(each.entry, each.instance_id)}")
+    for each in left:
+        say.line(f"LEFT     {_name(each.entry)}: {each.reason}")
 
 
 def _alive(entry: LedgerEntry) -> bool | None:

@@ -15,9 +15,9 @@ from skyward.cli._base import (
     FAILED,
     PROVIDER,
     Answer,
-    ProviderOptions,
     Say,
     answers,
+    chosen_provider,
     place_options,
     rented_providers,
     settings_of,
@@ -43,9 +43,7 @@ class _Row:
     Attributes:
         provider: the provider's name.
         region: the provider's region.
-        spec: the machine's hardware.
-        spot: spot price in the cheapest zone, USD an hour; None if unknown or not offered.
-        on_demand: on-demand price, USD an hour; None if unknown or not offered.
+        spec: the machine's hardware, with its prices in the cheapest zone.
         zones: spot prices by zone, USD an hour.
         price_age_s: time for which the older of the prices has been cached.
         note: the provider's remark on this type.
@@ -54,8 +52,6 @@ class _Row:
     provider: str
     region: str
     spec: InstanceSpec
-    spot: float | None = None
-    on_demand: float | None = None
     zones: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     price_age_s: float = 0.0
     note: str = ""
@@ -63,9 +59,8 @@ class _Row:
     @property
     def rank(self) -> tuple[float, str]:
         """Sort key: cheapest first, unknown prices last."""
-        return min((each for each in (self.spot, self.on_demand) if each is not None), default=float("inf")), str(
-            self.spec
-        )
+        prices = [price for price in (self.spec.price_spot, self.spec.price_on_demand) if price is not None]
+        return min(prices, default=float("inf")), str(self.spec)
 
 
 @click.command()
@@ -121,7 +116,7 @@ def offers(
 
 
 async def _ask_all(
-    names: Sequence[str], settings: ProviderOptions, request: PoolRequest, *, spot: bool
+    names: Sequence[str], settings: Mapping[str, str], request: PoolRequest, *, spot: bool
 ) -> tuple[list[_Row], dict[str, str]]:
     asked = await asyncio.gather(*(_ask(name, settings, request, spot=spot) for name in names), return_exceptions=True)
     rows: list[_Row] = []
@@ -140,8 +135,8 @@ async def _ask_all(
     return rows, errors
 
 
-async def _ask(name: str, settings: ProviderOptions, request: PoolRequest, *, spot: bool) -> list[_Row]:
-    provider = settings.provider(name)
+async def _ask(name: str, settings: Mapping[str, str], request: PoolRequest, *, spot: bool) -> list[_Row]:
+    provider = chosen_provider(name, settings)
     try:
         found = [each for each in await find_offers(provider, request) if each.spot or not spot]
         types = list(dict.fromkeys(each.spec.name for each in found))
@@ -159,8 +154,6 @@ def _row(provider: str, found: Sequence[Offer], zones: Mapping[str, float | None
         provider=provider,
         region=found[0].region,
         spec=spec,
-        spot=spec.price_spot,
-        on_demand=spec.price_on_demand,
         zones=zones,
         price_age_s=max(each.price_age_s for each in found),
         note="; ".join(notes),
@@ -176,15 +169,10 @@ def _cells(row: _Row) -> tuple[str, ...]:
         f"{spec.accelerator_count} x {spec.accelerator}{memory}" if spec.accelerator else "",
         str(spec.cpu or "?"),  # some vendors do not state the size of machines with GPUs
         f"{spec.memory_gib:g} GiB" if spec.memory_gib else "?",
-        _price(row.spot),
-        _price(row.on_demand),
+        *("?" if usd is None else f"{usd:.4f}" for usd in (spec.price_spot, spec.price_on_demand)),
         "now" if row.price_age_s < _NOW_S else f"{duration(row.price_age_s)} ago",
         " ".join(zone.removeprefix(row.region) if row.region else zone for zone in row.zones),
     )
-
-
-def _price(usd: float | None) -> str:
-    return "?" if usd is None else f"{usd:.4f}"
 
 
 def _document(row: _Row) -> dict[str, Any]:
@@ -198,8 +186,8 @@ def _document(row: _Row) -> dict[str, Any]:
         "accelerator_memory_gib": spec.accelerator_memory_gib,
         "cores": spec.cpu,
         "memory_gib": spec.memory_gib,
-        "spot_per_hour": row.spot,
-        "on_demand_per_hour": row.on_demand,
+        "spot_per_hour": spec.price_spot,
+        "on_demand_per_hour": spec.price_on_demand,
         "price_age_s": round(row.price_age_s),
         "zones": dict(row.zones),
         "note": row.note,

@@ -17,7 +17,17 @@ from pathlib import Path
 import click
 import platformdirs
 
-from skyward.cli._base import FAILED, PROVIDER, Answer, Say, answers, place_options, rented_providers, settings_of
+from skyward.cli._base import (
+    FAILED,
+    PROVIDER,
+    Answer,
+    Say,
+    answers,
+    chosen_provider,
+    place_options,
+    rented_providers,
+    settings_of,
+)
 from skyward.display.words import plural
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
 from skyward.providers.base import Finding, Provider
@@ -64,7 +74,7 @@ def doctor(
     """
     findings = [finding for look in _LOOKS for finding in look()]
     settings = settings_of(region, options)
-    findings += [finding for name in providers for finding in _provider(name, partial(settings.provider, name))]
+    findings += [finding for name in providers for finding in _provider(name, partial(chosen_provider, name, settings))]
     login = {"user": user, "key_path": key_path, "known_hosts": known_hosts}
     reached = {host: _host(host, **login) for host in hosts}
     findings += reached.values()
