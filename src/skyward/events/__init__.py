@@ -200,6 +200,7 @@ class GpuMetrics:
         memory_used_mb: used memory, in MiB.
         memory_total_mb: memory of the GPU, in MiB.
         temperature: degrees Celsius; None if the driver does not report it.
+        uuid: the driver's id of the GPU, such as ``GPU-…``; the same after a restart.
     """
 
     index: int
@@ -208,6 +209,7 @@ class GpuMetrics:
     memory_used_mb: float
     memory_total_mb: float
     temperature: float | None = None
+    uuid: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ __all__ = [
     "Ending",
     "Fetch",
     "Fetched",
-    "GpuReading",
     "Kill",
     "Message",
     "MetricsReport",
@@ -209,40 +208,6 @@ class SchedulerExit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
-    """One GPU at one moment.
-
-    Attributes:
-        index: the driver's number of the GPU.
-        uuid: the driver's id of the GPU, such as ``GPU-…``; the same after a restart.
-        name: model.
-        memory_used_mb: used memory in MiB.
-        memory_total_mb: memory in MiB.
-        utilization: percent of the time that it was busy; None if it gives no value (under MIG).
-        temperature: degrees Celsius; None if it gives no value.
-    """
-
-    index: int
-    uuid: str
-    name: str
-    memory_used_mb: float
-    memory_total_mb: float
-    utilization: float | None = None
-    temperature: float | None = None
-
-    def to_event(self) -> GpuMetrics:
-        """Return the GPU's part of the event."""
-        return GpuMetrics(
-            index=self.index,
-            name=self.name,
-            utilization=self.utilization,
-            memory_used_mb=self.memory_used_mb,
-            memory_total_mb=self.memory_total_mb,
-            temperature=self.temperature,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMetrics:
     """A node at one moment.
 
@@ -256,7 +221,7 @@ class NodeMetrics:
     cpu_percent: float
     memory_used_mb: float
     memory_total_mb: float
-    gpus: tuple[GpuReading, ...] = ()
+    gpus: tuple[GpuMetrics, ...] = ()
 
     @property
     def memory_percent(self) -> float:
@@ -271,7 +236,7 @@ class NodeMetrics:
     def from_dict(cls, values: Mapping[str, Any]) -> NodeMetrics:
         """Return the reading of fields from the wire."""
         # `asdict` has made dicts of them, too, and `cls(**values)` alone would keep those.
-        gpus = tuple(GpuReading(**gpu) for gpu in values["gpus"])
+        gpus = tuple(GpuMetrics(**gpu) for gpu in values["gpus"])
         return replace(cls(**values), gpus=gpus)
 
     def to_event(self, *, instance_id: str, node: int) -> Metrics:
@@ -288,7 +253,7 @@ class NodeMetrics:
             gpu_memory_used_mb=sum(gpu.memory_used_mb for gpu in self.gpus) if self.gpus else None,
             gpu_memory_total_mb=sum(gpu.memory_total_mb for gpu in self.gpus) if self.gpus else None,
             gpu_temperature=max((gpu.temperature for gpu in self.gpus if gpu.temperature is not None), default=None),
-            gpus=tuple(gpu.to_event() for gpu in self.gpus),
+            gpus=self.gpus,
         )
 
 

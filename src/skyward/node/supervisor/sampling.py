@@ -8,9 +8,10 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
+from skyward.events import GpuMetrics
 from skyward.node.cgroups import MemoryCgroup, find_memory_cgroup
 from skyward.node.gpu.nvml import import_nvml, open_nvml
-from skyward.wire.control import GpuReading, NodeMetrics
+from skyward.wire.control import NodeMetrics
 
 __all__ = ["HostProbe", "MemoryInfo", "MetricsSampler", "NvmlProbe", "open_gpu_probe", "open_sampler"]
 
@@ -58,7 +59,7 @@ class NvmlProbe:
         self._nvml = nvml
         self._open = True
 
-    def read(self) -> tuple[GpuReading, ...]:
+    def read(self) -> tuple[GpuMetrics, ...]:
         """Return the readings of the GPUs that answer."""
         count = self._ask(self._nvml.nvmlDeviceGetCount) or 0
         readings = (self._ask(self._read_one, index) for index in range(count))
@@ -70,13 +71,13 @@ class NvmlProbe:
             self._open = False
             self._ask(self._nvml.nvmlShutdown)
 
-    def _read_one(self, index: int) -> GpuReading:
+    def _read_one(self, index: int) -> GpuMetrics:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         memory = self._memory(handle)
         load = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         temperature = self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
-        return GpuReading(
+        return GpuMetrics(
             index=index,
             uuid=nvml.nvmlDeviceGetUUID(handle),
             name=nvml.nvmlDeviceGetName(handle),

@@ -15,7 +15,7 @@ import pytest
 from skyward.events import GpuMetrics, Metrics
 from skyward.node.cgroups import find_memory_cgroup
 from skyward.node.supervisor.sampling import MetricsSampler, open_gpu_probe, open_sampler
-from skyward.wire.control import GpuReading, NodeMetrics
+from skyward.wire.control import NodeMetrics
 from support import gpus
 
 GIB = 2**30
@@ -108,13 +108,13 @@ class FakeNvml:
         return gpu
 
 
-def read(nvml: FakeNvml) -> tuple[GpuReading, ...]:
+def read(nvml: FakeNvml) -> tuple[GpuMetrics, ...]:
     probe = open_gpu_probe(lambda: nvml)
     assert probe is not None
     return probe.read()
 
 
-def reading(**changes: Any) -> GpuReading:
+def reading(**changes: Any) -> GpuMetrics:
     values: dict[str, Any] = {
         "index": 0,
         "uuid": "GPU-1",
@@ -124,7 +124,7 @@ def reading(**changes: Any) -> GpuReading:
         "utilization": 90.0,
         "temperature": 61.0,
     }
-    return GpuReading(**values | changes)
+    return GpuMetrics(**values | changes)
 
 
 class TestGpus:
@@ -157,7 +157,7 @@ class TestGpus:
         probe = open_gpu_probe(there.nvml)
         assert probe is not None
 
-        whole, in_parts = (reading.to_event() for reading in probe.read())
+        whole, in_parts = probe.read()
 
         assert (whole.index, whole.utilization) == (0, 40.0)
         assert (in_parts.index, in_parts.utilization) == (1, None)
@@ -272,7 +272,7 @@ class TestSamples:
 
     @pytest.mark.parametrize("gpus", [(), (reading(), reading(index=1, utilization=None, temperature=None))])
     @pytest.mark.parametrize("travel", [dict, lambda values: json.loads(json.dumps(values))], ids=["dict", "json"])
-    def test_travel_unchanged(self, gpus: tuple[GpuReading, ...], travel: Callable[[Any], Any]) -> None:
+    def test_travel_unchanged(self, gpus: tuple[GpuMetrics, ...], travel: Callable[[Any], Any]) -> None:
         sample = NodeMetrics(cpu_percent=1.5, memory_used_mb=2.0, memory_total_mb=4.0, gpus=gpus)
 
         assert NodeMetrics.from_dict(travel(sample.to_dict())) == sample
@@ -292,7 +292,7 @@ class TestEvent:
 
         assert (event.gpu_utilization, event.gpu_temperature) == (70.0, 70.0)
         assert (event.gpu_memory_used_mb, event.gpu_memory_total_mb) == (40960.0, 163840.0)
-        assert event.gpus[0] == GpuMetrics(0, "NVIDIA H100 80GB HBM3", 90.0, 20480.0, 81920.0, 61.0)
+        assert event.gpus[0] == GpuMetrics(0, "NVIDIA H100 80GB HBM3", 90.0, 20480.0, 81920.0, 61.0, "GPU-1")
 
     def test_leaves_out_what_no_gpu_tells(self) -> None:
         gpus = (reading(utilization=None, temperature=None),)
